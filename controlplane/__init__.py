@@ -1,0 +1,1 @@
+"""Settings, URLs, and the kernel that every app may use: errors, ids, parsers, pagination, crypto, AMQP."""

@@ -1,0 +1,143 @@
+"""The exceptions that reach a client or settle a job.
+
+::
+
+    ControlPlaneError            500 internal-error        anything that becomes a problem body (RFC 9457)
+    ├── BadRequest               400 bad-request
+    │   └── ValidationFailed     400 validation-failed     carries one Fault for each thing that is wrong
+    ├── Unauthorized             401 unauthorized
+    ├── Forbidden                403 forbidden
+    ├── NotFound                 404 not-found
+    ├── Conflict                 409 conflict
+    ├── PayloadTooLarge          413 body-too-large
+    ├── BadGateway               502 upstream-failed       another system answered wrongly or not at all
+    └── ServiceUnavailable       503 service-unavailable   we are not set up for this
+
+    JobError                     the failure of a job: `code` and `message` are stored on the job's row
+
+Whoever raises a ``ControlPlaneError`` writes ``detail`` for the caller: it never holds SQL, paths,
+argv or secrets. ``controlplane.problems`` turns it into the response body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a request, and where.
+
+    Exactly one of ``pointer`` (RFC 6901, into the body), ``parameter`` (of the query or path) and
+    ``header`` says where; ``pointer=""`` with the other two empty means the body as a whole.
+    """
+
+    code: str
+    detail: str
+    pointer: str = ""
+    parameter: str = ""
+    header: str = ""
+
+    def to_wire(self) -> dict[str, str]:
+        """Return the fault as it appears in ``errors[]`` of a problem body."""
+        place = (
+            {"parameter": self.parameter}
+            if self.parameter
+            else {"header": self.header}
+            if self.header
+            else {"pointer": self.pointer}
+        )
+        return {**place, "code": self.code, "detail": self.detail}
+
+
+class ControlPlaneError(Exception):
+    """A failure that a client is told about; see the tree in the module's docstring."""
+
+    status = 500
+    code = "internal-error"
+    title = "Internal error"
+
+    def __init__(
+        self, detail: str, *, code: str | None = None, errors: Sequence[Fault] = ()
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.code = code or type(self).code
+        self.errors = tuple(errors)
+        self.members: dict[str, object] = {}
+        """Extension members of the problem body (RFC 9457 section 3.2)."""
+
+
+class BadRequest(ControlPlaneError):
+    """The request cannot be understood or is not allowed as it stands."""
+
+    status, code, title = 400, "bad-request", "Bad request"
+
+
+class ValidationFailed(BadRequest):
+    """Members of the request are wrong; ``errors`` names every one of them."""
+
+    code, title = "validation-failed", "Validation failed"
+
+    def __init__(self, errors: Sequence[Fault], detail: str = "") -> None:
+        count = len(errors)
+        super().__init__(
+            detail or f"The request has {count} fault{'' if count == 1 else 's'}; see errors.",
+            errors=errors,
+        )
+
+
+class Unauthorized(ControlPlaneError):
+    """A credential is missing or wrong."""
+
+    status, code, title = 401, "unauthorized", "Unauthorized"
+
+
+class Forbidden(ControlPlaneError):
+    """The caller is known and may not do this."""
+
+    status, code, title = 403, "forbidden", "Forbidden"
+
+
+class NotFound(ControlPlaneError):
+    """What the request names does not exist, or belongs to somebody else."""
+
+    status, code, title = 404, "not-found", "Not found"
+
+
+class Conflict(ControlPlaneError):
+    """The request is sound but does not fit the present state."""
+
+    status, code, title = 409, "conflict", "Conflict"
+
+
+class PayloadTooLarge(ControlPlaneError):
+    """The body is larger than the server reads."""
+
+    status, code, title = 413, "body-too-large", "Body too large"
+
+
+class BadGateway(ControlPlaneError):
+    """Another system that we asked answered wrongly or not at all."""
+
+    status, code, title = 502, "upstream-failed", "Upstream failed"
+
+
+class ServiceUnavailable(ControlPlaneError):
+    """This installation is not set up for the request, or not at the moment."""
+
+    status, code, title = 503, "service-unavailable", "Service unavailable"
+
+
+class JobError(Exception):
+    """The failure of a job.
+
+    ``code`` is kebab-case and stable; ``message`` is meant for the owner of the job: redacted and
+    bounded by whoever raises it. Both are stored on the job (specification, "Errors").
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message

@@ -1,0 +1,325 @@
+"""Settings of every process, read from the environment here and nowhere else.
+
+Names and defaults are those of the specification ("Limits"); `deploy/README.md` explains each one.
+A secret ``NAME`` may also be given as ``NAME_FILE``, the path of a file that holds it. All faults
+of the environment are reported at once when a process starts; values that are well-formed but
+unwise are system checks (``controlplane.checks``).
+
+Durations carry their unit in the name. ``*_MS`` values are milliseconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import os
+import secrets as stdlib_secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+from environs import Env, validate
+from marshmallow import ValidationError
+
+from controlplane.logging import configure_logging
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+SVC_RELEASE = "0.4.0"
+
+env = Env(eager=False)
+
+
+def _secret(name: str, default: str = "", check: Callable[[str], None] | None = None) -> str:
+    """Return the secret ``name``, from the file that ``NAME_FILE`` names when that is set."""
+    path: str = env.str(f"{name}_FILE", "")
+    if path:
+        # A secret's file usually ends with a newline that is not part of the secret.
+        default = Path(path).read_text(encoding="utf-8").strip()
+        os.environ.pop(name, None)
+    value: str = env.str(name, default, validate=check or (lambda _: None))
+    if check and value == default:
+        check(value)  # environs does not validate defaults
+    return value.strip()
+
+
+def _positive(name: str, default: int) -> int:
+    value: int = env.int(name, default, validate=validate.Range(min=1))
+    return value
+
+
+def _network(value: str) -> None:
+    try:
+        ipaddress.IPv4Network(value)
+    except ValueError as exc:
+        raise ValidationError(str(exc)) from exc
+
+
+def _signing_secret(value: str) -> None:
+    if value and len(value) < 32:
+        raise ValidationError("Must have at least 32 characters.")
+
+
+def _credentials_key(value: str) -> None:
+    try:
+        key = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if value and len(key) != 32:
+        raise ValidationError("Must be base64 of exactly 32 random bytes.")
+
+
+# ---------------------------------------------------------------- identity and web
+SVC_INSTANCE_ID: str = env.str(
+    "SVC_INSTANCE_ID", "svc", validate=validate.Regexp(r"^[a-z0-9][a-z0-9-]{0,62}\Z")
+)
+SVC_VERSION: str = env.str("SVC_VERSION", SVC_RELEASE)
+SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "127.0.0.1")
+SVC_API_PORT = _positive("SVC_API_PORT", 4000)
+SVC_SSH_HOST: str = env.str("SVC_SSH_HOST", "localhost")
+SVC_SSH_PORT = _positive("SVC_SSH_PORT", 2222)
+SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX: str = env.str(
+    "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX", "ws", validate=validate.Regexp(r"^[A-Za-z0-9_.]+\Z")
+)
+SVC_WEB_PORT = _positive("SVC_WEB_PORT", 3000)
+SVC_WEB_URL: str = env.str("SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT}")
+SVC_WEB_TRUSTED_ORIGINS: list[str] = env.list(
+    "SVC_WEB_TRUSTED_ORIGINS",
+    [
+        f"http://{host}:{port}"
+        for host in ("localhost", "127.0.0.1")
+        for port in (SVC_WEB_PORT, SVC_API_PORT)
+    ],
+)
+WEB_AUTH_SECRET = _secret("WEB_AUTH_SECRET", check=_signing_secret)
+WORKSPACE_SSH_GATEWAY_TOKEN = _secret("WORKSPACE_SSH_GATEWAY_TOKEN")
+SVC_CREDENTIALS_KEY = _secret("SVC_CREDENTIALS_KEY", check=_credentials_key)
+DEBUG: bool = env.bool("SVC_DEBUG", False)
+SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
+ALLOWED_HOSTS: list[str] = env.list("SVC_ALLOWED_HOSTS", ["*"])
+CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS
+CORS_ALLOWED_ORIGINS_SETTING: str = env.str(
+    "CORS_ALLOWED_ORIGINS", env.str("SVC_CORS_ALLOWED_ORIGINS", "*")
+)
+
+# ---------------------------------------------------------------- upstream parts
+DATABASE_URL = _secret("DATABASE_URL", "postgres://svc@127.0.0.1:5432/svc")
+RABBITMQ_URL = _secret("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/")
+RABBITMQ_CONNECT_TIMEOUT_MS = _positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
+RABBITMQ_CONSUMER_TIMEOUT_MS = _positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
+REGISTRY_NAME: str = env.str("REGISTRY_NAME", "default")
+REGISTRY_BASE_URL: str = env.str("REGISTRY_BASE_URL", "http://127.0.0.1:5000")
+REGISTRY_PUSH_REGISTRY: str = env.str("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000")
+REGISTRY_USERNAME: str = env.str("REGISTRY_USERNAME", "")
+REGISTRY_PASSWORD = _secret("REGISTRY_PASSWORD")
+REGISTRY_CONNECT_TIMEOUT_MS = _positive("REGISTRY_CONNECT_TIMEOUT_MS", 3_000)
+REGISTRY_READ_TIMEOUT_MS = _positive("REGISTRY_READ_TIMEOUT_MS", 15_000)
+CONTAINER_SOCKET_PATH: str = env.str("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
+DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
+DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
+DOCKER_TIMEOUT_MS = _positive("DOCKER_TIMEOUT_MS", 60_000)
+DEFAULT_RUNTIME_ADAPTER: str = env.str(
+    "DEFAULT_RUNTIME_ADAPTER", "docker", validate=validate.OneOf(["docker"])
+)
+
+# ---------------------------------------------------------------- the queue and the build worker
+WORKSPACE_BUILD_QUEUE: str = env.str("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")
+WORKSPACE_BUILD_QUEUE_PREFETCH = _positive("WORKSPACE_BUILD_QUEUE_PREFETCH", 1)
+WORKSPACE_BUILD_JOB_LEASE_DURATION_MS = _positive("WORKSPACE_BUILD_JOB_LEASE_DURATION_MS", 900_000)
+WORKSPACE_BUILD_JOB_MAX_ATTEMPTS = _positive("WORKSPACE_BUILD_JOB_MAX_ATTEMPTS", 3)
+WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS = _positive("WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS", 10_000)
+WORKER_HEARTBEAT_INTERVAL_MS = _positive("WORKER_HEARTBEAT_INTERVAL_MS", 5_000)
+WORKER_HEARTBEAT_STALE_MS = _positive("WORKER_HEARTBEAT_STALE_MS", 20_000)
+WORKER_SWEEP_INTERVAL_MS = _positive("WORKER_SWEEP_INTERVAL_MS", 3_000)
+WORKER_RECONCILE_INTERVAL_MS = _positive("WORKER_RECONCILE_INTERVAL_MS", 10_000)
+WORKER_RECONCILE_GRACE_MS = _positive("WORKER_RECONCILE_GRACE_MS", 60_000)
+
+# ---------------------------------------------------------------- limits of one build and launch
+WORKSPACE_SOURCE_TIMEOUT_MS = _positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
+WORKSPACE_SOURCE_MAX_BYTES = _positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)
+WORKSPACE_BUILD_TIMEOUT_MS = _positive("WORKSPACE_BUILD_TIMEOUT_MS", 1_800_000)
+WORKSPACE_PUSH_TIMEOUT_MS = _positive("WORKSPACE_PUSH_TIMEOUT_MS", 900_000)
+WORKSPACE_LAUNCH_TIMEOUT_MS = _positive("WORKSPACE_LAUNCH_TIMEOUT_MS", 3_600_000)
+WORKSPACE_STEP_TIMEOUT_MS = _positive("WORKSPACE_STEP_TIMEOUT_MS", 1_800_000)
+WORKSPACE_STOP_GRACE_MS = _positive("WORKSPACE_STOP_GRACE_MS", 10_000)
+WORKSPACE_MEMORY_MB = _positive("WORKSPACE_MEMORY_MB", 4_096)
+WORKSPACE_CPUS: float = env.float("WORKSPACE_CPUS", 2.0, validate=validate.Range(min=0.01))
+WORKSPACE_PIDS = _positive("WORKSPACE_PIDS", 2_048)
+WORKSPACE_MAX_MEMORY_MB = _positive("WORKSPACE_MAX_MEMORY_MB", 16_384)
+WORKSPACE_MAX_CPUS: float = env.float("WORKSPACE_MAX_CPUS", 8.0, validate=validate.Range(min=0.01))
+WORKSPACE_MAX_PIDS = _positive("WORKSPACE_MAX_PIDS", 16_384)
+SVC_WORKSPACE_NETWORK_POOL: str = env.str(
+    "SVC_WORKSPACE_NETWORK_POOL", "10.213.0.0/16", validate=_network
+)
+SVC_SOURCE_ALLOW_FILE: bool = env.bool("SVC_SOURCE_ALLOW_FILE", False)
+SVC_SOURCE_ALLOW_PRIVATE: bool = env.bool("SVC_SOURCE_ALLOW_PRIVATE", False)
+SVC_EXTRA_CA_FILE: str = env.str("SVC_EXTRA_CA_FILE", "")
+SVC_BASE_IMAGES: dict[str, str] = {
+    "debian": env.str("SVC_BASE_IMAGE_DEBIAN", "debian:bookworm-slim"),
+    "ubuntu": env.str("SVC_BASE_IMAGE_UBUNTU", "ubuntu:24.04"),
+    "fedora": env.str("SVC_BASE_IMAGE_FEDORA", "fedora:43"),
+    "arch": env.str("SVC_BASE_IMAGE_ARCH", "archlinux:base"),
+    "alpine": env.str("SVC_BASE_IMAGE_ALPINE", "alpine:3.22"),
+}
+SVC_DEFAULT_OS_FAMILY: str = env.str(
+    "SVC_DEFAULT_OS_FAMILY", "debian", validate=validate.OneOf(sorted(SVC_BASE_IMAGES))
+)
+SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
+
+# ---------------------------------------------------------------- limits of one request
+SVC_MAX_BODY_BYTES = _positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
+SVC_MAX_BODY_DEPTH = _positive("SVC_MAX_BODY_DEPTH", 64)
+
+LOG_LEVEL: str = env.str(
+    "SVC_LOG_LEVEL", "INFO", validate=validate.OneOf(["DEBUG", "INFO", "WARNING", "ERROR"])
+)
+LOG_FORMAT: str = env.str(
+    "SVC_LOG_FORMAT", "auto", validate=validate.OneOf(["auto", "json", "console"])
+)
+
+env.seal()
+
+# ---------------------------------------------------------------- Django
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "corsheaders",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "controlplane.apps.ControlPlaneConfig",
+    "accounts.apps.AccountsConfig",
+    "workspaces.apps.WorkspacesConfig",
+    "runs.apps.RunsConfig",
+    "registries.apps.RegistriesConfig",
+    "scm.apps.ScmConfig",
+    "builds.apps.BuildsConfig",
+]
+MIDDLEWARE = [
+    "controlplane.middleware.RequestIdMiddleware",
+    "corsheaders.middleware.CorsMiddleware",
+    "controlplane.middleware.BodyLimitMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "controlplane.urls"
+WSGI_APPLICATION = "controlplane.wsgi.application"
+APPEND_SLASH = False
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+DATABASES: dict[str, Any] = {
+    "default": {
+        **dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True),
+        "ATOMIC_REQUESTS": False,
+    }
+}
+DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+USE_I18N = False
+STATIC_URL = "static/"
+STATIC_ROOT = SVC_DATA_DIR / "static"
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
+}
+WHITENOISE_USE_FINDERS = True
+"""Static files are served even where nobody ran collectstatic."""
+DATA_UPLOAD_MAX_MEMORY_SIZE = SVC_MAX_BODY_BYTES
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SESSION_COOKIE_HTTPONLY = True
+X_FRAME_OPTIONS = "DENY"
+
+# ---------------------------------------------------------------- CORS
+CORS_ALLOW_ALL_ORIGINS = CORS_ALLOWED_ORIGINS_SETTING.strip() == "*"
+CORS_ALLOWED_ORIGINS = (
+    []
+    if CORS_ALLOW_ALL_ORIGINS
+    else [origin.strip() for origin in CORS_ALLOWED_ORIGINS_SETTING.split(",") if origin.strip()]
+)
+CORS_ALLOW_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+CORS_ALLOW_HEADERS = (
+    "content-type",
+    "authorization",
+    "idempotency-key",
+    "x-request-id",
+    "x-svc-gateway-token",
+)
+CORS_EXPOSE_HEADERS = ("location", "x-request-id", "idempotency-replayed")
+CORS_PREFLIGHT_MAX_AGE = 86_400
+CORS_URLS_REGEX = r"^/(v1/.*|healthz|readyz|openapi\.json|)$"
+
+# ---------------------------------------------------------------- the API
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "UNAUTHENTICATED_USER": None,
+    "DEFAULT_PARSER_CLASSES": ["controlplane.parsers.StrictJSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_SCHEMA_CLASS": "controlplane.openapi.ControlPlaneSchema",
+    "EXCEPTION_HANDLER": "controlplane.problems.exception_handler",
+    "DATETIME_FORMAT": "iso-8601",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Control plane",
+    "DESCRIPTION": (
+        "Development and agent workspaces, built from a blueprint, published to your registry, "
+        "run on your machines, with a record of every run."
+    ),
+    "VERSION": SVC_RELEASE,
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "SCHEMA_PATH_PREFIX": "/v1",
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "controlplane.openapi.add_problem_responses",
+    ],
+    "ENUM_NAME_OVERRIDES": {
+        "SurfacedStatus": "workspaces.status.SurfacedStatus",
+        "AttemptStatus": "workspaces.models.Attempt.Status",
+        "RuntimeStatus": "workspaces.models.RuntimeInstance.Status",
+    },
+}
+
+LOGGING_CONFIG = None
+configure_logging(level=LOG_LEVEL, log_format=LOG_FORMAT)
