@@ -1,0 +1,173 @@
+"""Serializer bases and fields of the wire: camelCase members, strict objects, safe strings.
+
+Python names are snake_case and members camelCase; the renaming happens per declared field, so the
+inside of opaque JSON (a blueprint, an event's data) is never touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+from rest_framework.fields import empty
+
+from controlplane.parsers import escape_pointer
+
+OWNER_MAX_LENGTH = 200
+
+
+def camel_case(name: str) -> str:
+    """Return the member name on the wire of a Python name: ``owner_user_id`` → ``ownerUserId``."""
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """Return `` Did you mean "x"?`` when a known name is close to ``name``, else nothing."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def has_control_character(text: str) -> bool:
+    """Tell whether ``text`` holds a control, format, surrogate or separator-line character."""
+    return any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for c in text)
+
+
+class CamelCaseMixin:
+    # A comment, because a docstring would become the description of every schema component:
+    # declares fields in snake_case and shows them in camelCase.
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields: dict[str, serializers.Field[Any, Any, Any, Any]] = {}
+        for name, field in super().get_fields().items():  # type: ignore[misc]
+            wire = camel_case(name)
+            if wire != name and field.source is None:
+                field.source = name
+            fields[wire] = field
+        return fields
+
+
+class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
+    # Shapes an answer; absent optional members are left out rather than sent as null.
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        shown = super().to_representation(instance)
+        return {name: value for name, value in shown.items() if value is not None}
+
+
+class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
+    # Reads a body: every member is known, with a suggestion for those that are not.
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            kind = "null" if data is None else type(data).__name__
+            raise serializers.ValidationError(
+                {"non_field_errors": [f"An object is expected here, not {kind}."]},
+                code="wrong-type",
+            )
+        errors: dict[str, Any] = {}
+        known = list(self.fields)
+        for name in data:
+            if name not in self.fields:
+                errors[str(name)] = [
+                    serializers.ErrorDetail(
+                        f"This member is not known.{suggestion(str(name), known)}",
+                        code="unknown-member",
+                    )
+                ]
+        # null means absent: optional members of the wire are never null in Python.
+        given = {name: value for name, value in data.items() if value is not None}
+        try:
+            values = super().to_internal_value(given)
+        except serializers.ValidationError as exc:
+            assert isinstance(exc.detail, dict)
+            raise serializers.ValidationError({**exc.detail, **errors}) from exc
+        if errors:
+            raise serializers.ValidationError(errors)
+        return values
+
+
+class QuerySerializer(CamelCaseMixin, serializers.Serializer[Any]):
+    # Reads a query string; use ``read_query`` for the errors to name parameters.
+    pass
+
+
+class TextField(serializers.CharField):
+    """A single-line string: trimmed, not empty, without control characters, of bounded length.
+
+    Only JSON strings are taken: ``CharField`` alone would read ``5`` as ``"5"``.
+    """
+
+    default_error_messages = {
+        "control-character": "Control characters are not allowed here.",
+        "wrong-type": "A string is expected here.",
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 255)
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the trimmed text; raise ``ValidationError`` for anything else."""
+        if not isinstance(data, str):
+            self.fail("wrong-type")
+        text = super().to_internal_value(data)
+        if has_control_character(text):
+            self.fail("control-character")
+        return text
+
+    def run_validation(self, data: Any = empty) -> Any:
+        """Refuse blank text with a code of our own before the base class does."""
+        if isinstance(data, str) and not data.strip():
+            self.fail("blank")
+        return super().run_validation(data)
+
+
+class PatternField(TextField):
+    """A :class:`TextField` that matches ``pattern`` as a whole; ``hint`` says what is expected."""
+
+    def __init__(self, *, pattern: re.Pattern[str], hint: str, **kwargs: Any) -> None:
+        self.pattern = pattern
+        self.hint = hint
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text when it matches."""
+        text = super().to_internal_value(data)
+        if not self.pattern.fullmatch(text):
+            raise serializers.ValidationError(self.hint, code="invalid-format")
+        return text
+
+
+class OwnerField(TextField):
+    """The owner a caller acts for: a free string, no table (specification, "Authentication")."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=OWNER_MAX_LENGTH, **kwargs)
+
+
+@extend_schema_field({"type": "string", "format": "date-time"})
+class TimestampField(serializers.Field[datetime, datetime, str, Any]):
+    """An instant as ISO 8601 in UTC with milliseconds and ``Z``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(read_only=True, **kwargs)
+
+    def to_representation(self, value: datetime) -> str:
+        """Return ``value`` cut to milliseconds."""
+        return format_timestamp(value)
+
+
+def format_timestamp(value: datetime) -> str:
+    """Return ``value`` as the wire shows instants: ``2026-01-02T03:04:05.678Z``."""
+    utc = value.astimezone(timezone.get_fixed_timezone(0))
+    return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03d}Z"
+
+
+def member_pointer(*names: str) -> str:
+    """Return the JSON pointer of a member: ``member_pointer("spec", "harness")``."""
+    return "".join(f"/{escape_pointer(name)}" for name in names)
