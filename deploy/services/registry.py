@@ -1,0 +1,86 @@
+"""The OCI registry: a private one, and the question whether one that runs already can be used."""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+from pathlib import Path
+from typing import ClassVar
+
+from deploy.services.errors import MissingPartsError
+from deploy.services.private import PrivateService, find_program
+
+
+def find_server() -> Path | None:
+    """The distribution registry as Debian or its upstream names it."""
+    return find_program("docker-registry", "registry")
+
+
+class PrivateRegistry(PrivateService):
+    """A registry of our own on 127.0.0.1: plain HTTP, which Docker allows there, no accounts."""
+
+    name: ClassVar[str] = "registry"
+    accounts: ClassVar[tuple[str, ...]] = ("docker-registry", "nobody")
+
+    def __init__(self, root: Path, port: int | None = None) -> None:
+        super().__init__(root, port)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def address(self) -> str:
+        """Host and port, as they stand at the front of an image reference."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def data_exists(self) -> bool:
+        return (self.root / "data").exists()
+
+    def prepare(self) -> None:
+        data = self.account.make_directory(self.root / "data")
+        # Uploads under way carry a signature; the same secret lets them survive a restart.
+        secret_file = self.root / "secret"
+        if not secret_file.exists():
+            self.account.write(secret_file, secrets.token_hex(32) + "\n")
+        self.account.write(
+            self.root / "config.yml",
+            "version: 0.1\n"
+            "log: {level: warn, accesslog: {disabled: true}}\n"
+            "storage:\n"
+            "  cache: {blobdescriptor: inmemory}\n"
+            f"  filesystem: {{rootdirectory: '{data}'}}\n"
+            "  delete: {enabled: true}\n"
+            f"http: {{addr: '{self.address}', secret: '{secret_file.read_text().strip()}'}}\n"
+            "health: {storagedriver: {enabled: true, interval: 10s, threshold: 3}}\n",
+        )
+
+    def argv(self) -> list[str]:
+        server = find_server()
+        if server is None:
+            raise MissingPartsError(f"An OCI registry is needed for {self.root}.")
+        return self.account.command(server, "serve", self.root / "config.yml")
+
+    def answers(self) -> bool:
+        return open_to_all("127.0.0.1", self.port)
+
+
+def open_to_all(host: str, port: int, timeout: float = 2.0) -> bool:
+    """True when a registry answers there and asks for no account."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        connection.request("GET", "/v2/")
+        answer = connection.getresponse()
+        answer.read()
+        version = answer.getheader("Docker-Distribution-Api-Version", "")
+        return answer.status == 200 and version == "registry/2.0"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def found_address(host: str = "127.0.0.1", port: int = 5000) -> str | None:
+    """Host and port of an open registry at the customary place, else None."""
+    return f"{host}:{port}" if open_to_all(host, port) else None
