@@ -1,0 +1,103 @@
+"""The one place that waits for processes, and the one that ends them all.
+
+As PID 1 of a container every orphan becomes ours; elsewhere (the tests) the same holds once we are a child
+subreaper. Children that we started are known by their pid before the first wait, so no exit status can be
+taken by the sweep for orphans.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Dict, List
+
+from .process import Child, Exit
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make orphaned descendants our children, as they are for a PID 1 by itself."""
+    if os.getpid() == 1:
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+class Reaper:
+    """Waits for every child and remembers how those that we started have ended."""
+
+    def __init__(self) -> None:
+        self._started: Dict[int, Child] = {}
+
+    def watch(self, child: Child) -> None:
+        """Have `child.exit` filled in when it ends."""
+        self._started[child.pid] = child
+
+    def collect(self) -> bool:
+        """Reap whatever has ended, known or orphan; whether any children are left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            child = self._started.pop(pid, None)
+            if child is not None:
+                child.exit = Exit.from_wait_status(status)
+
+
+def signal_everything(number: int) -> None:
+    """Signal every process of the container, or, outside of one, every descendant."""
+    if os.getpid() == 1:
+        try:
+            os.kill(-1, number)
+        except ProcessLookupError:
+            pass
+        return
+    for pid in _descendants(os.getpid()):
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def anything_left() -> bool:
+    """Whether the container, or the tree below us, has another process (unreaped ones included)."""
+    if os.getpid() != 1:
+        return bool(_descendants(os.getpid()))
+    try:
+        os.kill(-1, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def terminate_signals() -> List[int]:
+    """What asks everything to end: HUP too, since interactive shells ignore TERM; CONT wakes the stopped."""
+    return [signal.SIGTERM, signal.SIGHUP, signal.SIGCONT]
+
+
+def _descendants(ancestor: int) -> List[int]:
+    children: Dict[int, List[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        children.setdefault(parent, []).append(int(entry))
+    found: List[int] = []
+    unvisited = [ancestor]
+    while unvisited:
+        below = children.get(unvisited.pop(), [])
+        found += below
+        unvisited += below
+    return found
