@@ -1,7 +1,7 @@
 """The agent as one file for images: a zipapp whose bytes depend on nothing but the sources.
 
-Entries are sorted and stored uncompressed with fixed timestamps and modes, so the same sources give the same
-bytes with every Python and zlib, and the digest can be part of a plan's hash.
+Entries are sorted and stored uncompressed with fixed timestamps and modes, so the same sources
+give the same bytes with every Python and zlib, and the digest can be part of a plan's hash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: `boot` (the container's entry), `status`, and `dotfiles` (run by `boot` as the user).
+"""The command line: `boot` (the container's entry), `status`, and `dotfiles` (for `boot`).
 
 Exit codes are part of the contract and are listed in the package's README.
 """

@@ -1,9 +1,9 @@
 """`agent boot`: PID 1 of a workspace, from an empty container to `ready`, and until its end.
 
-Phases: dotfiles (first boot only), setup (each step once per container), startup (each boot), then ready while
-the foreground runs. A boot that fails says so in the status file first, then ends every process and exits 70.
-A foreground that ends takes the workspace with it, and its exit status becomes the container's; a stop that
-meets no foreground exits with 128 + the signal's number.
+Phases: dotfiles (first boot only), setup (each step once per container), startup (each boot), then
+ready while the foreground runs. A boot that fails says so in the status file first, then ends
+every process and exits 70. A foreground that ends takes the workspace with it, and its exit status
+becomes the container's; a stop that meets no foreground exits with 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .tail import bounded_text, mask
 
 EXIT_FAILED = 70
 
-# A command that cannot work (a typo, a missing library) ends within this time and is never called ready.
+# A command that cannot work (a typo, a missing library) ends within this time and is never called
+# ready.
 _SETTLE_SECONDS = 0.1
 _DEFAULT_GRACE_SECONDS = 10.0
 _MESSAGE_BYTES = 4096
@@ -147,7 +148,7 @@ class _Boot:
             )
 
     def _hold_open(self) -> int:
-        """A harness is interactive and would end at once without a terminal: sessions and runs start it."""
+        """A harness without a terminal would end at once, so sessions and runs start it."""
         self._status.write("ready")
         while True:
             for number in self._supervisor.turn():
@@ -186,7 +187,7 @@ class _Boot:
 
 
 class _ForegroundStop:
-    """Passes signals on to the foreground, and ends everything when a TERM was not obeyed in time."""
+    """Passes signals on to the foreground; ends everything when TERM was not obeyed in time."""
 
     def __init__(self, running: Running, grace_seconds: float) -> None:
         self._running = running

@@ -1,8 +1,8 @@
 """What to boot: `boot.json`, parsed strictly into immutable values.
 
-Unknown members, wrong types and text that no process could be given (NUL, lone surrogates) are refused with a
-message that names the member by its JSON pointer. The file carries secrets, so one that somebody else could
-have written or read is refused too.
+Unknown members, wrong types and text that no process could be given (NUL, lone surrogates) are
+refused with a message that names the member by its JSON pointer. The file carries secrets, so one
+that somebody else could have written or read is refused too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Step(NamedTuple):
 class Foreground(NamedTuple):
     """What keeps the workspace open.
 
-    A step (kind `command`), or the harness itself (kind `harness`, `command` is its argv, empty for a plain
-    shell), which sessions and runs start later.
+    A step (kind `command`), or the harness itself (kind `harness`, `command` is its argv, empty
+    for a plain shell), which sessions and runs start later.
     """
 
     kind: str

@@ -11,13 +11,13 @@ from .process import Account
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Set in images that trust a company's certificate authority; the only variables besides PATH and LANG that
-# user processes inherit from PID 1.
+# Set in images that trust a company's certificate authority; the only variables besides PATH and
+# LANG that user processes inherit from PID 1.
 _TRUST_VARIABLES = ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE")
 
 
 def account_of(config: Config) -> Account:
-    """The configured user, or, when the agent is not root, the user it runs as; raises ConfigError."""
+    """The configured user, or without root the one we run as; raises ConfigError."""
     if os.geteuid() != 0:
         return Account(config.user, os.geteuid(), os.getegid(), tuple(os.getgroups()))
     try:

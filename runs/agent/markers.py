@@ -1,7 +1,7 @@
 """What a container has already done, remembered across its restarts.
 
-One empty file for each finished piece of work, written durably after it: a crash repeats the piece that it
-interrupted and nothing before it.
+One empty file for each finished piece of work, written durably after it: a crash repeats the piece
+that it interrupted and nothing before it.
 """
 
 from __future__ import annotations

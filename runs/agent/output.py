@@ -1,7 +1,8 @@
 """Output of user processes: from their pipes to the container's stdout, byte for byte and live.
 
-Memory is bounded: when the container's stdout is slow, pipes are not read, and the programs wait as they would
-on any full pipe. When nobody reads the container's stdout any more, output is dropped and programs go on.
+Memory is bounded: when the container's stdout is slow, pipes are not read, and the programs wait
+as they would on any full pipe. When nobody reads the container's stdout any more, output is
+dropped and programs go on.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class ContainerOutput:
 def _reopened_without_blocking(descriptor: int) -> int:
     """A second, non-blocking opening of the same pipe.
 
-    The flag belongs to the opening, and the first one may be shared with programs that do not expect it.
+    The flag belongs to the opening, and the first one may be shared with programs that do not
+    expect it.
     """
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -80,8 +82,8 @@ def _reopened_without_blocking(descriptor: int) -> int:
 class Capture:
     """The read end of one process's pipe for stdout and stderr together.
 
-    It outlives the process: what a step has left in the background keeps its pipe, and would be killed by
-    writing into one that nobody reads.
+    It outlives the process: what a step has left in the background keeps its pipe, and would be
+    killed by writing into one that nobody reads.
     """
 
     def __init__(self, output: ContainerOutput, tail_bytes: int, secrets: Sequence[bytes]) -> None:
@@ -91,7 +93,7 @@ class Capture:
         self.closed = False
 
     def started(self) -> None:
-        """The process has its own copy of the write end; without ours the pipe can come to its end."""
+        """The process has the write end now; without ours the pipe can come to its end."""
         os.close(self.write_fd)
 
     def read(self) -> None:
@@ -99,9 +101,10 @@ class Capture:
         self._pass_on(os.read(self.fd, _READ_BYTES))
 
     def finish(self) -> str:
-        """After the leader's exit: pass on what it has written, return the tail and keep none from here on.
+        """After the leader's exit: pass on what it has written, return the tail, keep no more.
 
-        Reads exactly what lies in the pipe now, so a child that goes on writing cannot hold this up.
+        Reads exactly what lies in the pipe now, so a child that goes on writing cannot hold this
+        up.
         """
         left = self._available()
         while left > 0 and not self.closed:

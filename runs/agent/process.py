@@ -54,7 +54,7 @@ class Account(NamedTuple):
     groups: Tuple[int, ...]
 
     def assume(self) -> None:
-        """Become this user for good. Only root can become somebody else; others stay who they are."""
+        """Become this user for good; without root, stay who we are."""
         if os.geteuid() != 0:
             return
         os.setgroups(self.groups)
@@ -123,7 +123,7 @@ def _become(
     output_fd: int,
     report_write: int,
 ) -> NoReturn:
-    """The child's side: never returns, and tells the parent through the pipe why it could not exec."""
+    """The child's side: execs, or tells the parent through the pipe why it could not."""
     doing = "start a process"
     try:
         os.setsid()
@@ -151,7 +151,8 @@ def _become(
 def can_execute(account: Account, env: Dict[str, str], program: str) -> bool:
     """Whether the user, with this environment, would find `program` and may execute it.
 
-    Asked in a child that has become the user, because root may see and execute what the user may not.
+    Asked in a child that has become the user, because root may see and execute what the user may
+    not.
     """
     pid = os.fork()
     if pid == 0:

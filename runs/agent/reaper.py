@@ -1,8 +1,8 @@
 """The one place that waits for processes, and the one that ends them all.
 
-As PID 1 of a container every orphan becomes ours; elsewhere (the tests) the same holds once we are a child
-subreaper. Children that we started are known by their pid before the first wait, so no exit status can be
-taken by the sweep for orphans.
+As PID 1 of a container every orphan becomes ours; elsewhere (the tests) the same holds once we are
+a child subreaper. Children that we started are known by their pid before the first wait, so no
+exit status can be taken by the sweep for orphans.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def anything_left() -> bool:
 
 
 def terminate_signals() -> List[int]:
-    """What asks everything to end: HUP too, since interactive shells ignore TERM; CONT wakes the stopped."""
+    """Asks all to end: HUP too, as interactive shells ignore TERM; CONT wakes the stopped."""
     return [signal.SIGTERM, signal.SIGHUP, signal.SIGCONT]
 
 

@@ -1,7 +1,7 @@
 """Signals as events of the supervisor's loop.
 
-A handler only notes the signal; a byte on a pipe (`signal.set_wakeup_fd`) ends the loop's wait. So nothing
-polls, and nothing happens between two lines of unrelated code.
+A handler only notes the signal; a byte on a pipe (`signal.set_wakeup_fd`) ends the loop's wait. So
+nothing polls, and nothing happens between two lines of unrelated code.
 """
 
 from __future__ import annotations

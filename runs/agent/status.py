@@ -1,7 +1,8 @@
 """The status file: how far this boot has come, readable also when the container has stopped.
 
-`StatusFile` writes it atomically (temporary file, fsync, rename, fsync of the folder), so a reader sees the
-old or the new status and never half of one. It holds no secrets and everybody may read it.
+`StatusFile` writes it atomically (temporary file, fsync, rename, fsync of the folder), so a reader
+sees the old or the new status and never half of one. It holds no secrets and everybody may read
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class StepStatus(NamedTuple):
 
     name: str
     kind: str
-    index: int
+    position: int
     exit_code: Optional[int] = None
     signal: Optional[str] = None
     timed_out: bool = False
@@ -31,7 +32,7 @@ class StepStatus(NamedTuple):
         return {
             "name": self.name,
             "kind": self.kind,
-            "index": self.index,
+            "index": self.position,
             "exitCode": self.exit_code,
             "signal": self.signal,
             "timedOut": self.timed_out,
@@ -93,7 +94,8 @@ def start_ticks(pid: int) -> int:
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name of the program (field 2) may hold spaces and brackets; field 22 counts from its end.
+            # The name of the program (field 2) may hold spaces and brackets; field 22 counts from
+            # its end.
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0

@@ -27,7 +27,7 @@ class Command(NamedTuple):
     """A step as a process: its place in the boot, its argv and where it runs."""
 
     kind: str
-    index: int
+    position: int
     name: str
     argv: Sequence[str]
     cwd: str
@@ -37,7 +37,7 @@ class Command(NamedTuple):
         return StepStatus(
             name=self.name,
             kind=self.kind,
-            index=self.index,
+            position=self.position,
             exit_code=ended.code if ended else None,
             signal=ended.signal_name if ended else None,
             timed_out=timed_out,
@@ -87,8 +87,8 @@ class Runner:
     def run(self, command: Command) -> None:
         """Run a command until its leader exits; raises StepFailed or Stopped.
 
-        What it leaves in the background stays alive and keeps its output; only a step that ran out of time
-        takes its whole process group with it.
+        What it leaves in the background stays alive and keeps its output; only a step that ran out
+        of time takes its whole process group with it.
         """
         running = self.start(command)
         timed_out = not self._wait(running, time.monotonic() + self._limits.step_seconds)
@@ -124,11 +124,11 @@ class Runner:
             self._supervisor.turn()
 
 
-def command_of(step: Step, kind: str, index: int, default_directory: str) -> Command:
+def command_of(step: Step, kind: str, position: int, default_directory: str) -> Command:
     """The process of a configured step; a relative directory counts from the workspace's own."""
     directory = default_directory
     if step.working_directory is not None:
         directory = f"{default_directory.rstrip('/')}/{step.working_directory}"
         if step.working_directory.startswith("/"):
             directory = step.working_directory
-    return Command(kind, index, step.name, (*_SHELLS[step.shell], step.run), directory)
+    return Command(kind, position, step.name, (*_SHELLS[step.shell], step.run), directory)

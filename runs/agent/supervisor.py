@@ -1,7 +1,7 @@
-"""The loop of PID 1: it waits for signals, children, output and deadlines, all at once, and never polls.
+"""The loop of PID 1: waits for signals, children, output and deadlines at once; never polls.
 
-Everything runs in one thread. The phases of a boot are plain functions that call `turn` until what they wait
-for has happened.
+Everything runs in one thread. The phases of a boot are plain functions that call `turn` until what
+they wait for has happened.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .reaper import (
 )
 from .signals import SignalQueue
 
-# Processes that entered the container from outside (`docker exec`) are not our children: their end sends no
-# signal, so a shutdown looks for them at this interval.
+# Processes that entered the container from outside (`docker exec`) are not our children: their end
+# sends no signal, so a shutdown looks for them at this interval.
 _LOOK_SECONDS = 0.05
 _AFTER_KILL_SECONDS = 2.0
 _LAST_OUTPUT_SECONDS = 1.0
@@ -70,13 +70,13 @@ class Supervisor:
         return Running(child, capture)
 
     def turn(self, deadline: Optional[float] = None) -> List[int]:
-        """Wait until something happens or the deadline is reached; returns the signals to be handled."""
+        """Wait for something to happen or the deadline; returns the signals to be handled."""
         self._wait(deadline)
         self._reaper.collect()
         return self._signals.take()
 
     def terminate_everything(self, grace_seconds: float) -> None:
-        """End every process: TERM, then KILL for what is left after the grace; output is passed on meanwhile."""
+        """End every process: TERM, then KILL for what is left after the grace."""
         deadline = time.monotonic() + grace_seconds
         for number in terminate_signals():
             signal_everything(number)

@@ -10,8 +10,9 @@ _MASK = b"*"
 class Tail:
     """Keeps the end of everything fed to it.
 
-    Masks have the length of what they hide. So it is enough to keep the longest secret's length more than is
-    shown: a secret that reaches into the shown part is then always kept whole, however it was cut into chunks.
+    Masks have the length of what they hide. So it is enough to keep the longest secret's length
+    more than is shown: a secret that reaches into the shown part is then always kept whole,
+    however it was cut into chunks.
     """
 
     def __init__(self, limit: int, secrets: Sequence[bytes] = ()) -> None:
@@ -28,7 +29,7 @@ class Tail:
             del self._kept[: -self._keep]
 
     def text(self) -> str:
-        """At most `limit` bytes of UTF-8: no secrets, no NUL, replacement characters for what is no text."""
+        """At most `limit` bytes of UTF-8 without secrets and NUL; what is no text is replaced."""
         masked = mask(bytes(self._kept), self._secrets)
         return bounded_text(masked[-self._limit :] if self._limit else b"", self._limit)
 

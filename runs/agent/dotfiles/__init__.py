@@ -12,7 +12,7 @@ from .tree import Folder
 
 
 def apply(source: str, manager: str, home: str, target: str) -> int:
-    """Apply the checkout with the given manager (`auto` looks at the checkout); returns the exit code."""
+    """Apply the checkout; `auto` looks at it to find its manager. Returns the exit code."""
     # Modes are the checkout's or the manager's own, not those of whoever started the workspace.
     os.umask(0o022)
     try:

@@ -1,4 +1,4 @@
-"""The manager `chezmoi`: the program itself where it is installed, otherwise a reader of plain entries."""
+"""The manager `chezmoi`: the program where it is installed, else a reader of plain entries."""
 
 from __future__ import annotations
 

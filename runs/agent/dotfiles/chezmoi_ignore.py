@@ -1,4 +1,4 @@
-"""The patterns of `.chezmoiignore`: `*`, `?`, `[...]`, `{a,b}` and `**`, matched against target paths."""
+"""The patterns of `.chezmoiignore` (`*`, `?`, `[...]`, `{a,b}`, `**`), matched on target paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import DotfilesError
 
 
 class IgnorePatterns:
-    """All patterns of a source state. Exclusions (`!pattern`) win over inclusions, wherever they stand."""
+    """All patterns of a source state. Exclusions (`!pattern`) win, wherever they stand."""
 
     def __init__(self) -> None:
         self._included: List[re.Pattern[str]] = []

@@ -1,18 +1,19 @@
 """chezmoi's file names: which attributes a source name carries, and what the target is called.
 
-The rules are those of chezmoi's reference, page "Source state attributes": prefixes in a fixed order that
-depends on the type, `dot_` or `literal_` last, and for files the suffixes `.tmpl` and `.literal`.
+The rules are those of chezmoi's reference, page "Source state attributes": prefixes in a fixed
+order that depends on the type, `dot_` or `literal_` last, and for files the suffixes `.tmpl` and
+`.literal`.
 """
 
 from __future__ import annotations
 
-from typing import FrozenSet, List, NamedTuple, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Tuple
 
-_FILE_ATTRIBUTES = ("encrypted", "private", "readonly", "empty", "executable")
-_DIRECTORY_ATTRIBUTES = ("remove", "external", "exact", "private", "readonly")
+_FILE_ATTRIBUTES: Tuple[str, ...] = ("encrypted", "private", "readonly", "empty", "executable")
+_DIRECTORY_ATTRIBUTES: Tuple[str, ...] = ("remove", "external", "exact", "private", "readonly")
 
 # What may follow the prefix that says the type of a file.
-_TYPES = {
+_TYPES: Dict[str, Tuple[str, ...]] = {
     "create": _FILE_ATTRIBUTES,
     "modify": ("encrypted", "private", "readonly", "executable"),
     "remove": (),
@@ -22,7 +23,10 @@ _TYPES = {
 
 
 class SourceName(NamedTuple):
-    """A parsed source name. `type` is `file`, `directory`, `create`, `modify`, `remove`, `run` or `symlink`."""
+    """A parsed source name.
+
+    `type` is `file`, `directory`, `create`, `modify`, `remove`, `run` or `symlink`.
+    """
 
     target: str
     type: str
@@ -36,7 +40,7 @@ def parse_directory(name: str) -> SourceName:
 
 
 def parse_file(name: str) -> SourceName:
-    """The meaning of a file's name in the source; attribute `template` stands for the suffix `.tmpl`."""
+    """The meaning of a file's name; attribute `template` stands for the suffix `.tmpl`."""
     kind, rest, allowed = "file", name, _FILE_ATTRIBUTES
     for prefix, attributes in _TYPES.items():
         if name.startswith(prefix + "_"):

@@ -1,11 +1,11 @@
 """chezmoi's source state without chezmoi: plain files, folders, links and removals.
 
-For systems that do not package the program. Everything is read and checked before anything is written, so a
-source that needs the program (templates, scripts, encryption, externals) leaves the home untouched and is
-refused with the name of the file that needs it.
+For systems that do not package the program. Everything is read and checked before anything is
+written, so a source that needs the program (templates, scripts, encryption, externals) leaves the
+home untouched and is refused with the name of the file that needs it.
 
-Left out on purpose: `.chezmoiremove`, which would delete what the new home may need. `.chezmoidata`,
-`.chezmoitemplates` and `.chezmoiversion` only matter to templates.
+Left out on purpose: `.chezmoiremove`, which would delete what the new home may need.
+`.chezmoidata`, `.chezmoitemplates` and `.chezmoiversion` only matter to templates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import io
 import os
 import posixpath
 import stat
-from typing import Dict, List, NamedTuple, NoReturn, Tuple
+from typing import Dict, FrozenSet, NamedTuple, NoReturn, Tuple
 
 from .chezmoi_ignore import IgnorePatterns
 from .chezmoi_names import SourceName, parse_directory, parse_file
@@ -28,11 +28,14 @@ _UMASK = 0o022
 class _Entry(NamedTuple):
     source: Tuple[str, ...]
     name: SourceName
-    below: Tuple["_Entry", ...] = ()
+    below: Tuple[_Entry, ...] = ()
 
 
 def apply(source: Folder, target: Folder) -> None:
-    """Bring the target to the state that the source describes; raises DotfilesError before any change."""
+    """Bring the target to the state that the source describes.
+
+    What needs the program raises DotfilesError before anything is changed.
+    """
     with _root_of(source) as root:
         ignored = IgnorePatterns()
         _read_ignored(root, "", ignored)
@@ -205,7 +208,7 @@ def _write_file(source: Folder, entry: _Entry, target: Folder) -> None:
         os.close(descriptor)
 
 
-def _mode(base: int, attributes: "frozenset[str]") -> int:
+def _mode(base: int, attributes: FrozenSet[str]) -> int:
     mode = base & ~_UMASK
     if "private" in attributes:
         mode &= ~0o077

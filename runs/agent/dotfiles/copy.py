@@ -1,4 +1,4 @@
-"""The manager `copy`: the checkout's files, modes and symbolic links, put over what the target has."""
+"""The manager `copy`: the checkout's files, modes and links, put over what the target has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tree import Folder
 
 
 def apply(source: Folder, target: Folder) -> None:
-    """Copy everything but version control's own files. Links are copied as links and never followed."""
+    """Copy all but version control's own files. Links are copied as links, never followed."""
     for name in source.names():
         if name in VCS_NAMES:
             continue

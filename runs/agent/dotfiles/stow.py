@@ -1,4 +1,4 @@
-"""The manager `stow`: every top-level directory of the checkout is a package, linked by GNU Stow."""
+"""The manager `stow`: each top-level directory of the checkout is a package for GNU Stow."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SKELETON = "/etc/skel"
 def apply(source: Folder, target: Folder, skeleton: str = _SKELETON) -> None:
     """Run `stow` for all packages.
 
-    Directories are made, not linked (`--no-folding`): a program that writes a new file into `~/.config` must
-    not write it into the checkout. Files that the system put into the new home give way when nobody has
-    changed them, since stow refuses to replace a file.
+    Directories are made, not linked (`--no-folding`): a program that writes a new file into
+    `~/.config` must not write it into the checkout. Files that the system put into the new home
+    give way when nobody has changed them, since stow refuses to replace a file.
     """
     if shutil.which("stow") is None:
         raise DotfilesError("the program stow is not installed: add the package stow")

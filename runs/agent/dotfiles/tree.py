@@ -1,7 +1,8 @@
 """Folders opened one component at a time, so that no symbolic link is ever followed.
 
-A checkout may hold a link where the next file expects a folder, and so may the target. Every name is looked up
-in an open folder (`dir_fd`) with O_NOFOLLOW; a link in the way is an error that names it.
+A checkout may hold a link where the next file expects a folder, and so may the target. Every name
+is looked up in an open folder (`dir_fd`) with O_NOFOLLOW; a link in the way is an error that names
+it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Folder:
             return file.read()
 
     def put_file(self, name: str, source: int, mode: int) -> None:
-        """Replace an entry by a copy of the open file `source`. A link there is replaced, not followed."""
+        """Replace an entry, or the link that it is, by a copy of the open file `source`."""
         self._remove_leftover()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(_TEMPORARY, flags, 0o600, dir_fd=self.fd)
