@@ -13,6 +13,7 @@ again: what a blueprint holds is bounded, trimmed and free of control characters
 
 from .blueprint import Blueprint, Credentials
 from .contents import (
+    WORKSPACE_SOURCE_ID,
     CustomHarness,
     Customization,
     InputSource,
@@ -34,6 +35,7 @@ from .running import (
 from .schema import blueprint_schema
 
 __all__ = [
+    "WORKSPACE_SOURCE_ID",
     "Blueprint",
     "CommandForeground",
     "Credentials",

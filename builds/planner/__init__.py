@@ -1,0 +1,28 @@
+"""The planner: from a blueprint to everything that decides its image, without any I/O.
+
+``plan(blueprint, os_family, catalogue)`` returns an :class:`ImagePlan` or raises
+:class:`UnsupportedError` with one of the specification's reasons. Text from a client never becomes
+a line of a Dockerfile: the Dockerfile is constant for a family, and what a client chose travels
+in files of the build context that fixed scripts read.
+
+- :mod:`.planner`    the decisions, and :mod:`.plan` their result
+- :mod:`.catalogue`  what the operator of this installation offers
+- :mod:`.harnesses`  the harnesses, as data; the distributions are in :mod:`builds.families`
+- :mod:`.dockerfile` the Dockerfile; the fixed scripts it runs stand in the folder ``install``
+"""
+
+from .catalogue import Catalogue
+from .harnesses import HARNESSES, Harness
+from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
+from .planner import plan
+
+__all__ = [
+    "HARNESSES",
+    "Catalogue",
+    "Harness",
+    "ImagePlan",
+    "PlanFile",
+    "PlannedSource",
+    "UnsupportedError",
+    "plan",
+]

@@ -1,0 +1,237 @@
+"""The decisions: which family, which harness, which packages, and what cannot be built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from builds.families import FAMILIES, OsFamily
+from builds.packages import standardize
+from controlplane.errors import ValidationFailed
+from workspaces.blueprint import (
+    WORKSPACE_SOURCE_ID,
+    Blueprint,
+    CustomHarness,
+    InputSource,
+    PackageRequest,
+)
+
+from .catalogue import Catalogue
+from .dockerfile import dockerfile
+from .harnesses import Harness
+from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
+
+DOTFILES_DESTINATION: Final = "/usr/share/svc/dotfiles"
+
+_USERS: Final = {"workspace": (1000, 1000, "/home/workspace"), "root": (0, 0, "/root")}
+
+
+def plan(blueprint: Blueprint, os_family: str, catalogue: Catalogue) -> ImagePlan:
+    """Return how to build the image of ``blueprint``.
+
+    :param os_family: ``auto`` for the catalogue's default family, or a family's name.
+    :raises UnsupportedError: this installation cannot build the blueprint, and why.
+    """
+    family = _family(os_family, catalogue)
+    harness = _harness(blueprint, family, catalogue)
+    packages = _packages(blueprint, family)
+    words = [_word(package, family) for package in packages]
+    _refuse_unsupported_runtime(blueprint, catalogue)
+    dotfiles = _dotfiles(blueprint)
+
+    customization = blueprint.customization
+    uid, gid, home = _USERS[customization.user]
+    shell = family.shells[customization.default_shell]
+    harness_packages = harness.packages[family.name] if harness else ()
+    present = {*family.base_packages, *harness_packages}
+    named = {package.id for package in packages}
+    words += [name for name in _implied_packages(blueprint, family, dotfiles) if name not in named]
+    return ImagePlan(
+        os_family=family.name,
+        base_image=catalogue.base_images[family.name],
+        dockerfile=dockerfile(family, catalogue.base_images[family.name]),
+        files=(
+            _script("trust.sh"),
+            _script("packages.sh", folder=family.package_manager),
+            _script("user.sh"),
+            _script("harness.sh"),
+            _script("custom.sh"),
+            _script("workspace.py"),
+            _list("base.list", family.base_packages),
+            _list("harness.list", harness_packages),
+            _list("npm.list", harness.npm_packages if harness else ()),
+            _list("superfluous.list", harness.superfluous.get(family.libc, ()) if harness else ()),
+            _list("packages.list", (word for word in words if word not in present)),
+            _text("custom-harness.bash", _custom_installation(blueprint)),
+            _text(
+                "workspace.json",
+                json.dumps(
+                    {
+                        "user": customization.user,
+                        "uid": uid,
+                        "gid": gid,
+                        "shell": shell,
+                        "sudo": customization.sudo and customization.user != "root",
+                        "workspaceRoot": blueprint.runtime.workspace_root,
+                        "workingDirectory": blueprint.runtime.working_directory,
+                    },
+                    indent=2,
+                )
+                + "\n",
+            ),
+        ),
+        sources=_sources(blueprint, dotfiles),
+        working_directory=blueprint.runtime.working_directory,
+        harness_command=_command(blueprint, harness),
+        user=customization.user,
+        uid=uid,
+        gid=gid,
+        home=home,
+        shell=shell,
+    )
+
+
+def _family(os_family: str, catalogue: Catalogue) -> OsFamily:
+    name = catalogue.default_family if os_family == "auto" else os_family
+    if name not in FAMILIES:
+        raise UnsupportedError("unsupported-os", f"There is no operating system family '{name}'.")
+    if name not in catalogue.base_images:
+        raise UnsupportedError(
+            "unsupported-os",
+            f"{FAMILIES[name].title} is not offered here: the operator has set no base image "
+            "for it.",
+        )
+    return FAMILIES[name]
+
+
+def _harness(blueprint: Blueprint, family: OsFamily, catalogue: Catalogue) -> Harness | None:
+    """Return the harness, or None when the blueprint describes its own."""
+    if isinstance(blueprint.harness, CustomHarness):
+        return None
+    harness = catalogue.harnesses.get(blueprint.harness.id)
+    if harness is None:
+        raise UnsupportedError(
+            "unsupported-harness", f"The harness '{blueprint.harness.id}' is not offered here."
+        )
+    if family.name not in harness.packages:
+        raise UnsupportedError(
+            "unsupported-harness",
+            f"The harness '{harness.id}' cannot be installed on {family.title}.",
+        )
+    return harness
+
+
+def _packages(blueprint: Blueprint, family: OsFamily) -> tuple[PackageRequest, ...]:
+    """Return the packages that the blueprint asks for, as the family calls them."""
+    try:
+        packages = standardize(blueprint.tooling.packages, family.name)
+    except ValidationFailed as error:
+        raise UnsupportedError(
+            "unsupported-package", " ".join(fault.detail for fault in error.errors)
+        ) from error
+    pinned = [package.id for package in packages if package.version is not None]
+    if pinned and family.pin is None:
+        raise UnsupportedError(
+            "unsupported-package",
+            f"{family.title} offers one version of each package only; remove the version of "
+            f"{', '.join(pinned)}.",
+        )
+    return packages
+
+
+def _word(package: PackageRequest, family: OsFamily) -> str:
+    if package.version is None or family.pin is None:
+        return package.id
+    return family.pin.format(name=package.id, version=package.version)
+
+
+def _implied_packages(
+    blueprint: Blueprint, family: OsFamily, dotfiles: InputSource | None
+) -> list[str]:
+    """Return the packages that other members of the blueprint call for."""
+    implied: list[str] = []
+    if blueprint.customization.default_shell != "bash":
+        implied.append(blueprint.customization.default_shell)
+    if dotfiles is not None:
+        manager = blueprint.customization.dotfiles_manager
+        for name in ("stow", "chezmoi") if manager == "auto" else (manager,):
+            implied.extend(family.dotfiles_packages.get(name, ()))
+    return implied
+
+
+def _refuse_unsupported_runtime(blueprint: Blueprint, catalogue: Catalogue) -> None:
+    def refuse(message: str) -> None:
+        raise UnsupportedError("unsupported-runtime-requirement", message)
+
+    engine = blueprint.target.runtime.family
+    if engine != "auto" and engine not in catalogue.runtime_families:
+        refuse(f"Workspaces cannot run on '{engine}' here.")
+    if blueprint.runtime.oci_runtime not in catalogue.oci_runtimes:
+        refuse(f"The OCI runtime '{blueprint.runtime.oci_runtime}' is not offered here.")
+    others = sorted({item.purpose for item in blueprint.sources.inputs} - {"dotfiles"})
+    if others:
+        refuse(f"Inputs with purpose {' or '.join(others)} are not supported; only dotfiles are.")
+    if len(blueprint.sources.inputs) > 1:
+        refuse("More than one input with purpose dotfiles is not supported.")
+
+
+def _dotfiles(blueprint: Blueprint) -> InputSource | None:
+    inputs = blueprint.sources.inputs
+    return inputs[0] if inputs and blueprint.customization.apply_dotfiles else None
+
+
+def _sources(blueprint: Blueprint, dotfiles: InputSource | None) -> tuple[PlannedSource, ...]:
+    sources = []
+    workspace = blueprint.sources.workspace
+    if workspace is not None:
+        sources.append(
+            PlannedSource(
+                id=WORKSPACE_SOURCE_ID,
+                purpose="workspace",
+                url=workspace.url,
+                ref=workspace.ref,
+                destination=blueprint.runtime.working_directory,
+            )
+        )
+    if dotfiles is not None:
+        sources.append(
+            PlannedSource(
+                id=dotfiles.id,
+                purpose="dotfiles",
+                url=dotfiles.url,
+                ref=dotfiles.ref,
+                destination=DOTFILES_DESTINATION,
+            )
+        )
+    return tuple(sources)
+
+
+def _command(blueprint: Blueprint, harness: Harness | None) -> tuple[str, ...]:
+    if isinstance(blueprint.harness, CustomHarness):
+        return blueprint.harness.command
+    return harness.command if harness else ()
+
+
+def _custom_installation(blueprint: Blueprint) -> str:
+    harness = blueprint.harness
+    if isinstance(harness, CustomHarness) and harness.install is not None:
+        return f"{harness.install}\n"
+    return ""
+
+
+@cache
+def _script(name: str, *, folder: str = "") -> PlanFile:
+    """Return one of the fixed scripts that stand beside this module."""
+    place = files(__package__).joinpath("install", folder, name)
+    return PlanFile(f"install/{name}", place.read_bytes())
+
+
+def _list(name: str, words: Iterable[str]) -> PlanFile:
+    return _text(name, "".join(f"{word}\n" for word in words))
+
+
+def _text(name: str, text: str) -> PlanFile:
+    return PlanFile(f"install/{name}", text.encode())
