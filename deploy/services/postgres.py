@@ -67,6 +67,10 @@ class PrivatePostgres(PrivateService):
         )
 
     @property
+    def settings(self) -> dict[str, str]:
+        return {"DATABASE_URL": self.url}
+
+    @property
     def _data(self) -> Path:
         return self.root / "data"
 

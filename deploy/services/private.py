@@ -64,6 +64,11 @@ class PrivateService(ABC):
     def answers(self) -> bool:
         """True when the server does its work, not only when its port is open."""
 
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, str]:
+        """What the control plane's processes must be told; complete once the server runs."""
+
     def environment(self) -> Mapping[str, str]:
         """The whole environment of the server."""
         return {"PATH": _PLAIN_PATH, "LANG": "C.UTF-8", "HOME": str(self.root)}

@@ -66,15 +66,18 @@ class ProcessRecord:
                 os.kill(self.pid, number)
 
     def kill_session(self) -> None:
-        """SIGKILL everything in the session the process leads, itself included."""
-        members = [self.pid] if self.alive else []
+        """SIGKILL what is left of the session the process leads, itself included."""
+        leader = _stat(self.pid)
+        reused = leader is not None and leader.started != self.started
+        # A number stays taken while a session of that number has members: when somebody else has
+        # the pid now, nothing of ours is left.
+        if reused or self.boot != _boot_id():
+            return
         for pid in _all_pids():
             stat = _stat(pid)
-            if stat is not None and stat.session == self.pid and stat.started >= self.started:
-                members.append(pid)
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if stat is not None and stat.session == self.pid:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def wait_gone(self, seconds: float) -> bool:
         """Wait until the process is dead; False when it still lives after `seconds`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
-from deploy.services.errors import MissingPartsError
+from deploy.services.errors import MissingPartsError, SetupError
 from deploy.services.ports import PortBook, is_free
 from deploy.services.private import PrivateService, find_program
 
@@ -46,6 +46,13 @@ class PrivateRabbitMQ(PrivateService):
     @property
     def url(self) -> str:
         return f"amqp://{USER}:{quote(self._password, safe='')}@127.0.0.1:{self.port}/%2F"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "RABBITMQ_URL": self.url,
+            "RABBITMQ_CONSUMER_TIMEOUT_MS": str(CONSUMER_TIMEOUT_MS),
+        }
 
     @property
     def data_exists(self) -> bool:
@@ -109,6 +116,13 @@ class PrivateRabbitMQ(PrivateService):
                 return connection.recv(1) == b"\x01"
         except OSError:
             return False
+
+    def after_start(self) -> None:
+        if not accepts("127.0.0.1", self.port, USER, self._password):
+            raise SetupError(
+                f"The RabbitMQ in {self.root} refuses us. Its password was generated together "
+                "with its data; put the old one back."
+            )
 
     def kill(self) -> None:
         super().kill()

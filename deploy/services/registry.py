@@ -35,6 +35,10 @@ class PrivateRegistry(PrivateService):
         return f"127.0.0.1:{self.port}"
 
     @property
+    def settings(self) -> dict[str, str]:
+        return settings_for(self.address)
+
+    @property
     def data_exists(self) -> bool:
         return (self.root / "data").exists()
 
@@ -64,6 +68,11 @@ class PrivateRegistry(PrivateService):
 
     def answers(self) -> bool:
         return open_to_all("127.0.0.1", self.port)
+
+
+def settings_for(address: str) -> dict[str, str]:
+    """What the control plane must be told about a registry on plain HTTP."""
+    return {"REGISTRY_BASE_URL": f"http://{address}", "REGISTRY_PUSH_REGISTRY": address}
 
 
 def open_to_all(host: str, port: int, timeout: float = 2.0) -> bool:

@@ -1,0 +1,81 @@
+# Set-up, tests and checks of the control plane. `make` lists the targets; deploy/README.md explains.
+
+ifndef PYTHON
+PYTHON := $(or $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$candidate && break; done),python3)
+endif
+UP := $(PYTHON) -m deploy.up
+RUN := $(UP) run --
+TEST_RUN := $(UP) run --test --
+
+# Options for pytest: make test PYTEST_ARGS="-k planner -x"
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up status down clean staff test lint format bench-builds schema \
+	lint-tools lint-code lint-format lint-types lint-imports lint-migrations lint-schema
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' \
+		| while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+demo: ## set everything up, then build and start a workspace from examples/
+	@$(UP) demo
+
+up: ## set everything up and start it; quick when it runs already
+	@$(UP) up
+
+status: ## say what runs
+	@$(UP) status
+
+down: ## stop what was started; no data is lost
+	@$(UP) down
+
+clean: ## stop and remove all data of this checkout (asks; YES=1 does not ask)
+	@$(UP) clean $(if $(YES),--yes)
+
+staff: ## make an account for the admin pages
+	@$(RUN) python manage.py createsuperuser
+
+test: ## set up what the tests need and run all of them
+	@$(UP) prepare-test
+	@$(TEST_RUN) python -m pytest $(PYTEST_ARGS)
+
+lint: lint-code lint-format lint-types lint-imports lint-migrations lint-schema ## every static check
+
+lint-tools:
+	@$(UP) prepare-lint
+
+lint-code: lint-tools
+	@$(RUN) ruff check .
+
+lint-format: lint-tools
+	@$(RUN) ruff format --check .
+
+lint-types: lint-tools
+	@$(RUN) mypy .
+
+lint-imports: lint-tools
+	@$(RUN) lint-imports
+
+lint-migrations: lint-tools
+	@$(RUN) python manage.py check
+	@$(RUN) python manage.py makemigrations --check --dry-run
+
+# The committed description of the API must be the one the code describes.
+lint-schema: lint-tools
+	@fresh=$$(mktemp) && trap 'rm -f "$$fresh"' EXIT \
+		&& $(RUN) python manage.py spectacular --format openapi-json --validate --fail-on-warn --file "$$fresh" \
+		&& diff -u openapi.json "$$fresh" \
+		|| { echo 'openapi.json is not what the code describes: make schema'; exit 1; }
+
+schema: lint-tools ## write openapi.json anew from the code
+	@$(RUN) python manage.py spectacular --format openapi-json --validate --fail-on-warn --file openapi.json
+
+format: lint-tools ## format the code
+	@$(RUN) ruff check --fix --quiet . && $(RUN) ruff format .
+
+bench-builds: ## measure the build path against its floors (not a test)
+	@$(UP) prepare-test
+	@$(TEST_RUN) python -m tests.bench.builds

@@ -1,0 +1,26 @@
+# ruff: noqa: N999 - gunicorn reads a file of this name by itself
+
+"""How gunicorn serves the API: a few workers with threads, behind one listening address.
+
+Requests wait for the database and for the broker, not for the processor, so threads carry them; two
+processes keep one slow request's Python from holding up everything else. Each thread keeps one
+database connection: processes x threads stays far below PostgreSQL's `max_connections`.
+"""
+
+import os
+
+bind = f"{os.environ.get('SVC_BIND_HOST', '127.0.0.1')}:{os.environ.get('SVC_API_PORT', '4000')}"
+worker_class = "gthread"
+workers = int(os.environ.get("SVC_API_WORKERS", "2"))
+threads = int(os.environ.get("SVC_API_THREADS", "8"))
+# A thread that waits for an upstream longer than this is stuck; upstream time limits are shorter.
+timeout = 60
+graceful_timeout = 30
+keepalive = 75
+# The heartbeat file of each worker: memory where there is some, so that a busy disk kills nobody.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+# The application logs every request itself, with its request id.
+accesslog = None
+errorlog = "-"
+# Nothing of ours listens to gunicorn's control socket.
+control_socket_disable = True

@@ -1,0 +1,1 @@
+"""The set-up: `python3 -m deploy.up <command>`. Standard library only."""

@@ -1,0 +1,153 @@
+"""`python3 -m deploy.up <command>`: what the Makefile calls. Needs Python 3.11 and nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - the one place that an older Python gets to read
+    sys.exit(
+        f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}. "
+        "Name one: make PYTHON=python3.12 ..."
+    )
+
+import argparse
+import os
+from pathlib import Path
+
+from deploy.services.errors import SetupError
+from deploy.up import demo, setup, teardown
+from deploy.up.environment import (
+    complete,
+    current_environ,
+    load_derived,
+    settings_only,
+    shell_exports,
+)
+from deploy.up.layout import Layout
+from deploy.up.processes import OwnProcesses
+from deploy.up.progress import Progress
+from deploy.up.secrets import ensure_secrets
+from deploy.up.venv import ensure_venv
+
+
+def main() -> int:
+    """Run one command; the exit code is 0 when it did what it says."""
+    arguments = _parser().parse_args()
+    layout = Layout.of(Path(__file__).resolve().parents[2], os.environ)
+    progress = Progress()
+    try:
+        return _run(arguments, layout, progress)
+    except SetupError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted. What was started keeps running; run the same command again.")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m deploy.up", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("up", help="set everything up and start it")
+    commands.add_parser("demo", help="up, then build and start a workspace from examples/")
+    commands.add_parser("status", help="say what runs")
+    commands.add_parser("down", help="stop what was started; no data is lost")
+    clean = commands.add_parser("clean", help="down, then remove all data of this checkout")
+    clean.add_argument("--yes", action="store_true", help="do not ask")
+    commands.add_parser("prepare-test", help="the services and tools that the tests need")
+    commands.add_parser("prepare-lint", help="the tools that the linters need")
+    env = commands.add_parser("env", help="print the settings as shell exports")
+    env.add_argument("--test", action="store_true", help="the settings of a test run")
+    run = commands.add_parser("run", help="run a program with the settings")
+    run.add_argument("--test", action="store_true", help="the settings of a test run")
+    run.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments")
+    return parser
+
+
+def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> int:
+    command = arguments.command
+    if command == "env":
+        print(shell_exports(settings_only(_environ(layout, test=arguments.test))), end="")
+        return 0
+    if command == "run":
+        return _become(arguments.program, layout, test=arguments.test)
+    if command == "status":
+        return _status(layout)
+    if command == "clean" and not (arguments.yes or teardown.confirm(layout)):
+        print("Nothing was removed.")
+        return 1
+    with setup.only_one(layout):
+        if command in {"up", "demo"}:
+            system = setup.up(layout, progress)
+            _summarize(layout, system, progress)
+        elif command == "down":
+            setup.down(layout, progress)
+            teardown.mention_workspaces(layout, progress)
+        elif command == "clean":
+            teardown.clean(layout, progress)
+        elif command == "prepare-test":
+            setup.prepare(layout, progress, test=True)
+        elif command == "prepare-lint":
+            setup.make_secrets(layout, progress)
+            ensure_venv(layout, progress, development=True)
+    if command == "demo":
+        return demo.run(layout, setup.api_url(system.environ), system.environ, progress)
+    return 0
+
+
+def _environ(layout: Layout, *, test: bool) -> dict[str, str]:
+    layout.create()
+    ensure_secrets(layout.secrets)
+    return complete(layout, current_environ(), load_derived(layout), test=test)
+
+
+def _become(program: list[str], layout: Layout, *, test: bool) -> int:
+    """Replace this process by the program, so that its exit code and last words are its own."""
+    argv = program[1:] if program[:1] == ["--"] else program
+    if not argv:
+        raise SetupError("Say which program to run: python3 -m deploy.up run -- PROGRAM ARGUMENTS")
+    environ = _environ(layout, test=test)
+    environ["PATH"] = f"{layout.venv / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    try:
+        os.execvpe(argv[0], argv, environ)  # noqa: S606 - becoming it is the point
+    except OSError as error:
+        raise SetupError(f"{argv[0]} cannot be run: {error.strerror}.") from error
+
+
+def _status(layout: Layout) -> int:
+    """Say what runs; exit code 0 when our own processes run."""
+    layout.create()
+    ensure_secrets(layout.secrets)
+    environ = complete(layout, current_environ(), load_derived(layout))
+    for service in setup.private_services(layout):
+        state = f"running, pid {service.pid}" if service.running else "stopped"
+        print(f"  {service.name:<18} {state}  {service.root}")
+    used = [word.split(":") for word in environ.get("SVC_UP_PARTS", "").split(",") if word]
+    for key, how in used:
+        if how != "private":
+            print(f"  {key:<18} {how} on this machine or named by a setting")
+    states = OwnProcesses(layout).states()
+    for name, state in (states or {}).items():
+        print(f"  {name:<18} {state.lower()}")
+    if states is None:
+        print("  Nothing of ours runs. Start it: make up")
+        return 1
+    print(f"\n  API  {setup.api_url(environ)}")
+    return 0
+
+
+def _summarize(layout: Layout, system: setup.System, progress: Progress) -> None:
+    url = setup.api_url(system.environ)
+    print(
+        f"\nReady after {progress.seconds:.1f} s.\n\n"
+        f"  API             {url}\n"
+        f"  API reference   {url}/docs\n"
+        f"  Admin           {url}/admin/    (an account for it: make staff)\n"
+        f"  Settings, data  {layout.secrets}, {layout.data}\n"
+        f"  Logs            {layout.log}\n"
+        f"  Stop            make down    (starts again with: make up; no data is lost)\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

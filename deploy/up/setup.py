@@ -1,0 +1,327 @@
+"""The order of the set-up: from an empty checkout to services, database, base image and processes.
+
+Every function may be called again at any time: what is there already is used and left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from deploy.services import engine
+from deploy.services.errors import MissingPartsError, SetupError, StartError
+from deploy.services.ports import PortBook, is_free
+from deploy.services.private import PrivateService, find_program
+from deploy.services.process import tail, wait_until
+from deploy.up import base_image, packages
+from deploy.up.environment import (
+    bundle_extra_ca,
+    complete,
+    current_environ,
+    load_derived,
+    operator_values,
+    save_derived,
+)
+from deploy.up.layout import Layout
+from deploy.up.logged import run_logged
+from deploy.up.parts import PARTS, Choice, EnginePart, Part, PostgresPart
+from deploy.up.processes import OwnProcesses
+from deploy.up.progress import Progress
+from deploy.up.secrets import ensure_secrets
+from deploy.up.venv import ensure_venv
+
+_READY_SECONDS = 90.0
+_API_PORT = 4000
+
+
+@contextmanager
+def only_one(layout: Layout) -> Iterator[None]:
+    """Two set-ups of one checkout at once would start everything twice: the second one waits."""
+    layout.create()
+    with (layout.data / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class System:
+    """What the set-up ended with: the choice for each part, and the environment of a process."""
+
+    choices: tuple[Choice, ...]
+    environ: Mapping[str, str]
+
+
+def prepare(layout: Layout, progress: Progress, *, test: bool = False) -> System:
+    """Everything that our own processes, or the tests, stand on. Raises SetupError.
+
+    The tests also stop and kill services of their own, so the programs of the private ones must
+    be installed for them even where other services are used.
+    """
+    make_secrets(layout, progress)
+    if layout.moved_because:
+        progress.note(f"  Services keep their data in {layout.services}: {layout.moved_because}.")
+    parts = _parts(layout)
+    choices, missing = _choose(parts)
+    if test:
+        missing += [
+            part.missing()
+            for part in parts
+            if not isinstance(part, EnginePart)
+            and not part.installed()
+            and part.title not in {lacking.name for lacking in missing}
+        ]
+    client_missing = find_program("docker") is None and not any(
+        lacking.name == EnginePart.title for lacking in missing
+    )
+    if client_missing:
+        missing.append(packages.Missing("Docker client", EnginePart.packages, "or set DOCKER_CLI"))
+    missing += packages.missing_programs(base_image_tool=_may_need_to_build_base(layout, choices))
+    if missing:
+        if not packages.can_install():
+            raise packages.refuse(missing)
+        packages.install(missing, log=layout.setup_log, progress=progress)
+        choices, missing = _choose(parts)
+        if missing:
+            raise packages.refuse(missing)
+    ensure_venv(layout, progress, development=test)
+    derived: dict[str, str] = {}
+    for choice in choices:
+        derived.update(_bring_up(choice, progress))
+    derived.update(_engine_settings(layout, derived, progress))
+    ca_file = bundle_extra_ca(layout)
+    if ca_file is not None:
+        derived["SVC_EXTRA_CA_FILE"] = ca_file
+    derived["SVC_API_PORT"] = str(_remembered_api_port(layout))
+    derived["SVC_UP_PARTS"] = ",".join(
+        f"{part.key}:{choice.how}" for part, choice in zip(parts, choices, strict=True)
+    )
+    save_derived(layout, derived)
+    return System(tuple(choices), complete(layout, current_environ(), derived, test=test))
+
+
+def make_secrets(layout: Layout, progress: Progress) -> None:
+    """Generate what is missing in `.data/.env`."""
+    made = ensure_secrets(layout.secrets)
+    if made:
+        with progress.step("secrets") as step:
+            step.done(f"generated in {layout.secrets}, never overwritten")
+
+
+def up(layout: Layout, progress: Progress) -> System:
+    """Services, migrations and our own processes, waiting until the system says it is ready."""
+    system = prepare(layout, progress)
+    processes = OwnProcesses(layout)
+    if processes.is_current(system.environ):
+        with progress.step("processes") as step:
+            step.now("asking /readyz")
+            step.done("running, unchanged")
+            _wait_ready(layout, processes, system.environ)
+        return system
+    if processes.running:
+        with progress.step("processes") as step:
+            step.now("settings or code changed: stopping, once work under way is finished")
+            processes.stop()
+            step.done("stopped: settings or code changed")
+    environ = _settle_api_port(layout, system.environ, progress)
+    with progress.step("database") as step:
+        step.now("migrating")
+        python = layout.venv / "bin/python"
+        run_logged(
+            (python, "manage.py", "migrate", "--noinput"),
+            log=layout.setup_log,
+            seconds=900,
+            env=environ,
+            directory=layout.checkout,
+        )
+        step.done("migrated")
+    with progress.step("processes") as step:
+        step.now("starting")
+        processes.start(environ)
+        step.now("waiting for /readyz")
+        _wait_ready(layout, processes, environ)
+        step.done(", ".join(processes.states() or ()))
+    return System(system.choices, environ)
+
+
+def down(layout: Layout, progress: Progress) -> None:
+    """Stop what was started from this checkout, ours first. No data is lost."""
+    processes = OwnProcesses(layout)
+    if processes.running:
+        with progress.step("processes") as step:
+            step.now("stopping, once work under way is finished")
+            processes.stop()
+            step.done("stopped")
+    for service in reversed(private_services(layout)):
+        if service.running:
+            with progress.step(service.name) as step:
+                step.now("stopping")
+                service.stop()
+                step.done("stopped, data kept")
+        else:
+            service.stop()
+
+
+def private_services(layout: Layout) -> list[PrivateService]:
+    """The private services that were ever started from this checkout."""
+    return [part.private() for part in _parts(layout) if part.root.exists()]
+
+
+def api_url(environ: Mapping[str, str]) -> str:
+    """Where the API answers, as seen from this machine."""
+    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - read, not bound
+        host = "127.0.0.1"
+    bracketed = f"[{host}]" if ":" in host else host
+    return f"http://{bracketed}:{environ.get('SVC_API_PORT') or _API_PORT}"
+
+
+def _parts(layout: Layout) -> list[Part]:
+    values = operator_values(layout, current_environ())
+    return [part(layout, values) for part in PARTS]
+
+
+def _choose(parts: list[Part]) -> tuple[list[Choice], list[packages.Missing]]:
+    forced = {
+        word.strip() for word in current_environ().get("SVC_UP_PRIVATE", "").split(",") if word
+    }
+    unknown = forced - {part.key for part in parts}
+    if unknown:
+        known = ", ".join(part.key for part in parts)
+        raise SetupError(f"SVC_UP_PRIVATE names {', '.join(sorted(unknown))}; known are: {known}.")
+    choices, missing = [], []
+    for part in parts:
+        choice = part.choose(forced=part.key in forced)
+        if choice is None:
+            missing.append(part.missing())
+            continue
+        _refuse_other_database(part, choice, forced)
+        choices.append(choice)
+    return choices, missing
+
+
+def _refuse_other_database(part: Part, choice: Choice, forced: set[str]) -> None:
+    """Never slip an empty database under a system whose data lies in another one."""
+    used_before = load_derived(part.layout).get("SVC_UP_PARTS", "").split(",")
+    if (
+        isinstance(part, PostgresPart)
+        and choice.service is not None
+        and not choice.service.data_exists
+        and f"{part.key}:found" in used_before
+        and part.key not in forced
+    ):
+        raise SetupError(
+            "The PostgreSQL of this machine, where this system's data lies, does not run. Start "
+            "it, or set SVC_UP_PRIVATE=postgres to begin again with an empty private one."
+        )
+
+
+def _bring_up(choice: Choice, progress: Progress) -> dict[str, str]:
+    """Start a private service, say what was chosen, and return what follows from it."""
+    service = choice.service
+    with progress.step(choice.title) as step:
+        started = False
+        if service is not None:
+            step.now("starting a private one")
+            started = service.start()
+        where = f"pid {service.pid}, {choice.where}" if service is not None else choice.where
+        state = "started" if started else "running"
+        how = f"private, {state}" if service is not None else choice.how
+        step.done(f"{how}: {where} ({choice.why})")
+    return dict(service.settings if service is not None else choice.settings)
+
+
+def _engine_settings(
+    layout: Layout, derived: Mapping[str, str], progress: Progress
+) -> dict[str, str]:
+    """The Docker client to use and the base image the engine has."""
+    values = {**derived, **operator_values(layout, current_environ())}
+    host = values["DOCKER_HOST"]
+    client = engine.choose_client(host, values)
+    settings = {"DOCKER_CLI": client}
+    if not values.get("SVC_BASE_IMAGE_DEBIAN"):
+        settings["SVC_BASE_IMAGE_DEBIAN"] = base_image.ensure_base_image(
+            client, host, log=layout.setup_log, progress=progress
+        )
+    return settings
+
+
+def _may_need_to_build_base(layout: Layout, choices: list[Choice]) -> bool:
+    """False when the engine that will be used has a base image, or the operator names one."""
+    values = operator_values(layout, current_environ())
+    if values.get("SVC_BASE_IMAGE_DEBIAN"):
+        return False
+    hosts = [
+        values.get("DOCKER_HOST") or choice.settings.get("DOCKER_HOST")
+        for choice in choices
+        if choice.title == EnginePart.title and choice.service is None
+    ]
+    if not hosts or not hosts[0]:
+        return True
+    try:
+        client = engine.choose_client(hosts[0], values)
+    except MissingPartsError:
+        return True
+    return base_image.present(client, hosts[0]) is None
+
+
+def _remembered_api_port(layout: Layout) -> int:
+    return PortBook(layout.ports).get("api") or _API_PORT
+
+
+def _settle_api_port(
+    layout: Layout, environ: Mapping[str, str], progress: Progress
+) -> dict[str, str]:
+    """The port the API will listen on: the operator's, the one used before, 4000, or a free one."""
+    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
+    port = int(environ["SVC_API_PORT"])
+    settled = dict(environ)
+    # The processes of a moment ago may still be letting go of it.
+    if wait_until(lambda: is_free(port, host), 3):
+        return settled
+    if operator_values(layout, current_environ()).get("SVC_API_PORT"):
+        raise SetupError(f"SVC_API_PORT says {port}, but something else listens on {host}:{port}.")
+    book = PortBook(layout.ports)
+    chosen = book.replace("api")
+    progress.note(f"  Port {port} is taken by another program: the API listens on {chosen}.")
+    settled["SVC_API_PORT"] = str(chosen)
+    save_derived(layout, {**load_derived(layout), "SVC_API_PORT": str(chosen)})
+    return settled
+
+
+def _wait_ready(layout: Layout, processes: OwnProcesses, environ: Mapping[str, str]) -> None:
+    """Wait until the API says that everything it needs works and that a worker is alive."""
+    problem = "no answer"
+
+    def ready() -> bool:
+        nonlocal problem
+        problem = _readiness_problem(environ)
+        return not problem
+
+    if not wait_until(ready, _READY_SECONDS, every=0.2):
+        states = processes.states() or {}
+        logs = "\n".join(
+            f"{name} is {state}; the end of {processes.log_of(name)}:\n"
+            f"{tail(processes.log_of(name), 10)}"
+            for name, state in states.items()
+        )
+        raise StartError(
+            f"{api_url(environ)}/readyz is not ready after {_READY_SECONDS:.0f} s: "
+            f"{problem}\n{logs}"
+        )
+
+
+def _readiness_problem(environ: Mapping[str, str]) -> str:
+    """Empty when ready, otherwise what `/readyz` says."""
+    try:
+        with urllib.request.urlopen(f"{api_url(environ)}/readyz", timeout=10) as answer:  # noqa: S310
+            body = json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.read().decode(errors="replace")[:1000]
+    except (OSError, ValueError) as error:
+        return str(error)
+    return "" if isinstance(body, dict) else f"unexpected answer {body!r}"

@@ -1,0 +1,122 @@
+"""Removing what this checkout left on the machine: containers, networks, images, data."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.services import engine
+from deploy.services.errors import SetupError
+from deploy.up import setup
+from deploy.up.environment import complete, current_environ, load_derived
+from deploy.up.layout import Layout
+from deploy.up.progress import Progress
+
+_KINDS = (
+    ("container", ("ls", "-aq"), ("rm", "-fv")),
+    ("network", ("ls", "-q"), ("rm",)),
+    ("image", ("ls", "-aq"), ("rm", "-f")),
+)
+
+
+def confirm(layout: Layout) -> bool:
+    """Ask before anything is lost; without somebody to ask the answer is no."""
+    print(
+        "This removes, for good: every workspace, its container and image, the database, the "
+        f"queue, the registry and the secrets of this checkout ({layout.data}"
+        + (f" and {layout.services}" if layout.moved_because else "")
+        + ")."
+    )
+    if not sys.stdin.isatty():
+        print("Nobody is there to answer. To remove it all the same: make clean YES=1")
+        return False
+    return input("Remove all of it? [y/N] ").strip().lower() in {"y", "yes"}
+
+
+def clean(layout: Layout, progress: Progress) -> None:
+    """Stop everything, then remove what carries our label and all data. The venv stays."""
+    with contextlib.suppress(SetupError):
+        _remove_labelled(layout, progress)
+    setup.down(layout, progress)
+    with progress.step("data") as step:
+        step.now(f"removing {layout.data}")
+        roots = [layout.services, layout.sockets, layout.data]
+        for root in roots:
+            _unmount_below(root)
+            shutil.rmtree(root, ignore_errors=not root.exists())
+        step.done(f"removed {layout.data}")
+
+
+def mention_workspaces(layout: Layout, progress: Progress) -> None:
+    """Say that workspaces in an engine that is not ours go on running."""
+    engine_host = _engine(layout)
+    if engine_host is None:
+        return
+    for instance in _instances(layout)[:1]:
+        running = _docker(
+            *engine_host, "container", "ls", "-q", "--filter", f"label=svc.instance={instance}"
+        )
+        if running:
+            progress.note(
+                f"  {len(running)} workspace containers keep running in the Docker Engine of this "
+                "machine, which is not ours to stop."
+            )
+
+
+def _remove_labelled(layout: Layout, progress: Progress) -> None:
+    engine_host = _engine(layout)
+    if engine_host is None:
+        return
+    with progress.step("workspaces") as step:
+        removed = []
+        for kind, list_arguments, remove_arguments in _KINDS:
+            step.now(f"removing every {kind} of ours")
+            ours = [
+                name
+                for instance in _instances(layout)
+                for name in _docker(
+                    *(*engine_host, kind, *list_arguments),
+                    *("--filter", f"label=svc.instance={instance}"),
+                )
+            ]
+            if ours:
+                _docker(*engine_host, kind, *remove_arguments, *dict.fromkeys(ours))
+                removed.append(f"{len(set(ours))} {kind}s")
+        step.done(f"removed {', '.join(removed) or 'nothing: there were none'}")
+
+
+def _instances(layout: Layout) -> list[str]:
+    """The label values of this checkout: its own and that of its tests."""
+    derived = load_derived(layout)
+    environ = current_environ()
+    return [
+        complete(layout, environ, derived, test=test).get("SVC_INSTANCE_ID", "")
+        for test in (False, True)
+    ]
+
+
+def _engine(layout: Layout) -> tuple[str, str, str] | None:
+    """The client's command for the engine of the last set-up, or None when it does not answer."""
+    if not layout.secrets.exists():
+        return None
+    environ = complete(layout, current_environ(), load_derived(layout))
+    host, client = environ.get("DOCKER_HOST"), environ.get("DOCKER_CLI")
+    if not host or not client or engine.api_version(host) is None:
+        return None
+    return client, "-H", host
+
+
+def _docker(*argv: str) -> list[str]:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def _unmount_below(root: Path) -> None:
+    """An engine that was killed leaves mounts behind, and a mounted directory is not removed."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    below = [mount for mount in mounts if Path(mount).is_relative_to(root)]
+    for mount in sorted(below, key=len, reverse=True):
+        subprocess.run(["umount", "-l", mount], capture_output=True, timeout=60, check=False)
