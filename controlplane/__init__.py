@@ -1,1 +1,1 @@
-"""Settings, URLs, and the kernel that every app may use: errors, ids, parsers, pagination, crypto, AMQP."""
+"""Settings, URLs and the kernel: errors, ids, parsers, pagination, crypto, AMQP."""

@@ -298,3 +298,5 @@ class Consumer:
             if channel.is_closed:
                 raise AMQPError("the channel was closed by the broker")
             self._on_tick()
+        # Deliveries settled a moment ago are still callbacks: let them reach the broker.
+        connection.process_data_events(time_limit=0)

@@ -2,18 +2,18 @@
 
 ::
 
-    ControlPlaneError            500 internal-error        anything that becomes a problem body (RFC 9457)
+    ControlPlaneError            500 internal-error       becomes a problem body (RFC 9457)
     ├── BadRequest               400 bad-request
-    │   └── ValidationFailed     400 validation-failed     carries one Fault for each thing that is wrong
+    │   └── ValidationFailed     400 validation-failed    one Fault for each thing that is wrong
     ├── Unauthorized             401 unauthorized
     ├── Forbidden                403 forbidden
     ├── NotFound                 404 not-found
     ├── Conflict                 409 conflict
     ├── PayloadTooLarge          413 body-too-large
-    ├── BadGateway               502 upstream-failed       another system answered wrongly or not at all
-    └── ServiceUnavailable       503 service-unavailable   we are not set up for this
+    ├── BadGateway               502 upstream-failed      another system answered wrongly or not
+    └── ServiceUnavailable       503 service-unavailable  we are not set up for this
 
-    JobError                     the failure of a job: `code` and `message` are stored on the job's row
+    JobError                     the failure of a job: `code` and `message` are stored on its row
 
 Whoever raises a ``ControlPlaneError`` writes ``detail`` for the caller: it never holds SQL, paths,
 argv or secrets. ``controlplane.problems`` turns it into the response body.

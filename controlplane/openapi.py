@@ -1,4 +1,4 @@
-"""The OpenAPI description: one problem response on every operation, components with stable names."""
+"""The OpenAPI description: strict inputs, and the problem response on every operation."""
 
 from __future__ import annotations
 

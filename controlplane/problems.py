@@ -115,7 +115,7 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response | Non
         return None  # Django logs the traceback and calls handler500
     set_rollback()
     if isinstance(exc, OperationalError):
-        log.exception("database_unavailable")
+        log.error("database_unavailable", exc_info=exc)
     headers = {}
     if isinstance(exc, drf.APIException):
         if getattr(exc, "auth_header", None):

@@ -26,6 +26,10 @@ OWNER_NAMES = ("ownerUserId", "userId")
 S = TypeVar("S", bound=serializers.Serializer[Any])
 
 
+class NoQuery(QuerySerializer):
+    """A query that takes nothing but the owner."""
+
+
 def _as_parameter(fault: Fault) -> Fault:
     """Move a fault of a serializer's pointer to the query parameter of that name."""
     name = fault.pointer.lstrip("/").split("/")[0]

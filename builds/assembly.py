@@ -1,0 +1,97 @@
+"""The build worker with its parts, out of the settings."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from django.conf import settings
+
+from builds.compiler import Compiler
+from builds.pipeline import JobRunner, lease_duration, source_policy
+from builds.planner import Catalogue
+from builds.worker import BuildWorker, WorkerTimes
+from controlplane.locks import advisory_lock
+from registries.client import RegistryClient
+from workspaces.launch import BootLimits
+from workspaces.runtimes.docker import DockerAdapter
+
+
+def _milliseconds(value: int) -> timedelta:
+    return timedelta(milliseconds=value)
+
+
+def registry_client() -> RegistryClient:
+    """Return a client of the configured registry."""
+    return RegistryClient(
+        settings.REGISTRY_BASE_URL,
+        username=settings.REGISTRY_USERNAME or None,
+        password=settings.REGISTRY_PASSWORD or None,
+        connect_timeout=settings.REGISTRY_CONNECT_TIMEOUT_MS / 1000,
+        read_timeout=settings.REGISTRY_READ_TIMEOUT_MS / 1000,
+    )
+
+
+def docker_adapter() -> DockerAdapter:
+    """Return the adapter of the configured Docker Engine."""
+    return DockerAdapter(
+        docker_host=settings.DOCKER_HOST,
+        instance_id=settings.SVC_INSTANCE_ID,
+        network_pool=settings.SVC_WORKSPACE_NETWORK_POOL,
+    )
+
+
+def job_runner() -> JobRunner:
+    """Return what runs claimed jobs, with every part configured."""
+    temp_root = settings.SVC_DATA_DIR / "builds"
+    temp_root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    extra_ca_file = settings.SVC_EXTRA_CA_FILE
+    registry = registry_client()
+    return JobRunner(
+        compiler=Compiler(
+            docker_cli=settings.DOCKER_CLI,
+            docker_host=settings.DOCKER_HOST,
+            push_registry=settings.REGISTRY_PUSH_REGISTRY,
+            registry=registry,
+            build_timeout=settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000,
+            push_timeout=settings.WORKSPACE_PUSH_TIMEOUT_MS / 1000,
+            temp_root=temp_root,
+            push_lock=advisory_lock,
+            username=settings.REGISTRY_USERNAME or None,
+            password=settings.REGISTRY_PASSWORD or None,
+        ),
+        registry=registry,
+        adapter=docker_adapter(),
+        catalogue=Catalogue(
+            base_images=settings.SVC_BASE_IMAGES, default_family=settings.SVC_DEFAULT_OS_FAMILY
+        ),
+        sources=source_policy(),
+        boot_limits=BootLimits(
+            step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
+            grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
+        ),
+        temp_root=temp_root,
+        extra_ca=Path(extra_ca_file).read_bytes() if extra_ca_file else b"",
+        instance_id=settings.SVC_INSTANCE_ID,
+        launch_timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
+    )
+
+
+def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
+    """Return a build worker with every setting applied."""
+    return BuildWorker(
+        runner=job_runner(),
+        broker_url=settings.RABBITMQ_URL,
+        broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
+        prefetch=settings.WORKSPACE_BUILD_QUEUE_PREFETCH,
+        times=WorkerTimes(
+            lease=lease_duration(),
+            heartbeat=_milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS),
+            stale=_milliseconds(settings.WORKER_HEARTBEAT_STALE_MS),
+            sweep=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
+            overdue=_milliseconds(settings.WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS),
+            reconcile=_milliseconds(settings.WORKER_RECONCILE_INTERVAL_MS),
+            reconcile_grace=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),
+        ),
+        max_jobs=max_jobs,
+    )

@@ -1,0 +1,33 @@
+"""``manage.py buildworker``: take build jobs from the queue until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from builds.assembly import build_worker
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+class Command(BaseCommand):
+    """Runs a build worker; the first SIGTERM or SIGINT drains it, the second stops it at once."""
+
+    help = "Take build jobs from the queue: build, publish, launch. One signal drains, two stop."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument(
+            "--max-jobs", type=_positive, metavar="N", help="end after N jobs (for tests)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run until stopped."""
+        build_worker(max_jobs=options["max_jobs"]).run()

@@ -1,0 +1,290 @@
+"""Build jobs and their leases, remembered requests, and the workers that are alive."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import models, transaction
+from django.db.models import Exists, F, OuterRef, Q
+from django.db.models.functions import Now
+
+from controlplane.ids import uuid7
+from controlplane.serializers import OWNER_MAX_LENGTH
+from workspaces.models import ERROR_CODE_MAX_LENGTH
+
+
+class LeaseLostError(Exception):
+    """The job is no longer this worker's: another one claimed it, or it was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The claim of one worker on one job.
+
+    ``attempt_count`` rises with every claim, so a worker that slept through the loss of its lease
+    matches no row any more: each write after the claim filters on all three.
+    """
+
+    job_id: uuid.UUID
+    worker_id: str
+    attempt_count: int
+
+
+class BuildJobQuerySet(models.QuerySet["BuildJob"]):
+    """The claim, the lease and the transitions of build jobs. Database time only."""
+
+    def held_by(self, fence: Fence) -> BuildJobQuerySet:
+        """Keep the job while ``fence`` is its present claim."""
+        return self.filter(
+            pk=fence.job_id, worker_id=fence.worker_id, attempt_count=fence.attempt_count
+        )
+
+    def claim(self, job_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> BuildJob | None:
+        """Claim one job for ``lease``; None when it is not claimable or another worker is at it.
+
+        Claimable is what is queued, or holds a lease that expired: a job whose image was published
+        but not launched keeps its lease too, and is then claimed to be launched.
+        """
+        with transaction.atomic():
+            job = (
+                self.select_for_update(skip_locked=True)
+                .filter(
+                    Q(status=BuildJob.Status.QUEUED) | Q(lease_expires_at__lte=Now()), pk=job_id
+                )
+                .first()
+            )
+            if job is None:
+                return None
+            status = BuildJob.Status.RUNNING if job.status == BuildJob.Status.QUEUED else job.status
+            self.filter(pk=job.pk).update(
+                status=status,
+                worker_id=worker_id,
+                attempt_count=F("attempt_count") + 1,
+                claimed_at=Now(),
+                lease_expires_at=Now() + lease,
+                started_at=models.functions.Coalesce("started_at", Now()),
+                updated_at=Now(),
+            )
+        job.status, job.worker_id = status, worker_id
+        job.attempt_count += 1
+        return job
+
+    def renew(self, fence: Fence, *, lease: timedelta) -> bool:
+        """Prolong the lease; False when it is lost, and the work has to stop."""
+        return bool(
+            self.held_by(fence)
+            .filter(lease_expires_at__isnull=False)
+            .update(lease_expires_at=Now() + lease)
+        )
+
+    def release(self, fence: Fence) -> bool:
+        """End the lease at once without settling, so that another worker may take the job."""
+        return bool(
+            self.held_by(fence)
+            .filter(lease_expires_at__isnull=False)
+            .update(lease_expires_at=Now())
+        )
+
+    def lock(self, fence: Fence) -> BuildJob:
+        """Lock and return the job for a write in the present transaction.
+
+        Raises ``LeaseLostError`` when the claim is not the present one, or the job was cancelled.
+        """
+        job = (
+            self.held_by(fence)
+            .exclude(status=BuildJob.Status.CANCELLED)
+            .select_for_update()
+            .first()
+        )
+        if job is None:
+            raise LeaseLostError(f"job {fence.job_id} is not held by {fence.worker_id} any more")
+        return job
+
+    def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
+        """Keep queued jobs whose message should have arrived long ago, oldest first."""
+        return self.filter(status=BuildJob.Status.QUEUED, queued_at__lte=Now() - overdue).order_by(
+            "queued_at"
+        )
+
+    def expired(self) -> BuildJobQuerySet:
+        """Keep jobs whose lease ran out, oldest first."""
+        return self.filter(lease_expires_at__lte=Now()).order_by("lease_expires_at")
+
+    def expire_leases_of_dead_workers(self, *, stale: timedelta) -> int:
+        """End the leases of workers that stopped beating ``stale`` ago; return how many."""
+        alive = Worker.objects.alive(stale=stale).filter(worker_id=OuterRef("worker_id"))
+        return (
+            self.filter(lease_expires_at__gt=Now())
+            .filter(~Exists(alive))
+            .update(lease_expires_at=Now())
+        )
+
+
+class BuildJob(models.Model):
+    """One job of a build worker: build the image, publish it, launch the runtime.
+
+    ::
+
+        queued → running → succeeded          (published; the lease stays until it is launched)
+           │         │          └───→ failed  (the launch failed)
+           │         ├──────────────→ failed
+           └─────────┴──────────────→ cancelled
+
+    ``running``, and ``succeeded`` while launching, hold a lease. A job is claimed when it is
+    ``queued`` or its lease expired; ``attempt_count`` is the fencing token (see :class:`Fence`).
+    """
+
+    class Status(models.TextChoices):
+        """The specification's states of a build job, and ``cancelled``."""
+
+        QUEUED = "queued"
+        RUNNING = "running"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    TERMINAL = {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
+    registry_id = models.CharField(max_length=255)
+    repository = models.CharField(max_length=255)
+    tag = models.CharField(max_length=128)
+    attempt_count = models.PositiveIntegerField(default=0)
+    max_attempts = models.PositiveIntegerField()
+    worker_id = models.CharField(max_length=255, blank=True)
+    queued_at = models.DateTimeField(db_default=Now())
+    claimed_at = models.DateTimeField(null=True)
+    lease_expires_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    plan_hash = models.CharField(max_length=64, blank=True)
+    reused = models.BooleanField(default=False, help_text="An unchanged plan was not built again.")
+    published_reference = models.CharField(max_length=1024, blank=True)
+    published_digest_reference = models.CharField(max_length=1024, blank=True)
+    published_digest = models.CharField(max_length=128, blank=True)
+    error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
+    error_message = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    objects = BuildJobQuerySet.as_manager()
+
+    class Meta:
+        indexes = [
+            # The sweeper asks these two questions separately: one OR of both reads every row.
+            models.Index(fields=["queued_at"], name="job_queued", condition=Q(status="queued")),
+            models.Index(
+                fields=["lease_expires_at"],
+                name="job_leased",
+                condition=Q(lease_expires_at__isnull=False),
+            ),
+            models.Index(
+                fields=["plan_hash", "-id"],
+                name="job_plan",
+                condition=Q(status="succeeded") & ~Q(plan_hash=""),
+            ),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=~Q(status="running")
+                | (
+                    Q(lease_expires_at__isnull=False)
+                    & Q(claimed_at__isnull=False)
+                    & ~Q(worker_id="")
+                ),
+                name="job_running_has_lease",
+            ),
+            models.CheckConstraint(
+                condition=Q(lease_expires_at__isnull=True) | Q(status__in=["running", "succeeded"]),
+                name="job_lease_only_at_work",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running"], finished_at__isnull=True)
+                | Q(status__in=["succeeded", "failed", "cancelled"], finished_at__isnull=False),
+                name="job_finished_when_final",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="failed") | ~Q(error_message=""), name="job_failed_has_message"
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="succeeded") | ~Q(published_digest=""),
+                name="job_succeeded_has_digest",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.repository}:{self.tag} ({self.status})"
+
+    @property
+    def fence(self) -> Fence:
+        """The claim this row shows."""
+        return Fence(self.pk, self.worker_id, self.attempt_count)
+
+
+class SandboxRequest(models.Model):
+    """The first answer to a request that carried an ``idempotency-key``.
+
+    Scoped to the owner; ``request_hash`` tells the same request from another one under that key.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH)
+    key = models.CharField(max_length=255)
+    request_hash = models.CharField(max_length=64)
+    sandbox = models.ForeignKey("workspaces.Sandbox", on_delete=models.CASCADE, related_name="+")
+    answer = models.JSONField()
+    publish_failed = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner_user_id", "key"], name="request_owner_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner_user_id}: {self.key}"
+
+
+class WorkerQuerySet(models.QuerySet["Worker"]):
+    """Heartbeats."""
+
+    def alive(self, *, stale: timedelta) -> WorkerQuerySet:
+        """Keep the workers that were seen within ``stale``."""
+        return self.filter(seen_at__gt=Now() - stale)
+
+    def beat(self, worker_id: str, *, hostname: str, pid: int, prefetch: int) -> None:
+        """Write the heartbeat of a worker; the first one registers it."""
+        self.update_or_create(
+            worker_id=worker_id,
+            defaults={"seen_at": Now()},
+            create_defaults={
+                "hostname": hostname,
+                "pid": pid,
+                "prefetch": prefetch,
+                "seen_at": Now(),
+            },
+        )
+
+
+class Worker(models.Model):
+    """A build worker's heartbeat. A worker that ends in order takes its row along."""
+
+    worker_id = models.CharField(primary_key=True, max_length=255)
+    hostname = models.CharField(max_length=255)
+    pid = models.PositiveIntegerField()
+    prefetch = models.PositiveIntegerField()
+    draining = models.BooleanField(default=False)
+    started_at = models.DateTimeField(auto_now_add=True)
+    seen_at = models.DateTimeField()
+
+    objects = WorkerQuerySet.as_manager()
+
+    class Meta:
+        indexes = [models.Index(fields=["seen_at"], name="worker_seen")]
+
+    def __str__(self) -> str:
+        return self.worker_id

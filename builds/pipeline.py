@@ -1,0 +1,304 @@
+"""What a worker does with a job it has claimed: plan, fetch, build, publish, launch.
+
+Every step may be repeated by another worker after a crash at any point: a build is cached, a push
+of the same image changes nothing, a published job goes on at its launch, and a launch adopts the
+container that the run already has. All writes are fenced (:class:`builds.models.Fence`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import structlog
+from django.conf import settings
+from django.db import transaction
+from django.db.models.functions import Now
+
+from builds.compiler import Compiler, PublishedImage
+from builds.models import BuildJob, LeaseLostError
+from builds.planner import Catalogue, ImagePlan, plan
+from builds.settlement import fail_claimed_job
+from controlplane.errors import ControlPlaneError
+from controlplane.patience import persistently
+from registries.client import RegistryClient
+from runs.agent_archive import agent_archive, agent_digest
+from scm import git
+from workspaces import services as workspaces
+from workspaces.blueprint import Blueprint
+from workspaces.launch import BootLimits, boot_configuration
+from workspaces.models import Attempt
+from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+DATABASE_PATIENCE_SECONDS = 300.0
+"""How long a finished build waits for the database before its result is given up."""
+
+
+class ShutdownError(Exception):
+    """The worker was told to stop at once; the job was given back."""
+
+
+@dataclass(slots=True)
+class JobControl:
+    """How others stop a job that runs: its lease is lost, or the worker is told to stop at once."""
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    shutdown: bool = False
+
+    def lose(self) -> None:
+        """Stop the work because the job is not ours any more."""
+        self.cancelled.set()
+
+    def shut_down(self) -> None:
+        """Stop the work and give the job back."""
+        self.shutdown = True
+        self.cancelled.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRunner:
+    """Runs one claimed job at a time per call; calls may come from several threads."""
+
+    compiler: Compiler
+    registry: RegistryClient
+    adapter: RuntimeAdapter
+    catalogue: Catalogue
+    sources: git.SourcePolicy
+    boot_limits: BootLimits
+    temp_root: Path
+    extra_ca: bytes
+    instance_id: str
+    launch_timeout: float
+
+    def run(self, job: BuildJob, control: JobControl) -> None:
+        """Bring ``job`` to its end: published and launched, or failed.
+
+        Raises what made it fail after the failure was written; ``LeaseLostError`` when another
+        worker or an operator took the job away; ``ShutdownError`` when it was given back.
+        """
+        attempt = job.attempt
+        try:
+            self._write(control, lambda: self._start(job))
+            blueprint = Blueprint.parse(attempt.spec)
+            image_plan = plan(blueprint, blueprint.target.os.family, self.catalogue)
+            if job.status != BuildJob.Status.SUCCEEDED:
+                published, plan_hash, reused = self._publish(job, image_plan, control)
+                self._write(
+                    control, lambda: self._finish_build(job, published, plan_hash, reused)
+                )
+                job.published_digest_reference = published.digest_reference
+            launched = self._launch(job, blueprint, image_plan, control)
+            self._write(control, lambda: self._finish_launch(job, launched))
+        except LeaseLostError:
+            raise
+        except Exception as exc:
+            if control.shutdown:
+                BuildJob.objects.release(job.fence)
+                raise ShutdownError from exc
+            if control.cancelled.is_set():
+                raise LeaseLostError("the work was stopped") from exc
+            persistently(
+                lambda: fail_claimed_job(job.fence, attempt, exc),
+                patience=DATABASE_PATIENCE_SECONDS,
+                given_up=control.cancelled,
+            )
+            raise
+
+    def _write(self, control: JobControl, write: Callable[[], None]) -> None:
+        persistently(write, patience=DATABASE_PATIENCE_SECONDS, given_up=control.cancelled)
+
+    # ------------------------------------------------------------ writes
+
+    def _start(self, job: BuildJob) -> None:
+        with transaction.atomic():
+            BuildJob.objects.lock(job.fence)
+            workspaces.start_attempt(
+                job.attempt, worker_id=job.worker_id, attempt_count=job.attempt_count
+            )
+
+    def _finish_build(
+        self, job: BuildJob, published: PublishedImage, plan_hash: str, reused: bool
+    ) -> None:
+        """Write the published image; the lease stays, because the launch is still to come."""
+        with transaction.atomic():
+            BuildJob.objects.lock(job.fence)
+            BuildJob.objects.filter(pk=job.pk).update(
+                status=BuildJob.Status.SUCCEEDED,
+                plan_hash=plan_hash,
+                reused=reused,
+                published_reference=published.reference,
+                published_digest_reference=published.digest_reference,
+                published_digest=published.digest,
+                error_code="",
+                error_message="",
+                finished_at=Now(),
+                updated_at=Now(),
+            )
+            workspaces.await_runtime(
+                job.attempt,
+                published={
+                    "reference": published.reference,
+                    "digestReference": published.digest_reference,
+                    "digest": published.digest,
+                    "reused": reused,
+                },
+            )
+
+    def _finish_launch(self, job: BuildJob, launched: LaunchedRuntime) -> None:
+        with transaction.atomic():
+            BuildJob.objects.lock(job.fence)
+            BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=None, updated_at=Now())
+            workspaces.mark_ready(job.attempt, launched)
+
+    # ------------------------------------------------------------ work
+
+    def _publish(
+        self, job: BuildJob, image_plan: ImagePlan, control: JobControl
+    ) -> tuple[PublishedImage, str, bool]:
+        """Return the published image, the plan's hash, and whether nothing had to be built."""
+        resolved = {
+            source.id: git.resolve(source.url, source.ref, self.sources)
+            for source in image_plan.sources
+        }
+        plan_hash = image_plan.fingerprint(
+            {source_id: source.commit for source_id, source in resolved.items()},
+            self.compiler.base_image_id(image_plan.base_image),
+            agent_digest(),
+            self.extra_ca,
+        )
+        earlier = self._reuse(job, plan_hash)
+        if earlier is not None:
+            return earlier, plan_hash, True
+        folder = Path(
+            tempfile.mkdtemp(
+                prefix=f"svc-sources-{job.pk}-{job.attempt_count}-", dir=self.temp_root
+            )
+        )
+        try:
+            checkouts = {}
+            for source_id, source in resolved.items():
+                checkouts[source_id] = folder / source_id
+                git.checkout(source, checkouts[source_id], self.sources, control.cancelled)
+            built = self.compiler.build(
+                image_plan,
+                checkouts=checkouts,
+                agent=agent_archive(),
+                extra_ca=self.extra_ca,
+                job_id=job.pk,
+                attempt_count=job.attempt_count,
+                labels=self._labels(job),
+                output=_discard,
+                cancelled=control.cancelled,
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            published = self.compiler.push(
+                built,
+                repository=job.repository,
+                tag=job.tag,
+                output=_discard,
+                cancelled=control.cancelled,
+            )
+        finally:
+            self.compiler.discard(built)
+        return published, plan_hash, False
+
+    def _labels(self, job: BuildJob) -> dict[str, str]:
+        # Only what is the same for every job of this plan: a label is part of the image.
+        return {"svc.instance": self.instance_id}
+
+    def _reuse(self, job: BuildJob, plan_hash: str) -> PublishedImage | None:
+        """Return an image of the same plan, put under the job's tag, if the registry still has it."""
+        earlier = (
+            BuildJob.objects.filter(
+                status=BuildJob.Status.SUCCEEDED,
+                plan_hash=plan_hash,
+                registry_id=job.registry_id,
+            )
+            .exclude(plan_hash="")
+            .order_by("-id")
+            .first()
+        )
+        if earlier is None:
+            return None
+        try:
+            if not self.registry.copy(
+                earlier.repository, earlier.published_digest, job.repository, job.tag
+            ):
+                return None
+        except ControlPlaneError as exc:
+            log.warning("reuse_failed", reason=exc.detail, earlier_job_id=str(earlier.pk))
+            return None
+        push_registry = settings.REGISTRY_PUSH_REGISTRY
+        return PublishedImage(
+            reference=f"{push_registry}/{job.repository}:{job.tag}",
+            digest_reference=f"{push_registry}/{job.repository}@{earlier.published_digest}",
+            digest=earlier.published_digest,
+        )
+
+    def _launch(
+        self, job: BuildJob, blueprint: Blueprint, image_plan: ImagePlan, control: JobControl
+    ) -> LaunchedRuntime:
+        attempt: Attempt = job.attempt
+        runtime = blueprint.runtime
+        resources = runtime.resources
+        return self.adapter.launch(
+            LaunchRequest(
+                instance_id=self.instance_id,
+                run_id=attempt.run_id,
+                attempt_id=attempt.pk,
+                workspace_id=attempt.workspace_id,
+                job_id=job.pk,
+                attempt_count=job.attempt_count,
+                image=job.published_digest_reference,
+                boot=boot_configuration(
+                    attempt,
+                    blueprint,
+                    user=image_plan.user,
+                    home=image_plan.home,
+                    shell=image_plan.shell,
+                    harness_command=image_plan.harness_command,
+                    limits=self.boot_limits,
+                ),
+                working_directory=runtime.working_directory,
+                outbound=runtime.network.outbound,
+                memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
+                cpus=resources.cpus or settings.WORKSPACE_CPUS,
+                pids=resources.pids or settings.WORKSPACE_PIDS,
+                sudo=blueprint.customization.sudo,
+                restart=runtime.persistence == "persistent",
+                oci_runtime=runtime.oci_runtime,
+                timeout=self.launch_timeout,
+            ),
+            cancelled=control.cancelled,
+        )
+
+
+def _discard(data: bytes) -> None:
+    """Take build output; the tail that a failure needs is kept by the compiler."""
+
+
+def source_policy() -> git.SourcePolicy:
+    """Return the operator's policy for sources."""
+    timeout = settings.WORKSPACE_SOURCE_TIMEOUT_MS / 1000
+    return git.SourcePolicy(
+        allow_file=settings.SVC_SOURCE_ALLOW_FILE,
+        allow_private=settings.SVC_SOURCE_ALLOW_PRIVATE,
+        resolve_timeout=min(60.0, timeout),
+        fetch_timeout=timeout,
+        max_bytes=settings.WORKSPACE_SOURCE_MAX_BYTES,
+        extra_ca_file=settings.SVC_EXTRA_CA_FILE or None,
+    )
+
+
+def lease_duration() -> timedelta:
+    """Return how long a claim lasts without a renewal."""
+    return timedelta(milliseconds=settings.WORKSPACE_BUILD_JOB_LEASE_DURATION_MS)

@@ -1,0 +1,118 @@
+"""Settling a job that failed or was cancelled: writes that do not depend on each other.
+
+The specification wants the failure written to job, runtime and attempt independently, so that one
+failing write does not stop the others. What a write misses, the sweeper repairs from the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from django.db import transaction
+from django.db.models.functions import Now
+
+from builds.models import BuildJob, Fence, LeaseLostError
+from controlplane.errors import JobError
+from workspaces import services as workspaces
+from workspaces.models import Attempt
+
+log = structlog.get_logger(__name__)
+
+INTERNAL_ERROR = "internal-error"
+INTERNAL_MESSAGE = "Something went wrong on our side; the worker's log knows more."
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """Return code and message to store for ``error``.
+
+    A :class:`JobError` speaks for itself. Anything else is a fault of ours: its text may hold
+    argv, SQL or secrets, so it stays in the log.
+    """
+    if isinstance(error, JobError):
+        return error.code, error.message
+    return INTERNAL_ERROR, INTERNAL_MESSAGE
+
+
+def attempt_all(writes: dict[str, Callable[[], object]]) -> list[Exception]:
+    """Run every write even when others fail; log and return the failures."""
+    failures: list[Exception] = []
+    for name, write in writes.items():
+        try:
+            write()
+        except Exception as exc:
+            log.exception("failure_write_failed", write=name)
+            failures.append(exc)
+    return failures
+
+
+def fail_claimed_job(fence: Fence, attempt: Attempt, error: BaseException) -> list[Exception]:
+    """Write the failure of a job that ``fence`` holds: job, runtime and attempt, each by itself.
+
+    Raises ``LeaseLostError``, having written nothing, when the job is somebody else's by now.
+    """
+    code, message = describe(error)
+
+    def write_job() -> None:
+        with transaction.atomic():
+            job = BuildJob.objects.lock(fence)
+            BuildJob.objects.filter(pk=job.pk).update(
+                status=BuildJob.Status.FAILED,
+                error_code=code,
+                error_message=message,
+                finished_at=Now(),
+                lease_expires_at=None,
+                updated_at=Now(),
+            )
+
+    def write_runtime() -> None:
+        with transaction.atomic():
+            BuildJob.objects.lock(fence)
+            workspaces.fail_runtime(attempt, code=code, message=message)
+
+    def write_attempt() -> None:
+        with transaction.atomic():
+            BuildJob.objects.lock(fence)
+            workspaces.fail_attempt(attempt, code=code, message=message)
+
+    failures = attempt_all(
+        {"job": write_job, "runtime": write_runtime, "attempt": write_attempt}
+    )
+    if len(failures) == 3 and all(isinstance(failure, LeaseLostError) for failure in failures):
+        raise failures[0]
+    return failures
+
+
+def fail_unclaimed_job(job: BuildJob, *, code: str, message: str) -> bool:
+    """Write the failure of a job that nobody claimed: job, attempt and sandbox, each by itself.
+
+    Returns False, having written nothing, when a worker claimed the job in the meantime.
+    """
+    claimed = False
+
+    def write_job() -> None:
+        nonlocal claimed
+        with transaction.atomic():
+            changed = BuildJob.objects.filter(
+                pk=job.pk, status=BuildJob.Status.QUEUED
+            ).update(
+                status=BuildJob.Status.FAILED,
+                error_code=code,
+                error_message=message,
+                finished_at=Now(),
+                updated_at=Now(),
+            )
+            claimed = changed == 0
+
+    def write_attempt() -> None:
+        if not claimed:
+            with transaction.atomic():
+                workspaces.fail_attempt(job.attempt, code=code, message=message)
+
+    def write_sandbox() -> None:
+        if not claimed:
+            with transaction.atomic():
+                workspaces.refresh_sandbox(job.attempt_id)
+
+    attempt_all({"job": write_job, "attempt": write_attempt, "sandbox": write_sandbox})
+    return not claimed

@@ -1,0 +1,84 @@
+"""Finding what nobody works on: jobs without a message, jobs of dead workers, half-written ends."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import structlog
+from django.db import transaction
+from django.db.models import OuterRef, Subquery
+from django.db.models.functions import Now
+
+from builds.models import BuildJob, Worker
+from workspaces import services as workspaces
+from workspaces.models import Attempt
+
+log = structlog.get_logger(__name__)
+
+FORGET_WORKERS_AFTER = timedelta(days=1)
+
+
+def claimable_jobs(
+    *, overdue: timedelta, stale: timedelta, limit: int, expire: bool
+) -> list[uuid.UUID]:
+    """Return up to ``limit`` jobs that nobody is at, longest-waiting first.
+
+    ``expire`` also ends the leases of workers that stopped beating ``stale`` ago. Queued and
+    leased jobs are two questions, each on its own partial index.
+    """
+    if expire:
+        ended = BuildJob.objects.expire_leases_of_dead_workers(stale=stale)
+        if ended:
+            log.warning("leases_of_dead_workers_ended", jobs=ended)
+    found = list(BuildJob.objects.expired().values_list("pk", flat=True)[:limit])
+    if len(found) < limit:
+        queued = BuildJob.objects.overdue(overdue=overdue).values_list("pk", flat=True)
+        found += list(queued[: limit - len(found)])
+    return found
+
+
+def repair_attempts(*, limit: int = 100) -> int:
+    """Settle attempts whose job ended without them; return how many.
+
+    A failure is written to job, runtime and attempt independently, so any of them may be missing.
+    """
+    latest = BuildJob.objects.filter(attempt_id=OuterRef("pk")).order_by("-id")
+    broken = (
+        Attempt.objects.filter(status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING])
+        .annotate(job_status=Subquery(latest.values("status")[:1]))
+        .filter(job_status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED])
+        .order_by("id")[:limit]
+    )
+    repaired = 0
+    for attempt in broken:
+        with transaction.atomic():
+            job = (
+                BuildJob.objects.select_for_update(skip_locked=True)
+                .filter(attempt=attempt)
+                .order_by("-id")
+                .first()
+            )
+            if job is None:
+                continue
+            if job.status == BuildJob.Status.FAILED:
+                workspaces.fail_runtime(
+                    attempt, code=job.error_code, message=job.error_message
+                )
+                changed = workspaces.fail_attempt(
+                    attempt, code=job.error_code, message=job.error_message
+                )
+            elif job.status == BuildJob.Status.CANCELLED:
+                changed = workspaces.cancel_attempt(attempt, reason=job.error_message)
+            else:
+                continue
+        repaired += int(changed)
+    if repaired:
+        log.warning("attempts_repaired", attempts=repaired)
+    return repaired
+
+
+def forget_workers() -> int:
+    """Delete heartbeat rows of workers that died long ago; return how many."""
+    deleted, _ = Worker.objects.filter(seen_at__lt=Now() - FORGET_WORKERS_AFTER).delete()
+    return deleted

@@ -1,0 +1,338 @@
+"""The build worker: a consumer of the build queue, with leases, heartbeat and sweeper.
+
+Four kinds of threads, each with one duty:
+
+* the main thread owns the broker's connection and only pumps it;
+* ``prefetch`` job threads run the jobs;
+* the pulse writes the heartbeat and renews the leases, so neither waits for anything else;
+* the sweeper looks for jobs that nobody is at, and reconciles containers with rows.
+
+The first SIGTERM or SIGINT drains: no new job, those at work are finished. The second stops at
+once: builds are killed and their jobs given back for another worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+
+import structlog
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+
+from builds import sweeper
+from builds.messages import BuildRequested, MalformedMessageError, topology
+from builds.models import BuildJob, LeaseLostError, Worker
+from builds.pipeline import JobControl, JobRunner, ShutdownError
+from builds.reconciler import reconcile
+from builds.settlement import fail_claimed_job
+from controlplane.amqp import Consumer, Delivery
+from controlplane.errors import JobError
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS_EXHAUSTED = "attempts-exhausted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimes:
+    """How often a worker does what, and when it takes others for dead."""
+
+    lease: timedelta
+    heartbeat: timedelta
+    stale: timedelta
+    sweep: timedelta
+    overdue: timedelta
+    reconcile: timedelta
+    reconcile_grace: timedelta
+
+
+class BuildWorker:
+    """One worker process. :meth:`run` returns when it was told to stop or ``max_jobs`` are done."""
+
+    def __init__(
+        self,
+        *,
+        runner: JobRunner,
+        broker_url: str,
+        broker_timeout: float,
+        prefetch: int,
+        times: WorkerTimes,
+        max_jobs: int | None = None,
+    ) -> None:
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._runner = runner
+        self._prefetch = prefetch
+        self._times = times
+        self._max_jobs = max_jobs
+        self._consumer = Consumer(
+            broker_url,
+            topology(),
+            prefetch=prefetch,
+            timeout=broker_timeout,
+            name=f"buildworker {self.worker_id}",
+            on_delivery=self._on_delivery,
+            on_tick=self._on_tick,
+        )
+        self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="job")
+        self._lock = threading.Lock()
+        self._controls: dict[uuid.UUID, tuple[BuildJob, JobControl]] = {}
+        self._submitted: set[uuid.UUID] = set()
+        self._in_pool = 0
+        self._done = 0
+        self._signals = 0
+        self._draining = threading.Event()
+        self._stopped = threading.Event()
+        self._away_until = 0.0
+
+    # ------------------------------------------------------------ life
+
+    def run(self) -> None:
+        """Work until told to stop; the caller's signal handlers are put back afterwards."""
+        log.info("worker_started", worker_id=self.worker_id, prefetch=self._prefetch)
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        threads = [
+            threading.Thread(target=self._pulse, name="pulse"),
+            threading.Thread(target=self._sweep, name="sweeper"),
+        ]
+        self._beat()
+        for thread in threads:
+            thread.start()
+        try:
+            self._consumer.run()
+        finally:
+            self._stopped.set()
+            self._pool.shutdown(wait=True)
+            for thread in threads:
+                thread.join()
+            self._unregister()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            connections.close_all()
+            log.info("worker_stopped", worker_id=self.worker_id, jobs=self._done)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # Only counts: a handler may interrupt anything, even the logger.
+        self._signals += 1
+
+    def _on_tick(self) -> None:
+        """On the main thread, about twice a second: act on signals, and end when drained."""
+        if self._signals and not self._draining.is_set():
+            self._drain("a signal asked for it")
+        if self._signals > 1:
+            with self._lock:
+                for _, control in self._controls.values():
+                    control.shut_down()
+        with self._lock:
+            idle = self._in_pool == 0
+        if self._draining.is_set() and idle:
+            self._consumer.stop()
+
+    def _drain(self, reason: str) -> None:
+        self._draining.set()
+        self._consumer.pause()
+        log.info("worker_draining", reason=reason)
+
+    # ------------------------------------------------------------ jobs
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        try:
+            job_id = BuildRequested.from_bytes(delivery.body).job_id
+        except MalformedMessageError as exc:
+            log.error("message_malformed", reason=str(exc))
+            delivery.reject()
+            return
+        self._submit(job_id, delivery)
+
+    def _submit(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
+        with self._lock:
+            self._in_pool += 1
+            self._submitted.add(job_id)
+        self._pool.submit(self._work, job_id, delivery)
+
+    def _work(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
+        """In a job thread: claim, run, settle the message. Nothing may escape."""
+        close_old_connections()
+        with structlog.contextvars.bound_contextvars(
+            job_id=str(job_id), worker_id=self.worker_id
+        ):
+            settle: Callable[[Delivery], None] = Delivery.ack
+            try:
+                settle = self._claim_and_run(job_id)
+            except (DatabaseError, InterfaceError) as exc:
+                # The row is the truth: what could not be claimed is found again by a sweeper.
+                log.warning("job_left_for_later", reason=type(exc).__name__)
+                self._stopped.wait(1.0)
+                settle = Delivery.requeue
+            except Exception:
+                log.exception("job_thread_failed")
+            finally:
+                if delivery is not None:
+                    settle(delivery)
+                with self._lock:
+                    self._in_pool -= 1
+                    self._submitted.discard(job_id)
+                close_old_connections()
+
+    def _claim_and_run(self, job_id: uuid.UUID) -> Callable[[Delivery], None]:
+        """Return how the message of the job is to be settled."""
+        if self._draining.is_set():
+            return Delivery.requeue
+        job = BuildJob.objects.claim(
+            job_id, worker_id=self.worker_id, lease=self._times.lease
+        )
+        if job is None:
+            log.info("job_not_claimable")
+            return Delivery.ack
+        control = JobControl()
+        with self._lock:
+            self._controls[job.pk] = (job, control)
+        started = time.monotonic()
+        log.info("job_claimed", attempt_count=job.attempt_count, status=job.status)
+        try:
+            self._run_claimed(job, control)
+        except LeaseLostError:
+            log.warning("job_lost")
+            return Delivery.ack
+        except ShutdownError:
+            log.warning("job_given_back")
+            return Delivery.requeue
+        except JobError as exc:
+            log.warning("job_failed", code=exc.code, message=exc.message)
+            return Delivery.reject
+        except Exception:
+            log.exception("job_failed", code="internal-error")
+            return Delivery.reject
+        finally:
+            with self._lock:
+                self._controls.pop(job.pk, None)
+            self._count_done()
+        log.info("job_done", duration_ms=round((time.monotonic() - started) * 1000))
+        return Delivery.ack
+
+    def _run_claimed(self, job: BuildJob, control: JobControl) -> None:
+        if job.attempt_count > job.max_attempts:
+            exhausted = JobError(
+                ATTEMPTS_EXHAUSTED,
+                f"{job.max_attempts} workers took this job and none of them finished it.",
+            )
+            fail_claimed_job(job.fence, job.attempt, exhausted)
+            raise exhausted
+        self._runner.run(job, control)
+
+    def _count_done(self) -> None:
+        with self._lock:
+            self._done += 1
+            enough = self._max_jobs is not None and self._done >= self._max_jobs
+        if enough and not self._draining.is_set():
+            self._drain("max-jobs reached")
+
+    # ------------------------------------------------------------ pulse
+
+    def _beat(self) -> None:
+        try:
+            Worker.objects.beat(
+                self.worker_id,
+                hostname=socket.gethostname(),
+                pid=os.getpid(),
+                prefetch=self._prefetch,
+            )
+        except (DatabaseError, InterfaceError) as exc:
+            # After an outage every heartbeat is old: nobody is taken for dead before all of them
+            # had the time to beat again.
+            self._away_until = time.monotonic() + self._times.stale.total_seconds()
+            log.warning("heartbeat_failed", reason=type(exc).__name__)
+            close_old_connections()
+
+    def _pulse(self) -> None:
+        while not self._stopped.wait(self._times.heartbeat.total_seconds()):
+            close_old_connections()
+            self._beat()
+            with self._lock:
+                held = list(self._controls.values())
+            for job, control in held:
+                self._renew(job, control)
+        connections.close_all()
+
+    def _renew(self, job: BuildJob, control: JobControl) -> None:
+        try:
+            if not BuildJob.objects.renew(job.fence, lease=self._times.lease):
+                with self._lock:
+                    still_held = job.pk in self._controls
+                if still_held:
+                    log.warning("lease_lost", job_id=str(job.pk))
+                    control.lose()
+        except (DatabaseError, InterfaceError) as exc:
+            log.warning("renewal_failed", job_id=str(job.pk), reason=type(exc).__name__)
+            close_old_connections()
+
+    def _unregister(self) -> None:
+        try:
+            Worker.objects.filter(pk=self.worker_id).delete()
+        except (DatabaseError, InterfaceError):
+            log.warning("heartbeat_row_left")
+
+    # ------------------------------------------------------------ sweeper
+
+    def _sweep(self) -> None:
+        next_reconcile = time.monotonic()
+        while not self._stopped.wait(self._times.sweep.total_seconds()):
+            close_old_connections()
+            self._guarded("sweep", self._sweep_jobs)
+            self._guarded("repair", lambda: sweeper.repair_attempts())
+            if time.monotonic() >= next_reconcile:
+                self._guarded("forget", lambda: sweeper.forget_workers())
+                self._guarded("reconcile", self._reconcile)
+                next_reconcile = time.monotonic() + self._times.reconcile.total_seconds()
+        connections.close_all()
+
+    def _guarded(self, name: str, duty: Callable[[], object]) -> None:
+        """Run one duty of the sweeper; the next round tries again whatever went wrong."""
+        try:
+            duty()
+        except (DatabaseError, InterfaceError, JobError) as exc:
+            reason = exc.message if isinstance(exc, JobError) else type(exc).__name__
+            log.warning("sweeper_duty_failed", duty=name, reason=reason)
+            close_old_connections()
+        except Exception:
+            log.exception("sweeper_duty_failed", duty=name)
+
+    def _sweep_jobs(self) -> None:
+        if self._draining.is_set():
+            return
+        with self._lock:
+            free = self._prefetch - self._in_pool
+            submitted = set(self._submitted)
+        if free <= 0:
+            return
+        found = sweeper.claimable_jobs(
+            overdue=self._times.overdue,
+            stale=self._times.stale,
+            limit=free + len(submitted),
+            expire=time.monotonic() >= self._away_until,
+        )
+        for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
+            log.info("job_found_by_sweeper", job_id=str(job_id))
+            self._submit(job_id, None)
+
+    def _reconcile(self) -> None:
+        result = reconcile(
+            self._runner.adapter,
+            instance_id=self._runner.instance_id,
+            grace=self._times.reconcile_grace,
+        )
+        if result.lost or result.ended or result.removed:
+            log.info(
+                "reconciled", lost=result.lost, ended=result.ended, removed=result.removed
+            )

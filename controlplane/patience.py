@@ -1,0 +1,37 @@
+"""Waiting out a database that restarts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+from django.db import InterfaceError, OperationalError, close_old_connections
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+def persistently(
+    write: Callable[[], T], *, patience: float, given_up: threading.Event | None = None
+) -> T:
+    """Return ``write()``, repeating it for up to ``patience`` seconds while the database is away.
+
+    ``write`` runs its own transaction, so a repetition starts from nothing. Raises the database's
+    error when the time is over or ``given_up`` is set.
+    """
+    deadline = time.monotonic() + patience
+    pause = 0.1
+    while True:
+        try:
+            return write()
+        except (OperationalError, InterfaceError) as exc:
+            close_old_connections()
+            if time.monotonic() + pause > deadline or (given_up and given_up.is_set()):
+                raise
+            log.warning("database_away", reason=type(exc).__name__, retry_in_s=pause)
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)

@@ -1,0 +1,23 @@
+"""Every path of the service. There are no trailing slashes and no redirects to them."""
+
+from django.contrib import admin
+from django.urls import include, path
+from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerView
+
+from controlplane import views
+
+urlpatterns = [
+    path("", views.Root.as_view()),
+    path("healthz", views.Liveness.as_view()),
+    path("readyz", views.Readiness.as_view()),
+    path("v1/system/setup-state", views.SetupState.as_view()),
+    path("", include("workspaces.urls")),
+    path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
+    path("docs", SpectacularSwaggerView.as_view(url_name="openapi"), name="docs"),
+    path("admin/", admin.site.urls),
+]
+
+handler400 = "controlplane.problems.bad_request"
+handler403 = "controlplane.problems.permission_denied"
+handler404 = "controlplane.problems.not_found"
+handler500 = "controlplane.problems.server_error"

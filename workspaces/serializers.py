@@ -1,0 +1,249 @@
+"""The wire shapes of workspaces, sandboxes, attempts and events."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from controlplane.serializers import (
+    InputSerializer,
+    OutputSerializer,
+    PatternField,
+    TextField,
+    TimestampField,
+)
+from workspaces.blueprint import blueprint_schema
+from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
+from workspaces.status import SurfacedStatus
+
+# The grammars of the OCI distribution specification ("Pulling manifests").
+REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+NAME_MAX_LENGTH = 120
+
+
+@extend_schema_field(blueprint_schema())
+class BlueprintField(serializers.JSONField):
+    """A blueprint; its own parser says what is wrong with it, after the request's other members."""
+
+
+class NameField(TextField):
+    """A name for people: runs of blanks count as one."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=NAME_MAX_LENGTH, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the name with single blanks."""
+        if isinstance(data, str):
+            data = " ".join(data.split(" "))
+            data = re.sub(r" {2,}", " ", data)
+        return super().to_internal_value(data)
+
+
+class SelectionSerializer(InputSerializer):
+    """A repository of a source-hosting installation."""
+
+    provider = serializers.ChoiceField(choices=["github"])
+    installation_id = TextField()
+    installation_repository_id = TextField()
+    ref = TextField(required=False)
+
+
+class CredentialsSerializer(InputSerializer):
+    """Which connected accounts the workspace may use, by id or name."""
+
+    profile_id = TextField(required=False)
+    claude = TextField(required=False)
+    codex = TextField(required=False)
+    github = TextField(required=False)
+
+
+class WorkspaceRequestSerializer(InputSerializer):
+    """What to start: a blueprint, and where its image is published."""
+
+    name = NameField(required=False, help_text="Inferred from repository and tag when absent.")
+    registry_id = TextField(help_text="The configured registry's id, `default` unless renamed.")
+    repository = PatternField(
+        pattern=REPOSITORY,
+        hint="A repository is lower-case parts of letters and digits, joined by . _ - and /.",
+        max_length=255,
+    )
+    tag = PatternField(
+        pattern=TAG,
+        hint="A tag is up to 128 of letters, digits, _ . - and begins with none of . and -.",
+        max_length=128,
+    )
+    spec = BlueprintField()
+    source_selection = SelectionSerializer(required=False)
+    dotfiles_selection = SelectionSerializer(required=False)
+    credentials = CredentialsSerializer(required=False)
+
+
+class SandboxRequestSerializer(WorkspaceRequestSerializer):
+    """What to start, perhaps in a workspace that exists already."""
+
+    workspace_id = serializers.UUIDField(
+        required=False, help_text="Start this workspace again instead of creating one."
+    )
+    relation = serializers.ChoiceField(
+        required=False,
+        choices=[
+            Sandbox.Relation.REBUILD.value,
+            Sandbox.Relation.RETRY.value,
+            Sandbox.Relation.RESUME.value,
+        ],
+        help_text="Why a workspace is started again; `rebuild` unless told.",
+    )
+
+
+class StartedSandboxSerializer(OutputSerializer):
+    """The identifiers of what was started."""
+
+    sandbox_id = serializers.UUIDField()
+    workspace_id = serializers.UUIDField()
+    attempt_id = serializers.UUIDField()
+    run_id = serializers.UUIDField(help_text="The boot run: its record tells how it went.")
+    job_id = serializers.UUIDField()
+    name = serializers.CharField()
+    status = serializers.ChoiceField(choices=[SurfacedStatus.QUEUED.value])
+    registry_id = serializers.CharField()
+    repository = serializers.CharField()
+    tag = serializers.CharField()
+
+
+class RenameSerializer(InputSerializer):
+    """Another name for a workspace."""
+
+    name = NameField()
+
+
+class RenamedSerializer(OutputSerializer):
+    """The workspace's new name."""
+
+    workspace_id = serializers.UUIDField()
+    name = serializers.CharField()
+    updated_at = TimestampField()
+
+
+class RuntimeSerializer(OutputSerializer):
+    """What runs for an attempt."""
+
+    adapter = serializers.CharField()
+    resource_id = serializers.CharField()
+    reference = serializers.CharField()
+    status = serializers.ChoiceField(choices=RuntimeInstance.Status.choices)
+    endpoint = serializers.CharField(required=False, allow_null=True)
+
+
+class PublishedImageSerializer(OutputSerializer):
+    """The image in the registry."""
+
+    reference = serializers.CharField()
+    digest_reference = serializers.CharField()
+    digest = serializers.CharField()
+
+
+class FailureSerializer(OutputSerializer):
+    """Why something failed."""
+
+    message = serializers.CharField()
+    code = serializers.CharField(required=False, allow_null=True)
+
+
+class ReasonSerializer(OutputSerializer):
+    """Why something is not ready, since when, and what happens next."""
+
+    code = serializers.CharField()
+    message = serializers.CharField()
+    since = TimestampField()
+    next = serializers.CharField()
+
+
+class StandingSerializer(OutputSerializer):
+    # The members that reads of workspaces, sandboxes and attempts have in common.
+    status = serializers.ChoiceField(choices=SurfacedStatus.choices)
+    reason = ReasonSerializer(required=False, allow_null=True)
+    runtime = RuntimeSerializer(required=False, allow_null=True)
+    published_image = PublishedImageSerializer(required=False, allow_null=True)
+    error = FailureSerializer(required=False, allow_null=True)
+    created_at = TimestampField()
+    updated_at = TimestampField()
+    started_at = TimestampField(required=False, allow_null=True)
+    finished_at = TimestampField(required=False, allow_null=True)
+
+
+class WorkspaceSummarySerializer(StandingSerializer):
+    """A workspace and how it stands."""
+
+    workspace_id = serializers.UUIDField()
+    sandbox_id = serializers.UUIDField(required=False, allow_null=True)
+    name = serializers.CharField()
+    owner_user_id = serializers.CharField()
+    registry_id = serializers.CharField(required=False, allow_null=True)
+    repository = serializers.CharField(required=False, allow_null=True)
+    tag = serializers.CharField(required=False, allow_null=True)
+
+
+class WorkspaceSerializer(WorkspaceSummarySerializer):
+    """A workspace, how it stands, and its blueprint."""
+
+    spec = BlueprintField(required=False, allow_null=True)
+
+
+class SandboxSerializer(StandingSerializer):
+    """A request to start a workspace, and how it stands."""
+
+    sandbox_id = serializers.UUIDField()
+    workspace_id = serializers.UUIDField()
+    attempt_id = serializers.UUIDField(required=False, allow_null=True)
+    run_id = serializers.UUIDField(required=False, allow_null=True)
+    job_id = serializers.UUIDField(required=False, allow_null=True)
+    name = serializers.CharField()
+    owner_user_id = serializers.CharField()
+    relation = serializers.ChoiceField(choices=Sandbox.Relation.choices)
+    registry_id = serializers.CharField()
+    repository = serializers.CharField()
+    tag = serializers.CharField()
+    spec = BlueprintField()
+
+
+class AttemptSerializer(StandingSerializer):
+    """One try to build, publish and launch."""
+
+    attempt_id = serializers.UUIDField()
+    sandbox_id = serializers.UUIDField()
+    run_id = serializers.UUIDField()
+    job_id = serializers.UUIDField(required=False, allow_null=True)
+    relation = serializers.ChoiceField(choices=Sandbox.Relation.choices)
+    trigger_type = serializers.ChoiceField(choices=Attempt.TriggerType.choices)
+    spec = BlueprintField()
+    queued_at = TimestampField()
+    linked_at = TimestampField()
+    duration_ms = serializers.IntegerField(required=False, allow_null=True, min_value=0)
+
+
+class EventSerializer(OutputSerializer):
+    """Something that happened to a workspace."""
+
+    event_id = serializers.UUIDField()
+    workspace_id = serializers.UUIDField()
+    attempt_id = serializers.UUIDField(required=False, allow_null=True)
+    type = serializers.ChoiceField(choices=WorkspaceEvent.Type.choices)
+    occurred_at = TimestampField()
+    message = serializers.CharField()
+    data = serializers.DictField(child=serializers.JSONField())
+
+
+def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:
+    """Return the serializer of a keyset page of ``item``."""
+    members = {
+        "items": item(many=True),
+        "next_cursor": serializers.CharField(required=False, allow_null=True),
+        "__doc__": "One page of a list; `nextCursor` leads to the next one, when there is one.",
+    }
+    return type(name, (OutputSerializer,), members)

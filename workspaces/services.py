@@ -1,0 +1,240 @@
+"""Changes of workspaces, attempts and runtimes, each with the event that tells of it.
+
+Every function that changes a state expects to be called inside a transaction, writes the event in
+it, and brings the sandbox's surfaced status along. Who may do what, and the fencing of workers, is
+decided by the callers in ``builds``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models.functions import Now
+
+from controlplane.errors import NotFound
+from workspaces.models import (
+    Attempt,
+    RuntimeInstance,
+    Sandbox,
+    Workspace,
+    WorkspaceEvent,
+)
+from workspaces.runtimes.base import LaunchedRuntime
+from workspaces.status import SurfacedStatus, surfaced_status
+
+
+def get_workspace(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Workspace:
+    """Return a workspace; a foreign one is as absent as an unknown one (``NotFound``)."""
+    workspace = Workspace.objects.owned_by(owner_user_id).filter(pk=workspace_id).first()
+    if workspace is None:
+        raise NotFound("There is no such workspace.", code="workspace-not-found")
+    assert isinstance(workspace, Workspace)
+    return workspace
+
+
+def rename_workspace(
+    workspace_id: uuid.UUID, *, owner_user_id: str | None, name: str
+) -> Workspace:
+    """Give a workspace another name and return it; the last one who renames wins."""
+    workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
+    workspace.name = name
+    workspace.save(update_fields=["name", "updated_at"])
+    return workspace
+
+
+def record_event(
+    attempt: Attempt,
+    event_type: WorkspaceEvent.Type,
+    message: str,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """Append an event of ``attempt`` to its workspace's history."""
+    WorkspaceEvent.objects.create(
+        workspace_id=attempt.workspace_id,
+        attempt=attempt,
+        type=event_type,
+        message=message,
+        data=dict(data or {}),
+    )
+
+
+def create_workspace(*, owner_user_id: str, name: str) -> Workspace:
+    """Create a workspace without a sandbox."""
+    workspace = Workspace.objects.create(owner_user_id=owner_user_id, name=name)
+    WorkspaceEvent.objects.create(
+        workspace=workspace,
+        type=WorkspaceEvent.Type.WORKSPACE_CREATED,
+        message=f"Workspace {name} was created.",
+    )
+    assert isinstance(workspace, Workspace)
+    return workspace
+
+
+def create_attempt(
+    *,
+    sandbox: Sandbox,
+    relation: Sandbox.Relation,
+    trigger_type: Attempt.TriggerType,
+    requested_by: str,
+) -> Attempt:
+    """Create a queued attempt of ``sandbox`` and make it the latest one."""
+    attempt = Attempt.objects.create(
+        sandbox=sandbox,
+        workspace_id=sandbox.workspace_id,
+        relation=relation,
+        trigger_type=trigger_type,
+        requested_by=requested_by,
+        spec=sandbox.spec,
+    )
+    Sandbox.objects.filter(pk=sandbox.pk).update(
+        latest_attempt=attempt, status=SurfacedStatus.QUEUED, updated_at=Now()
+    )
+    Workspace.objects.filter(pk=sandbox.workspace_id).update(
+        latest_sandbox=sandbox, updated_at=Now()
+    )
+    record_event(
+        attempt,
+        WorkspaceEvent.Type.ATTEMPT_QUEUED,
+        "An attempt was queued.",
+        {"relation": relation, "triggerType": trigger_type, "runId": str(attempt.run_id)},
+    )
+    return attempt
+
+
+def refresh_sandbox(attempt_id: uuid.UUID) -> None:
+    """Write the surfaced status of the attempt's sandbox, if it still is its latest attempt."""
+    sandbox = (
+        Sandbox.objects.select_for_update().filter(latest_attempt_id=attempt_id).first()
+    )
+    if sandbox is None:
+        return
+    attempt = Attempt.objects.get(pk=attempt_id)
+    runtime = RuntimeInstance.objects.filter(attempt_id=attempt_id).first()
+    job = attempt.jobs.order_by("-id").first()
+    status = surfaced_status(
+        attempt=attempt.status,
+        job=job.status if job else None,
+        runtime=runtime.status if runtime else None,
+    )
+    if sandbox.status != status:
+        Sandbox.objects.filter(pk=sandbox.pk).update(status=status, updated_at=Now())
+
+
+def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> None:
+    """Move a queued attempt to ``running``; one that runs already stays as it is."""
+    if Attempt.objects.filter(pk=attempt.pk).start():
+        record_event(
+            attempt,
+            WorkspaceEvent.Type.ATTEMPT_RUNNING,
+            "A build worker took the attempt.",
+            {"workerId": worker_id, "attemptCount": attempt_count},
+        )
+        refresh_sandbox(attempt.pk)
+
+
+def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
+    """Write the ``pending`` runtime instance of an attempt whose image was published."""
+    _, created = RuntimeInstance.objects.get_or_create(
+        run_id=attempt.run_id, defaults={"attempt": attempt}
+    )
+    record_event(
+        attempt, WorkspaceEvent.Type.IMAGE_PUBLISHED, "The image was published.", published
+    )
+    if created:
+        record_event(
+            attempt, WorkspaceEvent.Type.RUNTIME_PENDING, "The workspace is being launched."
+        )
+    refresh_sandbox(attempt.pk)
+
+
+def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
+    """Move the runtime to ``running`` and the attempt to ``succeeded``; False if it was final."""
+    if not Attempt.objects.filter(pk=attempt.pk).settle(Attempt.Status.SUCCEEDED):
+        return False
+    RuntimeInstance.objects.update_or_create(
+        run_id=attempt.run_id,
+        defaults={
+            "attempt": attempt,
+            "status": RuntimeInstance.Status.RUNNING,
+            "adapter": launched.adapter,
+            "resource_id": launched.resource_id,
+            "reference": launched.reference,
+            "endpoint": launched.endpoint,
+            "launched_at": Now(),
+        },
+    )
+    record_event(
+        attempt,
+        WorkspaceEvent.Type.RUNTIME_RUNNING,
+        "The workspace runs.",
+        {
+            "adapter": launched.adapter,
+            "resourceId": launched.resource_id,
+            "reference": launched.reference,
+        },
+    )
+    record_event(attempt, WorkspaceEvent.Type.ATTEMPT_SUCCEEDED, "The workspace is ready.")
+    refresh_sandbox(attempt.pk)
+    return True
+
+
+def fail_attempt(attempt: Attempt, *, code: str, message: str) -> bool:
+    """Move the attempt to ``failed``; False when it was final already."""
+    changed = Attempt.objects.filter(pk=attempt.pk).settle(
+        Attempt.Status.FAILED, error_code=code, error_message=message
+    )
+    if changed:
+        record_event(
+            attempt,
+            WorkspaceEvent.Type.ATTEMPT_FAILED,
+            message,
+            {"errorCode": code} if code else {},
+        )
+    refresh_sandbox(attempt.pk)
+    return bool(changed)
+
+
+def cancel_attempt(attempt: Attempt, *, reason: str) -> bool:
+    """Move the attempt to ``cancelled``; False when it was final already."""
+    changed = Attempt.objects.filter(pk=attempt.pk).settle(
+        Attempt.Status.CANCELLED, error_message=reason
+    )
+    if changed:
+        record_event(attempt, WorkspaceEvent.Type.ATTEMPT_CANCELLED, reason)
+    refresh_sandbox(attempt.pk)
+    return bool(changed)
+
+
+def fail_runtime(attempt: Attempt, *, code: str, message: str) -> bool:
+    """Write the attempt's runtime instance as ``failed``; False when it was final already."""
+    changed = RuntimeInstance.objects.filter(run_id=attempt.run_id).settle(
+        RuntimeInstance.Status.FAILED, error_code=code, error_message=message
+    )
+    if not changed and not RuntimeInstance.objects.filter(run_id=attempt.run_id).exists():
+        RuntimeInstance.objects.create(
+            run_id=attempt.run_id,
+            attempt=attempt,
+            status=RuntimeInstance.Status.FAILED,
+            error_code=code,
+            error_message=message,
+            finished_at=Now(),
+        )
+        changed = 1
+    if changed:
+        data = {"errorCode": code} if code else {}
+        record_event(attempt, WorkspaceEvent.Type.RUNTIME_FAILED, message, data)
+    refresh_sandbox(attempt.pk)
+    return bool(changed)
+
+
+def stop_runtime(attempt: Attempt, *, code: str, message: str) -> bool:
+    """Write the attempt's runtime instance as ``stopped``; False when it was final or absent."""
+    changed = RuntimeInstance.objects.filter(run_id=attempt.run_id).settle(
+        RuntimeInstance.Status.STOPPED, error_code=code, error_message=message
+    )
+    if changed:
+        record_event(attempt, WorkspaceEvent.Type.RUNTIME_STOPPED, message, {"errorCode": code})
+        refresh_sandbox(attempt.pk)
+    return bool(changed)

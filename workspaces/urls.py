@@ -1,0 +1,15 @@
+"""The paths of workspaces and sandboxes, in the specification's order."""
+
+from django.urls import path
+
+from workspaces import views
+
+urlpatterns = [
+    path("v1/workspaces", views.WorkspaceList.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>/name", views.WorkspaceName.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>", views.WorkspaceDetail.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>/attempts", views.WorkspaceAttempts.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>/events", views.WorkspaceEvents.as_view()),
+    path("v1/sandboxes", views.SandboxList.as_view()),
+    path("v1/sandboxes/<uuid:sandbox_id>", views.SandboxDetail.as_view()),
+]

@@ -1,0 +1,363 @@
+"""The endpoints of workspaces and sandboxes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from builds.services import SandboxIntent, StartedSandbox, start_sandbox
+from builds.standing import (
+    attempt_members,
+    sandbox_members,
+    standings,
+    workspace_members,
+)
+from controlplane.errors import Fault, NotFound, ValidationFailed
+from controlplane.pagination import list_query, page
+from controlplane.requests import (
+    NoQuery,
+    body_reader,
+    optional_owner,
+    read_body,
+    read_owner,
+    read_query,
+    require_owner,
+)
+from controlplane.problems import faults_of
+from controlplane.serializers import InputSerializer, TextField
+from workspaces.blueprint import Blueprint
+from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
+from workspaces.serializers import (
+    AttemptSerializer,
+    EventSerializer,
+    RenamedSerializer,
+    RenameSerializer,
+    SandboxRequestSerializer,
+    SandboxSerializer,
+    StartedSandboxSerializer,
+    WorkspaceRequestSerializer,
+    WorkspaceSerializer,
+    WorkspaceSummarySerializer,
+    page_of,
+)
+from workspaces.services import get_workspace, rename_workspace
+from workspaces.status import SurfacedStatus
+
+OWNER_QUERY = OpenApiParameter(
+    "ownerUserId", str, description="Whose; `userId` is a synonym."
+)
+OWNER_REQUIRED = OpenApiParameter(
+    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
+)
+IDEMPOTENCY_KEY = OpenApiParameter(
+    "idempotency-key",
+    str,
+    OpenApiParameter.HEADER,
+    description=(
+        "Repeating a request with the same key gives the first answer again, with the header "
+        "`idempotency-replayed: true`. Keys belong to the owner."
+    ),
+)
+
+WorkspaceListQuery = list_query(
+    default=25,
+    maximum=100,
+    status=serializers.ChoiceField(choices=SurfacedStatus.choices, required=False),
+)
+AttemptListQuery = list_query(default=25, maximum=100)
+EventListQuery = list_query(default=50, maximum=200)
+WorkspacePageSerializer = page_of(WorkspaceSummarySerializer, "WorkspacePageSerializer")
+AttemptPageSerializer = page_of(AttemptSerializer, "AttemptPageSerializer")
+EventPageSerializer = page_of(EventSerializer, "EventPageSerializer")
+
+
+def _idempotency_key(request: Request) -> tuple[str | None, list[Fault]]:
+    if "idempotency-key" not in request.headers:
+        return None, []
+    try:
+        key = TextField(max_length=255).run_validation(request.headers["idempotency-key"])
+    except serializers.ValidationError as exc:
+        return None, [
+            Fault(fault.code, fault.detail, header="idempotency-key")
+            for fault in faults_of(exc.detail)
+        ]
+    return key, []
+
+
+def _read_intent(
+    request: Request, serializer: type[InputSerializer]
+) -> SandboxIntent:
+    """Return what the client asks for; all faults of the request at once, the spec's too."""
+    owner, faults = read_owner(request, required=True)
+    key, key_faults = _idempotency_key(request)
+    reader, body_faults = body_reader(request, serializer)
+    faults += key_faults + body_faults
+    if faults:
+        body = request.data
+        if isinstance(body, dict) and body.get("spec") is not None:
+            try:
+                Blueprint.parse(body["spec"])
+            except ValidationFailed as exc:
+                faults += exc.errors
+        raise ValidationFailed(faults)
+    values = reader.validated_data
+    relation = values.get("relation")
+    if relation and not values.get("workspace_id"):
+        raise ValidationFailed(
+            [Fault("relation-without-workspace", "Name the workspaceId.", pointer="/relation")]
+        )
+    default = Sandbox.Relation.REBUILD if values.get("workspace_id") else Sandbox.Relation.LAUNCH
+    assert owner is not None
+    return SandboxIntent(
+        owner_user_id=owner,
+        registry_id=values["registry_id"],
+        repository=values["repository"],
+        tag=values["tag"],
+        spec=values["spec"],
+        name=values.get("name"),
+        workspace_id=values.get("workspace_id"),
+        relation=Sandbox.Relation(relation) if relation else default,
+        source_selection=values.get("source_selection"),
+        dotfiles_selection=values.get("dotfiles_selection"),
+        credentials=values.get("credentials"),
+        idempotency_key=key,
+        body=request.data,
+    )
+
+
+def _accepted(started: StartedSandbox, location: str) -> Response:
+    headers = {"Location": location}
+    if started.replayed:
+        headers["idempotency-replayed"] = "true"
+    body = StartedSandboxSerializer(_by_python_name(started.answer)).data
+    return Response(body, status=202, headers=headers)
+
+
+def _by_python_name(answer: dict[str, Any]) -> dict[str, Any]:
+    names = {"sandboxId": "sandbox_id", "workspaceId": "workspace_id", "attemptId": "attempt_id"}
+    names |= {"runId": "run_id", "jobId": "job_id", "registryId": "registry_id"}
+    return {names.get(name, name): value for name, value in answer.items()}
+
+
+class SandboxList(APIView):
+    """Starting sandboxes."""
+
+    @extend_schema(
+        operation_id="sandboxes.create",
+        tags=["Sandboxes"],
+        summary="Start a sandbox",
+        description=(
+            "Records the intent and queues a build job; poll `GET /v1/sandboxes/{sandboxId}`. "
+            "Creates a workspace unless `workspaceId` names one."
+        ),
+        parameters=[IDEMPOTENCY_KEY],
+        request=SandboxRequestSerializer,
+        responses={202: StartedSandboxSerializer},
+    )
+    def post(self, request: Request) -> Response:
+        """Start a sandbox."""
+        started = start_sandbox(_read_intent(request, SandboxRequestSerializer))
+        return _accepted(started, f"/v1/sandboxes/{started.answer['sandboxId']}")
+
+
+class SandboxDetail(APIView):
+    """One sandbox."""
+
+    @extend_schema(
+        operation_id="sandboxes.get",
+        tags=["Sandboxes"],
+        summary="Read a sandbox",
+        parameters=[OWNER_QUERY],
+        responses=SandboxSerializer,
+    )
+    def get(self, request: Request, sandbox_id: uuid.UUID) -> Response:
+        """Show one sandbox, and why it is not ready."""
+        read_query(request, NoQuery)
+        sandbox = (
+            Sandbox.objects.owned_by(optional_owner(request))
+            .select_related("workspace", "latest_attempt")
+            .filter(pk=sandbox_id)
+            .first()
+        )
+        if sandbox is None:
+            raise NotFound("There is no such sandbox.", code="sandbox-not-found")
+        attempt = sandbox.latest_attempt
+        standing = standings([attempt])[attempt.pk] if attempt else None
+        return Response(SandboxSerializer(sandbox_members(sandbox, standing)).data)
+
+
+class WorkspaceList(APIView):
+    """Creating and listing workspaces."""
+
+    @extend_schema(
+        operation_id="workspaces.create",
+        tags=["Workspaces"],
+        summary="Create a workspace and start its first sandbox",
+        parameters=[IDEMPOTENCY_KEY],
+        request=WorkspaceRequestSerializer,
+        responses={202: StartedSandboxSerializer},
+    )
+    def post(self, request: Request) -> Response:
+        """Create a workspace and start its first sandbox."""
+        started = start_sandbox(_read_intent(request, WorkspaceRequestSerializer))
+        return _accepted(started, f"/v1/workspaces/{started.answer['workspaceId']}")
+
+    @extend_schema(
+        operation_id="workspaces.list",
+        tags=["Workspaces"],
+        summary="List an owner's workspaces, newest first",
+        parameters=[OWNER_REQUIRED, WorkspaceListQuery],
+        responses=WorkspacePageSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """List an owner's workspaces, newest first."""
+        query = read_query(request, WorkspaceListQuery)
+        rows = Workspace.objects.owned_by(require_owner(request)).select_related(
+            "latest_sandbox__latest_attempt"
+        )
+        if "status" in query:
+            rows = rows.filter(latest_sandbox__status=query["status"])
+        answer = page(
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_workspaces
+        )
+        return Response(_shown(WorkspacePageSerializer, answer))
+
+
+def _present_workspaces(rows: Sequence[Workspace]) -> list[Any]:
+    attempts = {
+        row.pk: row.latest_sandbox.latest_attempt
+        for row in rows
+        if row.latest_sandbox and row.latest_sandbox.latest_attempt
+    }
+    found = standings(attempts.values())
+    return [
+        workspace_members(row, found.get(attempts[row.pk].pk) if row.pk in attempts else None)
+        for row in rows
+    ]
+
+
+def _shown(serializer: type[serializers.Serializer[Any]], answer: dict[str, Any]) -> Any:
+    cursor = answer.pop("nextCursor", None)
+    return serializer({**answer, "next_cursor": cursor}).data
+
+
+class WorkspaceDetail(APIView):
+    """One workspace."""
+
+    @extend_schema(
+        operation_id="workspaces.get",
+        tags=["Workspaces"],
+        summary="Read a workspace, and why it is not ready",
+        parameters=[OWNER_QUERY],
+        responses=WorkspaceSerializer,
+    )
+    def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
+        """Show one workspace, and why it is not ready."""
+        read_query(request, NoQuery)
+        workspace = (
+            Workspace.objects.owned_by(optional_owner(request))
+            .select_related("latest_sandbox__latest_attempt")
+            .filter(pk=workspace_id)
+            .first()
+        )
+        if workspace is None:
+            raise NotFound("There is no such workspace.", code="workspace-not-found")
+        return Response(WorkspaceSerializer(_present_workspaces([workspace])[0]).data)
+
+
+class WorkspaceName(APIView):
+    """The name of a workspace."""
+
+    @extend_schema(
+        operation_id="workspaces.rename",
+        tags=["Workspaces"],
+        summary="Rename a workspace",
+        parameters=[OWNER_QUERY],
+        request=RenameSerializer,
+        responses=RenamedSerializer,
+    )
+    def patch(self, request: Request, workspace_id: uuid.UUID) -> Response:
+        """Rename a workspace."""
+        read_query(request, NoQuery)
+        owner = optional_owner(request)
+        name = read_body(request, RenameSerializer)["name"]
+        workspace = rename_workspace(workspace_id, owner_user_id=owner, name=name)
+        members = {
+            "workspace_id": workspace.pk,
+            "name": workspace.name,
+            "updated_at": workspace.updated_at,
+        }
+        return Response(RenamedSerializer(members).data)
+
+
+class WorkspaceAttempts(APIView):
+    """The attempts of a workspace."""
+
+    @extend_schema(
+        operation_id="workspaces.listAttempts",
+        tags=["Workspaces"],
+        summary="List the attempts of a workspace, newest first",
+        parameters=[OWNER_QUERY, AttemptListQuery],
+        responses=AttemptPageSerializer,
+    )
+    def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
+        """List the attempts of a workspace, newest first."""
+        query = read_query(request, AttemptListQuery)
+        workspace = get_workspace(workspace_id, owner_user_id=optional_owner(request))
+        answer = page(
+            Attempt.objects.filter(workspace=workspace),
+            limit=query["limit"],
+            cursor=query.get("cursor"),
+            present=_present_attempts,
+        )
+        return Response(_shown(AttemptPageSerializer, answer))
+
+
+def _present_attempts(rows: Sequence[Attempt]) -> list[Any]:
+    found = standings(rows)
+    return [attempt_members(found[row.pk]) for row in rows]
+
+
+class WorkspaceEvents(APIView):
+    """The history of a workspace."""
+
+    @extend_schema(
+        operation_id="workspaces.listEvents",
+        tags=["Workspaces"],
+        summary="List what happened to a workspace, newest first",
+        parameters=[OWNER_QUERY, EventListQuery],
+        responses=EventPageSerializer,
+    )
+    def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
+        """List what happened to a workspace, newest first."""
+        query = read_query(request, EventListQuery)
+        workspace = get_workspace(workspace_id, owner_user_id=optional_owner(request))
+        answer = page(
+            WorkspaceEvent.objects.filter(workspace=workspace),
+            limit=query["limit"],
+            cursor=query.get("cursor"),
+            present=_present_events,
+        )
+        return Response(_shown(EventPageSerializer, answer))
+
+
+def _present_events(rows: Sequence[WorkspaceEvent]) -> list[Any]:
+    return [
+        {
+            "event_id": event.pk,
+            "workspace_id": event.workspace_id,
+            "attempt_id": event.attempt_id,
+            "type": event.type,
+            "occurred_at": event.occurred_at,
+            "message": event.message,
+            "data": event.data,
+        }
+        for event in rows
+    ]
