@@ -15,7 +15,7 @@ _CA_FOLDER = Path("/usr/local/share/ca-certificates")
 # Inherited from `make`, these would change what a `make` inside a process of ours does.
 _NOT_INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKE_TERMERR")
 _OURS = re.compile(
-    r"(SVC|WORKSPACE|WORKER|REGISTRY|RABBITMQ|DATABASE|DOCKER|CONTAINER|WEB|CORS|SSH_GATEWAY"
+    r"(SVC|WORKSPACE|WORKER|REGISTRY|RABBITMQ|DATABASE|DOCKER|CONTAINER_SOCKET|WEB|CORS|SSH_GATEWAY"
     r"|DEFAULT_RUNTIME|DJANGO)_[A-Z0-9_]+\Z"
 )
 

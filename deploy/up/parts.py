@@ -69,7 +69,6 @@ class Part(ABC):
     def reachable(self, name: str, value: str) -> bool:
         """True when something answers at the address the operator gave."""
 
-    @abstractmethod
     def missing(self) -> Missing:
         instead = f"or set {' or '.join(self.variables)}"
         return Missing(self.title, self.packages, instead)
