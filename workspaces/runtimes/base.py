@@ -1,0 +1,135 @@
+"""What an engine must be able to do for us, and the values that go in and out.
+
+An adapter keeps no state of its own. Everything it needs to recognise what it started is written on
+the things themselves as labels, so any worker can observe, adopt or remove what another one
+launched. The codes a launch can fail with:
+
+======================  ==========================================================================
+``step-failed``         a dotfiles, setup or startup step failed; the message has its name and tail
+``container-exited``    the container ended before the workspace was ready
+``image-pull-failed``   the engine could not get the image
+``oci-runtime-missing`` the engine does not know the OCI runtime that was asked for
+``launch-refused``      the engine refused to create or start the container or its network
+``network-pool-empty``  no free subnet is left in the configured pool
+``launch-timed-out``    the workspace was not ready in the time given
+``launch-cancelled``    the caller set ``cancelled``
+``launch-superseded``   a newer launch of the same run owns the runtime; nothing of it was touched
+``adapter-unavailable`` the engine does not answer, or not as it should
+======================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+from uuid import UUID
+
+from controlplane.errors import JobError
+
+
+class LaunchError(JobError):
+    """A runtime could not be launched, observed or removed; see the codes in the module docstring.
+
+    ``message`` is for the owner of the workspace: bounded, without control characters, and never
+    with the engine's address, the container's configuration or anything of ``boot``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """One launch of one run. The whole of it, pulling included, may take ``timeout`` seconds."""
+
+    instance_id: UUID
+    """The installation that owns the runtime; must be the adapter's own."""
+    run_id: UUID
+    """The boot run. One run has at most one live runtime, named after it."""
+    attempt_id: UUID
+    workspace_id: UUID
+    job_id: UUID
+    attempt_count: int
+    """The fencing token: a launch with a lower one never touches what a higher one owns."""
+    image: str
+    """A digest reference, ``registry/repository@sha256:…``."""
+    boot: Mapping[str, object] = field(repr=False)
+    """The agent's configuration, written into the container before it starts."""
+    working_directory: str
+    """Where sessions and runs start; recorded with the runtime, created by the agent if missing."""
+    outbound: bool
+    """False: no network at all but loopback."""
+    memory_mb: int
+    cpus: float
+    pids: int
+    sudo: bool
+    """True: setuid programs work, so that the workspace's user can become root inside."""
+    restart: bool
+    """True: the engine starts the runtime again when it ends or the machine restarts."""
+    oci_runtime: Literal["runc", "runsc"]
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRuntime:
+    """A runtime whose agent has said that the workspace is ready."""
+
+    adapter: str
+    resource_id: str
+    reference: str
+    endpoint: str
+    """How the gateway and the recorder reach it, for example ``docker-exec://<container id>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRuntime:
+    """What the engine knows of one runtime of ours, live or ended."""
+
+    run_id: UUID
+    job_id: UUID
+    attempt_count: int
+    """The launch that created it; a later launch may have adopted it."""
+    resource_id: str
+    reference: str
+    running: bool
+    exit_code: int | None
+    """None while it runs, and when it was never started."""
+    oom_killed: bool
+    """A process of it was killed for want of memory, not necessarily the first one."""
+    created_at: datetime
+
+
+class RuntimeAdapter(Protocol):
+    """One kind of engine. Methods may be called from any thread and raise only ``LaunchError``.
+
+    An adapter sees and touches only what carries the instance id it was made with.
+    """
+
+    @property
+    def name(self) -> str:
+        """The adapter's name as it is stored on a runtime instance."""
+
+    def check(self) -> None:
+        """Raise ``adapter-unavailable`` unless the engine answers and is recent enough."""
+
+    def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
+        """Return a ready runtime for the run, or leave nothing of this launch behind and raise.
+
+        A healthy runtime that an earlier launch of the same run left is adopted.
+        """
+
+    def observe(self, run_id: UUID) -> ObservedRuntime | None:
+        """Return the run's runtime as it is now, or None when the engine has none."""
+
+    def list(self) -> list[ObservedRuntime]:
+        """Return every runtime of this installation, also those that have ended."""
+
+    def remove(self, run_id: UUID) -> bool:
+        """Remove all of the run's things; True when there were any. Safe to call again."""
+
+    def sweep_networks(self, keep_run_ids: Collection[UUID]) -> int:
+        """Remove unused networks of runs that are not to be kept; return how many.
+
+        ``keep_run_ids`` must hold every run that may be launching just now: for a moment such a
+        launch has a network that nothing is connected to yet.
+        """

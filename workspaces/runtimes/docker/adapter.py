@@ -1,0 +1,100 @@
+"""``DockerAdapter``: the runtime adapter for a Docker Engine."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ipaddress
+import threading
+from collections.abc import Collection
+from uuid import UUID
+
+from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, ObservedRuntime
+from workspaces.runtimes.docker.engine import Engine, container_name, labels_of, observed
+from workspaces.runtimes.docker.launch import Launch
+
+
+class DockerAdapter:
+    """Launches, observes and removes the workspaces of one installation on one Docker Engine.
+
+    ``docker_host`` is a ``unix://`` or ``tcp://`` address; ``network_pool`` an IPv4 network that
+    nothing else on the engine's machine uses; ``engine_timeout`` limits each call, in seconds. The
+    registry's name and password are for pulling. Safe to use from several threads: every method
+    opens a connection of its own.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        docker_host: str,
+        instance_id: UUID | str,
+        network_pool: str = "10.213.0.0/16",
+        *,
+        engine_timeout: float = 60.0,
+        registry_username: str | None = None,
+        registry_password: str | None = None,
+    ) -> None:
+        self.instance_id = UUID(str(instance_id))
+        self._docker_host = docker_host
+        self._pool = ipaddress.IPv4Network(network_pool)
+        self._timeout = engine_timeout
+        self._registry_auth = (
+            {"username": registry_username, "password": registry_password or ""}
+            if registry_username
+            else None
+        )
+
+    def check(self) -> None:
+        """Raise ``adapter-unavailable`` unless a Linux engine with API 1.41 or later answers."""
+        with self._connect() as engine:
+            engine.require_recent()
+
+    def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
+        """Return the run's ready container; see ``RuntimeAdapter.launch`` and ``launch``."""
+        if request.instance_id != self.instance_id:
+            raise ValueError("the request belongs to another installation")
+        with self._connect() as engine:
+            return Launch(
+                engine,
+                request,
+                cancelled,
+                pool=self._pool,
+                registry_auth=self._registry_auth,
+                connect=self._connect,
+            ).run()
+
+    def observe(self, run_id: UUID) -> ObservedRuntime | None:
+        """Return the run's container as the engine sees it now, or None."""
+        with self._connect() as engine:
+            # One that is just being discarded has been renamed; the one with the name counts.
+            containers = sorted(
+                engine.containers(run_id), key=lambda found: found.name != container_name(run_id)
+            )
+            return next(filter(None, map(observed, containers)), None)
+
+    def list(self) -> list[ObservedRuntime]:
+        """Return all containers of this installation, ended ones included."""
+        with self._connect() as engine:
+            return [runtime for runtime in map(observed, engine.containers()) if runtime]
+
+    def remove(self, run_id: UUID) -> bool:
+        """Remove the run's containers with their volumes, and its networks; True if any were."""
+        with self._connect() as engine:
+            removed: builtins.list[bool] = []
+            removed.extend(map(engine.remove_container, engine.containers(run_id)))
+            removed.extend(map(engine.remove_network, engine.networks(run_id)))
+            return any(removed)
+
+    def sweep_networks(self, keep_run_ids: Collection[UUID]) -> int:
+        """Remove this installation's unused networks whose run is not in ``keep_run_ids``."""
+        kept = {str(run_id) for run_id in keep_run_ids}
+        with self._connect() as engine:
+            return sum(
+                engine.remove_network(network)
+                for network in engine.networks()
+                if labels_of(network).get("svc.run") not in kept
+            )
+
+    def _connect(self) -> contextlib.AbstractContextManager[Engine]:
+        return Engine.connect(self._docker_host, self.instance_id, self._timeout)

@@ -1,0 +1,293 @@
+"""Calls to one Docker Engine on behalf of one installation.
+
+Every call has a time limit, and what goes wrong inside ``Engine.connect`` comes out as a
+``LaunchError``. The SDK's sessions are not meant for several threads, so a connection belongs to
+the thread that opened it; opening one costs a round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import UUID
+
+import docker
+import requests
+import structlog
+import urllib3
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.models.containers import Container
+from docker.models.networks import Network
+from docker.types import IPAMConfig, IPAMPool
+from docker.utils import version_lt
+
+from workspaces.runtimes import boot
+from workspaces.runtimes.base import LaunchError, ObservedRuntime
+from workspaces.runtimes.docker.networks import free_subnets
+
+OLDEST_API = "1.41"
+"""Spoken by Docker 20.10, the oldest engine that is supported."""
+SUBNET_TRIES = 16
+STATUS_WAIT_SECONDS = 2
+EXEC_GRACE_SECONDS = 10.0
+TICK_SECONDS = 0.2
+
+logger = structlog.get_logger(__name__)
+
+
+class Engine:
+    """An open connection to the engine; sees only what carries this installation's label."""
+
+    def __init__(self, client: docker.DockerClient, instance_id: UUID, timeout: float) -> None:
+        self.client = client
+        self.instance_id = instance_id
+        self.timeout = timeout
+
+    @classmethod
+    @contextlib.contextmanager
+    def connect(cls, docker_host: str, instance_id: UUID, timeout: float) -> Iterator[Engine]:
+        """Open a connection for the block; whatever the SDK raises in it becomes a LaunchError."""
+        seconds = cast("int", timeout)  # the type stubs know no fractions
+        with engine_errors():
+            # Not version="auto": when the engine does not answer, that leaves its socket open.
+            probe = docker.DockerClient(docker_host, version=OLDEST_API, timeout=seconds)
+            with contextlib.closing(probe):
+                spoken = str(probe.version(api_version=False)["ApiVersion"])
+            client = docker.DockerClient(docker_host, version=spoken, timeout=seconds)
+            with contextlib.closing(client):
+                yield cls(client, instance_id, timeout)
+
+    def require_recent(self) -> None:
+        """Raise ``adapter-unavailable`` unless the engine is recent enough and runs Linux."""
+        version = self.client.version()
+        found = str(version.get("ApiVersion", "0"))
+        if version_lt(found, OLDEST_API):
+            raise LaunchError(
+                "adapter-unavailable",
+                f"The Docker Engine is too old: it speaks API {found}, {OLDEST_API} is needed.",
+            )
+        if version.get("Os") != "linux":
+            raise LaunchError(
+                "adapter-unavailable", "The Docker Engine does not run Linux containers."
+            )
+
+    def has_image(self, reference: str) -> bool:
+        """Whether the engine holds the image already."""
+        try:
+            self.client.images.get(reference)
+        except ImageNotFound:
+            return False
+        return True
+
+    def named(self, name: str) -> Container | None:
+        """Return the container of that name, whoever it belongs to."""
+        try:
+            return self.client.containers.get(name)
+        except NotFound:
+            return None
+
+    def containers(self, run_id: UUID | None = None) -> list[Container]:
+        """Return our containers, ended ones included, of one run or of all."""
+        return self.client.containers.list(
+            all=True, filters={"label": self._label_filter(run_id)}, ignore_removed=True
+        )
+
+    def networks(self, run_id: UUID | None = None) -> list[Network]:
+        """Return our networks, of one run or of all."""
+        return self.client.networks.list(filters={"label": self._label_filter(run_id)})
+
+    def _label_filter(self, run_id: UUID | None) -> list[str]:
+        own = [f"svc.instance={self.instance_id}"]
+        return own if run_id is None else [*own, f"svc.run={run_id}"]
+
+    def create_network(
+        self, name: str, labels: Mapping[str, str], *, pool: ipaddress.IPv4Network, start: int
+    ) -> Network:
+        """Create a bridge network on a free subnet of ``pool``; ``start`` spreads the choice."""
+        taken = [
+            part.get("Subnet") or ""
+            for network in self.client.networks.list()
+            for part in (network.attrs.get("IPAM") or {}).get("Config") or ()
+        ]
+        subnets = free_subnets(pool, taken, start=start)
+        for _, subnet in zip(range(SUBNET_TRIES), subnets, strict=False):
+            ipam = IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
+            try:
+                return self.client.networks.create(
+                    name,
+                    driver="bridge",
+                    ipam=IPAMConfig(pool_configs=[ipam]),
+                    labels=dict(labels),
+                )
+            except APIError as error:
+                # Another launch was quicker, or something that the engine does not list is there.
+                if "overlap" not in str(error.explanation).lower():
+                    raise refused(error) from error
+        raise LaunchError(
+            "network-pool-empty",
+            "No free network is left for the workspace; the operator has to enlarge the pool.",
+        )
+
+    def remove_container(self, container: Container) -> bool:
+        """Remove a container with its volumes and wait until it is gone; False if it was."""
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                container.remove(force=True, v=True)
+            except NotFound:
+                return False
+            except APIError as error:
+                # 409: somebody else's removal is in progress; it is gone when that is done.
+                if error.status_code != 409 or time.monotonic() > deadline:
+                    raise
+                time.sleep(TICK_SECONDS)
+            else:
+                return True
+
+    def remove_network(self, network: Network) -> bool:
+        """Remove a network; False when it is gone already or something is connected to it."""
+        try:
+            network.remove()
+        except NotFound:
+            return False
+        except APIError as error:
+            if error.status_code not in (403, 409):
+                raise
+            logger.info("network kept because it is in use", network=network.name)
+            return False
+        return True
+
+    def ask(self, container: Container, cancelled: threading.Event) -> boot.BootStatus | None:
+        """Ask the agent how the boot is getting on; it takes up to two seconds to wait for news.
+
+        None when it gave no answer that makes sense: it may not be up yet, or have ended. Raises
+        ``NotFound`` when there is no such container any more.
+        """
+        command = [boot.AGENT, "status", "--wait", str(STATUS_WAIT_SECONDS)]
+        api = self.client.api
+        try:
+            exec_id = api.exec_create(container.id, command, stderr=False, user="root")["Id"]
+            stream = api.exec_start(exec_id, socket=True)
+        except NotFound:
+            raise
+        except APIError:
+            # Not running, being started again, or out of processes; the caller looks at its state.
+            return None
+        # The SDK's own reader has no time limit, so the frames are read here.
+        connection = cast("socket.socket", getattr(stream, "_sock", stream))
+        try:
+            return boot.parse_status(
+                _frames(connection, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS, cancelled)
+            )
+        finally:
+            stream.close()
+            connection.close()
+
+    def last_status(self, container: Container) -> boot.BootStatus | None:
+        """Read the status that the agent left in a container, running or not."""
+        try:
+            chunks, _ = container.get_archive(boot.STATUS_FILE)
+        except NotFound:
+            return None
+        data = boot.read_archived_file(chunks)
+        return None if data is None else boot.parse_status(data)
+
+
+def container_name(run_id: UUID) -> str:
+    """Return the name that a run's container has."""
+    return f"svc-{run_id}"
+
+
+def labels_of(thing: Container | Network) -> dict[str, str]:
+    """Return a container's or network's labels."""
+    if isinstance(thing, Container):
+        return thing.labels or {}
+    return cast("dict[str, str]", thing.attrs.get("Labels") or {})
+
+
+def observed(container: Container) -> ObservedRuntime | None:
+    """Return what is known of a container of ours; None when its labels make no sense."""
+    labels, state = labels_of(container), container.attrs["State"]
+    try:
+        return ObservedRuntime(
+            run_id=UUID(labels["svc.run"]),
+            job_id=UUID(labels["svc.job"]),
+            attempt_count=int(labels["svc.attempt-count"]),
+            resource_id=str(container.id),
+            reference=str(container.name),
+            running=bool(state["Running"]),
+            exit_code=state["ExitCode"] if state["Status"] in ("exited", "dead") else None,
+            oom_killed=bool(state["OOMKilled"]),
+            created_at=_timestamp(container.attrs["Created"]),
+        )
+    except (KeyError, ValueError):
+        logger.warning("container with our label but not of our making", container=container.name)
+        return None
+
+
+def refused(error: APIError) -> LaunchError:
+    """Return the error for something the engine would not create or start, in its own words."""
+    reason = boot.one_line(str(error.explanation or "no reason given"))
+    return LaunchError(
+        "launch-refused", f"The Docker Engine refused to start the workspace: {reason}"
+    )
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """Turn every failure of the SDK and of what is below it into ``adapter-unavailable``.
+
+    The texts of transport errors name sockets, addresses and calls; they are logged, not passed on.
+    """
+    try:
+        yield
+    except APIError as error:
+        reason = boot.one_line(str(error.explanation or "no reason given"))
+        raise LaunchError(
+            "adapter-unavailable", f"The Docker Engine did not do what was asked: {reason}"
+        ) from error
+    except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        logger.warning("docker engine unreachable", reason=str(error))
+        raise LaunchError("adapter-unavailable", "The Docker Engine does not answer.") from error
+    except OSError as error:
+        logger.warning("docker engine connection lost", reason=str(error))
+        raise LaunchError(
+            "adapter-unavailable", "The connection to the Docker Engine was lost."
+        ) from error
+
+
+def _frames(connection: socket.socket, seconds: float, cancelled: threading.Event) -> bytes:
+    """Return the payload of an exec's output frames, as far as it came in the time given."""
+    deadline = time.monotonic() + seconds
+    collected = bytearray()
+    connection.settimeout(TICK_SECONDS)
+    while time.monotonic() < deadline and not cancelled.is_set():
+        try:
+            chunk = connection.recv(65536)
+        except TimeoutError:
+            continue
+        if not chunk or len(collected) > boot.MAX_STATUS_BYTES:
+            break
+        collected += chunk
+    # Each frame: stream number, three zero bytes, length (big endian), then the payload.
+    payload, offset = bytearray(), 0
+    while offset + 8 <= len(collected):
+        size = int.from_bytes(collected[offset + 4 : offset + 8], "big")
+        payload += collected[offset + 8 : offset + 8 + size]
+        offset += 8 + size
+    return bytes(payload)
+
+
+def _timestamp(text: Any) -> datetime:
+    # Nanoseconds and a Z; Python keeps microseconds.
+    match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,6})?", str(text))
+    if match is None:
+        raise ValueError("not a time of the engine")
+    return datetime.fromisoformat(match[1] + (match[2] or "")).replace(tzinfo=UTC)

@@ -1,0 +1,404 @@
+"""One launch: from an image digest to a container whose agent says that the workspace is ready.
+
+It makes one container named ``svc-<run id>``, with no published port, few capabilities, and limits
+on memory, CPU, processes and logs; and, when the workspace may reach the outside, one bridge
+network of its own. All carry the labels in ``Launch._labels``.
+
+**Two launches of one run at once** (a worker whose lease was taken wakes up beside its successor)
+end with one live container. The engine gives a container's name to one only, and ``attempt_count``
+says who yields: a lower one raises ``launch-superseded``. Labels of a live container cannot be
+changed, so whoever adopts it leaves a marker file inside. Before anybody removes a container that
+it launched or adopted, it renames it away and then reads the markers; an adopter writes its marker
+and then checks that the name is still there. Whichever comes second sees the other, so a container
+that a newer launch relies on is never removed by an older one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from docker.errors import APIError, NotFound
+from docker.models.containers import Container
+from docker.models.networks import Network
+from docker.types import LogConfig
+
+from workspaces.runtimes import boot
+from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
+from workspaces.runtimes.docker.engine import (
+    TICK_SECONDS,
+    Engine,
+    container_name,
+    engine_errors,
+    labels_of,
+    refused,
+)
+
+AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+"""What the agent needs as root: to own files for the user, to become the user, to end processes."""
+SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
+"""What else sudo and package managers use. NET_RAW and SETFCAP stay out together: without the
+second, packages such as ping install themselves so that they work without the first."""
+UNSTARTED_SECONDS = 10.0
+OUT_OF_MEMORY_SECONDS = 3.0
+ROUNDS = 8
+
+logger = structlog.get_logger(__name__)
+
+
+class Launch:
+    """The steps of one launch, with its deadline and the token it signs its markers with."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: LaunchRequest,
+        cancelled: threading.Event,
+        *,
+        pool: ipaddress.IPv4Network,
+        registry_auth: Mapping[str, str] | None,
+        connect: Callable[[], AbstractContextManager[Engine]],
+    ) -> None:
+        self._engine = engine
+        self._request = request
+        self._cancelled = cancelled
+        self._pool = pool
+        self._registry_auth = registry_auth
+        self._connect = connect
+        self._name = container_name(request.run_id)
+        self._token = uuid4().hex
+        self._deadline = time.monotonic() + request.timeout
+        self._doing = "the engine was looked at"
+        self._created: set[str] = set()
+
+    def run(self) -> LaunchedRuntime:
+        """Create or adopt until one container is ready, in a bounded number of rounds."""
+        self._require_oci_runtime()
+        self._pull()
+        for _ in range(ROUNDS):
+            container = self._adoptable() or self._create()
+            if container is None:
+                continue
+            try:
+                with contextlib.suppress(NotFound):
+                    return self._ready(container)
+            except BaseException:
+                self._clean_up(container)
+                raise
+            # It was removed while we waited. If it was ours, by a newer launch or by a person.
+            if container.id in self._created:
+                raise self._displaced()
+        raise LaunchError("launch-refused", "Other launches of the workspace kept taking its name.")
+
+    # ----------------------------------------------------------------- before there is a container
+
+    def _require_oci_runtime(self) -> None:
+        wanted = self._request.oci_runtime
+        if wanted not in (self._engine.client.info().get("Runtimes") or {}):
+            raise LaunchError(
+                "oci-runtime-missing",
+                f"The Docker Engine has no OCI runtime “{wanted}”; the operator has to install it.",
+            )
+
+    def _pull(self) -> None:
+        """Pull the image unless the engine has it, until the deadline or until cancelled.
+
+        A pull can be silent for long, so it has a thread and a connection of its own while this
+        thread watches the clock. When it is given up, the pull ends with its next sign of life, at
+        the latest with the deadline.
+        """
+        image = self._request.image
+        if self._engine.has_image(image):
+            return
+        self._doing = "its image was being pulled"
+        faults: list[str] = []
+        given_up = threading.Event()
+
+        def pull() -> None:
+            try:
+                with self._connect() as engine:
+                    api = engine.client.api
+                    api.timeout = max(1, int(self._deadline - time.monotonic()))
+                    auth = dict(self._registry_auth) if self._registry_auth else None
+                    for event in api.pull(image, stream=True, decode=True, auth_config=auth):
+                        if given_up.is_set():
+                            return
+                        if "error" in event:
+                            faults.append(boot.one_line(str(event["error"])))
+                            return
+            except LaunchError as error:
+                faults.append(error.message)
+
+        thread = threading.Thread(target=pull, name=f"pull for {self._name}", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                self._proceed()
+                thread.join(TICK_SECONDS)
+        finally:
+            given_up.set()
+        if not faults and not self._engine.has_image(image):
+            faults.append("the engine has no image of that digest afterwards")
+        if faults:
+            raise LaunchError(
+                "image-pull-failed", f"The image {image} could not be pulled: {faults[0]}"
+            )
+
+    def _proceed(self, status: boot.BootStatus | None = None) -> None:
+        """Raise when the launch was cancelled or its time is over."""
+        if self._cancelled.is_set():
+            raise LaunchError("launch-cancelled", "The launch was cancelled.")
+        if time.monotonic() >= self._deadline:
+            where = boot.progress_of(status) if status else self._doing
+            raise LaunchError(
+                "launch-timed-out",
+                f"The workspace was not ready after {self._request.timeout:g} s: {where}."
+                + (f"\nThe end of its output:\n{status.tail}" if status and status.tail else ""),
+            )
+
+    # ------------------------------------------------------------------------------------ adopting
+
+    def _adoptable(self) -> Container | None:
+        """Return an earlier launch's container to go on with, or make way for a new one.
+
+        Raises ``launch-superseded`` when a newer launch owns it.
+        """
+        unstarted: tuple[str | None, float] = (None, 0.0)
+        while (container := self._engine.named(self._name)) is not None:
+            self._proceed()
+            labels = labels_of(container)
+            if labels.get("svc.instance") != str(self._engine.instance_id):
+                raise LaunchError(
+                    "launch-refused", "A container that is not ours has the workspace's name."
+                )
+            count = self._request.attempt_count
+            creator = int(labels.get("svc.attempt-count", "0"))
+            if max([creator, *(marked for marked, _ in self._markers(container))]) > count:
+                raise _superseded()
+            if container.status == "created" and creator == count:
+                # The same claim twice: the other one is about to start it, or it has died.
+                if unstarted[0] != container.id:
+                    unstarted = (container.id, time.monotonic())
+                if time.monotonic() - unstarted[1] < UNSTARTED_SECONDS:
+                    time.sleep(TICK_SECONDS)
+                    continue
+            same_image = container.attrs["Config"]["Image"] == self._request.image
+            if container.status == "running" and same_image:
+                if self._adopt(container):
+                    return container
+                time.sleep(TICK_SECONDS)
+            elif not self._discard(container):
+                raise _superseded()
+        return None
+
+    def _adopt(self, container: Container) -> bool:
+        """Leave our marker in the container; False when it is being discarded meanwhile."""
+        marker = f"{self._request.attempt_count}-{self._token}"
+        try:
+            container.put_archive("/", boot.marker_archive(marker))
+        except NotFound:
+            return False
+        named = self._engine.named(self._name)
+        return named is not None and named.id == container.id
+
+    def _markers(self, container: Container) -> list[tuple[int, str]]:
+        """Return attempt count and token of every launch that has adopted the container."""
+        try:
+            chunks, _ = container.get_archive(boot.MARKER_DIRECTORY)
+        except NotFound:
+            return []
+        names = boot.archived_names(chunks)
+        found = (re.fullmatch(r"adopted/(\d{1,9})-([0-9a-f]{32})", name) for name in names)
+        return [(int(match[1]), match[2]) for match in found if match]
+
+    def _discard(self, container: Container) -> bool:
+        """Remove a container and its network; False when a launch of our rank or above has it."""
+        try:
+            container.rename(f"{self._name}-discarded-{self._token[:8]}")
+            container.reload()
+            relied_on = any(
+                count >= self._request.attempt_count and token != self._token
+                for count, token in self._markers(container)
+            )
+            if relied_on and container.status == "running":
+                container.rename(self._name)
+                return False
+        except APIError as error:
+            # 404: it is gone. 409: it is being removed; or its name has a new owner and its
+            # adopter, who found the name missing, has let go of it.
+            if error.status_code not in (404, 409):
+                raise
+        self._engine.remove_container(container)
+        network_id = container.attrs["HostConfig"]["NetworkMode"]
+        for network in self._engine.networks(self._request.run_id):
+            if network.id == network_id:
+                self._engine.remove_network(network)
+        return True
+
+    def _clean_up(self, container: Container) -> None:
+        """Discard after a failure without hiding it: what stays behind is found by its labels."""
+        try:
+            with engine_errors():
+                self._discard(container)
+        except LaunchError as error:
+            logger.warning("container left behind", container=self._name, reason=error.message)
+
+    def _displaced(self) -> LaunchError:
+        """Return the error for a container of ours that went away before it was ready."""
+        if self._engine.named(self._name) is not None:
+            return _superseded()
+        return LaunchError(
+            "container-exited", "The container was removed while the workspace was starting."
+        )
+
+    # ------------------------------------------------------------------------------------ creating
+
+    def _create(self) -> Container | None:
+        """Return a started container of our own; None when another launch took the name."""
+        self._proceed()
+        self._doing = "its container was being created"
+        network = self._create_network() if self._request.outbound else None
+        try:
+            container = self._create_container(network)
+        except BaseException as error:
+            if network is not None:
+                with contextlib.suppress(LaunchError), engine_errors():
+                    self._engine.remove_network(network)
+            if isinstance(error, APIError):
+                if error.status_code == 409:
+                    return None
+                raise refused(error) from error
+            raise
+        self._created.add(str(container.id))
+        try:
+            container.put_archive("/", boot.config_archive(self._request.boot))
+            self._proceed()
+            container.start()
+        except BaseException as error:
+            named = self._engine.named(self._name) if isinstance(error, APIError) else container
+            self._clean_up(container)
+            if named is None or named.id != container.id:
+                raise self._displaced() from error
+            if isinstance(error, APIError):
+                raise refused(error) from error
+            raise
+        return container
+
+    def _create_network(self) -> Network:
+        # Each launch has its own, because each removes its own and newer engines refuse a second
+        # network of the same name.
+        name = f"{self._name}-{self._token[:8]}"
+        start = self._request.run_id.int
+        return self._engine.create_network(name, self._labels(), pool=self._pool, start=start)
+
+    def _create_container(self, network: Network | None) -> Container:
+        request = self._request
+        memory = f"{request.memory_mb}m"
+        hostname = f"ws-{request.workspace_id.hex[-8:]}"
+        return self._engine.client.containers.create(
+            request.image,
+            name=self._name,
+            hostname=hostname,
+            labels=self._labels(),
+            network=network.id if network else None,
+            network_mode=None if network else "none",
+            # Without a network nobody answers for the host's own name, and sudo would complain.
+            extra_hosts=None if network else {hostname: "127.0.1.1"},
+            tty=False,
+            stdin_open=False,
+            init=False,  # the agent is process 1 and reaps
+            cap_drop=["ALL"],
+            cap_add=[*AGENT_CAPABILITIES, *(SUDO_CAPABILITIES if request.sudo else ())],
+            # sudo is a setuid program, and this option makes the kernel ignore setuid.
+            security_opt=[] if request.sudo else ["no-new-privileges"],
+            mem_limit=memory,
+            memswap_limit=memory,  # equal: no swap on top
+            nano_cpus=int(request.cpus * 1e9),
+            pids_limit=request.pids,
+            log_config=LogConfig(
+                type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}
+            ),
+            runtime=request.oci_runtime,
+            stop_signal="SIGTERM",
+            use_config_proxy=False,  # nothing of the operator's own Docker settings gets in
+            # Left out on purpose: a restart policy, because a boot that fails must stay failed
+            # (`_ready` sets it); and the working directory, because the engine would create a
+            # missing one for root, whereas the agent creates it for the user.
+        )
+
+    def _labels(self) -> dict[str, str]:
+        request = self._request
+        return {
+            "svc.instance": str(request.instance_id),
+            "svc.workspace": str(request.workspace_id),
+            "svc.attempt": str(request.attempt_id),
+            "svc.run": str(request.run_id),
+            "svc.job": str(request.job_id),
+            "svc.attempt-count": str(request.attempt_count),
+            "svc.working-directory": request.working_directory,
+        }
+
+    # ---------------------------------------------------------------------- waiting for the agent
+
+    def _ready(self, container: Container) -> LaunchedRuntime:
+        """Wait until the agent says ready; raises ``NotFound`` when the container goes away."""
+        self._doing = boot.progress_of(None)
+        status: boot.BootStatus | None = None
+        while status is None or status.phase != "ready":
+            self._proceed(status)
+            answer = self._engine.ask(container, self._cancelled)
+            status = answer or status
+            container.reload()
+            if status is not None and status.phase in ("failed", "stopped"):
+                raise boot.failure_of(status, out_of_memory=self._out_of_memory(container))
+            if container.status in ("exited", "dead"):
+                raise self._exited(container)
+            if answer is None:
+                time.sleep(TICK_SECONDS)
+        if self._request.restart:
+            policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
+            container.update(restart_policy=policy)
+        return LaunchedRuntime(
+            adapter="docker",
+            resource_id=str(container.id),
+            reference=self._name,
+            endpoint=f"docker-exec://{container.id}",
+        )
+
+    def _exited(self, container: Container) -> LaunchError:
+        out_of_memory = self._out_of_memory(container)
+        status = self._engine.last_status(container)
+        if status is not None and status.phase in ("failed", "stopped"):
+            return boot.failure_of(status, out_of_memory=out_of_memory)
+        return boot.exited_without_status(
+            container.attrs["State"]["ExitCode"],
+            container.logs(tail=50),
+            secrets=self._secrets(),
+            out_of_memory=out_of_memory,
+        )
+
+    def _secrets(self) -> list[str]:
+        secrets = self._request.boot.get("secrets")
+        return [str(secret) for secret in secrets] if isinstance(secrets, list) else []
+
+    def _out_of_memory(self, container: Container) -> str:
+        """Say so if the workspace ran out of memory, which the engine may know a moment later."""
+        until = time.monotonic() + OUT_OF_MEMORY_SECONDS
+        while not container.attrs["State"]["OOMKilled"]:
+            if container.status in ("exited", "dead") or time.monotonic() > until:
+                return ""
+            time.sleep(TICK_SECONDS)
+            container.reload()
+        return f" The workspace ran out of its {self._request.memory_mb} MB of memory."
+
+
+def _superseded() -> LaunchError:
+    return LaunchError("launch-superseded", "A newer launch of the workspace has taken over.")

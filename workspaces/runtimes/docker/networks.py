@@ -1,0 +1,46 @@
+"""Which subnet a new workspace network gets.
+
+The engine's own address pools hold about thirty networks, so every workspace gets an explicit /28
+(gateway, workspace, and room for what people start beside it) from a pool that the operator sets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Network
+
+PREFIX_LENGTH = 28
+
+
+def free_subnets(pool: IPv4Network, taken: Iterable[str], *, start: int) -> Iterator[IPv4Network]:
+    """Yield every /28 of ``pool`` that overlaps none of ``taken``, each once.
+
+    The walk begins at a place that ``start`` decides (any integer, for example a run's id), so that
+    launches at the same moment rarely reach for the same subnet. Entries of ``taken`` that are not
+    IPv4 networks are ignored.
+    """
+    size = 1 << (32 - PREFIX_LENGTH)
+    count = pool.num_addresses // size
+    first = int(pool.network_address)
+    occupied = _occupied_slots(pool, taken, size)
+    for step in range(count):
+        slot = (start + step) % count
+        if slot not in occupied:
+            yield IPv4Network((first + slot * size, PREFIX_LENGTH))
+
+
+def _occupied_slots(pool: IPv4Network, taken: Iterable[str], size: int) -> set[int]:
+    occupied: set[int] = set()
+    first, last = int(pool.network_address), int(pool.broadcast_address)
+    for text in taken:
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            continue
+        if not isinstance(network, IPv4Network) or not network.overlaps(pool):
+            continue
+        low = max(int(network.network_address), first) - first
+        high = min(int(network.broadcast_address), last) - first
+        occupied.update(range(low // size, high // size + 1))
+    return occupied
