@@ -85,7 +85,9 @@ class Part(ABC):
                     f"{name} says {where}, but nothing answers there. Start it, correct {name}, "
                     "or unset it to let the set-up find or start one."
                 )
-            settings = self.given_settings(name, value)
+            # Kept, so that `make staff` and the like reach it without being told again.
+            told = {name: self.values[name]} if name in self.values else {}
+            settings = {**told, **self.given_settings(name, value)}
             return Choice(self.title, "given", f"{name} is set", where, settings)
         return None
 

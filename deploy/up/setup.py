@@ -207,16 +207,18 @@ def _choose(parts: list[Part]) -> tuple[list[Choice], list[packages.Missing]]:
 def _refuse_other_database(part: Part, choice: Choice, forced: set[str]) -> None:
     """Never slip an empty database under a system whose data lies in another one."""
     used_before = load_derived(part.layout).get("SVC_UP_PARTS", "").split(",")
+    elsewhere = {f"{part.key}:found", f"{part.key}:given"} & set(used_before)
     if (
         isinstance(part, PostgresPart)
         and choice.service is not None
         and not choice.service.data_exists
-        and f"{part.key}:found" in used_before
+        and elsewhere
         and part.key not in forced
     ):
         raise SetupError(
-            "The PostgreSQL of this machine, where this system's data lies, does not run. Start "
-            "it, or set SVC_UP_PRIVATE=postgres to begin again with an empty private one."
+            "This system's data lies in another PostgreSQL, which was used before and now is "
+            "neither named by DATABASE_URL nor found. Start it or name it, or set "
+            "SVC_UP_PRIVATE=postgres to begin again with an empty private one."
         )
 
 
@@ -226,7 +228,8 @@ def _bring_up(choice: Choice, progress: Progress) -> dict[str, str]:
     with progress.step(choice.title) as step:
         started = False
         if service is not None:
-            step.now("starting a private one")
+            if not service.running:
+                step.now("starting a private one")
             started = service.start()
         where = f"pid {service.pid}, {choice.where}" if service is not None else choice.where
         state = "started" if started else "running"
@@ -316,12 +319,17 @@ def _wait_ready(layout: Layout, processes: OwnProcesses, environ: Mapping[str, s
 
 
 def _readiness_problem(environ: Mapping[str, str]) -> str:
-    """Empty when ready, otherwise what `/readyz` says."""
+    """Empty when every part works and a worker is alive, otherwise what `/readyz` says."""
+    request = f"{api_url(environ)}/readyz"
     try:
-        with urllib.request.urlopen(f"{api_url(environ)}/readyz", timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=15) as answer:  # noqa: S310 - our own address
             body = json.load(answer)
     except urllib.error.HTTPError as error:
-        return error.read().decode(errors="replace")[:1000]
+        body = json.load(error)
     except (OSError, ValueError) as error:
         return str(error)
-    return "" if isinstance(body, dict) else f"unexpected answer {body!r}"
+    return "; ".join(
+        f"{check['name']}: {check['detail']}"
+        for check in body["checks"]
+        if not check["ok"] and (check["required"] or check["name"] == "buildWorker")
+    )

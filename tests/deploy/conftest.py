@@ -1,0 +1,34 @@
+"""What the tests of the set-up share: a directory that services under other accounts can reach."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.up.layout import Layout
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory below which a service of another account finds its files.
+
+    pytest's own temporary directories are closed to everyone else.
+    """
+    with tempfile.TemporaryDirectory(prefix="svc-test-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """A checkout with nothing in it but the locks."""
+    (tmp_path / "deploy").mkdir()
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tmp_path / "deploy" / name).write_text("django==5.2\n")
+    made = Layout(tmp_path, tmp_path / ".data", tmp_path / ".data" / "services")
+    made.create()
+    return made
