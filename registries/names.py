@@ -1,0 +1,26 @@
+"""The grammars of names in a registry (OCI distribution specification 1.1, "Pulling manifests")."""
+
+from __future__ import annotations
+
+import re
+
+_REPOSITORY = re.compile(
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+
+
+def is_repository(name: str) -> bool:
+    """Whether ``name`` may name a repository, at most 255 characters as engines want it."""
+    return len(name) <= 255 and _REPOSITORY.fullmatch(name) is not None
+
+
+def is_tag(name: str) -> bool:
+    """Whether ``name`` may be a tag."""
+    return _TAG.fullmatch(name) is not None
+
+
+def is_digest(name: str) -> bool:
+    """Whether ``name`` is the digest of a manifest or blob."""
+    return _DIGEST.fullmatch(name) is not None
