@@ -10,8 +10,7 @@ from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 
-from controlplane.ids import uuid7
-from controlplane.serializers import OWNER_MAX_LENGTH
+from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 from workspaces.models import ERROR_CODE_MAX_LENGTH
 
 

@@ -90,9 +90,7 @@ class JobRunner:
             image_plan = plan(blueprint, blueprint.target.os.family, self.catalogue)
             if job.status != BuildJob.Status.SUCCEEDED:
                 published, plan_hash, reused = self._publish(job, image_plan, control)
-                self._write(
-                    control, lambda: self._finish_build(job, published, plan_hash, reused)
-                )
+                self._write(control, lambda: self._finish_build(job, published, plan_hash, reused))
                 job.published_digest_reference = published.digest_reference
             launched = self._launch(job, blueprint, image_plan, control)
             self._write(control, lambda: self._finish_launch(job, launched))
@@ -104,8 +102,10 @@ class JobRunner:
                 raise ShutdownError from exc
             if control.cancelled.is_set():
                 raise LeaseLostError("the work was stopped") from exc
-            persistently(
-                lambda: fail_claimed_job(job.fence, attempt, exc),
+            fail_claimed_job(
+                job.fence,
+                attempt,
+                exc,
                 patience=DATABASE_PATIENCE_SECONDS,
                 given_up=control.cancelled,
             )
@@ -216,7 +216,7 @@ class JobRunner:
         return {"svc.instance": self.instance_id}
 
     def _reuse(self, job: BuildJob, plan_hash: str) -> PublishedImage | None:
-        """Return an image of the same plan, put under the job's tag, if the registry still has it."""
+        """Put an image of the same plan under the job's tag; None when the registry has none."""
         earlier = (
             BuildJob.objects.filter(
                 status=BuildJob.Status.SUCCEEDED,

@@ -172,7 +172,7 @@ def resolve_spec(blueprint: Blueprint) -> dict[str, Any]:
     """
     spec: dict[str, Any] = dict(blueprint.to_wire())
     spec.pop("credentials", None)
-    family = blueprint.target.os.family
+    family: str = blueprint.target.os.family
     if family == "auto":
         family = settings.SVC_DEFAULT_OS_FAMILY
     packages = standardize(blueprint.tooling.packages, family)
@@ -187,7 +187,7 @@ def resolve_spec(blueprint: Blueprint) -> dict[str, Any]:
 
 
 def infer_name(intent: SandboxIntent, blueprint: Blueprint) -> str:
-    """Return a name for people: words of the repository's last part, the tag and the source's ref."""
+    """Return a name for people, out of the repository's last part, the tag and the ref."""
     ref = blueprint.sources.workspace.ref if blueprint.sources.workspace else None
     parts = [intent.repository.rsplit("/", 1)[-1], intent.tag, ref or ""]
     words = [word for part in parts for word in re.split(r"[\s._/-]+", part) if word]

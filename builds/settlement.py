@@ -6,7 +6,9 @@ failing write does not stop the others. What a write misses, the sweeper repairs
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 from django.db import transaction
@@ -14,6 +16,7 @@ from django.db.models.functions import Now
 
 from builds.models import BuildJob, Fence, LeaseLostError
 from controlplane.errors import JobError
+from controlplane.patience import persistently
 from workspaces import services as workspaces
 from workspaces.models import Attempt
 
@@ -46,8 +49,18 @@ def attempt_all(writes: dict[str, Callable[[], object]]) -> list[Exception]:
     return failures
 
 
-def fail_claimed_job(fence: Fence, attempt: Attempt, error: BaseException) -> list[Exception]:
+def fail_claimed_job(
+    fence: Fence,
+    attempt: Attempt,
+    error: BaseException,
+    *,
+    patience: float,
+    given_up: threading.Event | None = None,
+) -> list[Exception]:
     """Write the failure of a job that ``fence`` holds: job, runtime and attempt, each by itself.
+
+    Each write waits up to ``patience`` seconds for a database that is away, less when ``given_up``
+    is set; what is missing in the end is repaired by a sweeper, or the job is claimed again.
 
     Raises ``LeaseLostError``, having written nothing, when the job is somebody else's by now.
     """
@@ -75,8 +88,12 @@ def fail_claimed_job(fence: Fence, attempt: Attempt, error: BaseException) -> li
             BuildJob.objects.lock(fence)
             workspaces.fail_attempt(attempt, code=code, message=message)
 
+    writes = {"job": write_job, "runtime": write_runtime, "attempt": write_attempt}
     failures = attempt_all(
-        {"job": write_job, "runtime": write_runtime, "attempt": write_attempt}
+        {
+            name: partial(persistently, write, patience=patience, given_up=given_up)
+            for name, write in writes.items()
+        }
     )
     if len(failures) == 3 and all(isinstance(failure, LeaseLostError) for failure in failures):
         raise failures[0]
@@ -93,9 +110,7 @@ def fail_unclaimed_job(job: BuildJob, *, code: str, message: str) -> bool:
     def write_job() -> None:
         nonlocal claimed
         with transaction.atomic():
-            changed = BuildJob.objects.filter(
-                pk=job.pk, status=BuildJob.Status.QUEUED
-            ).update(
+            changed = BuildJob.objects.filter(pk=job.pk, status=BuildJob.Status.QUEUED).update(
                 status=BuildJob.Status.FAILED,
                 error_code=code,
                 error_message=message,

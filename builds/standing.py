@@ -216,9 +216,7 @@ def _ended(
 ) -> Reason:
     rows: Sequence[Any] = [row for row in (job, runtime, attempt) if row is not None]
     told = next((row for row in rows if row.error_message), attempt)
-    since = (
-        getattr(told, "finished_at", None) or attempt.finished_at or attempt.updated_at
-    )
+    since = getattr(told, "finished_at", None) or attempt.finished_at or attempt.updated_at
     code = getattr(told, "error_code", "") or status.value
     return Reason(
         code,

@@ -164,9 +164,7 @@ class BuildWorker:
     def _work(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
         """In a job thread: claim, run, settle the message. Nothing may escape."""
         close_old_connections()
-        with structlog.contextvars.bound_contextvars(
-            job_id=str(job_id), worker_id=self.worker_id
-        ):
+        with structlog.contextvars.bound_contextvars(job_id=str(job_id), worker_id=self.worker_id):
             settle: Callable[[Delivery], None] = Delivery.ack
             try:
                 settle = self._claim_and_run(job_id)
@@ -189,9 +187,7 @@ class BuildWorker:
         """Return how the message of the job is to be settled."""
         if self._draining.is_set():
             return Delivery.requeue
-        job = BuildJob.objects.claim(
-            job_id, worker_id=self.worker_id, lease=self._times.lease
-        )
+        job = BuildJob.objects.claim(job_id, worker_id=self.worker_id, lease=self._times.lease)
         if job is None:
             log.info("job_not_claimable")
             return Delivery.ack
@@ -227,7 +223,7 @@ class BuildWorker:
                 ATTEMPTS_EXHAUSTED,
                 f"{job.max_attempts} workers took this job and none of them finished it.",
             )
-            fail_claimed_job(job.fence, job.attempt, exhausted)
+            fail_claimed_job(job.fence, job.attempt, exhausted, patience=0)
             raise exhausted
         self._runner.run(job, control)
 
@@ -333,6 +329,4 @@ class BuildWorker:
             grace=self._times.reconcile_grace,
         )
         if result.lost or result.ended or result.removed:
-            log.info(
-                "reconciled", lost=result.lost, ended=result.ended, removed=result.removed
-            )
+            log.info("reconciled", lost=result.lost, ended=result.ended, removed=result.removed)

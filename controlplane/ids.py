@@ -11,6 +11,9 @@ import threading
 import time
 import uuid
 
+OWNER_MAX_LENGTH = 200
+"""Owners are free strings that callers choose (specification, "Authentication")."""
+
 _lock = threading.Lock()
 _last_ms = 0
 _counter = 0

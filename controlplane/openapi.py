@@ -45,7 +45,9 @@ class ControlPlaneSchema(AutoSchema):
     def _map_serializer(
         self, serializer: Any, direction: str, bypass_extensions: bool = False
     ) -> Any:
-        schema = super()._map_serializer(serializer, direction, bypass_extensions)
+        schema: Any = super()._map_serializer(  # type: ignore[no-untyped-call]
+            serializer, direction, bypass_extensions
+        )
         if isinstance(schema, dict):
             strict = serializer.child if hasattr(serializer, "child") else serializer
             if isinstance(strict, InputSerializer):

@@ -118,10 +118,9 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> Response | Non
         log.error("database_unavailable", exc_info=exc)
     headers = {}
     if isinstance(exc, drf.APIException):
-        if getattr(exc, "auth_header", None):
-            headers["WWW-Authenticate"] = exc.auth_header
-        if getattr(exc, "wait", None):
-            headers["Retry-After"] = str(int(exc.wait))
+        wait = getattr(exc, "wait", None)
+        if wait is not None:
+            headers["Retry-After"] = str(int(wait))
     if isinstance(exc, drf.MethodNotAllowed) and request is not None:
         view = context["view"]
         headers["Allow"] = ", ".join(view.allowed_methods)

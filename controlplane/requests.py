@@ -41,7 +41,7 @@ def read_query(request: Request, serializer: type[QuerySerializer]) -> dict[str,
 
     Raises ``ValidationFailed`` naming every parameter that is unknown, repeated or wrong.
     """
-    known = [camel_case(name) for name in serializer().fields] + list(OWNER_NAMES)
+    known = [camel_case(str(name)) for name in serializer().fields] + list(OWNER_NAMES)
     faults = []
     values: dict[str, str] = {}
     for name, given in request.query_params.lists():

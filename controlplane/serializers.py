@@ -18,9 +18,8 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.fields import empty
 
+from controlplane.ids import OWNER_MAX_LENGTH
 from controlplane.parsers import escape_pointer
-
-OWNER_MAX_LENGTH = 200
 
 
 def camel_case(name: str) -> str:

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from accounts.services import needs_setup
-from controlplane.readiness import check_all
+from builds.readiness import check_all
 from controlplane.serializers import OutputSerializer
 
 
@@ -34,7 +34,9 @@ class CheckSerializer(OutputSerializer):
 
     name = serializers.CharField()
     ok = serializers.BooleanField()
-    required = serializers.BooleanField(help_text="Whether the API is not ready without it.")
+    required = serializers.BooleanField(  # type: ignore[assignment]  # DRF takes it off the class
+        help_text="Whether the API is not ready without it."
+    )
     detail = serializers.CharField()
 
 
@@ -64,7 +66,10 @@ class Root(APIView):
     """The service root."""
 
     @extend_schema(
-        operation_id="system.root", tags=["System"], summary="Service root", responses=RootSerializer
+        operation_id="system.root",
+        tags=["System"],
+        summary="Service root",
+        responses=RootSerializer,
     )
     def get(self, request: Request) -> Response:
         """Name the service and its release."""
@@ -104,9 +109,7 @@ class Readiness(APIView):
         """Ask database, broker, registry and workers; 503 when one of the first three is down."""
         checks = check_all()
         ready = all(check.ok for check in checks if check.required)
-        status = (
-            "unavailable" if not ready else "ok" if all(c.ok for c in checks) else "degraded"
-        )
+        status = "unavailable" if not ready else "ok" if all(c.ok for c in checks) else "degraded"
         body = ReadinessSerializer({"status": status, "checks": checks}).data
         return Response(body, status=200 if ready else 503)
 

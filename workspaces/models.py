@@ -8,8 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from controlplane.ids import uuid7
-from controlplane.serializers import OWNER_MAX_LENGTH
+from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 from workspaces.status import SurfacedStatus
 
 ERROR_CODE_MAX_LENGTH = 64

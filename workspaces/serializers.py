@@ -20,7 +20,9 @@ from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import SurfacedStatus
 
 # The grammars of the OCI distribution specification ("Pulling manifests").
-REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+REPOSITORY = re.compile(
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 NAME_MAX_LENGTH = 120
@@ -236,7 +238,9 @@ class EventSerializer(OutputSerializer):
     type = serializers.ChoiceField(choices=WorkspaceEvent.Type.choices)
     occurred_at = TimestampField()
     message = serializers.CharField()
-    data = serializers.DictField(child=serializers.JSONField())
+    data = serializers.DictField(  # type: ignore[assignment]  # DRF takes fields off the class
+        child=serializers.JSONField()
+    )
 
 
 def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:

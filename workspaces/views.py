@@ -21,6 +21,7 @@ from builds.standing import (
 )
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.pagination import list_query, page
+from controlplane.problems import faults_of
 from controlplane.requests import (
     NoQuery,
     body_reader,
@@ -30,7 +31,6 @@ from controlplane.requests import (
     read_query,
     require_owner,
 )
-from controlplane.problems import faults_of
 from controlplane.serializers import InputSerializer, TextField
 from workspaces.blueprint import Blueprint
 from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
@@ -50,9 +50,7 @@ from workspaces.serializers import (
 from workspaces.services import get_workspace, rename_workspace
 from workspaces.status import SurfacedStatus
 
-OWNER_QUERY = OpenApiParameter(
-    "ownerUserId", str, description="Whose; `userId` is a synonym."
-)
+OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
 OWNER_REQUIRED = OpenApiParameter(
     "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
 )
@@ -91,9 +89,7 @@ def _idempotency_key(request: Request) -> tuple[str | None, list[Fault]]:
     return key, []
 
 
-def _read_intent(
-    request: Request, serializer: type[InputSerializer]
-) -> SandboxIntent:
+def _read_intent(request: Request, serializer: type[InputSerializer]) -> SandboxIntent:
     """Return what the client asks for; all faults of the request at once, the spec's too."""
     owner, faults = read_owner(request, required=True)
     key, key_faults = _idempotency_key(request)
@@ -128,7 +124,7 @@ def _read_intent(
         dotfiles_selection=values.get("dotfiles_selection"),
         credentials=values.get("credentials"),
         idempotency_key=key,
-        body=request.data,
+        body=dict(request.data),
     )
 
 

@@ -1,0 +1,100 @@
+"""The admin of build jobs, workers and remembered requests."""
+
+from __future__ import annotations
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from builds.models import BuildJob, SandboxRequest, Worker
+from builds.services import cancel_job, requeue_job, retry_sandbox
+from controlplane.admin import HistoryAdmin
+from controlplane.errors import ControlPlaneError
+
+
+@admin.register(BuildJob)
+class BuildJobAdmin(HistoryAdmin[BuildJob]):
+    """Build jobs, with the actions an operator has for them."""
+
+    list_display = [
+        "id",
+        "status",
+        "repository",
+        "tag",
+        "attempt_count",
+        "worker_id",
+        "lease_expires_at",
+        "error_code",
+        "created_at",
+    ]
+    list_filter = ["status", "error_code", "reused", "created_at"]
+    search_fields = [
+        "id__exact",
+        "attempt__id__exact",
+        "attempt__run_id__exact",
+        "repository",
+        "worker_id",
+        "error_code",
+        "published_digest",
+    ]
+    search_help_text = "Job, attempt or run id, repository, worker, error code or digest"
+    ordering = ["-id"]
+    actions = ["requeue", "cancel", "retry"]
+
+    @admin.action(description="Requeue: send the job's message again")
+    def requeue(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
+        """Send the messages of unfinished jobs again."""
+        for job in queryset:
+            try:
+                sent = requeue_job(job)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{job.pk}: {exc.detail}", messages.ERROR)
+                continue
+            if sent:
+                self.message_user(request, f"{job.pk}: its message was sent again.")
+            else:
+                self.message_user(
+                    request, f"{job.pk}: the job has ended; retry it instead.", messages.WARNING
+                )
+
+    @admin.action(description="Cancel")
+    def cancel(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
+        """Cancel jobs whose workspace is not ready yet."""
+        for job in queryset:
+            if cancel_job(job, reason=f"Cancelled by {request.user.get_username()}."):
+                self.message_user(request, f"{job.pk}: cancelled.")
+            else:
+                self.message_user(
+                    request, f"{job.pk}: nothing is left to cancel.", messages.WARNING
+                )
+
+    @admin.action(description="Retry: start another attempt of the sandbox")
+    def retry(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
+        """Start another attempt for each job that has ended."""
+        for job in queryset.select_related("attempt__sandbox"):
+            who = request.user.get_username()
+            try:
+                started = retry_sandbox(job.attempt.sandbox, requested_by=who)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{job.pk}: {exc.detail}", messages.ERROR)
+            else:
+                self.message_user(request, f"{job.pk}: job {started.pk} is queued.")
+
+
+@admin.register(Worker)
+class WorkerAdmin(HistoryAdmin[Worker]):
+    """Build workers and their heartbeats."""
+
+    list_display = ["worker_id", "hostname", "pid", "prefetch", "draining", "started_at", "seen_at"]
+    search_fields = ["worker_id", "hostname"]
+    ordering = ["-seen_at"]
+
+
+@admin.register(SandboxRequest)
+class SandboxRequestAdmin(HistoryAdmin[SandboxRequest]):
+    """Remembered requests with an idempotency key."""
+
+    list_display = ["key", "owner_user_id", "sandbox_id", "publish_failed", "created_at"]
+    list_filter = ["publish_failed", "created_at"]
+    search_fields = ["key", "owner_user_id", "sandbox__id__exact"]
+    ordering = ["-id"]

@@ -1,0 +1,56 @@
+"""System checks: settings that are well-formed but unwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+
+
+@register(Tags.security)
+def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
+    """controlplane.W001: without ``WEB_AUTH_SECRET`` every restart signs everybody out."""
+    if settings.WEB_AUTH_SECRET:
+        return []
+    return [
+        Warning(
+            "WEB_AUTH_SECRET is not set: sign-ins to the admin end with the process.",
+            hint="Set it to 32 random bytes in hex; deploy/.env.example shows how.",
+            id="controlplane.W001",
+        )
+    ]
+
+
+@register()
+def check_extra_ca_file(**kwargs: Any) -> list[CheckMessage]:
+    """controlplane.E001: ``SVC_EXTRA_CA_FILE`` has to be readable."""
+    path = settings.SVC_EXTRA_CA_FILE
+    if not path or Path(path).is_file():
+        return []
+    return [
+        Error(
+            "SVC_EXTRA_CA_FILE names a file that is not there.",
+            hint="Give the path of a PEM file, or unset it.",
+            id="controlplane.E001",
+        )
+    ]
+
+
+@register()
+def check_lease(**kwargs: Any) -> list[CheckMessage]:
+    """controlplane.E002: a lease has to outlive the heartbeats that renew it."""
+    shortest = 2 * settings.WORKER_HEARTBEAT_INTERVAL_MS
+    faults: list[CheckMessage] = []
+    for name in ("WORKSPACE_BUILD_JOB_LEASE_DURATION_MS", "WORKER_HEARTBEAT_STALE_MS"):
+        if getattr(settings, name) < shortest:
+            faults.append(
+                Error(
+                    f"{name} is below twice WORKER_HEARTBEAT_INTERVAL_MS: a worker that is well "
+                    "would be taken for dead.",
+                    hint=f"Set it to {shortest} or more.",
+                    id="controlplane.E002",
+                )
+            )
+    return faults

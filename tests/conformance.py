@@ -1,0 +1,52 @@
+"""Holding every answer of the suite against ``openapi.json``."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Return the committed description of the API."""
+    loaded: dict[str, Any] = json.loads((ROOT / "openapi.json").read_text())
+    return loaded
+
+
+@cache
+def _templates() -> list[tuple[re.Pattern[str], str]]:
+    """Return the described paths as patterns, those without parameters first."""
+    paths = sorted(document()["paths"], key=lambda path: path.count("{"))
+    return [(re.compile(re.sub(r"\{[^/]+\}", "[^/]+", path) + r"\Z"), path) for path in paths]
+
+
+def assert_described(method: str, path: str, status: int, content_type: str, body: Any) -> None:
+    """Fail unless the document has this operation and its answer has the described shape."""
+    template = next((found for pattern, found in _templates() if pattern.match(path)), None)
+    problem = content_type.startswith("application/problem+json")
+    if template is None or method.lower() not in document()["paths"][template]:
+        assert problem, f"{method} {path} answered {status} and is not described"
+        schema: Any = {"$ref": "#/components/schemas/Problem"}
+    else:
+        responses = document()["paths"][template][method.lower()]["responses"]
+        response = responses.get(str(status), responses["default"])
+        media = "application/problem+json" if problem else "application/json"
+        assert media in response.get("content", {}), (
+            f"{method} {template} answered {status} {content_type}, which is not described"
+        )
+        schema = response["content"][media]["schema"]
+    whole = {**schema, "components": document()["components"]}
+    validator_class = validator_for(whole, default=Draft202012Validator)
+    faults = [
+        f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}"
+        for error in validator_class(whole).iter_errors(body)
+    ]
+    assert not faults, f"{method} {template or path} {status}: {faults}"

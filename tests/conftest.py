@@ -1,0 +1,142 @@
+"""Fixtures of the whole suite: real services, isolated per test session."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.test import Client
+from pytest_django.fixtures import Settings
+
+from controlplane import amqp
+from tests.conformance import assert_described
+
+OWNER = "usr_test"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of the API, already held against its description."""
+
+    status: int
+    headers: Any
+    content: bytes
+
+    @property
+    def body(self) -> Any:
+        """The JSON body."""
+        return json.loads(self.content)
+
+    @property
+    def codes(self) -> dict[str, str]:
+        """The code of each fault by where it is."""
+        return {
+            fault.get("pointer") or fault.get("parameter") or fault.get("header") or "": fault[
+                "code"
+            ]
+            for fault in self.body["errors"]
+        }
+
+
+class Api:
+    """A client that checks every answer against ``openapi.json``; ``expect`` checks the status."""
+
+    def __init__(self) -> None:
+        self._client = Client(raise_request_exception=False)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        expect: int | None = None,
+        raw: bytes | None = None,
+        content_type: str = "application/json",
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Send one request; ``raw`` instead of ``body`` sends bytes as they are."""
+        data = raw if raw is not None else (b"" if body is None else json.dumps(body).encode())
+        response = self._client.generic(
+            method, path, data, content_type=content_type, headers=headers or {}
+        )
+        content = response.content if not response.streaming else response.getvalue()
+        answer = Answer(response.status_code, response.headers, content)
+        shown = content[:2000].decode("utf-8", "replace")
+        if expect is not None:
+            assert answer.status == expect, f"{method} {path}: {answer.status} {shown}"
+        if method not in {"HEAD", "OPTIONS"}:
+            content_type = response.headers.get("content-type", "")
+            assert "json" in content_type, f"{method} {path}: {content_type} {shown}"
+            assert_described(
+                method, path.split("?")[0], answer.status, content_type, json.loads(content)
+            )
+        return answer
+
+    def get(self, path: str, *, expect: int = 200, **kwargs: Any) -> Answer:
+        """GET ``path``."""
+        return self.request("GET", path, expect=expect, **kwargs)
+
+    def post(self, path: str, body: Any = None, *, expect: int = 202, **kwargs: Any) -> Answer:
+        """POST ``body`` to ``path``."""
+        return self.request("POST", path, body, expect=expect, **kwargs)
+
+    def patch(self, path: str, body: Any = None, *, expect: int = 200, **kwargs: Any) -> Answer:
+        """PATCH ``path`` with ``body``."""
+        return self.request("PATCH", path, body, expect=expect, **kwargs)
+
+
+@pytest.fixture
+def api() -> Api:
+    """A client of the API."""
+    return Api()
+
+
+@pytest.fixture(scope="session")
+def instance_id() -> str:
+    """The installation's id of this test session: nothing of another one is touched."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def build_queue(instance_id: str) -> Iterator[str]:
+    """A build queue of this test session's own, removed afterwards."""
+    name = f"sandbox-image-builds-{instance_id}"
+    yield name
+    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=5)
+
+
+@pytest.fixture(autouse=True)
+def _isolated(settings: Settings, instance_id: str) -> None:
+    """Give the test session its own queue and instance id."""
+    settings.SVC_INSTANCE_ID = instance_id
+    settings.WORKSPACE_BUILD_QUEUE = f"sandbox-image-builds-{instance_id}"
+
+
+@pytest.fixture
+def request_body() -> dict[str, Any]:
+    """The smallest sound request that starts a sandbox."""
+    return {
+        "ownerUserId": OWNER,
+        "registryId": "default",
+        "repository": f"tests/{uuid.uuid4().hex[:12]}",
+        "tag": "latest",
+        "spec": {"harness": {"id": "shell"}},
+    }
+
+
+@pytest.fixture
+def unreachable_broker(settings: Settings) -> None:
+    """Point the application at a port where no broker listens."""
+    settings.RABBITMQ_URL = "amqp://nobody:nothing@127.0.0.1:1/"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the tests' children where they are, whatever started pytest."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")

@@ -1,0 +1,122 @@
+"""The admin of workspaces, sandboxes, attempts, runtimes and events."""
+
+from __future__ import annotations
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from builds.models import BuildJob
+from builds.services import cancel_job, retry_sandbox
+from controlplane.admin import HistoryAdmin, pretty_json
+from controlplane.errors import ControlPlaneError
+from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+
+
+@admin.register(Workspace)
+class WorkspaceAdmin(HistoryAdmin[Workspace]):
+    """Workspaces with the state of their latest sandbox."""
+
+    list_display = ["name", "owner_user_id", "status", "id", "created_at", "updated_at"]
+    list_filter = ["latest_sandbox__status", "created_at"]
+    search_fields = ["id__exact", "name", "owner_user_id"]
+    search_help_text = "Workspace id, name or owner"
+    list_select_related = ["latest_sandbox"]
+    ordering = ["-id"]
+
+    @admin.display(ordering="latest_sandbox__status")
+    def status(self, workspace: Workspace) -> str:
+        """Show the surfaced status."""
+        return workspace.latest_sandbox.status if workspace.latest_sandbox else "queued"
+
+
+@admin.register(Sandbox)
+class SandboxAdmin(HistoryAdmin[Sandbox]):
+    """Sandboxes, with the actions that start or stop an attempt."""
+
+    list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
+    list_filter = ["status", "relation", "created_at"]
+    search_fields = ["id__exact", "workspace__id__exact", "owner_user_id", "repository", "tag"]
+    search_help_text = "Sandbox or workspace id, owner, repository or tag"
+    list_select_related = ["workspace"]
+    readonly_fields = ["blueprint"]
+    exclude = ["spec"]
+    ordering = ["-id"]
+    actions = ["retry", "cancel"]
+
+    @admin.display(description="blueprint")
+    def blueprint(self, sandbox: Sandbox) -> SafeString:
+        """Show the blueprint, readable."""
+        return pretty_json(sandbox.spec)
+
+    @admin.action(description="Retry: start another attempt")
+    def retry(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
+        """Start another attempt of each sandbox that has ended."""
+        for sandbox in queryset:
+            try:
+                job = retry_sandbox(sandbox, requested_by=request.user.get_username())
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{sandbox.pk}: {exc.detail}", messages.ERROR)
+            else:
+                self.message_user(request, f"{sandbox.pk}: job {job.pk} is queued.")
+
+    @admin.action(description="Cancel the latest attempt")
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
+        """Cancel the job of each sandbox that is not ready yet."""
+        for sandbox in queryset:
+            job = BuildJob.objects.filter(attempt=sandbox.latest_attempt).order_by("-id").first()
+            who = request.user.get_username()
+            if job is not None and cancel_job(job, reason=f"Cancelled by {who}."):
+                self.message_user(request, f"{sandbox.pk}: cancelled.")
+            else:
+                self.message_user(
+                    request, f"{sandbox.pk}: nothing is left to cancel.", messages.WARNING
+                )
+
+
+@admin.register(Attempt)
+class AttemptAdmin(HistoryAdmin[Attempt]):
+    """Attempts."""
+
+    list_display = ["id", "status", "relation", "trigger_type", "run_id", "error_code", "queued_at"]
+    list_filter = ["status", "relation", "trigger_type", "queued_at"]
+    search_fields = ["id__exact", "run_id__exact", "workspace__id__exact", "error_code"]
+    search_help_text = "Attempt, run or workspace id, or error code"
+    readonly_fields = ["blueprint", "duration_ms"]
+    exclude = ["spec"]
+    ordering = ["-id"]
+
+    @admin.display(description="blueprint")
+    def blueprint(self, attempt: Attempt) -> SafeString:
+        """Show the blueprint, readable."""
+        return pretty_json(attempt.spec)
+
+
+@admin.register(RuntimeInstance)
+class RuntimeInstanceAdmin(HistoryAdmin[RuntimeInstance]):
+    """Runtime instances."""
+
+    list_display = ["run_id", "status", "adapter", "reference", "error_code", "launched_at"]
+    list_filter = ["status", "adapter", "launched_at"]
+    search_fields = ["run_id__exact", "resource_id", "reference", "error_code"]
+    search_help_text = "Run id, container id or name, or error code"
+    ordering = ["-run_id"]
+
+
+@admin.register(WorkspaceEvent)
+class WorkspaceEventAdmin(HistoryAdmin[WorkspaceEvent]):
+    """The history of workspaces."""
+
+    list_display = ["occurred_at", "type", "workspace_id", "message"]
+    list_filter = ["type", "occurred_at"]
+    search_fields = ["workspace__id__exact", "attempt__id__exact", "message"]
+    search_help_text = "Workspace or attempt id, or words of the message"
+    readonly_fields = ["details"]
+    exclude = ["data"]
+    ordering = ["-id"]
+
+    @admin.display(description="data")
+    def details(self, event: WorkspaceEvent) -> SafeString:
+        """Show the event's data, readable."""
+        return pretty_json(event.data)
