@@ -124,13 +124,16 @@ def _read(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path} is not a regular file")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise ConfigError(f"{path} must belong to the agent's user and have mode 0600")
-        content = file.read(MAX_BYTES + 1)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes")
     return content

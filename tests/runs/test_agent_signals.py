@@ -1,0 +1,177 @@
+"""PID 1: signals, the foreground's end, orphans, and doing nothing while nothing happens."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs.booted import Workspace, command, eventually, step
+
+LISTENING = (
+    'for name in HUP INT QUIT USR1 USR2 TERM; do trap "echo $name >> signals" $name; done; '
+    "touch listening; while :; do sleep 0.01; done"
+)
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "USR1", "USR2", "TERM"])
+def test_signals_reach_the_foreground(workspace: Workspace, name: str) -> None:
+    boot = workspace.boot(foreground=command(LISTENING))
+    eventually((workspace.directory / "listening").exists)
+    boot.process.send_signal(getattr(signal, f"SIG{name}"))
+    eventually((workspace.directory / "signals").exists)
+    assert workspace.read("signals") == f"{name}\n"
+    assert boot.process.poll() is None
+
+
+def test_signals_reach_the_whole_process_group_of_the_foreground(workspace: Workspace) -> None:
+    child = "trap 'echo child >> signals; exit' USR1; touch ready; while :; do sleep 0.01; done"
+    boot = workspace.boot(foreground=command(f"trap : USR1; ({child}) & wait; wait; sleep 60"))
+    eventually((workspace.directory / "ready").exists)
+    boot.process.send_signal(signal.SIGUSR1)
+    eventually((workspace.directory / "signals").exists)
+    assert workspace.read("signals") == "child\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "exit_code", "name"),
+    [
+        ("sleep 0.2; exit 0", 0, 0, None),
+        ("sleep 0.2; exit 42", 42, 42, None),
+        ("sleep 0.2; kill -ABRT $$", 134, None, "SIGABRT"),
+    ],
+)
+def test_the_exit_of_the_foreground_is_the_exit_of_the_container(
+    workspace: Workspace, run: str, code: int, exit_code: int | None, name: str | None
+) -> None:
+    boot = workspace.boot(foreground=command(run))
+    assert boot.wait() == code
+    status = workspace.status()
+    assert status["phase"] == "stopped"
+    assert status["step"]["kind"] == "foreground"
+    assert status["step"]["exitCode"] == exit_code
+    assert status["step"]["signal"] == name
+
+
+def test_a_foreground_that_obeys_term_decides_the_exit_code(workspace: Workspace) -> None:
+    boot = workspace.boot(foreground=command("trap 'exit 5' TERM; while :; do sleep 0.01; done"))
+    boot.settle()
+    assert boot.stop() == 5
+    assert workspace.status()["step"]["exitCode"] == 5
+
+
+def test_a_foreground_that_ignores_term_is_killed_after_the_grace(workspace: Workspace) -> None:
+    boot = workspace.boot(
+        foreground=command("trap '' TERM; while :; do sleep 0.01; done"),
+        limits=workspace.limits(graceSeconds=0.3),
+    )
+    boot.settle()
+    started = time.monotonic()
+    assert boot.stop() == 137
+    assert 0.3 <= time.monotonic() - started < 5
+    assert workspace.status()["step"]["signal"] == "SIGKILL"
+    assert workspace.processes() == []
+
+
+def test_the_end_of_the_foreground_is_the_end_of_everything(workspace: Workspace) -> None:
+    boot = workspace.boot(
+        startup=[step("setsid sleep 61 & (trap '' TERM HUP; exec sleep 62) &")],
+        foreground=command("sleep 0.2"),
+        limits=workspace.limits(graceSeconds=0.2),
+    )
+    assert boot.wait() == 0
+    assert workspace.processes() == []
+
+
+def test_a_workspace_held_open_for_a_harness_stops_at_once(workspace: Workspace) -> None:
+    boot = workspace.boot(startup=[step("sleep 60 &")])
+    boot.settle()
+    started = time.monotonic()
+    assert boot.stop() == 128 + signal.SIGTERM
+    assert time.monotonic() - started < 2
+    assert workspace.status()["phase"] == "stopped"
+    assert workspace.status()["message"] == "stopped by SIGTERM"
+    assert workspace.processes() == []
+
+
+def test_an_interactive_shell_does_not_delay_the_stop(workspace: Workspace) -> None:
+    # Interactive shells ignore TERM, and would use up the grace if nothing else were sent.
+    boot = workspace.boot(startup=[step("trap '' TERM; sleep 60 &")])
+    boot.settle()
+    started = time.monotonic()
+    boot.stop()
+    assert time.monotonic() - started < 2
+    assert workspace.processes() == []
+
+
+def test_a_stop_during_a_step_ends_the_boot(workspace: Workspace) -> None:
+    boot = workspace.boot(setup=[step("touch started; sleep 60")])
+    eventually((workspace.directory / "started").exists)
+    assert boot.stop() == 128 + signal.SIGTERM
+    assert workspace.status()["phase"] == "stopped"
+    assert workspace.processes() == []
+    assert not (workspace.state / "setup-done").exists()
+
+
+@pytest.mark.parametrize("name", ["HUP", "USR1", "USR2"])
+def test_signals_that_do_not_mean_stop_do_not_disturb_a_boot(
+    workspace: Workspace, name: str
+) -> None:
+    boot = workspace.boot(startup=[step("touch started; sleep 0.3")])
+    eventually((workspace.directory / "started").exists)
+    boot.process.send_signal(getattr(signal, f"SIG{name}"))
+    assert boot.settle()["phase"] == "ready"
+
+
+def test_user_processes_start_with_the_default_signals(workspace: Workspace) -> None:
+    workspace.boot(startup=[step("cat /proc/self/status > signals")]).settle()
+    facts = dict(line.split(":", 1) for line in workspace.read("signals").splitlines())
+    assert {name: int(facts[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")} == {
+        "SigBlk": 0,
+        "SigIgn": 0,
+        "SigCgt": 0,
+    }
+
+
+def test_user_processes_inherit_no_descriptors_of_pid_1(workspace: Workspace) -> None:
+    workspace.boot(startup=[step("sleep 0 & ls /proc/self/fd > descriptors")]).settle()
+    # The fourth is the folder that `ls` itself reads.
+    assert workspace.read("descriptors").split() == ["0", "1", "2", "3"]
+
+
+def test_every_orphan_is_reaped(workspace: Workspace) -> None:
+    orphans = "for i in $(seq 100); do (setsid sh -c 'exit 3' &); done"
+    boot = workspace.boot(startup=[step(orphans)], foreground=command(f"{orphans}; exec sleep 60"))
+    assert boot.settle()["phase"] == "ready"
+    eventually(lambda: len(boot.children()) == 1)
+    assert [state for _, state in boot.children()] != ["Z"]
+
+
+def test_orphans_do_not_hide_the_exit_status_of_a_step(workspace: Workspace) -> None:
+    racing = "(sh -c 'exit 1' &); (sh -c 'exit 2' &); exit 9"
+    for _ in range(5):
+        boot = workspace.boot(startup=[step(racing)])
+        assert boot.settle()["step"]["exitCode"] == 9
+        boot.wait()
+
+
+def test_pid_1_sleeps_while_nothing_happens(workspace: Workspace) -> None:
+    boot = workspace.boot(foreground=command("exec sleep 60"))
+    boot.settle()
+
+    def wakeups() -> int:
+        return int(
+            Path(f"/proc/{boot.pid}/status")
+            .read_text()
+            .split("\nvoluntary_ctxt_switches:")[1]
+            .split()[0]
+        )
+
+    eventually(
+        lambda: Path(f"/proc/{boot.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    )
+    before = wakeups()
+    time.sleep(0.5)
+    assert wakeups() == before

@@ -1,0 +1,102 @@
+"""`agent status`: what it prints, how it exits, and that it is quick."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import threading
+import time
+
+from tests.runs.booted import PYTHON, Workspace, command, step
+
+
+def test_ready_exits_with_0(workspace: Workspace) -> None:
+    workspace.boot().settle()
+    ended = workspace.agent("status")
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout) == workspace.status()
+
+
+def test_failed_exits_with_1(workspace: Workspace) -> None:
+    workspace.boot(startup=[step("exit 1")]).wait()
+    ended = workspace.agent("status", "--wait", "5")
+    assert ended.returncode == 1
+    assert json.loads(ended.stdout)["phase"] == "failed"
+
+
+def test_stopped_exits_with_1(workspace: Workspace) -> None:
+    workspace.boot(foreground=command("sleep 0.2")).wait()
+    assert workspace.agent("status", "--wait", "5").returncode == 1
+
+
+def test_still_booting_exits_with_3_when_the_time_is_over(workspace: Workspace) -> None:
+    boot = workspace.boot(setup=[step("sleep 60", name="slow")])
+    while not (workspace.state / "status.json").exists() or workspace.status()["step"] is None:
+        assert boot.process.poll() is None
+    started = time.monotonic()
+    ended = workspace.agent("status", "--wait", "0.2")
+    assert 0.2 <= time.monotonic() - started < 5
+    assert ended.returncode == 3
+    status = json.loads(ended.stdout)
+    assert status["phase"] == "setup"
+    assert status["step"]["name"] == "slow"
+
+
+def test_before_the_first_status_it_is_starting(workspace: Workspace) -> None:
+    ended = workspace.agent("status")
+    assert ended.returncode == 3
+    assert json.loads(ended.stdout)["phase"] == "starting"
+
+
+def test_a_wait_that_began_first_ends_with_the_boot(workspace: Workspace) -> None:
+    answers: list[subprocess.CompletedProcess[str]] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(workspace.agent("status", "--wait", "20"))
+    )
+    waiting.start()
+    workspace.boot(startup=[step("sleep 0.2")])
+    waiting.join()
+    assert answers[0].returncode == 0
+    assert json.loads(answers[0].stdout)["runId"] == workspace.run_id
+
+
+def test_a_wait_outlives_the_end_of_the_boot_it_waits_for(workspace: Workspace) -> None:
+    argv = [PYTHON, "-I", str(workspace.archive), "status", "--wait", "20"]
+    waiting = subprocess.Popen(
+        [*argv, "--state-dir", str(workspace.state)], stdout=subprocess.PIPE, text=True
+    )
+    # A failing boot terminates every process of its container; a little patience gives the answer.
+    time.sleep(0.3)
+    waiting.terminate()
+    workspace.boot(startup=[step("exit 1")]).wait()
+    printed, _ = waiting.communicate()
+    assert json.loads(printed)["phase"] == "failed"
+    assert waiting.returncode == 1
+
+
+def test_the_status_file_is_readable_by_all_and_written_whole(workspace: Workspace) -> None:
+    boot = workspace.boot(startup=[step("true") for _ in range(30)], secrets=["s3cret"])
+    phases = set()
+    while boot.process.poll() is None and "ready" not in phases:
+        if (workspace.state / "status.json").exists():
+            phases.add(workspace.status()["phase"])
+    file = workspace.state / "status.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert stat.S_IMODE(workspace.state.stat().st_mode) == 0o755
+    assert b"s3cret" not in file.read_bytes()
+    assert phases <= {"dotfiles", "startup", "ready"}
+
+
+def test_a_status_costs_little_more_than_starting_python(workspace: Workspace) -> None:
+    workspace.boot().settle()
+    argv = [PYTHON, "-I", "-X", "importtime", str(workspace.archive), "status"]
+    argv += ["--state-dir", str(workspace.state)]
+    imported = subprocess.run(argv, capture_output=True, text=True, check=True).stderr
+    # Counted and not timed: the time of a busy machine says nothing.
+    modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
+    ours = {name for name in modules if name.startswith("agent")}
+    assert ours == {"agent", "agent.__main__", "agent.status", "agent.status_command"}
+    assert modules.isdisjoint(
+        {"subprocess", "pathlib", "ctypes", "dataclasses", "inspect", "asyncio"}
+    )
