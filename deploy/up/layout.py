@@ -26,11 +26,13 @@ class Layout:
     """Why the services' data does not lie below `data`; empty when it does."""
 
     @classmethod
-    def of(cls, checkout: Path, environ: Mapping[str, str]) -> Layout:
+    def of(
+        cls, checkout: Path, environ: Mapping[str, str], *, as_root: bool | None = None
+    ) -> Layout:
         """Decide once where the services' data lies, and keep to it afterwards.
 
-        Services do not run as root, so every directory above their data must let others through;
-        a checkout below a closed home directory cannot hold it.
+        What root starts does not run as root, so every directory above their data must let
+        others through; a checkout below a closed home directory cannot hold it.
         """
         checkout = checkout.resolve()
         data = Path(environ.get("SVC_DATA_DIR") or checkout / ".data").absolute()
@@ -39,7 +41,7 @@ class Layout:
             services = Path(pointer.read_text().strip())
             return cls(checkout, data, services, f"kept from before, as {pointer} says")
         services = data / "services"
-        if services.exists() or os.geteuid() != 0:
+        if services.exists() or not (os.geteuid() == 0 if as_root is None else as_root):
             return cls(checkout, data, services)
         data.mkdir(parents=True, exist_ok=True)
         closed = first_closed_parent(data)
@@ -88,11 +90,10 @@ class Layout:
         return Path("/tmp") / f"svc-{os.geteuid()}-{_short_hash(self.data)}"  # noqa: S108 - 0700
 
     def create(self) -> None:
-        """Create the directories; open to pass through, because services look below them."""
-        for directory in (self.data, self.log, self.services):
+        """Create our own directories; open to pass through, because services look below them."""
+        for directory in (self.data, self.log):
             directory.mkdir(parents=True, exist_ok=True)
         self.data.chmod(0o755)
-        self.services.chmod(0o755)
         self.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.sockets.stat().st_uid != os.geteuid():
             raise PermissionError(f"{self.sockets} belongs to somebody else")
