@@ -13,7 +13,7 @@ from controlplane.errors import ControlPlaneError
 
 
 @admin.register(BuildJob)
-class BuildJobAdmin(HistoryAdmin[BuildJob]):
+class BuildJobAdmin(HistoryAdmin):
     """Build jobs, with the actions an operator has for them."""
 
     list_display = [
@@ -82,7 +82,7 @@ class BuildJobAdmin(HistoryAdmin[BuildJob]):
 
 
 @admin.register(Worker)
-class WorkerAdmin(HistoryAdmin[Worker]):
+class WorkerAdmin(HistoryAdmin):
     """Build workers and their heartbeats."""
 
     list_display = ["worker_id", "hostname", "pid", "prefetch", "draining", "started_at", "seen_at"]
@@ -91,7 +91,7 @@ class WorkerAdmin(HistoryAdmin[Worker]):
 
 
 @admin.register(SandboxRequest)
-class SandboxRequestAdmin(HistoryAdmin[SandboxRequest]):
+class SandboxRequestAdmin(HistoryAdmin):
     """Remembered requests with an idempotency key."""
 
     list_display = ["key", "owner_user_id", "sandbox_id", "publish_failed", "created_at"]

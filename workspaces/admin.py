@@ -15,7 +15,7 @@ from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, Work
 
 
 @admin.register(Workspace)
-class WorkspaceAdmin(HistoryAdmin[Workspace]):
+class WorkspaceAdmin(HistoryAdmin):
     """Workspaces with the state of their latest sandbox."""
 
     list_display = ["name", "owner_user_id", "status", "id", "created_at", "updated_at"]
@@ -32,7 +32,7 @@ class WorkspaceAdmin(HistoryAdmin[Workspace]):
 
 
 @admin.register(Sandbox)
-class SandboxAdmin(HistoryAdmin[Sandbox]):
+class SandboxAdmin(HistoryAdmin):
     """Sandboxes, with the actions that start or stop an attempt."""
 
     list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
@@ -76,7 +76,7 @@ class SandboxAdmin(HistoryAdmin[Sandbox]):
 
 
 @admin.register(Attempt)
-class AttemptAdmin(HistoryAdmin[Attempt]):
+class AttemptAdmin(HistoryAdmin):
     """Attempts."""
 
     list_display = ["id", "status", "relation", "trigger_type", "run_id", "error_code", "queued_at"]
@@ -94,7 +94,7 @@ class AttemptAdmin(HistoryAdmin[Attempt]):
 
 
 @admin.register(RuntimeInstance)
-class RuntimeInstanceAdmin(HistoryAdmin[RuntimeInstance]):
+class RuntimeInstanceAdmin(HistoryAdmin):
     """Runtime instances."""
 
     list_display = ["run_id", "status", "adapter", "reference", "error_code", "launched_at"]
@@ -105,7 +105,7 @@ class RuntimeInstanceAdmin(HistoryAdmin[RuntimeInstance]):
 
 
 @admin.register(WorkspaceEvent)
-class WorkspaceEventAdmin(HistoryAdmin[WorkspaceEvent]):
+class WorkspaceEventAdmin(HistoryAdmin):
     """The history of workspaces."""
 
     list_display = ["occurred_at", "type", "workspace_id", "message"]
