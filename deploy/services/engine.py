@@ -7,7 +7,7 @@ import http.client
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -52,8 +52,12 @@ class PrivateEngine(PrivateService):
         self.account.make_directory(self.root / "data", 0o710)
         # Not the machine's own configuration file, which belongs to the machine's own engine.
         self.account.write(self.root / "daemon.json", "{}\n")
-        # The pid file of an engine that died may name a living stranger by now.
+        # The pid files of an engine that died may name living strangers by now, or zombies, for
+        # which the next engine would wait a quarter of a minute.
         (self.root / "docker.pid").unlink(missing_ok=True)
+        containerd = self.root / "exec" / "containerd" / "containerd.pid"
+        if containerd.exists() and not _runs_containerd(containerd.read_text().strip()):
+            containerd.unlink()
 
     def argv(self) -> list[str]:
         server = find_program("dockerd")
@@ -74,8 +78,28 @@ class PrivateEngine(PrivateService):
     def answers(self) -> bool:
         return api_version(self.url) is not None
 
+    def after_stop(self) -> None:
+        # The engine mounts its data directory over itself, once more after each kill.
+        unmount(mounts_below(self.root / "data"))
+
     def _settle_ports(self) -> None:
         """It listens on a socket only."""
+
+
+def mounts_below(root: Path) -> list[Path]:
+    """Every mount at or below a directory, the innermost and latest first."""
+    points = [Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines()]
+    return [point for point in reversed(points) if point.is_relative_to(root)]
+
+
+def unmount(points: Iterable[Path]) -> None:
+    """Take mounts off; one that is in use goes when its last user does."""
+    for point in points:
+        subprocess.run(["umount", "-l", point], capture_output=True, timeout=60, check=False)
+
+
+def _runs_containerd(pid: str) -> bool:
+    return any(str(running) == pid for running, _ in running_commands("containerd"))
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from deploy.services import engine
 from deploy.services.errors import SetupError
@@ -45,7 +44,7 @@ def clean(layout: Layout, progress: Progress) -> None:
         step.now(f"removing {layout.data}")
         roots = [layout.services, layout.sockets, layout.data]
         for root in roots:
-            _unmount_below(root)
+            engine.unmount(engine.mounts_below(root))
             shutil.rmtree(root, ignore_errors=not root.exists())
         step.done(f"removed {layout.data}")
 
@@ -112,11 +111,3 @@ def _engine(layout: Layout) -> tuple[str, str, str] | None:
 def _docker(*argv: str) -> list[str]:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     return done.stdout.split() if done.returncode == 0 else []
-
-
-def _unmount_below(root: Path) -> None:
-    """An engine that was killed leaves mounts behind, and a mounted directory is not removed."""
-    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    below = [mount for mount in mounts if Path(mount).is_relative_to(root)]
-    for mount in sorted(below, key=len, reverse=True):
-        subprocess.run(["umount", "-l", mount], capture_output=True, timeout=60, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import requests
 
 from deploy.services.account import Account
-from deploy.services.errors import SetupError, StartError
+from deploy.services.engine import PrivateEngine, api_version, mounts_below
+from deploy.services.errors import MissingPartsError, SetupError, StartError
 from deploy.services.ports import is_free
 from deploy.services.postgres import PrivatePostgres, found_url
 from deploy.services.private import PrivateService
@@ -224,3 +226,24 @@ def test_services_do_not_run_as_root(postgres: PrivatePostgres) -> None:
     owner = Path(f"/proc/{postgres.pid}").stat().st_uid
     assert owner == Account.for_service("postgres", "nobody").uid
     assert owner != 0
+
+
+@pytest.mark.docker
+def test_a_private_engine_answers_and_comes_back_after_a_kill(open_directory: Path) -> None:
+    # Without a network of its own: the engine of this machine keeps its bridge and its rules.
+    service = PrivateEngine(open_directory / "engine", networking=False)
+    if os.geteuid() != 0:
+        with pytest.raises(MissingPartsError, match="root"):
+            service.start()
+        return
+    try:
+        assert service.start() is True
+        assert (api_version(service.url) or ()) >= (1, 41)
+        assert service.start() is False
+        service.kill()
+        assert api_version(service.url) is None
+        assert service.start() is True
+    finally:
+        service.stop()
+    assert not service.running
+    assert mounts_below(service.root) == []
