@@ -1,8 +1,10 @@
 """The harnesses, as data: what installs each, what starts it, what runs one prompt.
 
-Versions are pinned, so that the same plan gives the same image on every day. All three npm
-packages carry native programs for glibc and for musl; Debian's npm 9 does not know the ``libc``
-member of a package and installs both, hence :attr:`Harness.superfluous`.
+Versions are pinned, so that the same plan gives the same image on every day. The npm packages
+choose a native program for the machine: codex brings one that needs no libc; claude-code brings
+one for glibc and one for musl; opencode has published none for musl at the pinned version, so it
+is not offered on Alpine Linux. Debian's npm 9 does not heed the ``libc`` of a package and
+installs both programs of claude-code, hence :attr:`Harness.superfluous`.
 """
 
 from __future__ import annotations
@@ -30,26 +32,25 @@ class Harness:
     """Runs one prompt, which is appended as the last argument."""
 
 
-_NODE: Final = MappingProxyType(
+_NODE_WITH_GLIBC: Final = MappingProxyType(
     {
         "debian": ("nodejs", "npm"),
         "ubuntu": ("nodejs", "npm"),
         "fedora": ("nodejs", "nodejs-npm"),
         "arch": ("nodejs", "npm"),
-        # Programs made with Bun link these two on musl; the harnesses' own ripgrep is for glibc.
-        "alpine": ("nodejs", "npm", "libgcc", "libstdc++", "ripgrep"),
     }
 )
 
-
-def _other_libc(glibc: tuple[str, ...], musl: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
-    return MappingProxyType({"glibc": musl, "musl": glibc})
+# The program for musl links libgcc and libstdc++, and the ripgrep it brings is for glibc.
+_NODE: Final = MappingProxyType(
+    {**_NODE_WITH_GLIBC, "alpine": ("nodejs", "npm", "libgcc", "libstdc++", "ripgrep")}
+)
 
 
 OPENCODE: Final = Harness(
     id="opencode",
     npm_packages=("opencode-ai@1.18.33",),
-    packages=_NODE,
+    packages=_NODE_WITH_GLIBC,
     superfluous=MappingProxyType({}),
     command=("opencode",),
     one_shot=("opencode", "run"),
@@ -68,15 +69,17 @@ CLAUDE_CODE: Final = Harness(
     id="claude-code",
     npm_packages=("@anthropic-ai/claude-code@2.1.329",),
     packages=_NODE,
-    superfluous=_other_libc(
-        glibc=(
-            "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-arm64",
-            "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-x64",
-        ),
-        musl=(
-            "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-arm64-musl",
-            "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-x64-musl",
-        ),
+    superfluous=MappingProxyType(
+        {
+            "glibc": (
+                "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-arm64-musl",
+                "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-x64-musl",
+            ),
+            "musl": (
+                "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-arm64",
+                "@anthropic-ai/claude-code/node_modules/@anthropic-ai/claude-code-linux-x64",
+            ),
+        }
     ),
     command=("claude",),
     one_shot=("claude", "-p"),

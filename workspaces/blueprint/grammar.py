@@ -51,8 +51,8 @@ _ABSOLUTE_PATH = re.compile(rf"(?:/{_PATH_SEGMENT})+")
 _RELATIVE_PATH = re.compile(rf"(?!-){_PATH_SEGMENT}(?:/{_PATH_SEGMENT})*")
 _URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 _SCP_STYLE = re.compile(r"(?:[^/@:]+@)?[^/:@]+:(?!//).+")
-_ENCODED_CONTROL = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff])")
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
+_ENCODED_CONTROL_OR_NOTHING = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff]|(?![0-9A-Fa-f]{2}))")
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _REF_FORBIDDEN = frozenset(" ~^:?*[\\")
 
 
@@ -173,7 +173,7 @@ def _source_url(url: str) -> str:
             "malformed",
             "is not a URL: 'host:path' is not supported; write https://host/path instead.",
         )
-    if not _URL_TEXT.fullmatch(url) or _ENCODED_CONTROL.search(url):
+    if not _URL_TEXT.fullmatch(url) or _ENCODED_CONTROL_OR_NOTHING.search(url):
         raise _fault(
             "malformed",
             "must be a URL of printable ASCII characters; percent-encode everything else.",
@@ -183,11 +183,11 @@ def _source_url(url: str) -> str:
         host, port = parts.hostname or "", parts.port
     except ValueError:
         raise _fault("malformed", "is not a URL: its host or port cannot be read.") from None
-    if parts.scheme not in SOURCE_SCHEMES:
+    if not url.startswith(tuple(f"{scheme}://" for scheme in SOURCE_SCHEMES)):
         raise _fault(
             "url-scheme",
-            "must begin with https://, http://, git:// or file://; for ssh:// addresses use the "
-            "https:// address of the same repository.",
+            "must begin with https://, http://, git:// or file:// in small letters; for ssh:// use "
+            "the https:// address of the same repository.",
         )
     if "@" in parts.netloc:
         raise _fault(
@@ -200,8 +200,10 @@ def _source_url(url: str) -> str:
     if parts.scheme == "file":
         if host not in {"", "localhost"} or port is not None or len(parts.path) < 2:
             raise _fault("malformed", "must name an absolute path, like file:///srv/git/app.git.")
-    elif not (host and (_HOST_NAME.fullmatch(host) or ":" in host)) or port == 0:
-        raise _fault("malformed", "must name a host, like https://example.com/app.git.")
+    elif not (_HOST_NAME.fullmatch(host) or ":" in host) or port == 0 or len(parts.path) < 2:
+        raise _fault(
+            "malformed", "must name a host and a repository, like https://example.com/app.git."
+        )
     return url
 
 

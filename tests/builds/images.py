@@ -1,0 +1,77 @@
+"""Builds plans with the real engine, for the tests of the planner's scripts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from django.conf import settings
+
+from builds.context import write_context
+from builds.planner import Catalogue, ImagePlan
+
+_DOCKER = (settings.DOCKER_CLI, "--host", settings.DOCKER_HOST)
+
+CATALOGUE = Catalogue(settings.SVC_BASE_IMAGES)
+
+AGENT = b"#!/bin/sh\necho agent $*\n"
+
+
+def extra_ca() -> bytes:
+    """Return the certificates that this machine needs to reach the package registries."""
+    if settings.SVC_EXTRA_CA_FILE:
+        return Path(settings.SVC_EXTRA_CA_FILE).read_bytes()
+    local = sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
+    return b"\n".join(path.read_bytes() for path in local)
+
+
+def build(plan: ImagePlan, folder: Path, *, buildkit: bool, ca: bytes = b"") -> str:
+    """Return the tag of the image; raise ``AssertionError`` with the output if it fails.
+
+    Each source of the plan is a folder with a README, and the agent only says that it started.
+    """
+    checkouts = {}
+    for source in plan.sources:
+        checkouts[source.id] = folder / source.id
+        checkouts[source.id].mkdir()
+        (checkouts[source.id] / "README").write_text("from the source\n")
+    context = folder / "context"
+    write_context(plan, context, checkouts=checkouts, agent=AGENT, extra_ca=ca)
+    tag = f"svc-test/{uuid4().hex}"
+    done = subprocess.run(
+        [*_DOCKER, "build", "--force-rm", "--tag", tag, str(context)],
+        env={**os.environ, "DOCKER_BUILDKIT": "1" if buildkit else "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-4000:]
+    return tag
+
+
+def run(tag: str, script: str, *, options: tuple[str, ...] = ()) -> str:
+    """Return what ``script`` prints in a new container of the image, which has no network."""
+    done = subprocess.run(
+        [
+            *(*_DOCKER, "run", "--rm", "--network=none", "--entrypoint=/bin/bash"),
+            *(*options, tag, "-ec", script),
+        ],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")
+    return done.stdout.decode()
+
+
+def environment_of(tag: str) -> Mapping[str, str]:
+    """Return the environment that the image gives to its processes."""
+    lines = run(tag, "env").splitlines()
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def remove(tag: str) -> None:
+    """Remove the image."""
+    subprocess.run([*_DOCKER, "rmi", "--force", tag], capture_output=True, check=False)
