@@ -35,7 +35,6 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3 sudo
 RUN useradd --create-home --uid 1000 --shell /bin/bash workspace \\
  && echo 'workspace ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/workspace
 COPY svc-agent /usr/lib/svc/agent
-RUN chmod 0755 /usr/lib/svc/agent
 ENTRYPOINT ["/usr/lib/svc/agent", "boot"]
 """
 
@@ -100,7 +99,7 @@ class Launcher:
     adapter: DockerAdapter
     client: docker.DockerClient
     image: str
-    instance_id: UUID = field(default_factory=uuid4)
+    instance_id: str = field(default_factory=lambda: str(uuid4()))
 
     def request(self, run_id: UUID | None = None, **changes: Any) -> LaunchRequest:
         """A request with small limits; members of ``boot`` go in ``boot``."""
@@ -194,7 +193,7 @@ def make_launcher(
     made: list[Launcher] = []
 
     def make(**options: Any) -> Launcher:
-        instance_id = uuid4()
+        instance_id = str(uuid4())
         adapter = DockerAdapter(DOCKER_HOST, instance_id, **options)
         made.append(Launcher(adapter, docker_client, workspace_image, instance_id))
         return made[-1]

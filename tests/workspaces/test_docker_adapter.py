@@ -147,6 +147,23 @@ def test_a_launch_that_is_not_ready_in_time_says_what_it_was_doing(launcher: Lau
     assert launcher.left_over() == []
 
 
+def test_a_container_that_cannot_answer_is_removed_when_the_time_is_over(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(boot={"setup": [step("sleep 60")]}, timeout=4.0)
+
+    def freeze() -> None:
+        launcher.client.containers.get(f"svc-{request.run_id}").pause()
+
+    threading.Timer(1.5, freeze).start()
+    started = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(request)
+    assert caught.value.code == "launch-timed-out"
+    assert time.monotonic() - started < 10
+    assert launcher.left_over() == []
+
+
 def test_a_cancelled_launch_ends_soon_and_cleans_up(launcher: Launcher) -> None:
     cancelled = threading.Event()
     threading.Timer(2.0, cancelled.set).start()
@@ -173,7 +190,7 @@ def test_an_image_that_only_the_registry_has_is_pulled_by_its_digest(
     launcher: Launcher, publish: Callable[[str], str]
 ) -> None:
     base = launcher.client.images.get(launcher.image)
-    image = publish(f"FROM {base.id}\nRUN echo {uuid4()} > /etc/unique\n")
+    image = publish(f"FROM {base.id}\nLABEL unique={uuid4()}\n")
     for tag in launcher.client.images.get(image).tags:
         launcher.client.images.remove(tag)
     with pytest.raises(ImageNotFound):

@@ -42,7 +42,7 @@ class LaunchError(JobError):
 class LaunchRequest:
     """One launch of one run. The whole of it, pulling included, may take ``timeout`` seconds."""
 
-    instance_id: UUID
+    instance_id: str
     """The installation that owns the runtime; must be the adapter's own."""
     run_id: UUID
     """The boot run. One run has at most one live runtime, named after it."""
@@ -122,7 +122,7 @@ class RuntimeAdapter(Protocol):
         """Return the run's runtime as it is now, or None when the engine has none."""
 
     def list(self) -> list[ObservedRuntime]:
-        """Return every runtime of this installation, also those that have ended."""
+        """Return every runtime of this installation, one for each run, also those that ended."""
 
     def remove(self, run_id: UUID) -> bool:
         """Remove all of the run's things; True when there were any. Safe to call again."""

@@ -6,8 +6,10 @@ import builtins
 import contextlib
 import ipaddress
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from uuid import UUID
+
+from docker.models.containers import Container
 
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, ObservedRuntime
 from workspaces.runtimes.docker.engine import Engine, container_name, labels_of, observed
@@ -28,14 +30,14 @@ class DockerAdapter:
     def __init__(
         self,
         docker_host: str,
-        instance_id: UUID | str,
+        instance_id: str,
         network_pool: str = "10.213.0.0/16",
         *,
         engine_timeout: float = 60.0,
         registry_username: str | None = None,
         registry_password: str | None = None,
     ) -> None:
-        self.instance_id = UUID(str(instance_id))
+        self.instance_id = instance_id
         self._docker_host = docker_host
         self._pool = ipaddress.IPv4Network(network_pool)
         self._timeout = engine_timeout
@@ -67,16 +69,12 @@ class DockerAdapter:
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
         """Return the run's container as the engine sees it now, or None."""
         with self._connect() as engine:
-            # One that is just being discarded has been renamed; the one with the name counts.
-            containers = sorted(
-                engine.containers(run_id), key=lambda found: found.name != container_name(run_id)
-            )
-            return next(filter(None, map(observed, containers)), None)
+            return next(iter(_one_for_each_run(engine.containers(run_id))), None)
 
     def list(self) -> list[ObservedRuntime]:
-        """Return all containers of this installation, ended ones included."""
+        """Return the container of every run of this installation, ended ones included."""
         with self._connect() as engine:
-            return [runtime for runtime in map(observed, engine.containers()) if runtime]
+            return _one_for_each_run(engine.containers())
 
     def remove(self, run_id: UUID) -> bool:
         """Remove the run's containers with their volumes, and its networks; True if any were."""
@@ -98,3 +96,15 @@ class DockerAdapter:
 
     def _connect(self) -> contextlib.AbstractContextManager[Engine]:
         return Engine.connect(self._docker_host, self.instance_id, self._timeout)
+
+
+def _one_for_each_run(containers: Iterable[Container]) -> list[ObservedRuntime]:
+    """Return what is known of each run's container.
+
+    A run has a second one while a launch is discarding it, renamed; the one with the name counts.
+    """
+    found: dict[UUID, ObservedRuntime] = {}
+    for runtime in filter(None, map(observed, containers)):
+        if runtime.run_id not in found or runtime.reference == container_name(runtime.run_id):
+            found[runtime.run_id] = runtime
+    return list(found.values())

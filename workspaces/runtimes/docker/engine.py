@@ -45,14 +45,14 @@ logger = structlog.get_logger(__name__)
 class Engine:
     """An open connection to the engine; sees only what carries this installation's label."""
 
-    def __init__(self, client: docker.DockerClient, instance_id: UUID, timeout: float) -> None:
+    def __init__(self, client: docker.DockerClient, instance_id: str, timeout: float) -> None:
         self.client = client
         self.instance_id = instance_id
         self.timeout = timeout
 
     @classmethod
     @contextlib.contextmanager
-    def connect(cls, docker_host: str, instance_id: UUID, timeout: float) -> Iterator[Engine]:
+    def connect(cls, docker_host: str, instance_id: str, timeout: float) -> Iterator[Engine]:
         """Open a connection for the block; whatever the SDK raises in it becomes a LaunchError."""
         seconds = cast("int", timeout)  # the type stubs know no fractions
         with engine_errors():
@@ -164,7 +164,9 @@ class Engine:
             return False
         return True
 
-    def ask(self, container: Container, cancelled: threading.Event) -> boot.BootStatus | None:
+    def ask(
+        self, container: Container, cancelled: threading.Event, *, limit: float
+    ) -> boot.BootStatus | None:
         """Ask the agent how the boot is getting on; it takes up to two seconds to wait for news.
 
         None when it gave no answer that makes sense: it may not be up yet, or have ended. Raises
@@ -183,9 +185,8 @@ class Engine:
         # The SDK's own reader has no time limit, so the frames are read here.
         connection = cast("socket.socket", getattr(stream, "_sock", stream))
         try:
-            return boot.parse_status(
-                _frames(connection, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS, cancelled)
-            )
+            seconds = min(limit, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
+            return boot.parse_status(_frames(connection, seconds, cancelled))
         finally:
             stream.close()
             connection.close()

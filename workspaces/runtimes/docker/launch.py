@@ -112,8 +112,7 @@ class Launch:
         """Pull the image unless the engine has it, until the deadline or until cancelled.
 
         A pull can be silent for long, so it has a thread and a connection of its own while this
-        thread watches the clock. When it is given up, the pull ends with its next sign of life, at
-        the latest with the deadline.
+        thread watches the clock. A pull that is given up ends with its next sign of life.
         """
         image = self._request.image
         if self._engine.has_image(image):
@@ -125,10 +124,9 @@ class Launch:
         def pull() -> None:
             try:
                 with self._connect() as engine:
-                    api = engine.client.api
-                    api.timeout = max(1, int(self._deadline - time.monotonic()))
+                    pulling = engine.client.api.pull
                     auth = dict(self._registry_auth) if self._registry_auth else None
-                    for event in api.pull(image, stream=True, decode=True, auth_config=auth):
+                    for event in pulling(image, stream=True, decode=True, auth_config=auth):
                         if given_up.is_set():
                             return
                         if "error" in event:
@@ -175,7 +173,7 @@ class Launch:
         while (container := self._engine.named(self._name)) is not None:
             self._proceed()
             labels = labels_of(container)
-            if labels.get("svc.instance") != str(self._engine.instance_id):
+            if labels.get("svc.instance") != self._engine.instance_id:
                 raise LaunchError(
                     "launch-refused", "A container that is not ours has the workspace's name."
                 )
@@ -337,7 +335,7 @@ class Launch:
     def _labels(self) -> dict[str, str]:
         request = self._request
         return {
-            "svc.instance": str(request.instance_id),
+            "svc.instance": request.instance_id,
             "svc.workspace": str(request.workspace_id),
             "svc.attempt": str(request.attempt_id),
             "svc.run": str(request.run_id),
@@ -354,7 +352,9 @@ class Launch:
         status: boot.BootStatus | None = None
         while status is None or status.phase != "ready":
             self._proceed(status)
-            answer = self._engine.ask(container, self._cancelled)
+            answer = self._engine.ask(
+                container, self._cancelled, limit=self._deadline - time.monotonic()
+            )
             status = answer or status
             container.reload()
             if status is not None and status.phase in ("failed", "stopped"):
@@ -366,12 +366,19 @@ class Launch:
         if self._request.restart:
             policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
             container.update(restart_policy=policy)
+        self._remove_others(container)
         return LaunchedRuntime(
             adapter="docker",
             resource_id=str(container.id),
             reference=self._name,
             endpoint=f"docker-exec://{container.id}",
         )
+
+    def _remove_others(self, ready: Container) -> None:
+        """Remove what a launch that died while discarding left of this run."""
+        for container in self._engine.containers(self._request.run_id):
+            if container.id != ready.id and container.name != self._name:
+                self._engine.remove_container(container)
 
     def _exited(self, container: Container) -> LaunchError:
         out_of_memory = self._out_of_memory(container)

@@ -1,0 +1,241 @@
+"""However launches of one run meet, one live container is left and the newest launch has it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import pytest
+
+from tests.workspaces.conftest import Launcher, step
+from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
+from workspaces.runtimes.docker import launch as launching
+
+pytestmark = pytest.mark.docker
+
+
+@dataclass
+class Racer:
+    """A launch in a thread of its own, as another worker would do it."""
+
+    launcher: Launcher
+    request: LaunchRequest
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    runtime: LaunchedRuntime | None = None
+    error: LaunchError | None = None
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.runtime = self.launcher.adapter.launch(self.request, cancelled=self.cancelled)
+        except LaunchError as error:
+            self.error = error
+
+    def join(self) -> Racer:
+        self.thread.join(90)
+        assert not self.thread.is_alive()
+        return self
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def running(launcher: Launcher, run_id: UUID) -> bool:
+    observed = launcher.adapter.observe(run_id)
+    return observed is not None and observed.running
+
+
+def only_container(launcher: Launcher) -> str:
+    """The id of the one container there is; its network is the only one, too."""
+    (container,) = launcher.containers()
+    assert container.status == "running"
+    assert len(launcher.networks()) <= 1
+    return str(container.id)
+
+
+def test_a_newer_launch_adopts_the_healthy_container_of_an_older_one(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True)
+    first = launcher.launch(request)
+    second = launcher.launch(replace(request, attempt_count=2))
+    assert second == first
+    assert only_container(launcher) == first.resource_id
+
+
+def test_an_older_launch_touches_nothing_of_a_newer_one(launcher: Launcher) -> None:
+    request = launcher.request(attempt_count=2)
+    newer = launcher.launch(request)
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(replace(request, attempt_count=1))
+    assert caught.value.code == "launch-superseded"
+    assert only_container(launcher) == newer.resource_id
+
+
+def test_an_older_launch_is_told_so_also_when_the_newer_one_only_adopted(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(attempt_count=1)
+    launcher.launch(request)
+    launcher.launch(replace(request, attempt_count=3))
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(replace(request, attempt_count=2))
+    assert caught.value.code == "launch-superseded"
+    assert len(launcher.containers()) == 1
+
+
+def test_a_container_that_has_ended_is_replaced(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True)
+    ended = launcher.launch(request)
+    launcher.container(ended).kill()
+    second = launcher.launch(replace(request, attempt_count=2))
+    assert second.resource_id != ended.resource_id
+    assert only_container(launcher) == second.resource_id
+
+
+def test_a_container_of_another_image_is_replaced(
+    launcher: Launcher, publish: Callable[[str], str]
+) -> None:
+    request = launcher.request(outbound=True)
+    first = launcher.launch(request)
+    base = launcher.client.images.get(launcher.image)
+    image = publish(f"FROM {base.id}\nLABEL other=yes\n")
+    second = launcher.launch(replace(request, attempt_count=2, image=image))
+    assert second.resource_id != first.resource_id
+    assert only_container(launcher) == second.resource_id
+
+
+@pytest.mark.parametrize("newer_by", [0, 1])
+def test_a_container_that_a_dead_worker_never_started_is_replaced(
+    launcher: Launcher, newer_by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "UNSTARTED_SECONDS", 1.0)
+    request = launcher.request(attempt_count=2)
+    dead = launcher.client.containers.create(
+        launcher.image,
+        name=f"svc-{request.run_id}",
+        labels={
+            "svc.instance": str(launcher.instance_id),
+            "svc.run": str(request.run_id),
+            "svc.job": str(request.job_id),
+            "svc.attempt-count": str(2 - newer_by),
+        },
+    )
+    runtime = launcher.launch(request)
+    assert runtime.resource_id != dead.id
+    assert only_container(launcher) == runtime.resource_id
+
+
+def test_what_a_worker_left_that_died_while_discarding_is_removed(launcher: Launcher) -> None:
+    request = launcher.request()
+    first = launcher.launch(request)
+    launcher.container(first).rename(f"{first.reference}-discarded-0123abcd")
+    observed = launcher.adapter.observe(request.run_id)
+    assert observed is not None
+    assert observed.resource_id == first.resource_id
+
+    second = launcher.launch(replace(request, attempt_count=2))
+    assert second.resource_id != first.resource_id
+    assert only_container(launcher) == second.resource_id
+
+
+def test_a_newer_launch_adopts_a_boot_in_progress_and_survives_the_end_of_the_older_one(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(outbound=True, boot={"setup": [step("sleep 4")]})
+    older = Racer(launcher, request)
+    until(lambda: running(launcher, request.run_id))
+    newer = Racer(launcher, replace(request, attempt_count=2))
+    time.sleep(1)
+    older.cancelled.set()
+
+    older.join()
+    assert older.error is not None
+    assert older.error.code == "launch-cancelled"
+    newer.join()
+    assert newer.runtime is not None
+    assert only_container(launcher) == newer.runtime.resource_id
+
+
+def test_an_adopted_boot_that_fails_is_a_failure_of_both_and_leaves_nothing(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(outbound=True, boot={"setup": [step("sleep 2; exit 6", "six")]})
+    older = Racer(launcher, request)
+    until(lambda: running(launcher, request.run_id))
+    newer = Racer(launcher, replace(request, attempt_count=2)).join()
+    older.join()
+    assert newer.error is not None
+    assert newer.error.code == "step-failed"
+    assert older.error is not None
+    assert older.error.code in ("step-failed", "launch-superseded", "container-exited")
+    assert launcher.left_over() == []
+
+
+def test_a_container_removed_behind_our_back_fails_the_launch_that_waited_for_it(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(outbound=True, boot={"setup": [step("sleep 30")]})
+    racer = Racer(launcher, request)
+    until(lambda: running(launcher, request.run_id))
+    assert launcher.adapter.remove(request.run_id)
+    racer.join()
+    assert racer.error is not None
+    assert racer.error.code == "container-exited"
+    assert "removed" in racer.error.message
+    assert launcher.left_over() == []
+
+
+def test_launches_of_the_same_claim_at_once_end_with_one_container(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True)
+    racers = [Racer(launcher, request) for _ in range(3)]
+    results = {racer.join().runtime for racer in racers}
+    assert [racer.error for racer in racers] == [None] * 3
+    (runtime,) = results
+    assert runtime is not None
+    assert only_container(launcher) == runtime.resource_id
+
+
+def test_launches_of_different_claims_at_once_leave_the_newest_its_container(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(outbound=True)
+    racers = [Racer(launcher, replace(request, attempt_count=count)) for count in (1, 2, 3)]
+    for racer in racers:
+        racer.join()
+    newest = racers[-1]
+    assert newest.error is None
+    assert newest.runtime is not None
+    assert only_container(launcher) == newest.runtime.resource_id
+    for older in racers[:-1]:
+        assert older.runtime == newest.runtime or older.error is not None
+        if older.error is not None:
+            assert older.error.code == "launch-superseded"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_an_older_launch_given_up_at_any_moment_never_takes_the_newer_ones_container(
+    launcher: Launcher, seed: int
+) -> None:
+    chance = random.Random(seed)
+    request = launcher.request(boot={"setup": [step("sleep 0.5")]}, outbound=seed % 2 == 0)
+    older = Racer(launcher, request)
+    time.sleep(chance.uniform(0, 0.8))
+    newer = Racer(launcher, replace(request, attempt_count=2))
+    time.sleep(chance.uniform(0, 0.8))
+    older.cancelled.set()
+    older.join()
+    newer.join()
+    assert newer.error is None
+    assert newer.runtime is not None
+    assert only_container(launcher) == newer.runtime.resource_id
