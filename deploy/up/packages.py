@@ -63,7 +63,9 @@ def refuse(missing: Iterable[Missing]) -> MissingPartsError:
         hints = "; ".join(hint for hint in (remedy, part.instead) if hint)
         lines.append(f"  - {part.name}" + (f"  ({hints})" if hints else ""))
     packages = " ".join(dict.fromkeys(name for part in wanted for name in part.packages))
-    if _is_debian_like() and packages:
+    if not packages:
+        lines.append("Then run this command again.")
+    elif _is_debian_like():
         lines.append("Run this command again as root, or let somebody with root run:")
         lines.append(f"  apt-get update && apt-get install --no-install-recommends {packages}")
     else:

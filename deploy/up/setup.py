@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,9 @@ from deploy.up.secrets import ensure_secrets
 from deploy.up.venv import ensure_venv
 
 _READY_SECONDS = 90.0
+# A process that has not stayed up by then does not come up by waiting.
+_HOPELESS_SECONDS = 15.0
+_SOUND = {"RUNNING", "STARTING"}
 _API_PORT = 4000
 
 
@@ -298,23 +302,29 @@ def _settle_api_port(
 
 def _wait_ready(layout: Layout, processes: OwnProcesses, environ: Mapping[str, str]) -> None:
     """Wait until the API says that everything it needs works and that a worker is alive."""
+    started = time.monotonic()
     problem = "no answer"
+    failing: dict[str, str] = {}
 
-    def ready() -> bool:
-        nonlocal problem
+    def settled() -> bool:
+        nonlocal problem, failing
         problem = _readiness_problem(environ)
-        return not problem
-
-    if not wait_until(ready, _READY_SECONDS, every=0.2):
+        if not problem:
+            return True
         states = processes.states() or {}
-        logs = "\n".join(
-            f"{name} is {state}; the end of {processes.log_of(name)}:\n"
+        failing = {name: state for name, state in states.items() if state not in _SOUND}
+        return bool(failing) and time.monotonic() - started > _HOPELESS_SECONDS
+
+    wait_until(settled, _READY_SECONDS, every=0.3)
+    if problem:
+        logs = "".join(
+            f"\n{name} is {failing.get(name, 'running')}; the end of {processes.log_of(name)}:\n"
             f"{tail(processes.log_of(name), 10)}"
-            for name, state in states.items()
+            for name in failing or (processes.states() or {})
         )
+        seconds = time.monotonic() - started
         raise StartError(
-            f"{api_url(environ)}/readyz is not ready after {_READY_SECONDS:.0f} s: "
-            f"{problem}\n{logs}"
+            f"{api_url(environ)}/readyz is not ready after {seconds:.0f} s: {problem}{logs}"
         )
 
 
