@@ -75,8 +75,10 @@ def without_lone_surrogates(data: object, pointer: str) -> tuple[object, list[Fa
     neither pydantic nor a database can hold it. Values are replaced by an empty string and
     members are left out. Walks without recursion: nesting may be deep.
     """
+    if not _holds_lone_surrogates(data):
+        return data, []
     faults: list[Fault] = []
-    if isinstance(data, str) and not _is_well_formed(data):
+    if isinstance(data, str):
         return "", [_malformed_text(pointer)]
     root: list[object] = [data]
     pending: list[tuple[list[object] | dict[str, object], str]] = [(root, pointer)]
@@ -240,6 +242,21 @@ def _token(name: int | str) -> str:
     text = str(name)
     text = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
     return text[:_SHOWN_NAME].replace("~", "~0").replace("/", "~1")
+
+
+def _holds_lone_surrogates(data: object) -> bool:
+    pending = [data]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            if not _is_well_formed(value):
+                return True
+        elif isinstance(value, dict):
+            pending.extend(value)
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return False
 
 
 def _is_well_formed(text: str) -> bool:
