@@ -72,7 +72,9 @@ class PrivateEngine(PrivateService):
             f"--pidfile={self.root / 'docker.pid'}",
         ]
         if not self._networking:
-            argv += ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
+            # In a network namespace of its own: an engine told `--bridge=none` removes docker0,
+            # which is the bridge of the machine's own engine.
+            argv = ["unshare", "--net", "--", *argv, "--bridge=none", "--iptables=false"]
         return argv
 
     def answers(self) -> bool:
