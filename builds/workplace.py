@@ -1,0 +1,60 @@
+"""Folders for work in progress: private, named after their job, and gone afterwards.
+
+A worker that is killed leaves its folder behind. Every folder is therefore locked by the process
+that uses it; the kernel lets go of the lock when that process ends, however it ends, and
+:func:`sweep_leftovers` removes what nobody holds any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+_PREFIX = "svc-"
+
+
+@contextmanager
+def workplace(root: Path, purpose: str, job_id: UUID, attempt_count: int) -> Iterator[Path]:
+    """Yield a new folder below ``root`` that only this account can enter; remove it afterwards."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    prefix = f"{_PREFIX}{purpose}-{job_id}-{attempt_count}-"
+    place = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep_leftovers(root: Path, older_than: float) -> int:
+    """Remove the folders that nobody holds and that are older than ``older_than`` seconds.
+
+    Returns how many. Folders of this prefix that were made without a lock go by their age only.
+    """
+    removed = 0
+    newest = time.time() - older_than
+    for place in root.glob(f"{_PREFIX}*") if root.is_dir() else ():
+        try:
+            if place.is_symlink() or not place.is_dir() or place.stat().st_mtime > newest:
+                continue
+            lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(place, ignore_errors=True)
+            removed += not place.exists()
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
+    return removed
