@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 import urllib.error
@@ -15,7 +16,7 @@ from deploy.services.errors import SetupError
 from deploy.up.layout import Layout
 from deploy.up.progress import Progress, Step
 
-_OWNER = "usr_local"
+_OWNER = os.environ.get("SVC_OWNER_USER_ID") or "usr_local"
 _EXAMPLE = "examples/hello.json"
 _SECONDS = 900.0
 _FINAL = {"ready", "failed", "cancelled", "stopped"}

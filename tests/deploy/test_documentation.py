@@ -1,0 +1,56 @@
+"""What is written about the set-up is true: every setting and every command is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+README = CHECKOUT / "deploy" / "README.md"
+EXAMPLE = CHECKOUT / "deploy" / ".env.example"
+# Set by the set-up for itself, not by people.
+_INTERNAL = {"SVC_UP_PARTS"}
+# An older name of a setting that is listed under its newer one.
+_SYNONYMS = {"SVC_CORS_ALLOWED_ORIGINS"}
+
+
+def _settings_read() -> set[str]:
+    """Every setting the code reads: the settings module, and what the set-up reads itself."""
+    text = (CHECKOUT / "controlplane" / "settings.py").read_text()
+    names = set(re.findall(r'(?:env\.\w+|_secret|_positive)\(\s*"([A-Z][A-Z0-9_]+)"', text))
+    for path in (CHECKOUT / "deploy").rglob("*.py"):
+        names |= set(re.findall(r'"(SVC_[A-Z0-9_]+)"', path.read_text()))
+    return names - _INTERNAL
+
+
+def test_every_setting_is_explained() -> None:
+    explained = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", README.read_text()))
+    assert len(_settings_read()) > 60
+    assert _settings_read() - explained == set()
+
+
+def test_the_example_lists_every_setting_once_and_no_other() -> None:
+    listed = re.findall(r"^#([A-Z][A-Z0-9_]+)=", EXAMPLE.read_text(), flags=re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == _settings_read() - _SYNONYMS
+
+
+def test_the_example_sets_nothing() -> None:
+    assert [line for line in EXAMPLE.read_text().splitlines() if line and line[0] != "#"] == []
+
+
+def test_every_make_target_that_is_described_exists() -> None:
+    described = set(re.findall(r"`make ([a-z-]+)", README.read_text()))
+    listed = subprocess.run(
+        ["make", "help"], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    ).stdout
+    assert described <= set(re.findall(r"make ([a-z-]+)", listed))
+    assert {"demo", "test", "up", "down", "lint"} <= described
+
+
+@pytest.mark.parametrize("script", [".ci/run"])
+def test_scripts_are_sound_shell(script: str) -> None:
+    subprocess.run(["bash", "-n", CHECKOUT / script], check=True)
