@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from deploy.services.errors import SetupError
 from deploy.up.layout import Layout
 from deploy.up.progress import Progress, Step
 
-_OWNER = os.environ.get("SVC_OWNER_USER_ID") or "usr_local"
 _EXAMPLE = "examples/hello.json"
 _SECONDS = 900.0
 _FINAL = {"ready", "failed", "cancelled", "stopped"}
@@ -26,49 +24,45 @@ Answer = dict[str, Any]
 
 def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress) -> int:
     """Ask for a sandbox from the example, follow it until it is ready, prove that it runs."""
-    example = layout.checkout / _EXAMPLE
+    api = _Api(url, environ.get("SVC_OWNER_USER_ID") or "usr_local")
     body = {
-        "ownerUserId": _OWNER,
+        "ownerUserId": api.owner,
         "registryId": environ.get("REGISTRY_NAME") or "default",
         "repository": "workspaces/hello",
         "tag": f"demo-{int(time.time())}",
-        "spec": json.loads(example.read_text()),
+        "spec": json.loads((layout.checkout / _EXAMPLE).read_text()),
     }
     progress.note(f"The main job: POST {url}/v1/sandboxes with {_EXAMPLE}")
-    accepted = _call(url, "POST", "/v1/sandboxes", body)
-    sandbox_id, workspace_id = accepted["sandboxId"], accepted["workspaceId"]
-    progress.note(f"  accepted: sandbox {sandbox_id} of workspace {workspace_id}\n")
+    accepted = api.call("POST", "/v1/sandboxes", body)
+    workspace_path = f"/v1/workspaces/{accepted['workspaceId']}"
+    progress.note(f"  accepted: sandbox {accepted['sandboxId']}, {workspace_path}\n")
     with progress.step("workspace") as step:
-        sandbox = _follow(url, sandbox_id, workspace_id, step)
+        sandbox = _follow(api, f"/v1/sandboxes/{accepted['sandboxId']}", workspace_path, step)
         if sandbox["status"] != "ready":
-            step.now(f"{sandbox['status']}: {_short(sandbox)}")
-            raise SetupError(_explain(url, workspace_id, sandbox))
+            step.now(str(sandbox["status"]))
+            raise SetupError(_explain(api, sandbox, workspace_path))
         step.done("ready")
-    workspace = _call(url, "GET", f"/v1/workspaces/{workspace_id}?ownerUserId={_OWNER}")
-    progress.note(f"\nGET {url}/v1/workspaces/{workspace_id}\n{_indented(workspace)}")
-    _prove(workspace_id, environ, progress)
+    progress.note(f"\nGET {url}{workspace_path}\n{_indented(api.get(workspace_path))}")
+    _prove(accepted["workspaceId"], environ, progress)
     progress.note(
         f"\nThe same on a page: {url}/docs. The workspace keeps running. Stop everything: make down"
     )
     return 0
 
 
-def _follow(url: str, sandbox_id: str, workspace_id: str, step: Step) -> Answer:
+def _follow(api: _Api, sandbox_path: str, workspace_path: str, step: Step) -> Answer:
     """Poll until the sandbox is settled, saying each change of its state and of its reason."""
     deadline = time.monotonic() + _SECONDS
     last = ""
     while True:
-        sandbox = _call(url, "GET", f"/v1/sandboxes/{sandbox_id}?ownerUserId={_OWNER}")
-        workspace = _call(url, "GET", f"/v1/workspaces/{workspace_id}?ownerUserId={_OWNER}")
-        reason = workspace.get("reason") or {}
-        said = ": ".join(
-            text for text in (str(sandbox["status"]), str(reason.get("message") or "")) if text
-        )
-        if said != last and sandbox["status"] not in _FINAL:
-            step.now(said)
-            last = said
+        sandbox = api.get(sandbox_path)
         if sandbox["status"] in _FINAL:
             return sandbox
+        reason = api.get(workspace_path).get("reason") or {}
+        said = ": ".join(filter(None, (sandbox["status"], reason.get("message"))))
+        if said != last:
+            step.now(said)
+            last = said
         if time.monotonic() > deadline:
             raise SetupError(f"Not settled after {_SECONDS:.0f} s. Last state: {said}")
         time.sleep(0.3)
@@ -107,41 +101,46 @@ def _output(argv: list[str]) -> str:
     return done.stdout.strip()
 
 
-def _call(url: str, method: str, path: str, body: object = None) -> Answer:
-    """One request; a problem answer becomes a SetupError that repeats it."""
-    headers = {"content-type": "application/json", "accept": "application/json"}
-    if method == "POST":
-        headers["idempotency-key"] = str(uuid.uuid4())
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{url}{path}", data=data, headers=headers, method=method)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            parsed = json.load(answer)
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")
-        raise SetupError(f"{method} {path} was answered {error.code}:\n{text}") from error
-    except OSError as error:
-        raise SetupError(f"{method} {path} was not answered: {error}") from error
-    if not isinstance(parsed, dict):
-        raise SetupError(f"{method} {path}: an object was expected, not {parsed!r}")
-    return parsed
-
-
-def _short(sandbox: Answer) -> str:
-    return str(sandbox.get("errorCode") or (sandbox.get("reason") or {}).get("code") or "")
-
-
-def _explain(url: str, workspace_id: str, sandbox: Answer) -> str:
+def _explain(api: _Api, sandbox: Answer, workspace_path: str) -> str:
     """Everything the API says about a sandbox that did not become ready."""
-    attempts = _call(url, "GET", f"/v1/workspaces/{workspace_id}/attempts?ownerUserId={_OWNER}")
+    attempts = api.get(f"{workspace_path}/attempts")
     return (
-        f"The sandbox is {sandbox['status']}, not ready.\n"
-        f"GET {url}/v1/sandboxes/{sandbox.get('sandboxId', '')}\n"
-        f"{_indented(sandbox)}\nGET {url}/v1/workspaces/{workspace_id}/attempts\n"
-        f"{_indented(attempts)}"
+        f"The sandbox is {sandbox['status']}, not ready:\n{_indented(sandbox)}\n"
+        f"GET {api.url}{workspace_path}/attempts\n{_indented(attempts)}"
     )
 
 
 def _indented(answer: Answer) -> str:
     text = json.dumps(answer, indent=2, ensure_ascii=False)
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+class _Api:
+    """The API as one owner sees it; an answer that is a problem becomes a SetupError."""
+
+    def __init__(self, url: str, owner: str) -> None:
+        self.url = url
+        self.owner = owner
+
+    def get(self, path: str) -> Answer:
+        """Read one resource of the owner's."""
+        return self.call("GET", f"{path}?{urllib.parse.urlencode({'ownerUserId': self.owner})}")
+
+    def call(self, method: str, path: str, body: object = None) -> Answer:
+        """Send one request. Raises SetupError with what was answered."""
+        headers = {"content-type": "application/json", "accept": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(  # noqa: S310 - our own address
+            f"{self.url}{path}", data=data, headers=headers, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+                parsed = json.load(answer)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            raise SetupError(f"{method} {path} was answered {error.code}:\n{text}") from error
+        except (OSError, ValueError) as error:
+            raise SetupError(f"{method} {path} was not answered: {error}") from error
+        if not isinstance(parsed, dict):
+            raise SetupError(f"{method} {path}: an object was expected, not {parsed!r}")
+        return parsed
