@@ -205,7 +205,7 @@ class BuildWorker:
             log.warning("job_given_back")
             return Delivery.requeue
         except JobError as exc:
-            log.warning("job_failed", code=exc.code, message=exc.message)
+            log.warning("job_failed", code=exc.code, message=exc.message.partition("\n")[0])
             return Delivery.reject
         except Exception:
             log.exception("job_failed", code="internal-error")
