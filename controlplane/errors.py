@@ -24,6 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_FAULTS = 500
+"""No answer names more: a body of the largest size may hold a hundred thousand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -82,9 +85,10 @@ class ValidationFailed(BadRequest):
 
     def __init__(self, errors: Sequence[Fault], detail: str = "") -> None:
         count = len(errors)
+        told = f"; errors names the first {MAX_FAULTS}" if count > MAX_FAULTS else "; see errors"
         super().__init__(
-            detail or f"The request has {count} fault{'' if count == 1 else 's'}; see errors.",
-            errors=errors,
+            detail or f"The request has {count} fault{'' if count == 1 else 's'}{told}.",
+            errors=errors[:MAX_FAULTS],
         )
 
 

@@ -1,4 +1,4 @@
-"""Middleware: the request's id, one log line per request, and the body limit."""
+"""Middleware: the request's id and log line, CORS preflights, the body limit, what pages may do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 
 import structlog
+from corsheaders.middleware import CorsMiddleware
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 
 from controlplane.errors import BadRequest, PayloadTooLarge
 from controlplane.ids import uuid7
@@ -17,6 +19,7 @@ from controlplane.problems import problem_response
 log = structlog.get_logger(__name__)
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
+MAX_LENGTH_DIGITS = 18
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")
 
 
@@ -57,11 +60,53 @@ class BodyLimitMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer 413 for what is too large, and whatever the next one says otherwise."""
         announced = request.META.get("CONTENT_LENGTH") or "0"
-        if not announced.isdecimal():
+        if not (announced.isascii() and announced.isdecimal()):
             return problem_response(BadRequest("Content-Length is not a number."), request)
-        if int(announced) > settings.SVC_MAX_BODY_BYTES:
-            limit = settings.SVC_MAX_BODY_BYTES
+        limit = settings.SVC_MAX_BODY_BYTES
+        # A number of thousands of digits is one that Python refuses to read.
+        if len(announced) > MAX_LENGTH_DIGITS or int(announced) > limit:
             return problem_response(
                 PayloadTooLarge(f"The body is larger than {limit} bytes."), request
             )
         return self.get_response(request)
+
+
+class PreflightMiddleware(CorsMiddleware):
+    """``corsheaders``, answering preflights with 204: there is no content."""
+
+    def check_preflight(self, request: HttpRequest) -> HttpResponseBase | None:
+        """Return the answer to a preflight; None for every other request."""
+        response = super().check_preflight(request)
+        if response is None:
+            return None
+        return HttpResponse(status=204)
+
+
+class ContentSecurityPolicyMiddleware:
+    """Tells browsers that answers are data, and that the pages load nothing from elsewhere."""
+
+    PAGES = ("/docs", "/admin")
+    PAGE_POLICY = "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data:",
+            "font-src 'self'",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+    DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Answer ``request`` with the policy of its kind."""
+        response = self.get_response(request)
+        page = request.path_info.startswith(self.PAGES)
+        response["content-security-policy"] = self.PAGE_POLICY if page else self.DATA_POLICY
+        return response

@@ -13,10 +13,9 @@ from typing import Any
 import structlog
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db import OperationalError
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from rest_framework import exceptions as drf
-from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from controlplane.errors import (
@@ -101,31 +100,31 @@ def as_control_plane_error(exc: Exception) -> ControlPlaneError | None:
         error = ControlPlaneError(str(exc.detail), code=str(exc.default_code).replace("_", "-"))
         error.status, error.title = status.value, status.phrase.capitalize()
         return error
-    if isinstance(exc, OperationalError):
-        # The database is down or restarting: the client may try again, nothing was half done.
-        return ServiceUnavailable("The database cannot be reached.", code="database-unavailable")
+    if isinstance(exc, OperationalError | InterfaceError):
+        # It is down, restarting or out of room: the client may try again, nothing was half done.
+        return ServiceUnavailable(
+            "The database does not answer at the moment; try again.", code="database-unavailable"
+        )
     return None
 
 
-def exception_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
-    """Turn whatever a view raised into the common body (DRF's ``EXCEPTION_HANDLER``)."""
+def exception_handler(exc: Exception, context: dict[str, Any]) -> HttpResponse | None:
+    """Turn whatever a view raised into the common body (DRF's ``EXCEPTION_HANDLER``).
+
+    Not a DRF response: the body is the same whatever the view renders otherwise.
+    """
     request = context.get("request")
     error = as_control_plane_error(exc)
     if error is None:
         return None  # Django logs the traceback and calls handler500
     set_rollback()
-    if isinstance(exc, OperationalError):
+    if isinstance(exc, OperationalError | InterfaceError):
         log.error("database_unavailable", exc_info=exc)
-    headers = {}
-    if isinstance(exc, drf.APIException):
-        wait = getattr(exc, "wait", None)
-        if wait is not None:
-            headers["Retry-After"] = str(int(wait))
-    if isinstance(exc, drf.MethodNotAllowed) and request is not None:
-        view = context["view"]
-        headers["Allow"] = ", ".join(view.allowed_methods)
-    body = problem(error, _request_id(request))
-    return Response(body, status=error.status, headers=headers, content_type=CONTENT_TYPE)
+    response = problem_response(error, request)
+    wait = getattr(exc, "wait", None)  # of drf.Throttled
+    if wait is not None:
+        response["Retry-After"] = str(int(wait))
+    return response
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:

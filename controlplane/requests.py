@@ -1,4 +1,4 @@
-"""Reading one request: body, query and owner, with every fault placed where it is.
+"""Reading one request: owner, query and body, with every fault at once and placed where it is.
 
 The owner comes as ``ownerUserId`` or as its synonym ``userId``, in the body or the query. A route
 that creates or lists requires it; on a route by id it is optional and, when given, has to match.
@@ -6,46 +6,92 @@ that creates or lists requires it; on a route by id it is optional and, when giv
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from rest_framework import serializers
+from rest_framework.metadata import BaseMetadata
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
+from rest_framework.utils.mediatypes import media_type_matches
 
-from controlplane.errors import BadRequest, Fault, ValidationFailed
+from controlplane.errors import Fault, ValidationFailed
 from controlplane.problems import faults_of
 from controlplane.serializers import (
     InputSerializer,
     OwnerField,
     QuerySerializer,
     camel_case,
+    shown_name,
     suggestion,
 )
 
 OWNER_NAMES = ("ownerUserId", "userId")
-
-S = TypeVar("S", bound=serializers.Serializer[Any])
+MAX_PARAMETER_FAULTS = 100
 
 
 class NoQuery(QuerySerializer):
     """A query that takes nothing but the owner."""
 
 
-def _as_parameter(fault: Fault) -> Fault:
-    """Move a fault of a serializer's pointer to the query parameter of that name."""
-    name = fault.pointer.lstrip("/").split("/")[0]
-    return Fault(fault.code, fault.detail, parameter=name)
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a request says, and what is wrong with it."""
+
+    owner: str | None
+    query: dict[str, Any]
+    body: dict[str, Any]
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def required_owner(self) -> str:
+        """The owner of a request that was read with ``owner_required``."""
+        assert self.owner is not None
+        return self.owner
 
 
-def read_query(request: Request, serializer: type[QuerySerializer]) -> dict[str, Any]:
-    """Return the query's parameters validated by ``serializer``.
+def read(
+    request: Request,
+    *,
+    query: type[QuerySerializer] = NoQuery,
+    body: type[InputSerializer] | None = None,
+    owner_required: bool = False,
+) -> Reading:
+    """Return what ``request`` says; raise ``ValidationFailed`` naming everything that is wrong."""
+    reading = examine(request, query=query, body=body, owner_required=owner_required)
+    if reading.faults:
+        raise ValidationFailed(reading.faults)
+    return reading
 
-    Raises ``ValidationFailed`` naming every parameter that is unknown, repeated or wrong.
-    """
-    known = [camel_case(str(name)) for name in serializer().fields] + list(OWNER_NAMES)
-    faults = []
+
+def examine(
+    request: Request,
+    *,
+    query: type[QuerySerializer] = NoQuery,
+    body: type[InputSerializer] | None = None,
+    owner_required: bool = False,
+) -> Reading:
+    """Return what ``request`` says, with its faults, for a view that looks for more of them."""
+    owner, faults = _read_owner(request, required=owner_required, in_body=body is not None)
+    parameters, parameter_faults = _read_query(request, query)
+    members, member_faults = _read_body(request, body) if body else ({}, [])
+    return Reading(owner, parameters, members, [*faults, *parameter_faults, *member_faults])
+
+
+def _read_query(
+    request: Request, serializer: type[QuerySerializer]
+) -> tuple[dict[str, Any], list[Fault]]:
+    """Return the query's parameters, and what is unknown, repeated or wrong among them."""
+    reader = serializer()
+    known = [camel_case(str(name)) for name in reader.fields] + list(OWNER_NAMES)
+    faults: list[Fault] = []
     values: dict[str, str] = {}
     for name, given in request.query_params.lists():
-        shown = name[:80].encode("utf-8", "replace").decode()
+        if len(faults) >= MAX_PARAMETER_FAULTS:
+            break
+        shown = shown_name(name)
         if name not in known:
             faults.append(
                 Fault(
@@ -58,50 +104,53 @@ def read_query(request: Request, serializer: type[QuerySerializer]) -> dict[str,
             faults.append(
                 Fault("repeated-parameter", "This parameter is given twice.", parameter=shown)
             )
-        elif "\x00" in given[0] or any("\ud800" <= c <= "\udfff" for c in given[0]):
+        elif name in OWNER_NAMES:
+            continue  # read with the body's
+        elif "\x00" in given[0]:
             faults.append(
                 Fault("invalid-character", "The value cannot be stored.", parameter=shown)
             )
-        elif name in serializer().fields:
+        else:
             values[name] = given[0]
     reader = serializer(data=values)
     if not reader.is_valid():
         faults += [_as_parameter(fault) for fault in faults_of(reader.errors)]
-    if faults:
-        raise ValidationFailed(faults)
-    return dict(reader.validated_data)
+        return {}, faults
+    return dict(reader.validated_data), faults
 
 
-def read_body(request: Request, serializer: type[InputSerializer]) -> dict[str, Any]:
-    """Return the body validated by ``serializer``; the owner's names are read separately.
-
-    Raises ``ValidationFailed`` with a JSON pointer for every fault.
-    """
-    reader, faults = body_reader(request, serializer)
-    if faults:
-        raise ValidationFailed(faults)
-    return dict(reader.validated_data)
+def _as_parameter(fault: Fault) -> Fault:
+    """Move a fault of a serializer's pointer to the query parameter of that name."""
+    name = fault.pointer.lstrip("/").split("/")[0]
+    return Fault(fault.code, fault.detail, parameter=name)
 
 
-def body_reader(request: Request, serializer: type[S]) -> tuple[S, list[Fault]]:
-    """Return the validated serializer and the faults it found, for a view that adds its own."""
+def _read_body(
+    request: Request, serializer: type[InputSerializer]
+) -> tuple[dict[str, Any], list[Fault]]:
+    """Return the body's members but the owner's, and what is wrong with them."""
     data = request.data
     if isinstance(data, dict):
         data = {name: value for name, value in data.items() if name not in OWNER_NAMES}
+    if data is None:  # DRF would call a null "not given"
+        return {}, [Fault("wrong-type", "An object is expected here, not null.")]
     reader = serializer(data=data)
-    reader.is_valid()
-    return reader, faults_of(reader.errors)
+    if not reader.is_valid():
+        return {}, faults_of(reader.errors)
+    return dict(reader.validated_data), []
 
 
-def read_owner(request: Request, *, required: bool) -> tuple[str | None, list[Fault]]:
+def _read_owner(
+    request: Request, *, required: bool, in_body: bool
+) -> tuple[str | None, list[Fault]]:
     """Return the owner the caller acts for, and what is wrong with how it was given.
 
     Body and query, and both names, may repeat the same owner; two different ones are a fault.
     """
-    field = OwnerField()
+    owner = OwnerField()
     found: dict[str, str] = {}
     faults: list[Fault] = []
-    body = request.data if request.method not in {"GET", "HEAD", "DELETE"} else None
+    body = request.data if in_body else None
     places: list[tuple[str, Any, bool]] = [
         (name, body[name], True)
         for name in OWNER_NAMES
@@ -111,41 +160,46 @@ def read_owner(request: Request, *, required: bool) -> tuple[str | None, list[Fa
         for name in OWNER_NAMES
         if name in request.query_params
     ]
-    for name, value, in_body in places:
-        place = {"pointer": f"/{name}"} if in_body else {"parameter": name}
+    for name, value, from_body in places:
+        place = {"pointer": f"/{name}"} if from_body else {"parameter": name}
         try:
-            found[f"{'body' if in_body else 'query'} {name}"] = field.run_validation(value)
+            found[f"{name} in the {'body' if from_body else 'query'}"] = owner.run_validation(value)
         except serializers.ValidationError as exc:
             faults += [Fault(f.code, f.detail, **place) for f in faults_of(exc.detail)]
+    place = {"pointer": "/ownerUserId"} if in_body else {"parameter": "ownerUserId"}
     if len(set(found.values())) > 1:
-        faults.append(
-            Fault("owner-ambiguous", f"{' and '.join(found)} differ.", pointer="/ownerUserId")
-        )
+        faults.append(Fault("owner-ambiguous", f"{' and '.join(found)} differ.", **place))
     if required and not found and not faults:
-        fault_place = {"pointer": "/ownerUserId"} if body is not None else {}
-        faults.append(
-            Fault(
-                "required",
-                "Say whose this is: ownerUserId (or userId) is required.",
-                **(fault_place or {"parameter": "ownerUserId"}),
-            )
-        )
+        detail = "Say whose this is: ownerUserId (or userId) is required."
+        faults.append(Fault("required", detail, **place))
     return (next(iter(found.values())) if found else None), faults
 
 
-def require_owner(request: Request) -> str:
-    """Return the owner; raise ``ValidationFailed`` when it is absent or wrong."""
-    owner, faults = read_owner(request, required=True)
-    if faults:
-        raise ValidationFailed(faults)
-    if owner is None:  # unreachable: required owners leave a fault behind
-        raise BadRequest("The owner is missing.")
-    return owner
+class JsonOnly(BaseContentNegotiation):
+    """Answers JSON whatever ``Accept`` says, and takes a body without a type for JSON.
+
+    A client that accepts nothing we have is better served by an answer than by a 406.
+    """
+
+    def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:
+        """Return the parser of the body's type; None, which becomes a 415, when there is none."""
+        for parser in parsers:
+            if not request.content_type or media_type_matches(
+                parser.media_type, request.content_type
+            ):
+                found: BaseParser = parser
+                return found
+        return None
+
+    def select_renderer(
+        self, request: Request, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        """Return the view's first renderer."""
+        return renderers[0], renderers[0].media_type
 
 
-def optional_owner(request: Request) -> str | None:
-    """Return the owner when one is given; raise ``ValidationFailed`` when it is wrong."""
-    owner, faults = read_owner(request, required=False)
-    if faults:
-        raise ValidationFailed(faults)
-    return owner
+class NoMetadata(BaseMetadata):
+    """``OPTIONS`` answers with ``Allow`` and no content: the description is ``/openapi.json``."""
+
+    def determine_metadata(self, request: Request, view: Any) -> None:
+        """Say nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
+import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,11 @@ from rest_framework.fields import empty
 from controlplane.ids import OWNER_MAX_LENGTH
 from controlplane.parsers import escape_pointer
 
+CANONICAL_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MAX_SHOWN_NAME = 80
+MAX_UNKNOWN_MEMBERS = 100
+"""No answer names more; a body may hold a hundred thousand."""
+
 
 def camel_case(name: str) -> str:
     """Return the member name on the wire of a Python name: ``owner_user_id`` → ``ownerUserId``."""
@@ -30,6 +36,8 @@ def camel_case(name: str) -> str:
 
 def suggestion(name: str, known: list[str]) -> str:
     """Return `` Did you mean "x"?`` when a known name is close to ``name``, else nothing."""
+    if len(name) > MAX_SHOWN_NAME:
+        return ""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f' Did you mean "{close[0]}"?' if close else ""
 
@@ -37,6 +45,27 @@ def suggestion(name: str, known: list[str]) -> str:
 def has_control_character(text: str) -> bool:
     """Tell whether ``text`` holds a control, format, surrogate or separator-line character."""
     return any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for c in text)
+
+
+JSON_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
+def json_kind(value: object) -> str:
+    """Return what JSON calls the type of ``value``, with its article."""
+    return JSON_KINDS.get(type(value), "an object")
+
+
+def shown_name(name: str) -> str:
+    """Return a member's or parameter's name that a client chose: bounded and printable."""
+    text = name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+    return text[:MAX_SHOWN_NAME]
 
 
 class CamelCaseMixin:
@@ -63,18 +92,17 @@ class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
     # Reads a body: every member is known, with a suggestion for those that are not.
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, Mapping):
-            kind = "null" if data is None else type(data).__name__
             raise serializers.ValidationError(
-                {"non_field_errors": [f"An object is expected here, not {kind}."]},
+                {"non_field_errors": [f"An object is expected here, not {json_kind(data)}."]},
                 code="wrong-type",
             )
         errors: dict[str, Any] = {}
         known = list(self.fields)
         for name in data:
-            if name not in self.fields:
-                errors[str(name)] = [
+            if name not in self.fields and len(errors) < MAX_UNKNOWN_MEMBERS:
+                errors[shown_name(name)] = [
                     serializers.ErrorDetail(
-                        f"This member is not known.{suggestion(str(name), known)}",
+                        f"This member is not known.{suggestion(name, known)}",
                         code="unknown-member",
                     )
                 ]
@@ -90,6 +118,16 @@ class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
         return values
 
 
+class OwnedInputSerializer(InputSerializer):
+    # Documents the owner's members; ``controlplane.requests`` reads them, from body and query.
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        owner = OwnerField(
+            required=False, help_text="Whose. Given here or in the query, also as `userId`."
+        )
+        synonym = OwnerField(required=False, help_text="A synonym of `ownerUserId`.")
+        return {"ownerUserId": owner, "userId": synonym, **super().get_fields()}
+
+
 class QuerySerializer(CamelCaseMixin, serializers.Serializer[Any]):
     # Reads a query string; use ``read_query`` for the errors to name parameters.
     pass
@@ -103,7 +141,7 @@ class TextField(serializers.CharField):
 
     default_error_messages = {
         "control-character": "Control characters are not allowed here.",
-        "wrong-type": "A string is expected here.",
+        "wrong-type": "A string is expected here, not {kind}.",
     }
 
     def __init__(self, **kwargs: Any) -> None:
@@ -113,7 +151,7 @@ class TextField(serializers.CharField):
     def to_internal_value(self, data: Any) -> str:
         """Return the trimmed text; raise ``ValidationError`` for anything else."""
         if not isinstance(data, str):
-            self.fail("wrong-type")
+            self.fail("wrong-type", kind=json_kind(data))
         text = super().to_internal_value(data)
         if has_control_character(text):
             self.fail("control-character")
@@ -132,7 +170,7 @@ class PatternField(TextField):
     def __init__(self, *, pattern: re.Pattern[str], hint: str, **kwargs: Any) -> None:
         self.pattern = pattern
         self.hint = hint
-        super().__init__(**kwargs)
+        super().__init__(**{"help_text": hint, **kwargs})
 
     def to_internal_value(self, data: Any) -> str:
         """Return the text when it matches."""
@@ -140,6 +178,16 @@ class PatternField(TextField):
         if not self.pattern.fullmatch(text):
             raise serializers.ValidationError(self.hint, code="invalid-format")
         return text
+
+
+class IdField(serializers.UUIDField):
+    """An id in its canonical text; DRF alone would also take numbers, braces and URNs."""
+
+    def to_internal_value(self, data: Any) -> uuid.UUID:
+        """Return the id."""
+        if not isinstance(data, str) or not CANONICAL_UUID.fullmatch(data):
+            self.fail("invalid", value=json_kind(data) if not isinstance(data, str) else data[:80])
+        return uuid.UUID(data)
 
 
 class OwnerField(TextField):
@@ -151,10 +199,7 @@ class OwnerField(TextField):
 
 @extend_schema_field({"type": "string", "format": "date-time"})
 class TimestampField(serializers.Field[datetime, datetime, str, Any]):
-    """An instant as ISO 8601 in UTC with milliseconds and ``Z``."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(read_only=True, **kwargs)
+    """An instant as ISO 8601 in UTC with milliseconds and ``Z``; for answers only."""
 
     def to_representation(self, value: datetime) -> str:
         """Return ``value`` cut to milliseconds."""

@@ -203,7 +203,8 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "controlplane.middleware.RequestIdMiddleware",
-    "corsheaders.middleware.CorsMiddleware",
+    "controlplane.middleware.ContentSecurityPolicyMiddleware",
+    "controlplane.middleware.PreflightMiddleware",
     "controlplane.middleware.BodyLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -266,12 +267,13 @@ SESSION_COOKIE_HTTPONLY = True
 X_FRAME_OPTIONS = "DENY"
 
 # ---------------------------------------------------------------- CORS
-CORS_ALLOW_ALL_ORIGINS = CORS_ALLOWED_ORIGINS_SETTING.strip() == "*"
-CORS_ALLOWED_ORIGINS = (
-    []
-    if CORS_ALLOW_ALL_ORIGINS
-    else [origin.strip() for origin in CORS_ALLOWED_ORIGINS_SETTING.split(",") if origin.strip()]
-)
+CORS_ALLOWED_ORIGINS = [
+    origin.strip()
+    for origin in CORS_ALLOWED_ORIGINS_SETTING.split(",")
+    if origin.strip() and origin.strip() != "*"
+]
+# "*" answers with the origin that asked, as clients of this API expect.
+CORS_ALLOWED_ORIGIN_REGEXES = [r".*"] if CORS_ALLOWED_ORIGINS_SETTING.strip() == "*" else []
 CORS_ALLOW_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CORS_ALLOW_HEADERS = (
     "content-type",
@@ -285,40 +287,78 @@ CORS_PREFLIGHT_MAX_AGE = 86_400
 CORS_URLS_REGEX = r"^/(v1/.*|healthz|readyz|openapi\.json|)$"
 
 # ---------------------------------------------------------------- the API
+API_DESCRIPTION = """\
+Development and agent workspaces, built from a blueprint, published to your registry, run on your
+machines, with a record of every run.
+
+**Owners.** Nobody is authenticated: callers say for whom they act, with `ownerUserId` (or `userId`)
+in the body or the query. What belongs to another owner is answered as if it did not exist.
+
+**Problems.** Every failure has one body, `application/problem+json`: `code` is for programs,
+`detail` for people, and `errors` names every single fault with its place.
+
+**Lists** are newest first: `limit` items and, when there are more, a `nextCursor` for the next
+page. Rows that are added meanwhile change no later page.
+
+**Requests.** `x-request-id` is taken from you or made for you, and comes back with every answer.
+Bodies are JSON of at most 1 MiB unless the operator says otherwise; unknown members are refused.
+"""
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
     "UNAUTHENTICATED_USER": None,
     "DEFAULT_PARSER_CLASSES": ["controlplane.parsers.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "controlplane.requests.JsonOnly",
+    "DEFAULT_METADATA_CLASS": "controlplane.requests.NoMetadata",
     "DEFAULT_SCHEMA_CLASS": "controlplane.openapi.ControlPlaneSchema",
     "EXCEPTION_HANDLER": "controlplane.problems.exception_handler",
     "DATETIME_FORMAT": "iso-8601",
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Control plane",
-    "DESCRIPTION": (
-        "Development and agent workspaces, built from a blueprint, published to your registry, "
-        "run on your machines, with a record of every run."
-    ),
+    "DESCRIPTION": API_DESCRIPTION,
     "VERSION": SVC_RELEASE,
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "REDOC_DIST": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {
+        "deepLinking": True,
+        "displayRequestDuration": True,
+        "defaultModelsExpandDepth": 0,
+        "validatorUrl": None,
+    },
     "COMPONENT_SPLIT_REQUEST": True,
+    "COMPONENT_SPLIT_PATCH": False,
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
     "SCHEMA_PATH_PREFIX": "/v1",
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "controlplane.openapi.add_problem_responses",
+        "controlplane.openapi.add_shared_parts",
+        "workspaces.openapi.add_blueprint",
     ],
     "ENUM_NAME_OVERRIDES": {
         "SurfacedStatus": "workspaces.status.SurfacedStatus",
-        "AttemptStatus": "workspaces.models.Attempt.Status",
         "RuntimeStatus": "workspaces.models.RuntimeInstance.Status",
+        "Relation": "workspaces.models.Sandbox.Relation",
+        "RestartRelation": "workspaces.serializers.RESTART_RELATIONS",
+        "TriggerType": "workspaces.models.Attempt.TriggerType",
+        "EventType": "workspaces.models.WorkspaceEvent.Type",
+        "SourceProvider": "workspaces.serializers.SOURCE_PROVIDERS",
+        "LivenessStatus": ["ok"],
+        "ReadinessStatus": "controlplane.views.READINESS_STATUSES",
+        "StartedStatus": "workspaces.serializers.STARTED_STATUSES",
     },
+    "TAGS": [
+        {"name": "System", "description": "What this installation is and how it is doing."},
+        {"name": "Workspaces", "description": "Environments built from a blueprint."},
+        {
+            "name": "Sandboxes",
+            "description": "Requests to start a workspace: each builds an image, publishes and "
+            "launches it.",
+        },
+    ],
 }
 
 LOGGING_CONFIG = None

@@ -2,9 +2,10 @@
 
 from django.contrib import admin
 from django.urls import include, path
-from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from controlplane import views
+from controlplane.openapi import Description
 
 urlpatterns = [
     path("", views.Root.as_view()),
@@ -12,8 +13,8 @@ urlpatterns = [
     path("readyz", views.Readiness.as_view()),
     path("v1/system/setup-state", views.SetupState.as_view()),
     path("", include("workspaces.urls")),
-    path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
-    path("docs", SpectacularSwaggerView.as_view(url_name="openapi"), name="docs"),
+    path("openapi.json", Description.as_view(), name="openapi"),
+    path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),
     path("admin/", admin.site.urls),
 ]
 

@@ -13,6 +13,8 @@ from accounts.services import needs_setup
 from builds.readiness import check_all
 from controlplane.serializers import OutputSerializer
 
+READINESS_STATUSES = ["ok", "degraded", "unavailable"]
+
 
 class RootSerializer(OutputSerializer):
     """What this service is, and where it is described."""
@@ -43,7 +45,10 @@ class CheckSerializer(OutputSerializer):
 class ReadinessSerializer(OutputSerializer):
     """Whether the service can do its work, part by part."""
 
-    status = serializers.ChoiceField(choices=["ok", "degraded", "unavailable"])
+    status = serializers.ChoiceField(
+        choices=READINESS_STATUSES,
+        help_text="`degraded`: requests are taken, and something that is not required is amiss.",
+    )
     checks = CheckSerializer(many=True)
 
 
@@ -59,7 +64,7 @@ class SetupStateSerializer(OutputSerializer):
     """What a first visit needs to know."""
 
     needs_setup = serializers.BooleanField(help_text="True while no staff account exists.")
-    ssh_gateway = SshGatewaySerializer(required=False, allow_null=True)
+    ssh_gateway = SshGatewaySerializer()
 
 
 class Root(APIView):
@@ -106,7 +111,10 @@ class Readiness(APIView):
         responses={200: ReadinessSerializer, 503: ReadinessSerializer},
     )
     def get(self, request: Request) -> Response:
-        """Ask database, broker, registry and workers; 503 when one of the first three is down."""
+        """Ask database, broker, registry and build workers, each with a line of its own.
+
+        503 when one of the first three is down.
+        """
         checks = check_all()
         ready = all(check.ok for check in checks if check.required)
         status = "unavailable" if not ready else "ok" if all(c.ok for c in checks) else "degraded"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from drf_spectacular.utils import extend_schema_field
+from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from controlplane.serializers import (
+    IdField,
     InputSerializer,
     OutputSerializer,
+    OwnedInputSerializer,
     PatternField,
     TextField,
     TimestampField,
 )
-from workspaces.blueprint import blueprint_schema
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import SurfacedStatus
 
@@ -26,9 +27,16 @@ REPOSITORY = re.compile(
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 NAME_MAX_LENGTH = 120
+SOURCE_PROVIDERS = ["github"]
+STARTED_STATUSES = [SurfacedStatus.QUEUED.value]
+RESTART_RELATIONS = [
+    Sandbox.Relation.REBUILD.value,
+    Sandbox.Relation.RETRY.value,
+    Sandbox.Relation.RESUME.value,
+]
 
 
-@extend_schema_field(blueprint_schema())
+@extend_schema_field({"$ref": "#/components/schemas/Blueprint"})
 class BlueprintField(serializers.JSONField):
     """A blueprint; its own parser says what is wrong with it, after the request's other members."""
 
@@ -50,7 +58,7 @@ class NameField(TextField):
 class SelectionSerializer(InputSerializer):
     """A repository of a source-hosting installation."""
 
-    provider = serializers.ChoiceField(choices=["github"])
+    provider = serializers.ChoiceField(choices=SOURCE_PROVIDERS)
     installation_id = TextField()
     installation_repository_id = TextField()
     ref = TextField(required=False)
@@ -65,7 +73,8 @@ class CredentialsSerializer(InputSerializer):
     github = TextField(required=False)
 
 
-class WorkspaceRequestSerializer(InputSerializer):
+@extend_schema_serializer(component_name="CreateWorkspace")
+class WorkspaceRequestSerializer(OwnedInputSerializer):
     """What to start: a blueprint, and where its image is published."""
 
     name = NameField(required=False, help_text="Inferred from repository and tag when absent.")
@@ -86,19 +95,16 @@ class WorkspaceRequestSerializer(InputSerializer):
     credentials = CredentialsSerializer(required=False)
 
 
+@extend_schema_serializer(component_name="StartSandbox")
 class SandboxRequestSerializer(WorkspaceRequestSerializer):
     """What to start, perhaps in a workspace that exists already."""
 
-    workspace_id = serializers.UUIDField(
+    workspace_id = IdField(
         required=False, help_text="Start this workspace again instead of creating one."
     )
     relation = serializers.ChoiceField(
         required=False,
-        choices=[
-            Sandbox.Relation.REBUILD.value,
-            Sandbox.Relation.RETRY.value,
-            Sandbox.Relation.RESUME.value,
-        ],
+        choices=RESTART_RELATIONS,
         help_text="Why a workspace is started again; `rebuild` unless told.",
     )
 
@@ -112,13 +118,13 @@ class StartedSandboxSerializer(OutputSerializer):
     run_id = serializers.UUIDField(help_text="The boot run: its record tells how it went.")
     job_id = serializers.UUIDField()
     name = serializers.CharField()
-    status = serializers.ChoiceField(choices=[SurfacedStatus.QUEUED.value])
+    status = serializers.ChoiceField(choices=STARTED_STATUSES)
     registry_id = serializers.CharField()
     repository = serializers.CharField()
     tag = serializers.CharField()
 
 
-class RenameSerializer(InputSerializer):
+class RenameSerializer(OwnedInputSerializer):
     """Another name for a workspace."""
 
     name = NameField()
@@ -139,7 +145,7 @@ class RuntimeSerializer(OutputSerializer):
     resource_id = serializers.CharField()
     reference = serializers.CharField()
     status = serializers.ChoiceField(choices=RuntimeInstance.Status.choices)
-    endpoint = serializers.CharField(required=False, allow_null=True)
+    endpoint = serializers.CharField(required=False)
 
 
 class PublishedImageSerializer(OutputSerializer):
@@ -154,7 +160,7 @@ class FailureSerializer(OutputSerializer):
     """Why something failed."""
 
     message = serializers.CharField()
-    code = serializers.CharField(required=False, allow_null=True)
+    code = serializers.CharField(required=False)
 
 
 class ReasonSerializer(OutputSerializer):
@@ -169,32 +175,32 @@ class ReasonSerializer(OutputSerializer):
 class StandingSerializer(OutputSerializer):
     # The members that reads of workspaces, sandboxes and attempts have in common.
     status = serializers.ChoiceField(choices=SurfacedStatus.choices)
-    reason = ReasonSerializer(required=False, allow_null=True)
-    runtime = RuntimeSerializer(required=False, allow_null=True)
-    published_image = PublishedImageSerializer(required=False, allow_null=True)
-    error = FailureSerializer(required=False, allow_null=True)
+    reason = ReasonSerializer(required=False)
+    runtime = RuntimeSerializer(required=False)
+    published_image = PublishedImageSerializer(required=False)
+    error = FailureSerializer(required=False)
     created_at = TimestampField()
     updated_at = TimestampField()
-    started_at = TimestampField(required=False, allow_null=True)
-    finished_at = TimestampField(required=False, allow_null=True)
+    started_at = TimestampField(required=False)
+    finished_at = TimestampField(required=False)
 
 
 class WorkspaceSummarySerializer(StandingSerializer):
     """A workspace and how it stands."""
 
     workspace_id = serializers.UUIDField()
-    sandbox_id = serializers.UUIDField(required=False, allow_null=True)
+    sandbox_id = serializers.UUIDField(required=False)
     name = serializers.CharField()
     owner_user_id = serializers.CharField()
-    registry_id = serializers.CharField(required=False, allow_null=True)
-    repository = serializers.CharField(required=False, allow_null=True)
-    tag = serializers.CharField(required=False, allow_null=True)
+    registry_id = serializers.CharField(required=False)
+    repository = serializers.CharField(required=False)
+    tag = serializers.CharField(required=False)
 
 
 class WorkspaceSerializer(WorkspaceSummarySerializer):
     """A workspace, how it stands, and its blueprint."""
 
-    spec = BlueprintField(required=False, allow_null=True)
+    spec = BlueprintField(required=False)
 
 
 class SandboxSerializer(StandingSerializer):
@@ -202,9 +208,9 @@ class SandboxSerializer(StandingSerializer):
 
     sandbox_id = serializers.UUIDField()
     workspace_id = serializers.UUIDField()
-    attempt_id = serializers.UUIDField(required=False, allow_null=True)
-    run_id = serializers.UUIDField(required=False, allow_null=True)
-    job_id = serializers.UUIDField(required=False, allow_null=True)
+    attempt_id = serializers.UUIDField(required=False)
+    run_id = serializers.UUIDField(required=False)
+    job_id = serializers.UUIDField(required=False)
     name = serializers.CharField()
     owner_user_id = serializers.CharField()
     relation = serializers.ChoiceField(choices=Sandbox.Relation.choices)
@@ -220,13 +226,13 @@ class AttemptSerializer(StandingSerializer):
     attempt_id = serializers.UUIDField()
     sandbox_id = serializers.UUIDField()
     run_id = serializers.UUIDField()
-    job_id = serializers.UUIDField(required=False, allow_null=True)
+    job_id = serializers.UUIDField(required=False)
     relation = serializers.ChoiceField(choices=Sandbox.Relation.choices)
     trigger_type = serializers.ChoiceField(choices=Attempt.TriggerType.choices)
     spec = BlueprintField()
     queued_at = TimestampField()
     linked_at = TimestampField()
-    duration_ms = serializers.IntegerField(required=False, allow_null=True, min_value=0)
+    duration_ms = serializers.IntegerField(required=False, min_value=0)
 
 
 class EventSerializer(OutputSerializer):
@@ -234,7 +240,7 @@ class EventSerializer(OutputSerializer):
 
     event_id = serializers.UUIDField()
     workspace_id = serializers.UUIDField()
-    attempt_id = serializers.UUIDField(required=False, allow_null=True)
+    attempt_id = serializers.UUIDField(required=False)
     type = serializers.ChoiceField(choices=WorkspaceEvent.Type.choices)
     occurred_at = TimestampField()
     message = serializers.CharField()
@@ -247,7 +253,7 @@ def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:
     """Return the serializer of a keyset page of ``item``."""
     members = {
         "items": item(many=True),
-        "next_cursor": serializers.CharField(required=False, allow_null=True),
+        "next_cursor": serializers.CharField(required=False),
         "__doc__": "One page of a list; `nextCursor` leads to the next one, when there is one.",
     }
     return type(name, (OutputSerializer,), members)

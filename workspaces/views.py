@@ -22,18 +22,11 @@ from builds.standing import (
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.pagination import list_query, page
 from controlplane.problems import faults_of
-from controlplane.requests import (
-    NoQuery,
-    body_reader,
-    optional_owner,
-    read_body,
-    read_owner,
-    read_query,
-    require_owner,
-)
+from controlplane.requests import examine, read
 from controlplane.serializers import InputSerializer, TextField
 from workspaces.blueprint import Blueprint
 from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
+from workspaces.openapi import ACCEPTED_HEADERS, CREATE_EXAMPLES, START_DESCRIPTION
 from workspaces.serializers import (
     AttemptSerializer,
     EventSerializer,
@@ -91,41 +84,44 @@ def _idempotency_key(request: Request) -> tuple[str | None, list[Fault]]:
 
 def _read_intent(request: Request, serializer: type[InputSerializer]) -> SandboxIntent:
     """Return what the client asks for; all faults of the request at once, the spec's too."""
-    owner, faults = read_owner(request, required=True)
+    reading = examine(request, body=serializer, owner_required=True)
     key, key_faults = _idempotency_key(request)
-    reader, body_faults = body_reader(request, serializer)
-    faults += key_faults + body_faults
+    faults = [*reading.faults, *key_faults, *_misplaced_relation(request.data)]
     if faults:
-        body = request.data
-        if isinstance(body, dict) and body.get("spec") is not None:
-            try:
-                Blueprint.parse(body["spec"])
-            except ValidationFailed as exc:
-                faults += exc.errors
-        raise ValidationFailed(faults)
-    values = reader.validated_data
-    relation = values.get("relation")
-    if relation and not values.get("workspace_id"):
-        raise ValidationFailed(
-            [Fault("relation-without-workspace", "Name the workspaceId.", pointer="/relation")]
-        )
+        raise ValidationFailed([*faults, *_spec_faults(request.data)])
+    values = reading.body
     default = Sandbox.Relation.REBUILD if values.get("workspace_id") else Sandbox.Relation.LAUNCH
-    assert owner is not None
     return SandboxIntent(
-        owner_user_id=owner,
+        owner_user_id=reading.required_owner,
         registry_id=values["registry_id"],
         repository=values["repository"],
         tag=values["tag"],
         spec=values["spec"],
         name=values.get("name"),
         workspace_id=values.get("workspace_id"),
-        relation=Sandbox.Relation(relation) if relation else default,
+        relation=Sandbox.Relation(values.get("relation", default)),
         source_selection=values.get("source_selection"),
         dotfiles_selection=values.get("dotfiles_selection"),
         credentials=values.get("credentials"),
         idempotency_key=key,
         body=dict(request.data),
     )
+
+
+def _misplaced_relation(body: object) -> list[Fault]:
+    if not isinstance(body, dict) or body.get("relation") is None or body.get("workspaceId"):
+        return []
+    detail = "A relation is to a workspace that exists: name its workspaceId."
+    return [Fault("relation-without-workspace", detail, pointer="/relation")]
+
+
+def _spec_faults(body: object) -> Sequence[Fault]:
+    if isinstance(body, dict) and body.get("spec") is not None:
+        try:
+            Blueprint.parse(body["spec"])
+        except ValidationFailed as exc:
+            return exc.errors
+    return []
 
 
 def _accepted(started: StartedSandbox, location: str) -> Response:
@@ -149,11 +145,9 @@ class SandboxList(APIView):
         operation_id="sandboxes.create",
         tags=["Sandboxes"],
         summary="Start a sandbox",
-        description=(
-            "Records the intent and queues a build job; poll `GET /v1/sandboxes/{sandboxId}`. "
-            "Creates a workspace unless `workspaceId` names one."
-        ),
-        parameters=[IDEMPOTENCY_KEY],
+        description=START_DESCRIPTION,
+        parameters=[IDEMPOTENCY_KEY, *ACCEPTED_HEADERS],
+        examples=CREATE_EXAMPLES,
         request=SandboxRequestSerializer,
         responses={202: StartedSandboxSerializer},
     )
@@ -175,9 +169,8 @@ class SandboxDetail(APIView):
     )
     def get(self, request: Request, sandbox_id: uuid.UUID) -> Response:
         """Show one sandbox, and why it is not ready."""
-        read_query(request, NoQuery)
         sandbox = (
-            Sandbox.objects.owned_by(optional_owner(request))
+            Sandbox.objects.owned_by(read(request).owner)
             .select_related("workspace", "latest_attempt")
             .filter(pk=sandbox_id)
             .first()
@@ -196,7 +189,12 @@ class WorkspaceList(APIView):
         operation_id="workspaces.create",
         tags=["Workspaces"],
         summary="Create a workspace and start its first sandbox",
-        parameters=[IDEMPOTENCY_KEY],
+        description=(
+            "As `POST /v1/sandboxes` for a new workspace, with the same problems; poll "
+            "`GET /v1/workspaces/{workspaceId}`."
+        ),
+        parameters=[IDEMPOTENCY_KEY, *ACCEPTED_HEADERS],
+        examples=CREATE_EXAMPLES,
         request=WorkspaceRequestSerializer,
         responses={202: StartedSandboxSerializer},
     )
@@ -214,8 +212,9 @@ class WorkspaceList(APIView):
     )
     def get(self, request: Request) -> Response:
         """List an owner's workspaces, newest first."""
-        query = read_query(request, WorkspaceListQuery)
-        rows = Workspace.objects.owned_by(require_owner(request)).select_related(
+        reading = read(request, query=WorkspaceListQuery, owner_required=True)
+        query = reading.query
+        rows = Workspace.objects.owned_by(reading.owner).select_related(
             "latest_sandbox__latest_attempt"
         )
         if "status" in query:
@@ -256,9 +255,8 @@ class WorkspaceDetail(APIView):
     )
     def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Show one workspace, and why it is not ready."""
-        read_query(request, NoQuery)
         workspace = (
-            Workspace.objects.owned_by(optional_owner(request))
+            Workspace.objects.owned_by(read(request).owner)
             .select_related("latest_sandbox__latest_attempt")
             .filter(pk=workspace_id)
             .first()
@@ -281,10 +279,10 @@ class WorkspaceName(APIView):
     )
     def patch(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Rename a workspace."""
-        read_query(request, NoQuery)
-        owner = optional_owner(request)
-        name = read_body(request, RenameSerializer)["name"]
-        workspace = rename_workspace(workspace_id, owner_user_id=owner, name=name)
+        given = read(request, body=RenameSerializer)
+        workspace = rename_workspace(
+            workspace_id, owner_user_id=given.owner, name=given.body["name"]
+        )
         members = {
             "workspace_id": workspace.pk,
             "name": workspace.name,
@@ -305,12 +303,12 @@ class WorkspaceAttempts(APIView):
     )
     def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """List the attempts of a workspace, newest first."""
-        query = read_query(request, AttemptListQuery)
-        workspace = get_workspace(workspace_id, owner_user_id=optional_owner(request))
+        given = read(request, query=AttemptListQuery)
+        workspace = get_workspace(workspace_id, owner_user_id=given.owner)
         answer = page(
             Attempt.objects.filter(workspace=workspace),
-            limit=query["limit"],
-            cursor=query.get("cursor"),
+            limit=given.query["limit"],
+            cursor=given.query.get("cursor"),
             present=_present_attempts,
         )
         return Response(_shown(AttemptPageSerializer, answer))
@@ -333,12 +331,12 @@ class WorkspaceEvents(APIView):
     )
     def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """List what happened to a workspace, newest first."""
-        query = read_query(request, EventListQuery)
-        workspace = get_workspace(workspace_id, owner_user_id=optional_owner(request))
+        given = read(request, query=EventListQuery)
+        workspace = get_workspace(workspace_id, owner_user_id=given.owner)
         answer = page(
             WorkspaceEvent.objects.filter(workspace=workspace),
-            limit=query["limit"],
-            cursor=query.get("cursor"),
+            limit=given.query["limit"],
+            cursor=given.query.get("cursor"),
             present=_present_events,
         )
         return Response(_shown(EventPageSerializer, answer))

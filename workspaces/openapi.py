@@ -1,0 +1,90 @@
+"""What workspaces add to the OpenAPI description: the blueprint, and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter
+
+from workspaces.blueprint import blueprint_schema
+
+SMALLEST_BLUEPRINT: dict[str, Any] = {"harness": {"id": "shell"}}
+
+BLUEPRINT: dict[str, Any] = {
+    "harness": {"id": "claude-code"},
+    "sources": {
+        "workspace": {"url": "https://github.com/octocat/Hello-World.git", "ref": "master"}
+    },
+    "tooling": {"packages": [{"id": "ripgrep"}, {"id": "node"}]},
+    "lifecycle": {
+        "setup": [{"id": "install", "run": "npm install"}],
+        "startup": {"steps": [{"id": "check", "run": "npm test"}]},
+    },
+    "runtime": {
+        "env": {"NODE_ENV": "development"},
+        "network": {"outbound": True},
+        "resources": {"memoryMb": 2048, "cpus": 2},
+    },
+    "target": {"os": {"family": "debian"}},
+}
+
+REQUEST: dict[str, Any] = {
+    "ownerUserId": "usr_local",
+    "registryId": "default",
+    "repository": "team/hello-world",
+    "tag": "latest",
+}
+
+START_DESCRIPTION = """\
+Records the intent and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` until `status` is
+`ready` or `failed`. Creates a workspace unless `workspaceId` names one that has ended.
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | members or blueprint are wrong; see `errors` |
+| 404 | `registry-not-found` | `registryId` is not the configured registry |
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 404 | `credentials-not-found` | a profile or account is named that does not exist |
+| 409 | `idempotency-key-reused` | the key was used for another request |
+| 409 | `workspace-active` | the workspace has not ended |
+| 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
+| 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
+"""
+
+CREATE_EXAMPLES = [
+    OpenApiExample(
+        "The smallest", value={**REQUEST, "spec": SMALLEST_BLUEPRINT}, request_only=True
+    ),
+    OpenApiExample(
+        "A repository with an agent, tools and steps",
+        value={**REQUEST, "name": "Hello World", "spec": BLUEPRINT},
+        request_only=True,
+    ),
+]
+
+ACCEPTED_HEADERS = [
+    OpenApiParameter(
+        "Location",
+        str,
+        OpenApiParameter.HEADER,
+        description="Where its present state is read.",
+        response=[202],
+    ),
+    OpenApiParameter(
+        "idempotency-replayed",
+        str,
+        OpenApiParameter.HEADER,
+        description="`true` when this is the first answer to the key again.",
+        response=[202],
+    ),
+]
+
+
+def add_blueprint(
+    result: dict[str, Any], generator: Any, request: Any, public: bool
+) -> dict[str, Any]:
+    """Describe the blueprint once, as the component that all its places refer to."""
+    schema = {**blueprint_schema(), "examples": [SMALLEST_BLUEPRINT, BLUEPRINT]}
+    schemas = {**result["components"]["schemas"], "Blueprint": schema}
+    result["components"]["schemas"] = dict(sorted(schemas.items()))
+    return result
