@@ -25,7 +25,7 @@ from builds.models import BuildJob, LeaseLostError
 from builds.planner import Catalogue, ImagePlan, plan
 from builds.settlement import fail_claimed_job
 from controlplane.errors import ControlPlaneError
-from controlplane.patience import persistently
+from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 from registries.client import RegistryClient
 from runs.agent_archive import agent_archive, agent_digest
 from scm import git
@@ -36,9 +36,6 @@ from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
-
-DATABASE_PATIENCE_SECONDS = 300.0
-"""How long a finished build waits for the database before its result is given up."""
 
 
 class ShutdownError(Exception):
@@ -217,16 +214,14 @@ class JobRunner:
 
     def _reuse(self, job: BuildJob, plan_hash: str) -> PublishedImage | None:
         """Put an image of the same plan under the job's tag; None when the registry has none."""
-        earlier = (
+        same_plan = (
             BuildJob.objects.filter(
-                status=BuildJob.Status.SUCCEEDED,
-                plan_hash=plan_hash,
-                registry_id=job.registry_id,
+                status=BuildJob.Status.SUCCEEDED, plan_hash=plan_hash, registry_id=job.registry_id
             )
             .exclude(plan_hash="")
             .order_by("-id")
-            .first()
         )
+        earlier = persistently(same_plan.first, patience=DATABASE_PATIENCE_SECONDS)
         if earlier is None:
             return None
         try:

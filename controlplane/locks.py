@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
+
+from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 
 log = structlog.get_logger(__name__)
 
@@ -23,9 +25,17 @@ def _key(name: str) -> int:
 
 @contextmanager
 def advisory_lock(name: str) -> Iterator[None]:
-    """Hold the lock ``name``; waits for as long as somebody else holds it."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [_key(name)])
+    """Hold the lock ``name``; waits for as long as somebody else holds it.
+
+    The holder's own work is limited in time, so the wait is too. A database that restarts in the
+    meantime is waited for.
+    """
+
+    def acquire() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s)", [_key(name)])
+
+    persistently(acquire, patience=DATABASE_PATIENCE_SECONDS)
     try:
         yield
     finally:
@@ -50,6 +60,6 @@ def _unlock(name: str) -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [_key(name)])
-    except DatabaseError:
+    except (DatabaseError, InterfaceError):
         # The connection broke, and the lock went with it.
         log.info("advisory_lock_lost", lock=name)

@@ -14,6 +14,9 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+DATABASE_PATIENCE_SECONDS = 300.0
+"""How long work that is done waits for the database before its result is given up."""
+
 
 def persistently(
     write: Callable[[], T], *, patience: float, given_up: threading.Event | None = None
