@@ -42,8 +42,11 @@ def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress
             step.now(str(sandbox["status"]))
             raise SetupError(_explain(api, sandbox, workspace_path))
         step.done("ready")
-    progress.note(f"\nGET {url}{workspace_path}\n{_indented(api.get(workspace_path))}")
-    _prove(accepted["workspaceId"], environ, progress)
+    workspace = api.get(workspace_path)
+    directory = workspace["spec"]["runtime"]["workingDirectory"]
+    workspace["spec"] = f"{_EXAMPLE}, every default filled in"
+    progress.note(f"\nGET {url}{workspace_path}\n{_indented(workspace)}")
+    _prove(accepted["workspaceId"], directory, environ, progress)
     progress.note(
         f"\nThe same on a page: {url}/docs. The workspace keeps running. Stop everything: make down"
     )
@@ -53,22 +56,25 @@ def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress
 def _follow(api: _Api, sandbox_path: str, workspace_path: str, step: Step) -> Answer:
     """Poll until the sandbox is settled, saying each change of its state and of its reason."""
     deadline = time.monotonic() + _SECONDS
-    last = ""
+    last: tuple[str, str] | None = None
     while True:
         sandbox = api.get(sandbox_path)
         if sandbox["status"] in _FINAL:
             return sandbox
         reason = api.get(workspace_path).get("reason") or {}
         said = ": ".join(filter(None, (sandbox["status"], reason.get("message"))))
-        if said != last:
+        # The message also carries times that change with every look.
+        if (state := (sandbox["status"], reason.get("code", ""))) != last:
             step.now(said)
-            last = said
+            last = state
         if time.monotonic() > deadline:
             raise SetupError(f"Not settled after {_SECONDS:.0f} s. Last state: {said}")
         time.sleep(0.3)
 
 
-def _prove(workspace_id: str, environ: Mapping[str, str], progress: Progress) -> None:
+def _prove(
+    workspace_id: str, directory: str, environ: Mapping[str, str], progress: Progress
+) -> None:
     """Ask the engine itself which container runs, and from which image digest."""
     docker = [environ["DOCKER_CLI"], "-H", environ["DOCKER_HOST"]]
     label = f"label=svc.workspace={workspace_id}"
@@ -84,13 +90,15 @@ def _prove(workspace_id: str, environ: Mapping[str, str], progress: Progress) ->
     )
     if "@sha256:" not in reference or reference not in digests:
         raise SetupError(f"The container runs {reference}, which is not a published digest.")
-    program = [*docker, "exec", found[0], "/usr/lib/svc/agent", "status"]
-    agent = json.loads(_output(program))
+    inside = [*docker, "exec", found[0]]
+    agent = json.loads(_output([*inside, "/usr/lib/svc/agent", "status"]))
+    greeting = _output([*inside, "cat", f"{directory}/hello.txt"])
     progress.note(
         "\nThe engine says:\n"
         f"  container  {container[:12]}  {state}\n"
         f"  image      {reference}\n"
-        f"  agent      {agent.get('phase')} since {agent.get('since')}"
+        f"  agent      {agent.get('phase')} since {agent.get('since')}\n"
+        f"  hello.txt  {greeting}"
     )
 
 
