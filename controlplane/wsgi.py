@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -32,11 +33,4 @@ def with_chunked_bodies(serve: Application, *, limit: int) -> Application:
     return application
 
 
-def _application() -> Application:
-    django_application = get_wsgi_application()
-    from django.conf import settings  # only configured by the line above
-
-    return with_chunked_bodies(django_application, limit=settings.SVC_MAX_BODY_BYTES)
-
-
-application = _application()
+application = with_chunked_bodies(get_wsgi_application(), limit=settings.SVC_MAX_BODY_BYTES)

@@ -1,0 +1,42 @@
+"""What DRF negotiates with a client, which is nothing: JSON in, JSON out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework.metadata import BaseMetadata
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+from rest_framework.utils.mediatypes import media_type_matches
+
+
+class JsonOnly(BaseContentNegotiation):
+    """Answers JSON whatever ``Accept`` says, and takes a body without a type for JSON.
+
+    A client that accepts nothing we have is better served by an answer than by a 406.
+    """
+
+    def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:
+        """Return the parser of the body's type; None, which becomes a 415, when there is none."""
+        for parser in parsers:
+            if not request.content_type or media_type_matches(
+                parser.media_type, request.content_type
+            ):
+                found: BaseParser = parser
+                return found
+        return None
+
+    def select_renderer(
+        self, request: Request, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        """Return the view's first renderer."""
+        return renderers[0], renderers[0].media_type
+
+
+class NoMetadata(BaseMetadata):
+    """``OPTIONS`` answers with ``Allow`` and no content: the description is ``/openapi.json``."""
+
+    def determine_metadata(self, request: Request, view: Any) -> None:
+        """Say nothing."""
