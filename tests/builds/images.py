@@ -21,11 +21,13 @@ AGENT = b"#!/bin/sh\necho agent $*\n"
 
 
 def extra_ca() -> bytes:
-    """Return the certificates that this machine needs to reach the package registries."""
+    """Return a certificate of nobody, and those this machine needs to reach package registries."""
+    paths = [Path(__file__).parent / "extra-ca.pem"]
     if settings.SVC_EXTRA_CA_FILE:
-        return Path(settings.SVC_EXTRA_CA_FILE).read_bytes()
-    local = sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
-    return b"\n".join(path.read_bytes() for path in local)
+        paths.append(Path(settings.SVC_EXTRA_CA_FILE))
+    else:
+        paths += sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
+    return b"\n".join(path.read_bytes() for path in paths)
 
 
 def build(plan: ImagePlan, folder: Path, *, buildkit: bool, ca: bytes = b"") -> str:

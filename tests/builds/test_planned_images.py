@@ -100,6 +100,7 @@ def test_extra_certificates_are_trusted_by_the_system_and_by_languages(rich_imag
     assert environment["NODE_EXTRA_CA_CERTS"] == environment["REQUESTS_CA_BUNDLE"] == bundle
     trusted = "".join(images.run(rich_image, f"cat {bundle}").split())
     certificates = images.extra_ca().decode().split("-----BEGIN CERTIFICATE-----")[1:]
+    assert certificates
     for certificate in certificates:
         body = certificate.partition("-----END CERTIFICATE-----")[0]
         assert "".join(body.split()) in trusted
