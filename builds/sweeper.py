@@ -62,9 +62,7 @@ def repair_attempts(*, limit: int = 100) -> int:
             if job is None:
                 continue
             if job.status == BuildJob.Status.FAILED:
-                workspaces.fail_runtime(
-                    attempt, code=job.error_code, message=job.error_message
-                )
+                workspaces.fail_runtime(attempt, code=job.error_code, message=job.error_message)
                 changed = workspaces.fail_attempt(
                     attempt, code=job.error_code, message=job.error_message
                 )

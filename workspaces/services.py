@@ -34,9 +34,7 @@ def get_workspace(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Work
     return workspace
 
 
-def rename_workspace(
-    workspace_id: uuid.UUID, *, owner_user_id: str | None, name: str
-) -> Workspace:
+def rename_workspace(workspace_id: uuid.UUID, *, owner_user_id: str | None, name: str) -> Workspace:
     """Give a workspace another name and return it; the last one who renames wins."""
     workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
     workspace.name = name
@@ -105,9 +103,7 @@ def create_attempt(
 
 def refresh_sandbox(attempt_id: uuid.UUID) -> None:
     """Write the surfaced status of the attempt's sandbox, if it still is its latest attempt."""
-    sandbox = (
-        Sandbox.objects.select_for_update().filter(latest_attempt_id=attempt_id).first()
-    )
+    sandbox = Sandbox.objects.select_for_update().filter(latest_attempt_id=attempt_id).first()
     if sandbox is None:
         return
     attempt = Attempt.objects.get(pk=attempt_id)
