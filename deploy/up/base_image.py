@@ -15,7 +15,6 @@ from deploy.up.progress import Progress, Step
 OWN = "svc-base/debian:bookworm"
 PUBLIC = "debian:bookworm-slim"
 _SUITE = "bookworm"
-_MIRROR = "http://example.org/debian"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _PULL_SECONDS = 90.0
 _BUILD_SECONDS = 900.0
@@ -100,10 +99,10 @@ def _with_mmdebstrap(mmdebstrap: Path, archive: Path, log: Path) -> None:
 
 
 def _with_debootstrap(root: Path, archive: Path, log: Path) -> None:
-    mirror = os.environ.get("SVC_DEBIAN_MIRROR") or _MIRROR
-    run_logged(
-        ("debootstrap", "--variant=minbase", _SUITE, root, mirror), log=log, seconds=_BUILD_SECONDS
-    )
+    argv: list[str | Path] = ["debootstrap", "--variant=minbase", _SUITE, root]
+    if mirror := os.environ.get("SVC_DEBIAN_MIRROR"):
+        argv.append(mirror)
+    run_logged(argv, log=log, seconds=_BUILD_SECONDS)
     run_logged(
         ("tar", "-C", root, "--numeric-owner", "--one-file-system", "-cf", archive, "."),
         log=log,
