@@ -18,6 +18,7 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
@@ -46,6 +47,7 @@ which has another digest."""
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 """The size up to which the specification wants registries to accept manifests."""
 _OTHER_LIMIT = 1024 * 1024
+_MOUNTS_AT_ONCE = 4
 
 
 class RegistryError(BadGateway):
@@ -197,11 +199,11 @@ class RegistryClient:
             for child in _digests(document, "manifests"):
                 if not self._copy(from_repository, child, to_repository, child, depth=1):
                     return False
-        elif from_repository != to_repository:
-            blobs = (*_digests(document, "config"), *_digests(document, "layers"))
-            for blob in dict.fromkeys(blobs):
-                if not self._mount(blob, from_repository, to_repository):
-                    return False
+        else:
+            blobs = dict.fromkeys((*_digests(document, "config"), *_digests(document, "layers")))
+            shared = from_repository == to_repository or self.head_manifest(to_repository, digest)
+            if not shared and not self._mount_all(list(blobs), from_repository, to_repository):
+                return False
         answer = self._send(
             "PUT", target, content=manifest.content, content_type=manifest.media_type
         )
@@ -212,6 +214,14 @@ class RegistryClient:
         if answer.headers.get("Docker-Content-Digest", digest) != digest:
             raise RegistryError("The registry stored another manifest than it was sent.")
         return True
+
+    def _mount_all(self, blobs: list[str], from_repository: str, to_repository: str) -> bool:
+        """Mount each blob; whether all could be. A few at a time: it is a round trip for each."""
+        with ThreadPoolExecutor(max_workers=_MOUNTS_AT_ONCE) as pool:
+            mounted = pool.map(
+                lambda blob: self._mount(blob, from_repository, to_repository), blobs
+            )
+            return all(list(mounted))
 
     def _mount(self, blob: str, from_repository: str, to_repository: str) -> bool:
         uploads = f"/v2/{to_repository}/blobs/uploads/"

@@ -112,6 +112,8 @@ def test_a_copy_names_the_same_manifest_in_another_repository(
     digest = push_image(repository, "v1", media_type)
     assert client.copy(repository, digest, f"{repository}/copy", "other")
     assert client.head_manifest(f"{repository}/copy", "other") == digest
+    assert client.copy(repository, digest, f"{repository}/copy", "again")
+    assert client.head_manifest(f"{repository}/copy", "again") == digest
     manifest = client.get_manifest(f"{repository}/copy", digest)
     assert manifest is not None
     for layer in manifest.parsed()["layers"]:
@@ -410,7 +412,9 @@ def test_a_registry_that_shares_no_blobs_gets_no_manifest_and_keeps_no_upload(
     content = json.dumps({"config": {"digest": GONE}, "layers": []}).encode()
 
     def behave(request: BaseHTTPRequestHandler) -> None:
-        if request.command == "GET":
+        if request.command == "HEAD":
+            answer(404)(request)
+        elif request.command == "GET":
             answer(200, content, Content_Type=OCI_MANIFEST)(request)
         elif request.command == "POST":
             answer(202, Location="/v2/b/blobs/uploads/42?_state=x")(request)
@@ -419,7 +423,7 @@ def test_a_registry_that_shares_no_blobs_gets_no_manifest_and_keeps_no_upload(
 
     fake.behaviour = behave
     assert not hurried(fake).copy("a", digest_of(content), "b", "v1")
-    assert [(method, path) for method, path, _ in fake.requests[1:]] == [
+    assert [(method, path) for method, path, _ in fake.requests[2:]] == [
         ("POST", f"/v2/b/blobs/uploads/?mount={GONE}&from=a"),
         ("DELETE", "/v2/b/blobs/uploads/42?_state=x"),
     ]
@@ -430,7 +434,9 @@ def test_an_upload_that_is_said_to_be_elsewhere_is_not_touched(fake: FakeRegistr
     content = json.dumps({"config": {"digest": GONE}, "layers": []}).encode()
 
     def behave(request: BaseHTTPRequestHandler) -> None:
-        if request.command == "GET":
+        if request.command == "HEAD":
+            answer(404)(request)
+        elif request.command == "GET":
             answer(200, content, Content_Type=OCI_MANIFEST)(request)
         else:
             answer(202, Location=f"{elsewhere.url}/v2/b/blobs/uploads/42")(request)
