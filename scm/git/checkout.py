@@ -15,7 +15,7 @@ from threading import Event
 from controlplane.processes import ProcessResult
 from scm.git.command import Git, SourcePolicy, session
 from scm.git.remote import ResolvedSource
-from scm.urls import COMMIT_ID, SourceError, is_ref, parse_url
+from scm.urls import COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
 
 _FETCHED = "refs/svc/fetched"
 _BLOCK = 4096
@@ -33,17 +33,25 @@ def checkout(source: ResolvedSource, into: Path, policy: SourcePolicy, cancelled
     ):
         raise SourceError("source-ref-not-found", "The commit or the ref is malformed.")
     try:
+        into.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(url, error) from None
+    try:
         with session(url, policy, policy.fetch_timeout, cancelled) as git:
             _Checkout(git, source, into).make()
     except OSError as error:
         shutil.rmtree(into, ignore_errors=True)
-        raise SourceError(
-            "source-checkout-failed",
-            f"The checkout of {url} could not be written: {error.strerror}.",
-        ) from None
+        raise _unwritable(url, error) from None
     except BaseException:
         shutil.rmtree(into, ignore_errors=True)
         raise
+
+
+def _unwritable(url: SourceUrl, error: OSError) -> SourceError:
+    reason = error.strerror or "unknown error"
+    return SourceError(
+        "source-checkout-failed", f"The checkout of {url} could not be written: {reason}."
+    )
 
 
 class _Checkout:
@@ -57,7 +65,6 @@ class _Checkout:
     def make(self) -> None:
         """Fetch the commit, write its files, leave nothing that differs from time to time."""
         git, tree = self._git, self._into
-        tree.mkdir(parents=True)
         kind = "sha256" if len(self._source.commit) == 64 else "sha1"
         git.must("init", "--quiet", "--template=", f"--object-format={kind}", tree=tree)
         git.must("remote", "add", "origin", str(git.source), tree=tree)

@@ -8,7 +8,7 @@ import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -70,14 +70,22 @@ def session(
         addresses = _judged_addresses(source, policy, timeout, cancelled)
         if source.scheme == "git":
             address = f"git://{addresses[0]}:{source.port}{source.path}"
-        elif source.host not in addresses:
+        elif ":" not in source.host and source.host not in addresses:
+            # A literal address needs no pin; for a name git must not ask again.
             pinned = ",".join(addresses)
             config.append(("http.curloptResolve", f"{source.host}:{source.port}:{pinned}"))
-    with tempfile.TemporaryDirectory(prefix="svc-git-") as name:
-        home = Path(name)
-        if policy.extra_ca_file:
-            config.append(("http.sslCAInfo", str(_ca_bundle(policy.extra_ca_file, home))))
-        (home / "gitconfig").write_text("".join(map(_config_line, config)))
+    with ExitStack() as stack:
+        try:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-git-"))
+            home = Path(name)
+            if policy.extra_ca_file:
+                config.append(("http.sslCAInfo", str(_ca_bundle(policy.extra_ca_file, home))))
+            (home / "gitconfig").write_text("".join(map(_config_line, config)))
+        except OSError as error:
+            reason = error.strerror or "unknown error"
+            raise SourceError(
+                "source-checkout-failed", f"Reading {source} could not be prepared: {reason}."
+            ) from None
         yield Git(source, address, home, deadline, policy.max_bytes, cancelled)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
@@ -125,14 +125,22 @@ def test_a_name_is_connected_to_at_the_address_that_was_judged(
 def test_git_can_be_pinned_to_an_address_for_a_name_nobody_knows(
     http_server: HttpServer, policy: SourcePolicy, origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The lookup is where the outside world comes in: here it is a world with one more name.
-    def answer(host: str, **_: object) -> list[IPv4Address]:
-        return [IPv4Address("127.0.0.1")]
+    # The lookup is where the outside world comes in: here it is a world with one more name. Nobody
+    # listens at its first address.
+    def answer(host: str, **_: object) -> list[IPv4Address | IPv6Address]:
+        return [IPv6Address("::1"), IPv4Address("127.0.0.1")]
 
     monkeypatch.setattr("scm.git.command.look_up", answer)
     port = http_server.url.rpartition(":")[2]
     url = f"http://forge.invalid:{port}/git/odd%20name.git"
     assert resolve(url, None, policy).commit == origin.trunk
+
+
+def test_a_literal_address_of_either_kind_is_connected_to(policy: SourcePolicy) -> None:
+    for host in ("127.0.0.1", "[::1]", "[0:0::1]"):
+        error = failure(f"http://{host}:{free_port()}/x", None, policy)
+        assert error.code == "source-unreachable"
+        assert "cannot be reached" in error.message
 
 
 # Transports
@@ -439,6 +447,25 @@ def test_a_place_that_cannot_be_written_fails_the_checkout(
         checkout(source, tmp_path / "file" / "into", policy, NEVER)
     assert caught.value.code == "source-checkout-failed"
     assert str(tmp_path / "file") not in caught.value.message
+
+
+def test_a_folder_that_exists_is_left_alone(
+    origin: Origin, policy: SourcePolicy, tmp_path: Path
+) -> None:
+    (tmp_path / "into").mkdir()
+    (tmp_path / "into" / "precious").write_text("x")
+    with pytest.raises(SourceError, match="File exists") as caught:
+        checkout(resolve(origin.url, None, policy), tmp_path / "into", policy, NEVER)
+    assert caught.value.code == "source-checkout-failed"
+    assert (tmp_path / "into" / "precious").exists()
+
+
+def test_an_extra_authority_that_cannot_be_read_is_an_error_without_its_path(
+    origin: Origin, policy: SourcePolicy
+) -> None:
+    error = failure(origin.url, None, replace(policy, extra_ca_file="/no/such/ca.crt"))
+    assert error.code == "source-checkout-failed"
+    assert "/no/such" not in error.message
 
 
 @pytest.mark.parametrize("commit", ["HEAD", "--help", "12ab", "g" * 40])
