@@ -9,7 +9,7 @@ import socket
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -99,7 +99,7 @@ class Launcher:
     adapter: DockerAdapter
     client: docker.DockerClient
     image: str
-    instance_id: str = field(default_factory=lambda: str(uuid4()))
+    instance_id: str
 
     def request(self, run_id: UUID | None = None, **changes: Any) -> LaunchRequest:
         """A request with small limits; members of ``boot`` go in ``boot``."""

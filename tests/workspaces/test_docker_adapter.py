@@ -26,7 +26,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_the_adapter_is_a_runtime_adapter_and_the_engine_passes_its_check() -> None:
-    adapter: RuntimeAdapter = DockerAdapter(DOCKER_HOST, uuid4())
+    adapter: RuntimeAdapter = DockerAdapter(DOCKER_HOST, str(uuid4()))
     adapter.check()
 
 
@@ -41,7 +41,7 @@ def test_a_launched_workspace_is_ready_labelled_and_reachable_by_exec(launcher: 
     assert runtime.reference == container.name == f"svc-{request.run_id}"
     assert runtime.endpoint == f"docker-exec://{container.id}"
     assert container.labels == {
-        "svc.instance": str(request.instance_id),
+        "svc.instance": request.instance_id,
         "svc.workspace": str(request.workspace_id),
         "svc.attempt": str(request.attempt_id),
         "svc.run": str(request.run_id),
@@ -117,13 +117,14 @@ def test_a_container_that_exits_without_a_word_of_the_agent_is_reported_with_its
     launcher: Launcher, publish: Callable[[str], str]
 ) -> None:
     token = "ghp_" + "a" * 36
-    entry = f'ENTRYPOINT ["sh", "-c", "echo cannot go on {token}; exit 9"]'
+    entry = f'ENTRYPOINT ["sh", "-c", "echo cannot go on {token} open-sesame; exit 9"]'
     image = publish(f"{DOCKERFILE}{entry}\n")
     with pytest.raises(LaunchError, match="exit code 9") as caught:
-        launcher.launch(launcher.request(image=image))
+        launcher.launch(launcher.request(image=image, boot={"secrets": ["open-sesame"]}))
     assert caught.value.code == "container-exited"
     assert "cannot go on" in caught.value.message
     assert token not in caught.value.message
+    assert "sesame" not in caught.value.message
     assert launcher.left_over() == []
 
 
@@ -308,7 +309,7 @@ def test_nothing_of_another_installation_is_seen_or_removed(
 # The SDK leaves a socket to the garbage collector when a connection fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_engine_that_is_not_there_is_an_unavailable_adapter(tmp_path: Path) -> None:
-    adapter = DockerAdapter(f"unix://{tmp_path}/none.sock", uuid4())
+    adapter = DockerAdapter(f"unix://{tmp_path}/none.sock", str(uuid4()))
     for call in (adapter.check, adapter.list, lambda: adapter.remove(uuid4())):
         with pytest.raises(LaunchError) as caught:
             call()
@@ -321,7 +322,7 @@ def test_an_engine_that_is_not_there_is_an_unavailable_adapter(tmp_path: Path) -
 # The SDK leaves a socket to the garbage collector when a connection fails.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_engine_that_never_answers_is_given_up_after_its_time(silent_engine: str) -> None:
-    adapter = DockerAdapter(silent_engine, uuid4(), engine_timeout=1.0)
+    adapter = DockerAdapter(silent_engine, str(uuid4()), engine_timeout=1.0)
     started = time.monotonic()
     with pytest.raises(LaunchError) as caught:
         adapter.check()

@@ -44,12 +44,13 @@ def test_what_overlaps_a_taken_network_is_not_offered(taken: list[str], left: li
 
 
 @pytest.mark.docker
+@pytest.mark.slow
 def test_forty_networks_are_more_than_the_engines_own_pools_and_all_fit(
     launcher: Launcher,
 ) -> None:
     with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
         for number in range(40):
-            labels = {"svc.instance": str(launcher.instance_id), "svc.run": str(uuid4())}
+            labels = {"svc.instance": launcher.instance_id, "svc.run": str(uuid4())}
             name = f"svc-test-{launcher.instance_id}-{number}"
             engine.create_network(name, labels, pool=POOL, start=0)
     subnets = {network.attrs["IPAM"]["Config"][0]["Subnet"] for network in launcher.networks()}
@@ -64,7 +65,7 @@ def test_launches_that_reach_for_the_same_subnet_all_get_one(launcher: Launcher)
     barrier = threading.Barrier(4)
 
     def create(number: int) -> None:
-        labels = {"svc.instance": str(launcher.instance_id), "svc.run": str(uuid4())}
+        labels = {"svc.instance": launcher.instance_id, "svc.run": str(uuid4())}
         try:
             with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
                 barrier.wait(10)
@@ -102,7 +103,7 @@ def test_the_sweep_spares_networks_in_use_and_networks_of_runs_to_keep(launcher:
     kept, forgotten = uuid4(), uuid4()
     with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
         for run_id in (kept, forgotten):
-            labels = {"svc.instance": str(launcher.instance_id), "svc.run": str(run_id)}
+            labels = {"svc.instance": launcher.instance_id, "svc.run": str(run_id)}
             engine.create_network(f"svc-{run_id}", labels, pool=POOL, start=run_id.int)
 
     assert launcher.adapter.sweep_networks([kept]) == 1

@@ -44,6 +44,21 @@ class Racer:
         return self
 
 
+class Meanwhile(threading.Event):
+    """Looks like a cancel flag; at one look of the launch at it, something else happens first."""
+
+    def __init__(self, when: Callable[[], object], happen: Callable[[], object]) -> None:
+        super().__init__()
+        self._when = when
+        self._happen: Callable[[], object] | None = happen
+
+    def is_set(self) -> bool:
+        if self._happen is not None and self._when():
+            happen, self._happen = self._happen, None
+            happen()
+        return super().is_set()
+
+
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -124,7 +139,7 @@ def test_a_container_that_a_dead_worker_never_started_is_replaced(
         launcher.image,
         name=f"svc-{request.run_id}",
         labels={
-            "svc.instance": str(launcher.instance_id),
+            "svc.instance": launcher.instance_id,
             "svc.run": str(request.run_id),
             "svc.job": str(request.job_id),
             "svc.attempt-count": str(2 - newer_by),
@@ -222,8 +237,37 @@ def test_launches_of_different_claims_at_once_leave_the_newest_its_container(
             assert older.error.code == "launch-superseded"
 
 
+def test_a_container_that_is_being_discarded_is_not_adopted(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True)
+    first = launcher.launch(request)
+
+    def begin_to_discard() -> None:
+        launcher.container(first).rename(f"{first.reference}-discarded-0123abcd")
+
+    seen = Meanwhile(lambda: launcher.container(first).name == first.reference, begin_to_discard)
+    second = launcher.launch(replace(request, attempt_count=2), seen)
+    assert second.resource_id != first.resource_id
+    assert [container.id for container in launcher.containers()] == [second.resource_id]
+
+
+def test_a_container_that_was_adopted_is_not_discarded(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True, boot={"setup": [step("sleep 3")]})
+    adopted: list[LaunchedRuntime] = []
+
+    def adopt_and_cancel() -> None:
+        adopted.append(launcher.launch(replace(request, attempt_count=2)))
+        older.set()
+
+    older = Meanwhile(lambda: running(launcher, request.run_id), adopt_and_cancel)
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(request, older)
+    assert caught.value.code == "launch-cancelled"
+    assert only_container(launcher) == adopted[0].resource_id
+    assert launcher.container(adopted[0]).name == adopted[0].reference
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_an_older_launch_given_up_at_any_moment_never_takes_the_newer_ones_container(
     launcher: Launcher, seed: int
 ) -> None:
