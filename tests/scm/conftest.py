@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from scm.git import SourcePolicy
 
@@ -179,6 +187,7 @@ class GitHttpHandler(BaseHTTPRequestHandler):
         self.send_response(int(headers.pop("Status", "200").split()[0]))
         for name, value in headers.items():
             self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
@@ -189,20 +198,67 @@ class HttpServer:
     requests: list[str]
 
 
+@contextmanager
+def serving(root: Path, certificate: Path | None = None) -> Iterator[HttpServer]:
+    """Serve a folder over smart HTTP, or HTTPS with a file that holds a certificate and its key."""
+    requests: list[str] = []
+    handler = type("Handler", (GitHttpHandler,), {"root": root, "requests": requests})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    scheme = "http"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "https"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield HttpServer(f"{scheme}://127.0.0.1:{server.server_address[1]}", requests)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
 @pytest.fixture
 def http_server(served: Path) -> Iterator[HttpServer]:
     """A smart-HTTP git server; its first path segment chooses how it behaves."""
-    requests: list[str] = []
-    handler = type("Handler", (GitHttpHandler,), {"root": served, "requests": requests})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield HttpServer(f"http://127.0.0.1:{server.server_address[1]}", requests)
-    server.shutdown()
-    server.block_on_close = False
-    server.server_close()
-    thread.join()
+    with serving(served) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class HttpsServer:
+    url: str
+    certificate: Path
+    """What a client has to trust."""
+
+
+@pytest.fixture
+def https_server(served: Path, tmp_path: Path) -> Iterator[HttpsServer]:
+    """The same over HTTPS, as ``localhost``, with a certificate nobody else knows."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+        .public_bytes(Encoding.PEM)
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "server.pem").write_bytes(certificate + secret)
+    trusted = tmp_path / 'extra "quoted" ca.crt'
+    trusted.write_bytes(certificate)
+    with serving(served, tmp_path / "server.pem") as server:
+        yield HttpsServer(server.url.replace("127.0.0.1", "localhost"), trusted)
 
 
 def free_port() -> int:

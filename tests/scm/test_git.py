@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
-from tests.scm.conftest import COMMITTED_AT, GIT_ENV, ODD_BRANCH, HttpServer, Origin, free_port, git
+from tests.scm.conftest import (
+    COMMITTED_AT,
+    GIT_ENV,
+    ODD_BRANCH,
+    HttpServer,
+    HttpsServer,
+    Origin,
+    free_port,
+    git,
+)
 
 NEVER = threading.Event()
 
@@ -476,10 +485,15 @@ def test_only_a_full_commit_id_is_checked_out(
     assert fetch_failure(source, tmp_path / "into", policy).code == "source-ref-not-found"
 
 
-def test_an_extra_authority_is_added_to_those_of_the_system(
-    origin: Origin, http_server: HttpServer, policy: SourcePolicy, tmp_path: Path
+def test_https_needs_a_trusted_certificate_and_the_operator_can_add_an_authority(
+    https_server: HttpsServer, origin: Origin, policy: SourcePolicy, tmp_path: Path
 ) -> None:
-    extra = tmp_path / 'extra "quoted" ca.crt'
-    extra.write_text("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
-    trusting = replace(policy, extra_ca_file=str(extra))
-    assert resolve(f"{http_server.url}/git/odd%20name.git", None, trusting).commit == origin.trunk
+    url = f"{https_server.url}/git/odd%20name.git"
+    error = failure(url, None, policy)
+    assert error.code == "source-unreachable"
+    assert "not trusted" in error.message
+    trusting = replace(policy, extra_ca_file=str(https_server.certificate))
+    source = resolve(url, None, trusting)
+    assert source.commit == origin.trunk
+    checkout(source, tmp_path / "into", trusting, NEVER)
+    assert "ssl" not in (tmp_path / "into" / ".git" / "config").read_text().lower()
