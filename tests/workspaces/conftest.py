@@ -68,17 +68,18 @@ def workspace_image(docker_client: docker.DockerClient) -> str:
 @pytest.fixture
 def publish(docker_client: docker.DockerClient) -> Iterator[Callable[[str], str]]:
     """Build and push the image of a Dockerfile, return its digest reference, forget it later."""
-    tags: list[str] = []
+    made: list[str] = []
 
     def make(dockerfile: str) -> str:
-        tags.append(uuid4().hex)
         context = tar_of(Dockerfile=dockerfile.encode(), svc_agent=b"")
-        return _publish(docker_client, context, tag=tags[-1])
+        reference = _publish(docker_client, context, tag=uuid4().hex)
+        made.append(str(docker_client.images.get(reference).id))
+        return reference
 
     yield make
-    for tag in tags:
+    for image_id in made:
         with contextlib.suppress(ImageNotFound):
-            docker_client.images.remove(f"{REPOSITORY}:{tag}", force=True)
+            docker_client.images.remove(image_id, force=True)
 
 
 def _publish(client: docker.DockerClient, context: bytes, *, tag: str) -> str:
@@ -187,9 +188,12 @@ def step(run: str, name: str = "prepare") -> dict[str, object]:
 
 @pytest.fixture
 def make_launcher(
-    docker_client: docker.DockerClient, workspace_image: str
+    docker_client: docker.DockerClient, workspace_image: str, publish: Callable[[str], str]
 ) -> Iterator[Callable[..., Launcher]]:
-    """Make launchers of unique installations; all that they left is removed afterwards."""
+    """Make launchers of unique installations; all that they left is removed afterwards.
+
+    It asks for ``publish`` so that images of a test's own are removed after their containers.
+    """
     made: list[Launcher] = []
 
     def make(**options: Any) -> Launcher:
