@@ -38,6 +38,9 @@ def docker_adapter() -> DockerAdapter:
         docker_host=settings.DOCKER_HOST,
         instance_id=settings.SVC_INSTANCE_ID,
         network_pool=settings.SVC_WORKSPACE_NETWORK_POOL,
+        engine_timeout=settings.DOCKER_TIMEOUT_MS / 1000,
+        registry_username=settings.REGISTRY_USERNAME or None,
+        registry_password=settings.REGISTRY_PASSWORD or None,
     )
 
 
