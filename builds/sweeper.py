@@ -43,6 +43,7 @@ def repair_attempts(*, limit: int = 100) -> int:
 
     A failure is written to job, runtime and attempt independently, so any of them may be missing.
     """
+    _fail_jobs_of_ended_attempts()
     latest = BuildJob.objects.filter(attempt_id=OuterRef("pk")).order_by("-id")
     broken = (
         Attempt.objects.filter(status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING])
@@ -74,6 +75,21 @@ def repair_attempts(*, limit: int = 100) -> int:
     if repaired:
         log.warning("attempts_repaired", attempts=repaired)
     return repaired
+
+
+def _fail_jobs_of_ended_attempts() -> None:
+    """Fail jobs that nobody claimed and whose attempt is over: nobody waits for their workspace."""
+    for job in BuildJob.objects.filter(
+        status=BuildJob.Status.QUEUED, attempt__status__in=Attempt.TERMINAL
+    ).select_related("attempt"):
+        BuildJob.objects.filter(pk=job.pk, status=BuildJob.Status.QUEUED).update(
+            status=BuildJob.Status.FAILED,
+            error_code=job.attempt.error_code,
+            error_message=job.attempt.error_message or "The attempt was over before its job began.",
+            finished_at=Now(),
+            updated_at=Now(),
+        )
+        log.warning("job_of_ended_attempt_failed", job_id=str(job.pk))
 
 
 def forget_workers() -> int:
