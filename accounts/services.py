@@ -8,6 +8,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 
 from controlplane.errors import Fault, NotFound
+from controlplane.serializers import camel_case
 
 
 def needs_setup() -> bool:
@@ -15,13 +16,20 @@ def needs_setup() -> bool:
     return not get_user_model().objects.filter(is_staff=True, is_active=True).exists()
 
 
-def refuse_unknown_credentials(credentials: Mapping[str, Any] | None) -> None:
+def refuse_unknown_credentials(
+    credentials: Mapping[str, Any] | None, *, pointer: str = "/credentials"
+) -> None:
     """Raise ``NotFound`` (``credentials-not-found``) for every profile or account that is named.
 
-    No owner has connected an account, so whatever is named does not exist.
+    No owner has connected an account, so whatever is named does not exist. ``pointer`` is where
+    the credentials stand in the request's body.
     """
     faults = [
-        Fault("not-found", "There is no such profile or account.", pointer=f"/credentials/{name}")
+        Fault(
+            "not-found",
+            "There is no such profile or account.",
+            pointer=f"{pointer}/{camel_case(name)}",
+        )
         for name, value in (credentials or {}).items()
         if value is not None
     ]
