@@ -38,7 +38,12 @@ _DEFAULT_BOOTSTRAP = "if [ -f ./install.sh ] && [ -x ./install.sh ]; then exec .
 
 def boot(config_path: str, state_directory: str) -> int:
     """Boot the workspace and stay until it ends; returns the exit code of the container."""
-    os.makedirs(state_directory, mode=0o755, exist_ok=True)
+    os.umask(0o022)
+    try:
+        os.makedirs(state_directory, mode=0o755, exist_ok=True)
+    except OSError as error:
+        print(f"agent: cannot make {state_directory}: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
     status = StatusFile(state_directory)
     supervisor = Supervisor(stdout_fd=1)
     secrets: Sequence[bytes] = ()

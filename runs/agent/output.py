@@ -76,7 +76,12 @@ def _reopened_without_blocking(descriptor: int) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         return os.open(f"/proc/self/fd/{descriptor}", flags)
     except OSError:
-        return os.dup(descriptor)
+        duplicate = os.dup(descriptor)
+    # A socket, or a pipe that belongs to a user outside of our user namespace. In a container there
+    # is nobody else to share the first opening with.
+    if os.getpid() == 1:
+        os.set_blocking(duplicate, False)
+    return duplicate
 
 
 class Capture:
@@ -114,10 +119,6 @@ class Capture:
         text = self._tail.text() if self._tail else ""
         self._tail = None
         return text
-
-    def tail(self) -> str:
-        """The tail so far."""
-        return self._tail.text() if self._tail else ""
 
     def close(self) -> None:
         """Give the pipe up."""

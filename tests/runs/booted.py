@@ -45,6 +45,9 @@ def command(run: str, *, cwd: str | None = None) -> dict[str, object]:
 
 HARNESS = {"kind": "harness", "command": []}
 
+UNTIL_GO = "while [ ! -e go ]; do sleep 0.01; done"
+"""Shell text that waits until the test says `workspace.go()`."""
+
 
 class Boot:
     """One running (or ended) `agent boot`."""
@@ -199,6 +202,10 @@ class Workspace:
                 if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     found.append(pid)
         return found
+
+    def go(self) -> None:
+        """Let whatever waits with UNTIL_GO go on."""
+        (self.directory / "go").touch()
 
     def read(self, name: str) -> str:
         """A file in the working directory."""

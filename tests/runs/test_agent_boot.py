@@ -197,6 +197,17 @@ def test_a_working_directory_that_cannot_be_made_fails_the_boot(workspace: Works
     assert "cannot create the directory" in workspace.status()["message"]
 
 
+def test_a_state_folder_that_cannot_be_made_fails_the_boot(workspace: Workspace) -> None:
+    workspace.state.write_text("in the way")
+    assert workspace.boot().wait() == 70
+
+
+def test_a_status_that_cannot_be_written_fails_the_boot(workspace: Workspace) -> None:
+    (workspace.state / "status.json").mkdir(parents=True)
+    assert workspace.boot(startup=[step("touch started")]).wait() == 70
+    assert not (workspace.directory / "started").exists()
+
+
 def test_the_second_boot_has_an_identity_of_its_own(workspace: Workspace) -> None:
     first = workspace.boot()
     first_id = first.settle()["bootId"]

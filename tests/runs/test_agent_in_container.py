@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -23,13 +24,13 @@ pytestmark = pytest.mark.docker
 
 ENGINE = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 BASE_IMAGE = os.environ.get("SVC_BASE_IMAGE_DEBIAN", "svc-base/debian:bookworm")
-IMAGE = "svc-test/agent:1"
 DOCKERFILE = f"""\
 FROM {BASE_IMAGE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 stow \\
  && useradd --create-home --uid 1000 --shell /bin/bash workspace
 ENTRYPOINT ["/usr/lib/svc/agent", "boot"]
 """
+IMAGE = f"svc-test/agent:{hashlib.sha256(DOCKERFILE.encode()).hexdigest()[:12]}"
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"]
 
 
@@ -89,7 +90,7 @@ class Machine:
             "setup": [],
             "startup": [],
             "foreground": {"kind": "harness", "command": ["bash"]},
-            "limits": {"stepSeconds": 30, "graceSeconds": 5, "tailBytes": 8192},
+            "limits": {"stepSeconds": 30, "graceSeconds": 60, "tailBytes": 8192},
             "secrets": [],
         } | members
         container = self.engine.containers.create(
@@ -211,9 +212,8 @@ def test_a_stop_is_quick_and_a_restart_does_not_repeat_the_setup(machine: Machin
         foreground=command("exec sleep 600"),
     )
     first = settled(container)
-    started = time.monotonic()
+    # The grace is longer, and who is killed by the engine has not exited with 143.
     container.stop(timeout=20)
-    assert time.monotonic() - started < 4
     assert container.wait()["StatusCode"] == 143
     assert left_behind(container)["phase"] == "stopped"
 
@@ -231,9 +231,9 @@ def test_a_stop_does_not_wait_for_the_shell_of_a_session(machine: Machine) -> No
     # An interactive shell ignores TERM; this one waits for input that never comes.
     in_background(container, "mkfifo /tmp/typed; exec bash -i <>/tmp/typed")
     eventually(lambda: "bash" in run(container, "cat /proc/[0-9]*/comm"))
-    started = time.monotonic()
+    # The grace is longer, and who is killed by the engine has not exited with 143.
     container.stop(timeout=20)
-    assert time.monotonic() - started < 4
+    assert container.wait()["StatusCode"] == 143
 
 
 def test_a_failing_step_leaves_its_reason_in_the_stopped_container(machine: Machine) -> None:

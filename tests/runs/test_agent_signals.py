@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.booted import Workspace, command, eventually, step
+from tests.runs.booted import UNTIL_GO, Boot, Workspace, command, eventually, step
 
 LISTENING = (
     'for name in HUP INT QUIT USR1 USR2 TERM; do trap "echo $name >> signals" $name; done; '
@@ -38,15 +38,17 @@ def test_signals_reach_the_whole_process_group_of_the_foreground(workspace: Work
 @pytest.mark.parametrize(
     ("run", "code", "exit_code", "name"),
     [
-        ("sleep 0.2; exit 0", 0, 0, None),
-        ("sleep 0.2; exit 42", 42, 42, None),
-        ("sleep 0.2; kill -ABRT $$", 134, None, "SIGABRT"),
+        ("exit 0", 0, 0, None),
+        ("exit 42", 42, 42, None),
+        ("kill -ABRT $$", 134, None, "SIGABRT"),
     ],
 )
 def test_the_exit_of_the_foreground_is_the_exit_of_the_container(
     workspace: Workspace, run: str, code: int, exit_code: int | None, name: str | None
 ) -> None:
-    boot = workspace.boot(foreground=command(run))
+    boot = workspace.boot(foreground=command(f"{UNTIL_GO}; {run}"))
+    boot.settle()
+    workspace.go()
     assert boot.wait() == code
     status = workspace.status()
     assert status["phase"] == "stopped"
@@ -70,7 +72,7 @@ def test_a_foreground_that_ignores_term_is_killed_after_the_grace(workspace: Wor
     boot.settle()
     started = time.monotonic()
     assert boot.stop() == 137
-    assert 0.3 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.3
     assert workspace.status()["step"]["signal"] == "SIGKILL"
     assert workspace.processes() == []
 
@@ -78,19 +80,20 @@ def test_a_foreground_that_ignores_term_is_killed_after_the_grace(workspace: Wor
 def test_the_end_of_the_foreground_is_the_end_of_everything(workspace: Workspace) -> None:
     boot = workspace.boot(
         startup=[step("setsid sleep 61 & (trap '' TERM HUP; exec sleep 62) &")],
-        foreground=command("sleep 0.2"),
+        foreground=command(UNTIL_GO),
         limits=workspace.limits(graceSeconds=0.2),
     )
+    boot.settle()
+    workspace.go()
     assert boot.wait() == 0
     assert workspace.processes() == []
 
 
 def test_a_workspace_held_open_for_a_harness_stops_at_once(workspace: Workspace) -> None:
-    boot = workspace.boot(startup=[step("sleep 60 &")])
+    # A grace beyond the test's patience: whoever waits for it fails.
+    boot = workspace.boot(startup=[step("sleep 90 &")], limits=workspace.limits(graceSeconds=60))
     boot.settle()
-    started = time.monotonic()
     assert boot.stop() == 128 + signal.SIGTERM
-    assert time.monotonic() - started < 2
     assert workspace.status()["phase"] == "stopped"
     assert workspace.status()["message"] == "stopped by SIGTERM"
     assert workspace.processes() == []
@@ -98,11 +101,11 @@ def test_a_workspace_held_open_for_a_harness_stops_at_once(workspace: Workspace)
 
 def test_an_interactive_shell_does_not_delay_the_stop(workspace: Workspace) -> None:
     # Interactive shells ignore TERM, and would use up the grace if nothing else were sent.
-    boot = workspace.boot(startup=[step("trap '' TERM; sleep 60 &")])
+    boot = workspace.boot(
+        startup=[step("trap '' TERM; sleep 90 &")], limits=workspace.limits(graceSeconds=60)
+    )
     boot.settle()
-    started = time.monotonic()
     boot.stop()
-    assert time.monotonic() - started < 2
     assert workspace.processes() == []
 
 
@@ -119,9 +122,10 @@ def test_a_stop_during_a_step_ends_the_boot(workspace: Workspace) -> None:
 def test_signals_that_do_not_mean_stop_do_not_disturb_a_boot(
     workspace: Workspace, name: str
 ) -> None:
-    boot = workspace.boot(startup=[step("touch started; sleep 0.3")])
+    boot = workspace.boot(startup=[step(f"touch started; {UNTIL_GO}")])
     eventually((workspace.directory / "started").exists)
     boot.process.send_signal(getattr(signal, f"SIG{name}"))
+    workspace.go()
     assert boot.settle()["phase"] == "ready"
 
 
@@ -158,20 +162,25 @@ def test_orphans_do_not_hide_the_exit_status_of_a_step(workspace: Workspace) -> 
 
 
 def test_pid_1_sleeps_while_nothing_happens(workspace: Workspace) -> None:
-    boot = workspace.boot(foreground=command("exec sleep 60"))
+    # A step, so that children have ended before; their signals must be over and done with.
+    boot = workspace.boot(startup=[step("(true &)")], foreground=command("exec sleep 60"))
     boot.settle()
+    eventually(lambda: stat_of(boot)[0] == "S")
 
     def wakeups() -> int:
-        return int(
-            Path(f"/proc/{boot.pid}/status")
-            .read_text()
-            .split("\nvoluntary_ctxt_switches:")[1]
-            .split()[0]
-        )
+        status = Path(f"/proc/{boot.pid}/status").read_text()
+        return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
-    eventually(
-        lambda: Path(f"/proc/{boot.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-    )
-    before = wakeups()
+    before = wakeups(), processor_ticks(boot)
     time.sleep(0.5)
-    assert wakeups() == before
+    assert (wakeups(), processor_ticks(boot)) == before
+
+
+def stat_of(boot: Boot) -> list[str]:
+    """The fields of /proc/PID/stat from the state on."""
+    return Path(f"/proc/{boot.pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def processor_ticks(boot: Boot) -> int:
+    """User and system time."""
+    return sum(int(field) for field in stat_of(boot)[11:13])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
-from tests.runs.booted import Workspace, command, eventually, step
+from tests.runs.booted import UNTIL_GO, Workspace, command, eventually, step
 
 
 def test_a_failing_step_is_named_with_its_exit_code_and_output(workspace: Workspace) -> None:
@@ -83,10 +82,8 @@ def test_a_stopped_step_is_woken_to_be_terminated(workspace: Workspace) -> None:
 
 
 def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_boot(workspace: Workspace) -> None:
-    started = time.monotonic()
     boot = workspace.boot(startup=[step("sleep 60 & echo started")])
     assert boot.settle()["phase"] == "ready"
-    assert time.monotonic() - started < 10
     assert boot.output == b"started\n"
 
 
@@ -102,12 +99,10 @@ def test_a_child_that_never_stops_writing_does_not_hold_the_boot(workspace: Work
 
 
 def test_a_daemon_survives_its_step_and_its_output_is_still_read(workspace: Workspace) -> None:
-    daemon = (
-        "(while [ ! -e go ]; do sleep 0.01; done; echo from the daemon; touch written; sleep 60) &"
-    )
+    daemon = f"({UNTIL_GO}; echo from the daemon; touch written; sleep 60) &"
     boot = workspace.boot(startup=[step(daemon)])
     assert boot.settle()["phase"] == "ready"
-    (workspace.directory / "go").touch()
+    workspace.go()
     eventually((workspace.directory / "written").exists)
     eventually(lambda: boot.output == b"from the daemon\n")
     assert workspace.processes() != []
@@ -126,9 +121,9 @@ for number in range(2000):
 
 
 def test_output_is_live_and_not_held_until_the_step_ends(workspace: Workspace) -> None:
-    boot = workspace.boot(startup=[step("printf partial; while [ ! -e go ]; do sleep 0.01; done")])
+    boot = workspace.boot(startup=[step(f"printf partial; {UNTIL_GO}")])
     eventually(lambda: boot.output == b"partial")
-    (workspace.directory / "go").touch()
+    workspace.go()
     assert boot.settle()["phase"] == "ready"
 
 
