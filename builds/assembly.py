@@ -12,24 +12,13 @@ from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
 from builds.worker import BuildWorker, WorkerTimes
 from controlplane.locks import advisory_lock
-from registries.client import RegistryClient
+from registries.services import configured_registry
 from workspaces.launch import BootLimits
 from workspaces.runtimes.docker import DockerAdapter
 
 
 def _milliseconds(value: int) -> timedelta:
     return timedelta(milliseconds=value)
-
-
-def registry_client() -> RegistryClient:
-    """Return a client of the configured registry."""
-    return RegistryClient(
-        settings.REGISTRY_BASE_URL,
-        username=settings.REGISTRY_USERNAME or None,
-        password=settings.REGISTRY_PASSWORD or None,
-        connect_timeout=settings.REGISTRY_CONNECT_TIMEOUT_MS / 1000,
-        read_timeout=settings.REGISTRY_READ_TIMEOUT_MS / 1000,
-    )
 
 
 def docker_adapter() -> DockerAdapter:
@@ -49,7 +38,7 @@ def job_runner() -> JobRunner:
     temp_root = settings.SVC_DATA_DIR / "builds"
     temp_root.mkdir(parents=True, exist_ok=True, mode=0o700)
     extra_ca_file = settings.SVC_EXTRA_CA_FILE
-    registry = registry_client()
+    registry = configured_registry()
     return JobRunner(
         compiler=Compiler(
             docker_cli=settings.DOCKER_CLI,

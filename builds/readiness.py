@@ -13,7 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 from builds.models import Worker
 from controlplane import amqp
 from controlplane.errors import ControlPlaneError
-from registries.client import RegistryClient
+from registries.services import configured_registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,7 @@ def _broker() -> Check:
 
 def _registry() -> Check:
     def ask() -> str:
-        client = RegistryClient(
-            settings.REGISTRY_BASE_URL,
-            username=settings.REGISTRY_USERNAME or None,
-            password=settings.REGISTRY_PASSWORD or None,
-            connect_timeout=settings.REGISTRY_CONNECT_TIMEOUT_MS / 1000,
-            read_timeout=settings.REGISTRY_CONNECT_TIMEOUT_MS / 1000,
-        )
+        client = configured_registry(read_timeout=settings.REGISTRY_CONNECT_TIMEOUT_MS / 1000)
         client.ping()
         return "It answers."
 
