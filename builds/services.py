@@ -92,7 +92,10 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     blueprint = Blueprint.parse(intent.spec)
     refuse_selections(intent)
     check_ceilings(blueprint)
-    refuse_unknown_credentials(intent.credentials or _spec_credentials(blueprint))
+    if intent.credentials is not None:
+        refuse_unknown_credentials(intent.credentials)
+    else:
+        refuse_unknown_credentials(_spec_credentials(blueprint), pointer="/spec/credentials")
     spec = resolve_spec(blueprint)
     try:
         job, answer = _persist(intent, spec, name=intent.name or infer_name(intent, blueprint))
