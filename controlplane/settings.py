@@ -253,13 +253,9 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
 STATIC_URL = "static/"
-STATIC_ROOT = SVC_DATA_DIR / "static"
-STORAGES = {
-    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
-}
+# Static files (the admin's and the docs') are served from the installed packages: there is nothing
+# to collect, and no folder that has to exist.
 WHITENOISE_USE_FINDERS = True
-"""Static files are served even where nobody ran collectstatic."""
 DATA_UPLOAD_MAX_MEMORY_SIZE = SVC_MAX_BODY_BYTES
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
