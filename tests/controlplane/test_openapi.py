@@ -1,0 +1,121 @@
+"""The description is generated, committed, complete and usable."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+from jsonschema import Draft202012Validator
+
+from controlplane.openapi import PROBLEM_EXAMPLE
+from controlplane.openapi import document as generate
+from tests.conformance import document
+from tests.conftest import Api
+from workspaces.blueprint import Blueprint
+
+SPECIFIED = {
+    "/": {"get"},
+    "/healthz": {"get"},
+    "/readyz": {"get"},
+    "/v1/system/setup-state": {"get"},
+    "/v1/workspaces": {"get", "post"},
+    "/v1/workspaces/{workspaceId}": {"get"},
+    "/v1/workspaces/{workspaceId}/name": {"patch"},
+    "/v1/workspaces/{workspaceId}/attempts": {"get"},
+    "/v1/workspaces/{workspaceId}/events": {"get"},
+    "/v1/sandboxes": {"post"},
+    "/v1/sandboxes/{sandboxId}": {"get"},
+}
+
+
+def operations() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (path, method, operation)
+        for path, methods in document()["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_the_committed_description_is_what_the_code_generates() -> None:
+    assert json.loads(generate()) == document(), (
+        "run: manage.py spectacular --format openapi-json --file openapi.json"
+    )
+
+
+def test_the_description_is_served_as_json() -> None:
+    answer = Client().get("/openapi.json")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == document()
+    assert document()["info"]["version"] == "0.4.0"
+    assert document()["openapi"].startswith("3.1")
+
+
+def test_every_specified_operation_is_described() -> None:
+    paths = document()["paths"]
+    assert {path: set(paths[path]) for path in SPECIFIED} == SPECIFIED
+
+
+def test_every_operation_has_texts_an_id_and_the_problem_body() -> None:
+    ids = [operation["operationId"] for _, _, operation in operations()]
+    assert len(ids) == len(set(ids))
+    for path, method, operation in operations():
+        assert operation["summary"], (path, method)
+        assert operation["description"], (path, method)
+        assert operation["tags"], (path, method)
+        assert all(response["description"] for response in operation["responses"].values())
+        problem = operation["responses"]["default"]["content"]["application/problem+json"]
+        assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
+
+
+def test_components_have_names_that_a_person_would_give() -> None:
+    for name in document()["components"]["schemas"]:
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", name), name
+        assert not re.search(r"RequestRequest|Enum|Patched|Serializer", name), name
+
+
+def test_every_object_of_ours_says_what_it_is() -> None:
+    for name, schema in document()["components"]["schemas"].items():
+        if schema.get("type") == "object":
+            assert schema.get("description"), name
+
+
+def test_the_examples_fit_their_schemas() -> None:
+    components = document()["components"]
+    for path, method, operation in operations():
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        for example in body.get("examples", {}).values():
+            schema = {**body["schema"], "components": components}
+            faults = list(Draft202012Validator(schema).iter_errors(example["value"]))
+            assert not faults, (path, method, faults)
+            Blueprint.parse(example["value"]["spec"])
+    problem = {**components["schemas"]["Problem"], "components": components}
+    Draft202012Validator(problem).validate(PROBLEM_EXAMPLE)
+
+
+@pytest.mark.django_db
+def test_the_described_examples_are_accepted(api: Api) -> None:
+    content = document()["paths"]["/v1/sandboxes"]["post"]["requestBody"]["content"]
+    for example in content["application/json"]["examples"].values():
+        api.post("/v1/sandboxes", example["value"])
+
+
+def test_the_docs_load_nothing_from_elsewhere() -> None:
+    page = Client().get("/docs")
+    html = page.content.decode()
+    links = re.findall(r'(?:src|href)="([^"]*)"', html)
+    assert links
+    assert all(link.startswith("/") and not link.startswith("//") for link in links), links
+    assert not re.search(r"<script>", html), "inline scripts are forbidden by our own policy"
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "http" not in policy
+    for link in links:
+        answer = Client().get(link)
+        content = b"".join(answer) if answer.streaming else answer.content
+        assert answer.status_code == 200, link
+        assert content, link
+        answer.close()

@@ -1,0 +1,115 @@
+"""Root, liveness, readiness and setup state."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
+from pytest_django import DjangoAssertNumQueries
+from pytest_django.fixtures import Settings
+
+from tests.conftest import Answer, Api
+from tests.factories import make_worker
+
+
+def check(answer: Answer, name: str) -> dict[str, object]:
+    found: dict[str, object] = next(c for c in answer.body["checks"] if c["name"] == name)
+    return found
+
+
+def test_the_root_names_the_release_and_where_it_is_described(api: Api) -> None:
+    assert api.get("/").body == {
+        "name": "controlplane",
+        "version": "0.4.0",
+        "docsPath": "/docs",
+        "openApiPath": "/openapi.json",
+    }
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("unreachable_broker")
+def test_liveness_touches_nothing(
+    api: Api, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    with django_assert_num_queries(0):
+        assert api.get("/healthz").body == {"status": "ok"}
+
+
+@pytest.mark.django_db
+def test_readiness_is_degraded_without_a_build_worker(api: Api, settings: Settings) -> None:
+    settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 10**9
+    answer = api.get("/readyz")
+    assert answer.body["status"] == "degraded"
+    assert not check(answer, "buildWorker")["ok"]
+    make_worker("worker-dead", seen=timedelta(minutes=5))
+    assert api.get("/readyz").body["status"] == "degraded"
+    make_worker("worker-a")
+    answer = api.get("/readyz")
+    assert answer.body["status"] == "ok"
+    assert check(answer, "buildWorker")["detail"] == "1 alive."
+
+
+@pytest.mark.django_db
+def test_a_broker_that_takes_long_jobs_back_is_reported(api: Api, settings: Settings) -> None:
+    settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 60_000
+    answer = api.get("/readyz")
+    found = check(answer, "brokerAcknowledgement")
+    assert not found["ok"]
+    assert "consumer_timeout" in str(found["detail"])
+
+
+@pytest.mark.django_db
+def test_readiness_names_the_broker_that_is_away(api: Api, settings: Settings) -> None:
+    settings.RABBITMQ_URL = "amqp://someone:hunter2@127.0.0.1:1/"
+    answer = api.get("/readyz", expect=503)
+    assert answer.body["status"] == "unavailable"
+    assert [c["name"] for c in answer.body["checks"] if not c["ok"] and c["required"]] == ["broker"]
+    assert "hunter2" not in answer.content.decode()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("url", ["amqp://", "not a url", "http://127.0.0.1:1", "amqp://[::1"])
+def test_readiness_survives_a_broker_url_that_is_nonsense(
+    api: Api, settings: Settings, url: str
+) -> None:
+    settings.RABBITMQ_URL = url
+    settings.RABBITMQ_CONNECT_TIMEOUT_MS = 300
+    api.request("GET", "/readyz")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://user:hunter2@127.0.0.1:1"])
+def test_readiness_names_the_registry_that_is_away(api: Api, settings: Settings, url: str) -> None:
+    settings.REGISTRY_BASE_URL = url
+    answer = api.get("/readyz", expect=503)
+    assert [c["name"] for c in answer.body["checks"] if not c["ok"] and c["required"]] == [
+        "registry"
+    ]
+    assert "hunter2" not in answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_readiness_reports_pending_migrations(api: Api) -> None:
+    MigrationRecorder(connection).record_unapplied("builds", "0001_initial")
+    answer = api.get("/readyz", expect=503)
+    assert "1 migration" in str(check(answer, "database")["detail"])
+
+
+@pytest.mark.django_db
+def test_set_up_is_needed_until_a_staff_account_exists(api: Api, settings: Settings) -> None:
+    settings.SVC_SSH_HOST, settings.SVC_SSH_PORT = "ssh.example", 2022
+    state = api.get("/v1/system/setup-state").body
+    assert state == {
+        "needsSetup": True,
+        "sshGateway": {"host": "ssh.example", "port": 2022, "usernamePrefix": "ws"},
+    }
+    users = get_user_model().objects
+    users.create_user("plain", password="x")
+    assert api.get("/v1/system/setup-state").body["needsSetup"] is True
+    users.create_user("gone", password="x", is_staff=True, is_active=False)
+    assert api.get("/v1/system/setup-state").body["needsSetup"] is True
+    users.create_user("staff", password="x", is_staff=True)
+    assert api.get("/v1/system/setup-state").body["needsSetup"] is False
