@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from uuid import UUID
 
 import structlog
@@ -236,22 +237,29 @@ class Compiler:
         """Take the job's name off its image; the layers stay in the engine's cache."""
         self._untag(built.local_tag)
 
-    def built_images(self) -> list[BuiltImage]:
+    def forget(self, name: str) -> None:
+        """Take a name off an image that was to be pushed under it."""
+        self._untag(name)
+
+    def built_images(self, labels: Mapping[str, str] = MappingProxyType({})) -> list[BuiltImage]:
         """Return the images under jobs' names, for whoever removes those of jobs that are over."""
-        listed = self._run(
-            *("image", "ls", "--no-trunc", "--filter", f"reference={LOCAL_REPOSITORY}/*"),
-            *("--format", "{{.ID}} {{.Repository}}:{{.Tag}}"),
-            timeout=_CLEANUP_SECONDS,
-        )
         found = []
-        for line in listed.stdout.decode("utf-8", "replace").splitlines():
-            image = BuiltImage(*line.split(" ", 1))
+        for image_id, name in self._named_images(f"{LOCAL_REPOSITORY}/", labels):
+            image = BuiltImage(image_id, name)
             try:
                 image.owner  # noqa: B018 - a name of another form is not ours
             except ValueError:
                 continue
             found.append(image)
         return found
+
+    def names_to_push(self, labels: Mapping[str, str]) -> list[str]:
+        """Return the names of the registry that images with ``labels`` have in the engine.
+
+        An image has one only while it is pushed, or for good when the worker was killed meanwhile.
+        """
+        named = self._named_images(f"{self._push_registry}/", labels)
+        return [name for _, name in named if not name.endswith(":<none>")]
 
     # ------------------------------------------------------------ details
 
@@ -313,6 +321,18 @@ class Compiler:
             )
         except ProcessStartError as error:
             raise BuildError("build-command-failed", str(error)) from None
+
+    def _named_images(self, prefix: str, labels: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Return id and name of the images with ``labels`` whose name starts with ``prefix``."""
+        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
+        listed = self._run(
+            *("image", "ls", "--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}"),
+            *(word for condition in filters for word in ("--filter", condition)),
+            timeout=_CLEANUP_SECONDS,
+        )
+        lines = listed.stdout.decode("utf-8", "replace").splitlines()
+        found = [(image_id, name) for image_id, _, name in (line.partition(" ") for line in lines)]
+        return [(image_id, name) for image_id, name in found if name.startswith(prefix)]
 
     def _inspect(self, reference: str) -> ProcessResult:
         inspect = ("image", "inspect", "--format", "{{.Id}}", reference)

@@ -7,10 +7,9 @@ container that the run already has. All writes are fenced (:class:`builds.models
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +19,13 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
-from builds.compiler import Compiler, PublishedImage
+from builds.compiler import BuildError, Compiler, PublishedImage
+from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
 from builds.planner import Catalogue, ImagePlan, plan
 from builds.settlement import fail_claimed_job
-from controlplane.errors import ControlPlaneError
+from builds.workplace import workplace
+from controlplane.errors import ControlPlaneError, JobError
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 from registries.client import RegistryClient
 from runs.agent_archive import agent_archive, agent_digest
@@ -36,6 +37,8 @@ from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
+
+ATTEMPT_OVER = "attempt-over"
 
 
 class ShutdownError(Exception):
@@ -82,6 +85,9 @@ class JobRunner:
         """
         attempt = job.attempt
         try:
+            if attempt.status in Attempt.TERMINAL:
+                # An earlier worker failed and could write that to the attempt only.
+                raise JobError(attempt.error_code or ATTEMPT_OVER, attempt.error_message)
             self._write(control, lambda: self._start(job))
             blueprint = Blueprint.parse(attempt.spec)
             image_plan = plan(blueprint, blueprint.target.os.family, self.catalogue)
@@ -107,6 +113,10 @@ class JobRunner:
                 given_up=control.cancelled,
             )
             raise
+
+    def tidy(self, grace: timedelta) -> None:
+        """Remove what workers that were killed left on this engine and in this folder."""
+        remove_leftovers(self.compiler, self.temp_root, instance_id=self.instance_id, grace=grace)
 
     def _write(self, control: JobControl, write: Callable[[], None]) -> None:
         persistently(write, patience=DATABASE_PATIENCE_SECONDS, given_up=control.cancelled)
@@ -173,12 +183,15 @@ class JobRunner:
         earlier = self._reuse(job, plan_hash)
         if earlier is not None:
             return earlier, plan_hash, True
-        folder = Path(
-            tempfile.mkdtemp(
-                prefix=f"svc-sources-{job.pk}-{job.attempt_count}-", dir=self.temp_root
-            )
-        )
-        try:
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(
+                    workplace(self.temp_root, "sources", job.pk, job.attempt_count)
+                )
+            except OSError as exc:
+                raise BuildError(
+                    "build-write-context-failed", "No folder for the sources could be made."
+                ) from exc
             checkouts = {}
             for source_id, source in resolved.items():
                 checkouts[source_id] = folder / source_id
@@ -190,12 +203,11 @@ class JobRunner:
                 extra_ca=self.extra_ca,
                 job_id=job.pk,
                 attempt_count=job.attempt_count,
-                labels=self._labels(job),
+                # Only what is the same for every job of this plan: a label is part of the image.
+                labels={"svc.instance": self.instance_id},
                 output=_discard,
                 cancelled=control.cancelled,
             )
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         try:
             published = self.compiler.push(
                 built,
@@ -207,10 +219,6 @@ class JobRunner:
         finally:
             self.compiler.discard(built)
         return published, plan_hash, False
-
-    def _labels(self, job: BuildJob) -> dict[str, str]:
-        # Only what is the same for every job of this plan: a label is part of the image.
-        return {"svc.instance": self.instance_id}
 
     def _reuse(self, job: BuildJob, plan_hash: str) -> PublishedImage | None:
         """Put an image of the same plan under the job's tag; None when the registry has none."""

@@ -290,6 +290,7 @@ class BuildWorker:
             if time.monotonic() >= next_reconcile:
                 self._guarded("forget", lambda: sweeper.forget_workers())
                 self._guarded("reconcile", self._reconcile)
+                self._guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
                 next_reconcile = time.monotonic() + self._times.reconcile.total_seconds()
         connections.close_all()
 

@@ -1,0 +1,32 @@
+"""One private stack for all chaos tests, cleaned up after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Stack]:
+    """The services, with an image that sandboxes can reuse."""
+    stack = Stack()
+    try:
+        stack.build()
+        yield stack
+    finally:
+        stack.close()
+
+
+@pytest.fixture
+def stack(services: Stack) -> Iterator[Stack]:
+    """The stack with API, without workers. What its processes said is shown when a test fails."""
+    services.begin()
+    yield services
+    for child in services.processes:
+        lines = child.log.read_text(errors="replace").splitlines()
+        told = "\n".join(line for line in lines if "request_answered" not in line)
+        print(f"----- {child.log.name}\n{told[-6000:]}")  # noqa: T201
+    services.end()

@@ -1,0 +1,83 @@
+"""Gates in the database at which a worker stands still, so that it dies at exactly that point.
+
+The product has no hooks for tests. Instead the chaos database has triggers that take a shared
+advisory lock; a test that holds the lock exclusively stops every transaction that comes by. A gate
+``BEFORE`` a write loses it when the worker dies there; a gate ``AFTER`` one is passed while the
+transaction commits, so the write is kept although the worker never learns of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+import psycopg
+
+from tests.chaos.processes import wait_for
+
+_CLAIM = ("builds_buildjob", "old.attempt_count <> new.attempt_count")
+_PUBLISHED = ("builds_buildjob", "old.status = 'running' and new.status = 'succeeded'")
+_READY = ("workspaces_attempt", "old.status = 'running' and new.status = 'succeeded'")
+
+
+class Gate(Enum):
+    """A point of a job's life: key, table and condition of the write, and whether at its commit."""
+
+    AFTER_CLAIM = (71001, *_CLAIM, True)
+    BEFORE_PUBLISHED = (71002, *_PUBLISHED, False)
+    AFTER_PUBLISHED = (71003, *_PUBLISHED, True)
+    BEFORE_READY = (71004, *_READY, False)
+    AFTER_READY = (71005, *_READY, True)
+
+    @property
+    def key(self) -> int:
+        """The advisory lock's key."""
+        return self.value[0]
+
+
+def build_gates(connection: psycopg.Connection) -> None:
+    """Put every gate into the database; open until somebody closes one."""
+    connection.execute(
+        "create function chaos_gate() returns trigger language plpgsql as $$ begin"
+        " perform pg_advisory_xact_lock_shared(tg_argv[0]::bigint); return null; end $$"
+    )
+    for gate in Gate:
+        key, table, condition, at_commit = gate.value
+        timing = "deferrable initially deferred" if at_commit else "not deferrable"
+        connection.execute(
+            f"create constraint trigger chaos_{gate.name.lower()} after update on {table} {timing}"
+            f" for each row when ({condition}) execute function chaos_gate({key})"
+        )
+
+
+class ClosedGate:
+    """A gate that a test holds closed."""
+
+    def __init__(self, connection: psycopg.Connection, gate: Gate) -> None:
+        self._connection = connection
+        self._gate = gate
+
+    def wait_reached(self, seconds: float = 40.0) -> None:
+        """Wait until a worker stands at the gate."""
+        query = (
+            "select 1 from pg_locks where locktype = 'advisory' and objid = %s and not granted"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
+
+        def reached() -> bool:
+            return self._connection.execute(query, [self._gate.key]).fetchone() is not None
+
+        wait_for(reached, f"a worker is at {self._gate.name}", seconds)
+
+    def open(self) -> None:
+        """Let everybody through."""
+        self._connection.execute("select pg_advisory_unlock_all()")
+
+
+@contextmanager
+def closed(gate: Gate, database_url: str) -> Iterator[ClosedGate]:
+    """Hold a gate closed inside the block."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("select pg_advisory_lock(%s)", [gate.key])
+        yield ClosedGate(connection, gate)

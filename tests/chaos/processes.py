@@ -1,0 +1,107 @@
+"""Processes of the product as children of a test: started, frozen, killed, and their logs kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> float:
+    """Wait until ``condition`` holds and return how long it took; fail with ``what`` otherwise."""
+    started = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - started
+        assert waited < seconds, f"after {waited:.1f} s still not: {what}"
+        time.sleep(0.1)
+    return time.monotonic() - started
+
+
+def runs(argument: str) -> bool:
+    """Whether a process of this machine, in a container or not, has exactly this argument."""
+    wanted = argument.encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if wanted in (entry / "cmdline").read_bytes().split(b"\0"):
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+class Child:
+    """One process of the product. ``kill`` means SIGKILL: nothing of it gets to clean up."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *argv],
+                cwd=CHECKOUT,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code; None while it lives."""
+        return self._process.poll()
+
+    def says(self, text: str) -> int:
+        """How often its log has ``text`` by now."""
+        return self.log.read_text(errors="replace").count(text)
+
+    def kill(self) -> float:
+        """SIGKILL exactly this process, as the kernel would for want of memory; when, in UTC."""
+        if self._process.poll() is None:
+            self._process.kill()
+        at = time.time()
+        self._process.wait(10)
+        return at
+
+    def kill_group(self) -> None:
+        """SIGKILL the process and all that it started in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(10)
+
+    def freeze(self) -> None:
+        """Stop it in its tracks (SIGSTOP): its connections stay open and it does nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM)."""
+        self._process.terminate()
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end and return its exit code."""
+        return self._process.wait(seconds)
+
+
+class Worker(Child):
+    """A build worker."""
+
+    def wait_consuming(self) -> None:
+        """Wait until the broker delivers to it."""
+        wait_for(lambda: self.exit_code is not None or self.says("consuming"), "a worker consumes")
+        assert self.exit_code is None, self.log.read_text()

@@ -1,0 +1,131 @@
+"""A worker dies by SIGKILL at every point of a job, and the job is finished all the same."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.chaos.gates import Gate, closed
+from tests.chaos.processes import runs, wait_for
+from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.verdict import assert_ended, assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+RECOVERY_SECONDS = 30.0
+DEFAULTS = {
+    "WORKER_HEARTBEAT_INTERVAL_MS": "5000",
+    "WORKER_HEARTBEAT_STALE_MS": "20000",
+    "WORKER_SWEEP_INTERVAL_MS": "3000",
+    "WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS": "10000",
+}
+
+
+def test_a_worker_killed_after_its_claim_is_replaced(stack: Stack) -> None:
+    job = stack.post(blueprint())
+    with closed(Gate.AFTER_CLAIM, stack.postgres.url) as gate:
+        worker = stack.launch_worker()
+        gate.wait_reached()
+        stack.launch_worker()
+        worker.kill()
+    assert_ready(stack, job, claims=2)
+
+
+def test_a_worker_killed_during_a_build_is_replaced_within_30_seconds_of_default_times(
+    stack: Stack,
+) -> None:
+    stack.start_workers(2, **DEFAULTS)
+    script, argument = nap(4)
+    job = stack.post(blueprint(install=script))
+    wait_for(lambda: runs(argument), "the build is at its install script")
+    killed_at = stack.holder(job).kill()
+    wait_for(lambda: not runs(argument), "the build has died with its worker", 10)
+    claimed_at = stack.wait_claims(job, 2, RECOVERY_SECONDS)
+    assert claimed_at - killed_at <= RECOVERY_SECONDS
+    assert_ready(stack, job, claims=2)
+
+
+def test_a_worker_killed_after_the_push_is_replaced_without_a_second_image(stack: Stack) -> None:
+    job = stack.post(blueprint(install="true"))
+    with closed(Gate.BEFORE_PUBLISHED, stack.postgres.url) as gate:
+        worker = stack.launch_worker()
+        gate.wait_reached()
+        pushed = stack.tags(job)
+        stack.launch_worker()
+        worker.kill()
+    assert_ready(stack, job, claims=2)
+    assert stack.tags(job) == pushed
+
+
+def test_a_worker_killed_between_publishing_and_launching_is_replaced_at_the_launch(
+    stack: Stack,
+) -> None:
+    job = stack.post(blueprint())
+    with closed(Gate.AFTER_PUBLISHED, stack.postgres.url) as gate:
+        worker = stack.launch_worker()
+        gate.wait_reached()
+        successor = stack.launch_worker()
+        worker.kill()
+    wait_for(lambda: stack.job_status(job) == "succeeded", "the write was kept")
+    assert_ready(stack, job, claims=2)
+    assert successor.says('"status": "succeeded"') == 1
+
+
+def test_a_worker_killed_while_the_workspace_boots_leaves_its_container_to_the_next(
+    stack: Stack,
+) -> None:
+    script, argument = nap(8)
+    job = stack.post(blueprint(setup=script))
+    worker = stack.launch_worker()
+    wait_for(lambda: runs(argument), "the setup step runs")
+    (container,) = stack.containers(job)
+    stack.launch_worker()
+    worker.kill()
+    assert_ready(stack, job, claims=2)
+    assert [same.id for same in stack.containers(job)] == [container.id]
+
+
+def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
+    stack: Stack,
+) -> None:
+    job = stack.post(blueprint())
+    with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
+        worker = stack.launch_worker()
+        gate.wait_reached()
+        (container,) = stack.containers(job)
+        stack.launch_worker()
+        worker.kill()
+    assert_ready(stack, job, claims=2)
+    assert [same.id for same in stack.containers(job)] == [container.id]
+
+
+def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: Stack) -> None:
+    job = stack.post(blueprint())
+    with closed(Gate.AFTER_READY, stack.postgres.url) as gate:
+        worker = stack.launch_worker()
+        gate.wait_reached()
+        worker.kill()
+    wait_for(lambda: stack.depth() == 1, "the message was given back")
+    successor = stack.start_worker()
+    wait_for(lambda: successor.says("job_not_claimable"), "the successor sees nothing to do")
+    assert_ready(stack, job, claims=1)
+
+
+def test_a_job_that_kills_every_worker_fails_after_the_third(stack: Stack) -> None:
+    job = stack.post(blueprint())
+    for _ in range(3):
+        with closed(Gate.AFTER_CLAIM, stack.postgres.url) as gate:
+            worker = stack.launch_worker()
+            gate.wait_reached()
+            worker.kill()
+    stack.start_worker()
+    assert_ended(stack, job, "failed", code="attempts-exhausted", claims=4)
+
+
+def test_a_failure_of_the_last_moment_is_not_repeated(stack: Stack) -> None:
+    started = time.monotonic()
+    job = stack.post(blueprint(setup="exit 7"))
+    stack.start_worker()
+    assert_ended(stack, job, "failed", code="step-failed", claims=1, tags=1)
+    assert time.monotonic() - started < 60
