@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 
 from builds.models import BuildJob, Worker
 from workspaces import services as workspaces
-from workspaces.models import Attempt
+from workspaces.models import Attempt, RuntimeInstance
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +44,7 @@ def repair_attempts(*, limit: int = 100) -> int:
     A failure is written to job, runtime and attempt independently, so any of them may be missing.
     """
     _fail_jobs_of_ended_attempts()
+    _fail_runtimes_of_ended_attempts(limit)
     latest = BuildJob.objects.filter(attempt_id=OuterRef("pk")).order_by("-id")
     broken = (
         Attempt.objects.filter(status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING])
@@ -90,6 +91,18 @@ def _fail_jobs_of_ended_attempts() -> None:
             updated_at=Now(),
         )
         log.warning("job_of_ended_attempt_failed", job_id=str(job.pk))
+
+
+def _fail_runtimes_of_ended_attempts(limit: int) -> None:
+    """Fail runtimes that are awaited although their attempt has failed or was cancelled."""
+    for runtime in RuntimeInstance.objects.filter(
+        status=RuntimeInstance.Status.PENDING,
+        attempt__status__in=[Attempt.Status.FAILED, Attempt.Status.CANCELLED],
+    ).select_related("attempt")[:limit]:
+        attempt = runtime.attempt
+        with transaction.atomic():
+            workspaces.fail_runtime(attempt, code=attempt.error_code, message=attempt.error_message)
+        log.warning("runtime_of_ended_attempt_failed", run_id=str(runtime.run_id))
 
 
 def forget_workers() -> int:
