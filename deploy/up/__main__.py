@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> i
     if command == "clean" and not (arguments.yes or teardown.confirm(layout)):
         print("Nothing was removed.")
         return 1
-    with setup.only_one(layout):
+    with setup.only_one(layout, progress):
         if command in {"up", "demo"}:
             system = setup.up(layout, progress)
             _summarize(layout, system, progress)

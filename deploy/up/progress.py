@@ -12,7 +12,7 @@ from typing import TextIO
 
 _TITLE_WIDTH = 18
 _TICK_SECONDS = 0.15
-_REMINDER_SECONDS = 20.0
+_REMINDER_SECONDS = 30.0
 
 
 class Step:
@@ -92,8 +92,7 @@ class Progress:
             if self._lively:
                 self._rewrite(step)
             else:
-                doing = step.doing or "working"
-                self._line(self._marks[2], "2", step, f"{doing} (still, {step.seconds:.0f} s)")
+                self._line(self._marks[2], "2", step, "still at it")
 
     def _rewrite(self, step: Step) -> None:
         width = os.get_terminal_size(self._out.fileno()).columns if self._out.isatty() else 80

@@ -44,11 +44,15 @@ _API_PORT = 4000
 
 
 @contextmanager
-def only_one(layout: Layout) -> Iterator[None]:
+def only_one(layout: Layout, progress: Progress) -> Iterator[None]:
     """Two set-ups of one checkout at once would start everything twice: the second one waits."""
     layout.create()
     with (layout.data / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.note("  Another set-up of this checkout is at work; waiting for it to end.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

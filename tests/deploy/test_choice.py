@@ -15,6 +15,7 @@ import pytest
 
 from deploy.services import engine
 from deploy.services.errors import SetupError
+from deploy.services.process import wait_until
 from deploy.services.registry import found_address
 from deploy.up import packages
 from deploy.up.layout import Layout
@@ -22,6 +23,7 @@ from deploy.up.packages import Missing
 from deploy.up.parts import EnginePart, PostgresPart, RabbitMQPart, RegistryPart
 from deploy.up.progress import Progress
 from deploy.up.secrets import ensure_secrets, read_settings
+from deploy.up.setup import only_one
 
 
 def _values(layout: Layout, **more: str) -> dict[str, str]:
@@ -231,3 +233,21 @@ def test_progress_in_a_log_has_a_line_for_each_change_and_no_control_character()
     ]
     assert "\x1b" not in out.getvalue()
     assert "\r" not in out.getvalue()
+
+
+def test_a_second_set_up_of_one_checkout_waits_and_says_so(layout: Layout) -> None:
+    first, second = io.StringIO(), io.StringIO()
+    order: list[str] = []
+
+    def later() -> None:
+        with only_one(layout, Progress(second)):
+            order.append("second")
+
+    with only_one(layout, Progress(first)):
+        thread = threading.Thread(target=later)
+        thread.start()
+        assert wait_until(lambda: "waiting" in second.getvalue(), 5)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert first.getvalue() == ""
