@@ -8,7 +8,7 @@ from registries.client import RegistryClient
 
 
 def configured_registry(*, read_timeout: float | None = None) -> RegistryClient:
-    """Return a client of the configured registry; ``read_timeout`` (seconds) replaces the setting."""
+    """Return a client of the configured registry; ``read_timeout`` in seconds, if not the usual."""
     return RegistryClient(
         settings.REGISTRY_BASE_URL,
         username=settings.REGISTRY_USERNAME or None,
