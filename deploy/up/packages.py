@@ -94,7 +94,7 @@ def install(missing: Iterable[Missing], *, log: Path, progress: Progress) -> Non
             run_logged(
                 (
                     *("apt-get", "install", "-y", "-q", "--no-install-recommends"),
-                    *("-o", "DPkg::Lock::Timeout=300", *packages),
+                    *("-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0", *packages),
                 ),
                 log=log,
                 seconds=1800,
