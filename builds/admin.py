@@ -28,15 +28,8 @@ class BuildJobAdmin(HistoryAdmin):
         "created_at",
     ]
     list_filter = ["status", "error_code", "reused", "created_at"]
-    search_fields = [
-        "id__exact",
-        "attempt__id__exact",
-        "attempt__run_id__exact",
-        "repository",
-        "worker_id",
-        "error_code",
-        "published_digest",
-    ]
+    id_fields = ["id", "attempt_id", "attempt__run_id"]
+    search_fields = ["repository", "worker_id", "error_code", "published_digest"]
     search_help_text = "Job, attempt or run id, repository, worker, error code or digest"
     ordering = ["-id"]
     actions = ["requeue", "cancel", "retry"]
@@ -87,6 +80,7 @@ class WorkerAdmin(HistoryAdmin):
 
     list_display = ["worker_id", "hostname", "pid", "prefetch", "draining", "started_at", "seen_at"]
     search_fields = ["worker_id", "hostname"]
+    search_help_text = "Worker or host"
     ordering = ["-seen_at"]
 
 
@@ -96,5 +90,7 @@ class SandboxRequestAdmin(HistoryAdmin):
 
     list_display = ["key", "owner_user_id", "sandbox_id", "publish_failed", "created_at"]
     list_filter = ["publish_failed", "created_at"]
-    search_fields = ["key", "owner_user_id", "sandbox__id__exact"]
+    id_fields = ["sandbox_id"]
+    search_fields = ["key", "owner_user_id"]
+    search_help_text = "Key, owner or sandbox id"
     ordering = ["-id"]

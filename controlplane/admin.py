@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+
+admin.site.site_header = "Control plane"
+admin.site.site_title = "Control plane"
+admin.site.index_title = "Workspaces and their builds"
+admin.site.site_url = "/docs"
 
 
 class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
@@ -16,6 +24,24 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
 
     show_full_result_count = False
     list_per_page = 50
+    id_fields: Sequence[str] = ()
+    """UUID columns, also of related rows, that a search for an id looks into."""
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find an id through its index; search everything else as text.
+
+        Django compares UUID columns as text, which reads every row.
+        """
+        try:
+            wanted = uuid.UUID(search_term.strip())
+        except ValueError:
+            wanted = None
+        if wanted is None or not self.id_fields:
+            return super().get_search_results(request, queryset, search_term)
+        anywhere = Q.create([(name, wanted) for name in self.id_fields], connector=Q.OR)
+        return queryset.filter(anywhere), False
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Rows come from the API and the workers alone."""
@@ -33,4 +59,6 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
 def pretty_json(value: object) -> SafeString:
     """Return ``value`` as indented JSON for a read-only field."""
     text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True)
-    return format_html('<pre style="max-height:30em;overflow:auto">{}</pre>', text)
+    return format_html(
+        '<pre style="margin:0;max-height:30em;overflow:auto;white-space:pre-wrap">{}</pre>', text
+    )

@@ -20,7 +20,8 @@ class WorkspaceAdmin(HistoryAdmin):
 
     list_display = ["name", "owner_user_id", "status", "id", "created_at", "updated_at"]
     list_filter = ["latest_sandbox__status", "created_at"]
-    search_fields = ["id__exact", "name", "owner_user_id"]
+    id_fields = ["id"]
+    search_fields = ["name", "owner_user_id"]
     search_help_text = "Workspace id, name or owner"
     list_select_related = ["latest_sandbox"]
     ordering = ["-id"]
@@ -37,7 +38,8 @@ class SandboxAdmin(HistoryAdmin):
 
     list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
     list_filter = ["status", "relation", "created_at"]
-    search_fields = ["id__exact", "workspace__id__exact", "owner_user_id", "repository", "tag"]
+    id_fields = ["id", "workspace_id"]
+    search_fields = ["owner_user_id", "repository", "tag"]
     search_help_text = "Sandbox or workspace id, owner, repository or tag"
     list_select_related = ["workspace"]
     readonly_fields = ["blueprint"]
@@ -81,8 +83,9 @@ class AttemptAdmin(HistoryAdmin):
 
     list_display = ["id", "status", "relation", "trigger_type", "run_id", "error_code", "queued_at"]
     list_filter = ["status", "relation", "trigger_type", "queued_at"]
-    search_fields = ["id__exact", "run_id__exact", "workspace__id__exact", "error_code"]
-    search_help_text = "Attempt, run or workspace id, or error code"
+    id_fields = ["id", "run_id", "sandbox_id", "workspace_id"]
+    search_fields = ["error_code"]
+    search_help_text = "Attempt, run, sandbox or workspace id, or error code"
     readonly_fields = ["blueprint", "duration_ms"]
     exclude = ["spec"]
     ordering = ["-id"]
@@ -99,8 +102,9 @@ class RuntimeInstanceAdmin(HistoryAdmin):
 
     list_display = ["run_id", "status", "adapter", "reference", "error_code", "launched_at"]
     list_filter = ["status", "adapter", "launched_at"]
-    search_fields = ["run_id__exact", "resource_id", "reference", "error_code"]
-    search_help_text = "Run id, container id or name, or error code"
+    id_fields = ["run_id", "attempt_id"]
+    search_fields = ["resource_id", "reference", "error_code"]
+    search_help_text = "Run or attempt id, container id or name, or error code"
     ordering = ["-run_id"]
 
 
@@ -110,7 +114,8 @@ class WorkspaceEventAdmin(HistoryAdmin):
 
     list_display = ["occurred_at", "type", "workspace_id", "message"]
     list_filter = ["type", "occurred_at"]
-    search_fields = ["workspace__id__exact", "attempt__id__exact", "message"]
+    id_fields = ["workspace_id", "attempt_id"]
+    search_fields = ["message"]
     search_help_text = "Workspace or attempt id, or words of the message"
     readonly_fields = ["details"]
     exclude = ["data"]
