@@ -42,9 +42,10 @@ def suggestion(name: str, known: list[str]) -> str:
     return f' Did you mean "{close[0]}"?' if close else ""
 
 
-def has_control_character(text: str) -> bool:
+def has_control_character(text: str, *, allowed: str = "") -> bool:
     """Tell whether ``text`` holds a control, format, surrogate or separator-line character."""
-    return any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for c in text)
+    refused = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return any(unicodedata.category(c) in refused and c not in allowed for c in text)
 
 
 JSON_KINDS = {
@@ -139,6 +140,8 @@ class TextField(serializers.CharField):
     Only JSON strings are taken: ``CharField`` alone would read ``5`` as ``"5"``.
     """
 
+    invisible_allowed = ""
+
     default_error_messages = {
         "control-character": "Control characters are not allowed here.",
         "wrong-type": "A string is expected here, not {kind}.",
@@ -153,7 +156,7 @@ class TextField(serializers.CharField):
         if not isinstance(data, str):
             self.fail("wrong-type", kind=json_kind(data))
         text = super().to_internal_value(data)
-        if has_control_character(text):
+        if has_control_character(text, allowed=self.invisible_allowed):
             self.fail("control-character")
         return text
 

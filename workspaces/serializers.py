@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
@@ -44,14 +45,19 @@ class BlueprintField(serializers.JSONField):
 class NameField(TextField):
     """A name for people: runs of blanks count as one."""
 
+    # The joiners that Persian and Indic scripts and composed emoji need.
+    invisible_allowed = "\u200c\u200d"
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(max_length=NAME_MAX_LENGTH, **kwargs)
 
     def to_internal_value(self, data: Any) -> str:
         """Return the name with single blanks."""
         if isinstance(data, str):
-            data = " ".join(data.split(" "))
-            data = re.sub(r" {2,}", " ", data)
+            blanks = "".join(" " if unicodedata.category(c) == "Zs" else c for c in data)
+            data = " ".join(word for word in blanks.split(" ") if word)
+            if not data.strip(self.invisible_allowed + " "):
+                self.fail("blank")
         return super().to_internal_value(data)
 
 
