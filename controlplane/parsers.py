@@ -114,6 +114,8 @@ def parse_json(body: bytes) -> Any:
         raise BadRequest(
             f"The body is not UTF-8 (byte {exc.start}).", code="malformed-json"
         ) from exc
+    if text.startswith("\ufeff"):
+        raise BadRequest("The body begins with a byte order mark.", code="malformed-json")
     if _nesting(text) > settings.SVC_MAX_BODY_DEPTH:
         raise BadRequest(
             f"The body is nested deeper than {settings.SVC_MAX_BODY_DEPTH} levels.",
