@@ -191,9 +191,11 @@ class Compiler:
         tag: str,
         output: Callable[[bytes], None],
         cancelled: threading.Event,
+        check: Callable[[], None] = lambda: None,
     ) -> PublishedImage:
         """Publish an image as ``repository:tag`` and return the digest the registry has it under.
 
+        ``check`` is called when nothing but the push itself is left to do; what it raises ends it.
         The digest is the engine's word for what it pushed, never what the tag means afterwards: by
         then it may be somebody else's. Raises :class:`BuildError`.
         """
@@ -202,6 +204,7 @@ class Compiler:
         name = f"{self._push_registry}/{repository}:{tag}"
         watched = BuildOutput(output, self._secrets(), self._output_limit, self._tail_limit)
         with self._workplace("push", *built.owner) as place, self._push_lock(name):
+            check()
             try:
                 tagged = self._run("tag", built.image_id, name, timeout=_CLEANUP_SECONDS)
                 if not tagged.ok:
@@ -374,9 +377,12 @@ class Compiler:
         )
 
     def _untag(self, name: str) -> None:
-        """Take a name off an image; the image goes with its last name, cached layers stay."""
+        """Take a name off an image; the image goes with its last name, cached layers stay.
+
+        By force, because a container may run from it: another worker was quicker with the same job.
+        """
         try:
-            result = self._run("rmi", "--no-prune", name, timeout=_CLEANUP_SECONDS)
+            result = self._run("rmi", "--force", "--no-prune", name, timeout=_CLEANUP_SECONDS)
         except BuildError:
             log.warning("image_name_not_removed", name=name)
             return

@@ -71,12 +71,16 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
         return job
 
     def renew(self, fence: Fence, *, lease: timedelta) -> bool:
-        """Prolong the lease; False when it is lost, and the work has to stop."""
-        return bool(
-            self.held_by(fence)
-            .filter(lease_expires_at__isnull=False)
-            .update(lease_expires_at=Now() + lease)
-        )
+        """Prolong the lease; False when it is lost, and the work has to stop.
+
+        Does not wait for a row that is being written, which raises ``OperationalError``: the
+        heartbeat comes after, and the next renewal is soon.
+        """
+        with transaction.atomic():
+            held = self.held_by(fence).filter(lease_expires_at__isnull=False)
+            if held.select_for_update(nowait=True).first() is None:
+                return False
+            return bool(held.update(lease_expires_at=Now() + lease))
 
     def release(self, fence: Fence) -> bool:
         """End the lease at once without settling, so that another worker may take the job."""
@@ -112,13 +116,20 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
         return self.filter(lease_expires_at__lte=Now()).order_by("lease_expires_at")
 
     def expire_leases_of_dead_workers(self, *, stale: timedelta) -> int:
-        """End the leases of workers that stopped beating ``stale`` ago; return how many."""
+        """End the leases of workers that stopped beating ``stale`` ago; return how many.
+
+        Passes over rows that are being written, so that a worker that stands still inside a
+        transaction does not keep the sweepers of all others waiting.
+        """
         alive = Worker.objects.alive(stale=stale).filter(worker_id=OuterRef("worker_id"))
-        return (
-            self.filter(lease_expires_at__gt=Now())
-            .filter(~Exists(alive))
-            .update(lease_expires_at=Now())
-        )
+        with transaction.atomic():
+            dead = list(
+                self.filter(lease_expires_at__gt=Now())
+                .filter(~Exists(alive))
+                .select_for_update(skip_locked=True, of=("self",))
+                .values_list("pk", flat=True)
+            )
+            return self.filter(pk__in=dead).update(lease_expires_at=Now()) if dead else 0
 
 
 class BuildJob(models.Model):

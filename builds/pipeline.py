@@ -180,6 +180,7 @@ class JobRunner:
             agent_digest(),
             self.extra_ca,
         )
+        self._check_claim(job, control)
         earlier = self._reuse(job, plan_hash)
         if earlier is not None:
             return earlier, plan_hash, True
@@ -215,10 +216,24 @@ class JobRunner:
                 tag=job.tag,
                 output=_discard,
                 cancelled=control.cancelled,
+                check=lambda: self._check_claim(job, control),
             )
         finally:
             self.compiler.discard(built)
         return published, plan_hash, False
+
+    def _check_claim(self, job: BuildJob, control: JobControl) -> None:
+        """Raise ``LeaseLostError`` unless the job is still ours.
+
+        The registry knows no fence: a worker that slept must not put its image over the one that
+        its successor has published.
+        """
+
+        def check() -> None:
+            with transaction.atomic():
+                BuildJob.objects.lock(job.fence)
+
+        self._write(control, check)
 
     def _reuse(self, job: BuildJob, plan_hash: str) -> PublishedImage | None:
         """Put an image of the same plan under the job's tag; None when the registry has none."""

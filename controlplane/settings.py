@@ -105,6 +105,7 @@ CORS_ALLOWED_ORIGINS_SETTING: str = env.str(
 
 # ---------------------------------------------------------------- upstream parts
 DATABASE_URL = _secret("DATABASE_URL", "postgres://svc@127.0.0.1:5432/svc")
+DATABASE_IDLE_TRANSACTION_TIMEOUT_MS = _positive("DATABASE_IDLE_TRANSACTION_TIMEOUT_MS", 15_000)
 RABBITMQ_URL = _secret("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/")
 RABBITMQ_CONNECT_TIMEOUT_MS = _positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
 RABBITMQ_CONSUMER_TIMEOUT_MS = _positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
@@ -237,7 +238,15 @@ DATABASES: dict[str, Any] = {
         "ATOMIC_REQUESTS": False,
     }
 }
-DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
+_OPTIONS: dict[str, Any] = DATABASES["default"].setdefault("OPTIONS", {})
+_OPTIONS.setdefault("connect_timeout", 5)
+# A process that stands still, or whose machine is gone, must not keep its locks: the server ends
+# a transaction that waits for its client, and a connection whose other end is silent.
+_OPTIONS.setdefault(
+    "options",
+    f"-c idle_in_transaction_session_timeout={DATABASE_IDLE_TRANSACTION_TIMEOUT_MS}"
+    " -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
+)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}

@@ -1,0 +1,80 @@
+"""Workers that sleep through the loss of their lease, and workers that only seem dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.gates import Gate, closed
+from tests.chaos.processes import runs, wait_for
+from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.verdict import assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def test_a_worker_that_wakes_after_its_job_was_finished_by_another_changes_nothing(
+    stack: Stack,
+) -> None:
+    stack.start_workers(2)
+    script, argument = nap(2)
+    job = stack.post(blueprint(install=script))
+    wait_for(lambda: runs(argument), "the build is at its install script")
+    sleeper = stack.holder(job)
+    sleeper.freeze()
+    shown = stack.wait_status(job, "ready")
+    (container,) = stack.containers(job)
+
+    sleeper.thaw()
+    wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
+    assert assert_ready(stack, job, claims=2)["publishedImage"] == shown["publishedImage"]
+    assert [same.id for same in stack.containers(job)] == [container.id]
+    again = stack.post(blueprint())
+    assert_ready(stack, again, claims=1)
+
+
+def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(stack: Stack) -> None:
+    stack.start_workers(2)
+    script, argument = nap(6)
+    job = stack.post(blueprint(setup=script))
+    wait_for(lambda: runs(argument), "the setup step runs")
+    sleeper = stack.holder(job)
+    sleeper.freeze()
+    stack.wait_claims(job, 2)
+    sleeper.thaw()
+    wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
+    assert_ready(stack, job, claims=2)
+
+
+def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: Stack) -> None:
+    job = stack.post(blueprint())
+    with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
+        sleeper = stack.launch_worker()
+        gate.wait_reached()
+        stack.start_worker()
+        sleeper.freeze()
+    stack.wait_claims(job, 2, 30.0)
+    other = stack.post(blueprint())
+    assert_ready(stack, other, claims=1)
+    assert_ready(stack, job, claims=2)
+    sleeper.thaw()
+    wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
+    assert_ready(stack, job, claims=2)
+
+
+def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stack) -> None:
+    job = stack.post(blueprint())
+    with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
+        stack.launch_worker()
+        gate.wait_reached()
+        other = stack.start_worker()
+        # Longer than the time after which a silent worker counts as dead.
+        wait_for(
+            lambda: stack.one(
+                "select now() > started_at + interval '4 s' from builds_worker"
+                " where worker_id like %s",
+                f"%-{other.pid}-%",
+            )[0],
+            "four seconds",
+        )
+    assert not other.says("leases_of_dead_workers_ended")
+    assert_ready(stack, job, claims=1)
