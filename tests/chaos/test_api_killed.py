@@ -1,0 +1,55 @@
+"""The API dies between the commit and the message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import requests
+
+from tests.chaos.processes import wait_for
+from tests.chaos.stack import Stack, blueprint, started
+from tests.chaos.verdict import assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_answer(
+    stack: Stack,
+) -> None:
+    worker = stack.start_worker()
+    broker = stack.rabbitmq.pid
+    assert broker is not None
+    body = stack.request_body(blueprint())
+    lost: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            stack.send(body, key="chaos-key")
+        except requests.RequestException as error:
+            lost.append(error)
+
+    # A broker that stands still keeps the API between its commit and the message.
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        client = threading.Thread(target=ask)
+        client.start()
+        wait_for(
+            lambda: stack.rows("select 1 from builds_buildjob where status = 'queued'"),
+            "the job is committed",
+        )
+        stack.kill_api()
+        client.join(30)
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    assert lost, "the client got an answer"
+
+    stack.start_api()
+    repeated = stack.send(body, key="chaos-key")
+    assert repeated.status_code == 202
+    assert repeated.headers["idempotency-replayed"] == "true"
+    assert stack.one("select count(*) from builds_buildjob where status <> 'x'")[0] == 2
+    assert_ready(stack, started(repeated.json()), claims=1)
+    assert worker.says("job_found_by_sweeper") == 1

@@ -1,0 +1,40 @@
+"""Two workers are offered the same job, and one of them does it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.chaos.processes import wait_for
+from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.verdict import assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
+    workers = stack.start_workers(2)
+    script, _ = nap(2)
+    job = stack.post(blueprint(setup=script))
+    for _ in range(2):
+        stack.publish(json.dumps({"jobId": job.job_id}).encode())
+    assert_ready(stack, job, claims=1)
+    wait_for(
+        lambda: sum(worker.says("job_not_claimable") for worker in workers) == 2,
+        "both repetitions were seen",
+    )
+
+
+def test_sweepers_and_messages_that_meet_at_a_job_start_it_once(stack: Stack) -> None:
+    workers = stack.start_workers(
+        2,
+        WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="1",
+        WORKER_SWEEP_INTERVAL_MS="20",
+        WORKSPACE_BUILD_QUEUE_PREFETCH="2",
+    )
+    jobs = [stack.post(blueprint()) for _ in range(6)]
+    for job in jobs:
+        assert_ready(stack, job, claims=1)
+    assert sum(worker.says("job_found_by_sweeper") for worker in workers) > 0
+    assert sum(worker.says("job_claimed") for worker in workers) == len(jobs)
