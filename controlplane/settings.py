@@ -13,14 +13,13 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
-import os
 import secrets as stdlib_secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import dj_database_url
-from environs import Env, validate
+from environs import Env, EnvValidationError, validate
 from marshmallow import ValidationError
 
 from controlplane.logging import configure_logging
@@ -31,17 +30,40 @@ SVC_RELEASE = "0.4.0"
 env = Env(eager=False)
 
 
-def _secret(name: str, default: str = "", check: Callable[[str], None] | None = None) -> str:
+_file_faults: dict[str, list[str]] = {}
+
+
+def _secret(name: str, default: str = "", check: Callable[[str], None] = lambda _: None) -> str:
     """Return the secret ``name``, from the file that ``NAME_FILE`` names when that is set."""
     path: str = env.str(f"{name}_FILE", "")
-    if path:
+    if not path:
+        value: str | None = env.str(name, default, validate=check)
+        return (value or "").strip()  # None when the check failed, which env.seal() tells
+    try:
         # A secret's file usually ends with a newline that is not part of the secret.
-        default = Path(path).read_text(encoding="utf-8").strip()
-        os.environ.pop(name, None)
-    value: str = env.str(name, default, validate=check or (lambda _: None))
-    if check and value == default:
-        check(value)  # environs does not validate defaults
-    return value.strip()
+        secret = Path(path).read_text(encoding="utf-8").strip()
+        check(secret)
+    except (OSError, UnicodeDecodeError) as exc:
+        _file_faults[f"{name}_FILE"] = [f"The file cannot be read ({type(exc).__name__})."]
+    except ValidationError as exc:
+        _file_faults[f"{name}_FILE"] = [str(message) for message in exc.messages]
+    else:
+        return secret
+    return ""
+
+
+def _tell_all_faults() -> None:
+    """Raise one error that names everything that is wrong with the environment."""
+    faults: dict[str, Any] = {}
+    try:
+        env.seal()
+    except EnvValidationError as exc:
+        assert isinstance(exc.error_messages, Mapping)
+        faults.update(exc.error_messages)
+    faults.update(_file_faults)
+    if faults:
+        told = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in sorted(faults.items()))
+        raise EnvValidationError(f"The environment is not valid. {told}", faults)
 
 
 def _positive(name: str, default: int) -> int:
@@ -179,7 +201,7 @@ LOG_FORMAT: str = env.str(
     "SVC_LOG_FORMAT", "auto", validate=validate.OneOf(["auto", "json", "console"])
 )
 
-env.seal()
+_tell_all_faults()
 
 # ---------------------------------------------------------------- Django
 INSTALLED_APPS = [
