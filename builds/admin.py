@@ -19,12 +19,11 @@ class BuildJobAdmin(HistoryAdmin):
     list_display = [
         "id",
         "status",
+        "error_code",
         "repository",
         "tag",
         "attempt_count",
         "worker_id",
-        "lease_expires_at",
-        "error_code",
         "created_at",
     ]
     list_filter = ["status", "error_code", "reused", "created_at"]

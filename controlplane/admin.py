@@ -43,6 +43,12 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
         anywhere = Q.create([(name, wanted) for name in self.id_fields], connector=Q.OR)
         return queryset.filter(anywhere), False
 
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        """Show every column, also those that Django hides because no form could edit them."""
+        hidden = set(self.exclude or ())
+        columns = [field.name for field in self.opts.concrete_fields if field.name not in hidden]
+        return [*columns, *self.readonly_fields]
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Rows come from the API and the workers alone."""
         return False
