@@ -186,6 +186,13 @@ def test_a_list_takes_as_many_queries_with_ten_rows_as_with_one(
     assert len(ten) == len(one)
 
 
+def test_a_row_shows_its_id_and_its_times(staff: Client) -> None:
+    job = claim(make_job())
+    page = staff.get(url(BuildJob, "change", job.pk)).content.decode()
+    for label in ("Id:", "Lease expires at:", "Queued at:", "Created at:", "Worker id:"):
+        assert label in page
+
+
 def test_every_model_with_a_history_is_in_the_admin() -> None:
     assert set(MODELS) <= set(admin.site._registry)
 
@@ -299,6 +306,7 @@ def test_a_ready_workspace_is_not_cancelled(staff: Client) -> None:
     BuildJob.objects.filter(pk=job.pk).update(
         status="succeeded", finished_at=Now(), lease_expires_at=None, published_digest="sha256:a"
     )
+    workspaces.await_runtime(job.attempt, published={})
     launched = LaunchedRuntime(adapter="docker", resource_id="a", reference="b", endpoint="c")
     workspaces.mark_ready(job.attempt, launched)
     (message,) = act(staff, Sandbox, "cancel", [job.attempt.sandbox])

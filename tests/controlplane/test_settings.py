@@ -1,0 +1,145 @@
+"""The environment is read once, and everything that is wrong with it is told at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(environment: dict[str, str], show: str = "1") -> subprocess.CompletedProcess[str]:
+    """Load the settings in a process of their own, with nothing but ``environment`` set."""
+    return subprocess.run(
+        [sys.executable, "-c", f"import json; from controlplane import settings as s; {show}"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def value_of(expression: str, environment: dict[str, str]) -> object:
+    done = load(environment, f"print(json.dumps({expression}))")
+    assert done.returncode == 0, done.stderr
+    found: object = json.loads(done.stdout)
+    return found
+
+
+def test_the_defaults_are_those_of_the_specification() -> None:
+    names = {
+        "SVC_BIND_HOST": "127.0.0.1",
+        "SVC_API_PORT": 4000,
+        "SVC_SSH_PORT": 2222,
+        "SVC_SSH_HOST": "localhost",
+        "SVC_WEB_PORT": 3000,
+        "SVC_WEB_URL": "http://localhost:3000",
+        "REGISTRY_BASE_URL": "http://127.0.0.1:5000",
+        "REGISTRY_PUSH_REGISTRY": "127.0.0.1:5000",
+        "REGISTRY_NAME": "default",
+        "DEFAULT_RUNTIME_ADAPTER": "docker",
+        "WORKSPACE_BUILD_QUEUE": "sandbox-image-builds",
+        "WORKSPACE_BUILD_QUEUE_PREFETCH": 1,
+        "WORKSPACE_BUILD_JOB_LEASE_DURATION_MS": 900_000,
+        "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX": "ws",
+        "SVC_CREDENTIALS_KEY": "",
+    }
+    shown = ", ".join(f"s.{name}" for name in names)
+    assert value_of(f"[{shown}]", {}) == list(names.values())
+
+
+def test_every_fault_is_told_at_once() -> None:
+    done = load(
+        {
+            "SVC_API_PORT": "many",
+            "SVC_SSH_PORT": "0",
+            "WORKSPACE_CPUS": "-1",
+            "WEB_AUTH_SECRET": "too-short",
+            "SVC_CREDENTIALS_KEY": "bm90IDMyIGJ5dGVz",
+            "SVC_WORKSPACE_NETWORK_POOL": "10.0.0.0/99",
+            "SVC_LOG_LEVEL": "LOUD",
+            "DEFAULT_RUNTIME_ADAPTER": "k8s",
+            "SVC_INSTANCE_ID": "Not An Id",
+        }
+    )
+    assert done.returncode != 0
+    for name in (
+        "SVC_API_PORT",
+        "SVC_SSH_PORT",
+        "WORKSPACE_CPUS",
+        "WEB_AUTH_SECRET",
+        "SVC_CREDENTIALS_KEY",
+        "SVC_WORKSPACE_NETWORK_POOL",
+        "SVC_LOG_LEVEL",
+        "DEFAULT_RUNTIME_ADAPTER",
+        "SVC_INSTANCE_ID",
+    ):
+        assert name in done.stderr, name
+    assert "too-short" not in done.stderr
+    assert "bm90IDMyIGJ5dGVz" not in done.stderr
+
+
+SECRETS = ["WEB_AUTH_SECRET", "WORKSPACE_SSH_GATEWAY_TOKEN", "REGISTRY_PASSWORD", "RABBITMQ_URL"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_may_be_kept_in_a_file(tmp_path: Path, name: str) -> None:
+    secret = "amqp://a:b@example/" + "x" * 32
+    file = tmp_path / "secret"
+    file.write_text(secret + "\n")
+    assert value_of(f"s.{name}", {f"{name}_FILE": str(file)}) == secret
+    both = {f"{name}_FILE": str(file), name: "y" * 40}
+    assert value_of(f"s.{name}", both) == secret
+
+
+def test_a_secret_in_a_file_is_checked_too(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("short")
+    done = load({"WEB_AUTH_SECRET_FILE": str(file)})
+    assert done.returncode != 0
+    assert "WEB_AUTH_SECRET" in done.stderr
+
+
+def test_a_file_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    done = load({"DATABASE_URL_FILE": str(tmp_path / "none"), "SVC_API_PORT": "many"})
+    assert done.returncode != 0
+    assert "DATABASE_URL" in done.stderr
+    assert "SVC_API_PORT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "origins", "patterns"),
+    [
+        ("*", [], [".*"]),
+        (" * ", [], [".*"]),
+        ("http://a.example, https://b.example", ["http://a.example", "https://b.example"], []),
+        ("", [], []),
+    ],
+)
+def test_the_allowed_origins_are_a_list_or_all(
+    given: str, origins: list[str], patterns: list[str]
+) -> None:
+    shown = "[s.CORS_ALLOWED_ORIGINS, s.CORS_ALLOWED_ORIGIN_REGEXES]"
+    assert value_of(shown, {"SVC_CORS_ALLOWED_ORIGINS": given}) == [origins, patterns]
+    assert value_of(shown, {"CORS_ALLOWED_ORIGINS": given}) == [origins, patterns]
+
+
+def test_origins_that_are_not_origins_are_a_failed_check() -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "check"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "CORS_ALLOWED_ORIGINS": "web.example"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "web.example" in done.stderr
