@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
@@ -31,6 +32,10 @@ class Fence:
     attempt_count: int
 
 
+def _lost(fence: Fence) -> LeaseLostError:
+    return LeaseLostError(f"job {fence.job_id} is not held by {fence.worker_id} any more")
+
+
 class BuildJobQuerySet(models.QuerySet["BuildJob"]):
     """The claim, the lease and the transitions of build jobs. Database time only."""
 
@@ -48,7 +53,8 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
         """
         with transaction.atomic():
             job = (
-                self.select_for_update(skip_locked=True)
+                self.select_for_update(skip_locked=True, of=("self",))
+                .select_related("attempt")
                 .filter(
                     Q(status=BuildJob.Status.QUEUED) | Q(lease_expires_at__lte=Now()), pk=job_id
                 )
@@ -90,20 +96,30 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
             .update(lease_expires_at=Now())
         )
 
-    def lock(self, fence: Fence) -> BuildJob:
-        """Lock and return the job for a write in the present transaction.
+    def present(self, fence: Fence) -> BuildJobQuerySet:
+        """Keep the job while its holder may write to it: its claim stands, nobody cancelled it."""
+        return self.held_by(fence).exclude(status=BuildJob.Status.CANCELLED)
+
+    def require(self, fence: Fence) -> None:
+        """Raise ``LeaseLostError`` when the claim is not the present one any more."""
+        if not self.present(fence).exists():
+            raise _lost(fence)
+
+    def lock(self, fence: Fence) -> None:
+        """Lock the job for writes to other rows in the present transaction.
 
         Raises ``LeaseLostError`` when the claim is not the present one, or the job was cancelled.
         """
-        job = (
-            self.held_by(fence)
-            .exclude(status=BuildJob.Status.CANCELLED)
-            .select_for_update()
-            .first()
-        )
-        if job is None:
-            raise LeaseLostError(f"job {fence.job_id} is not held by {fence.worker_id} any more")
-        return job
+        if not list(self.present(fence).select_for_update().values_list("pk")):
+            raise _lost(fence)
+
+    def write(self, fence: Fence, **values: Any) -> None:
+        """Write to the job and lock it, in the present transaction.
+
+        Raises ``LeaseLostError`` when the claim is not the present one, or the job was cancelled.
+        """
+        if not self.present(fence).update(updated_at=Now(), **values):
+            raise _lost(fence)
 
     def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
         """Keep queued jobs whose message should have arrived long ago, oldest first."""

@@ -135,8 +135,8 @@ class JobRunner:
     ) -> None:
         """Write the published image; the lease stays, because the launch is still to come."""
         with transaction.atomic():
-            BuildJob.objects.lock(job.fence)
-            BuildJob.objects.filter(pk=job.pk).update(
+            BuildJob.objects.write(
+                job.fence,
                 status=BuildJob.Status.SUCCEEDED,
                 plan_hash=plan_hash,
                 reused=reused,
@@ -146,7 +146,6 @@ class JobRunner:
                 error_code="",
                 error_message="",
                 finished_at=Now(),
-                updated_at=Now(),
             )
             workspaces.await_runtime(
                 job.attempt,
@@ -160,8 +159,7 @@ class JobRunner:
 
     def _finish_launch(self, job: BuildJob, launched: LaunchedRuntime) -> None:
         with transaction.atomic():
-            BuildJob.objects.lock(job.fence)
-            BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=None, updated_at=Now())
+            BuildJob.objects.write(job.fence, lease_expires_at=None)
             workspaces.mark_ready(job.attempt, launched)
 
     # ------------------------------------------------------------ work
@@ -228,12 +226,7 @@ class JobRunner:
         The registry knows no fence: a worker that slept must not put its image over the one that
         its successor has published.
         """
-
-        def check() -> None:
-            with transaction.atomic():
-                BuildJob.objects.lock(job.fence)
-
-        self._write(control, check)
+        self._write(control, lambda: BuildJob.objects.require(job.fence))
 
     def _reuse(self, job: BuildJob, plan_hash: str) -> PublishedImage | None:
         """Put an image of the same plan under the job's tag; None when the registry has none."""

@@ -68,14 +68,13 @@ def fail_claimed_job(
 
     def write_job() -> None:
         with transaction.atomic():
-            job = BuildJob.objects.lock(fence)
-            BuildJob.objects.filter(pk=job.pk).update(
+            BuildJob.objects.write(
+                fence,
                 status=BuildJob.Status.FAILED,
                 error_code=code,
                 error_message=message,
                 finished_at=Now(),
                 lease_expires_at=None,
-                updated_at=Now(),
             )
 
     def write_runtime() -> None:

@@ -8,7 +8,8 @@ decided by the callers in ``builds``.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db.models.functions import Now
@@ -42,6 +43,29 @@ def rename_workspace(workspace_id: uuid.UUID, *, owner_user_id: str | None, name
     return workspace
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something to tell in a workspace's history."""
+
+    type: WorkspaceEvent.Type
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def record_events(attempt: Attempt, events: Sequence[Event]) -> None:
+    """Append events of ``attempt`` to its workspace's history, in this order."""
+    WorkspaceEvent.objects.bulk_create(
+        WorkspaceEvent(
+            workspace_id=attempt.workspace_id,
+            attempt=attempt,
+            type=event.type,
+            message=event.message,
+            data=dict(event.data),
+        )
+        for event in events
+    )
+
+
 def record_event(
     attempt: Attempt,
     event_type: WorkspaceEvent.Type,
@@ -49,13 +73,7 @@ def record_event(
     data: Mapping[str, Any] | None = None,
 ) -> None:
     """Append an event of ``attempt`` to its workspace's history."""
-    WorkspaceEvent.objects.create(
-        workspace_id=attempt.workspace_id,
-        attempt=attempt,
-        type=event_type,
-        message=message,
-        data=dict(data or {}),
-    )
+    record_events(attempt, [Event(event_type, message, data or {})])
 
 
 def create_workspace(*, owner_user_id: str, name: str) -> Workspace:
@@ -103,19 +121,20 @@ def create_attempt(
 
 def refresh_sandbox(attempt_id: uuid.UUID) -> None:
     """Write the surfaced status of the attempt's sandbox, if it still is its latest attempt."""
-    sandbox = Sandbox.objects.select_for_update().filter(latest_attempt_id=attempt_id).first()
+    # Locked before the states are read: of two writers, the second sees what the first one wrote.
+    locked = Sandbox.objects.select_for_update().filter(latest_attempt_id=attempt_id)
+    sandbox = locked.values_list("pk", "status").first()
     if sandbox is None:
         return
-    attempt = Attempt.objects.get(pk=attempt_id)
-    runtime = RuntimeInstance.objects.filter(attempt_id=attempt_id).first()
-    job = attempt.jobs.order_by("-id").first()
-    status = surfaced_status(
-        attempt=attempt.status,
-        job=job.status if job else None,
-        runtime=runtime.status if runtime else None,
+    sandbox_id, shown = sandbox
+    attempt, runtime, job = (
+        Attempt.objects.filter(pk=attempt_id)
+        .order_by("-jobs__id")
+        .values_list("status", "runtime__status", "jobs__status")[0]
     )
-    if sandbox.status != status:
-        Sandbox.objects.filter(pk=sandbox.pk).update(status=status, updated_at=Now())
+    status = surfaced_status(attempt=attempt, job=job, runtime=runtime)
+    if shown != status:
+        Sandbox.objects.filter(pk=sandbox_id).update(status=status, updated_at=Now())
 
 
 def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> None:
@@ -131,17 +150,17 @@ def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> No
 
 
 def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
-    """Write the ``pending`` runtime instance of an attempt whose image was published."""
-    _, created = RuntimeInstance.objects.get_or_create(
-        run_id=attempt.run_id, defaults={"attempt": attempt}
-    )
-    record_event(
-        attempt, WorkspaceEvent.Type.IMAGE_PUBLISHED, "The image was published.", published
-    )
-    if created:
-        record_event(
-            attempt, WorkspaceEvent.Type.RUNTIME_PENDING, "The workspace is being launched."
+    """Write the ``pending`` runtime instance of an attempt whose image was published.
+
+    The caller holds the attempt's job, so nobody else writes the first one at the same moment.
+    """
+    events = [Event(WorkspaceEvent.Type.IMAGE_PUBLISHED, "The image was published.", published)]
+    if not RuntimeInstance.objects.filter(run_id=attempt.run_id).exists():
+        RuntimeInstance.objects.create(run_id=attempt.run_id, attempt=attempt)
+        events.append(
+            Event(WorkspaceEvent.Type.RUNTIME_PENDING, "The workspace is being launched.")
         )
+    record_events(attempt, events)
     refresh_sandbox(attempt.pk)
 
 
@@ -149,29 +168,30 @@ def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
     """Move the runtime to ``running`` and the attempt to ``succeeded``; False if it was final."""
     if not Attempt.objects.filter(pk=attempt.pk).settle(Attempt.Status.SUCCEEDED):
         return False
-    RuntimeInstance.objects.update_or_create(
-        run_id=attempt.run_id,
-        defaults={
-            "attempt": attempt,
-            "status": RuntimeInstance.Status.RUNNING,
-            "adapter": launched.adapter,
-            "resource_id": launched.resource_id,
-            "reference": launched.reference,
-            "endpoint": launched.endpoint,
-            "launched_at": Now(),
-        },
+    RuntimeInstance.objects.filter(run_id=attempt.run_id).update(
+        status=RuntimeInstance.Status.RUNNING,
+        adapter=launched.adapter,
+        resource_id=launched.resource_id,
+        reference=launched.reference,
+        endpoint=launched.endpoint,
+        launched_at=Now(),
+        updated_at=Now(),
     )
-    record_event(
+    record_events(
         attempt,
-        WorkspaceEvent.Type.RUNTIME_RUNNING,
-        "The workspace runs.",
-        {
-            "adapter": launched.adapter,
-            "resourceId": launched.resource_id,
-            "reference": launched.reference,
-        },
+        [
+            Event(
+                WorkspaceEvent.Type.RUNTIME_RUNNING,
+                "The workspace runs.",
+                {
+                    "adapter": launched.adapter,
+                    "resourceId": launched.resource_id,
+                    "reference": launched.reference,
+                },
+            ),
+            Event(WorkspaceEvent.Type.ATTEMPT_SUCCEEDED, "The workspace is ready."),
+        ],
     )
-    record_event(attempt, WorkspaceEvent.Type.ATTEMPT_SUCCEEDED, "The workspace is ready.")
     refresh_sandbox(attempt.pk)
     return True
 
