@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import pika
 import structlog
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 from pika.spec import Basic, BasicProperties
 
@@ -89,8 +90,9 @@ def _connection(url: str, *, timeout: float, name: str) -> Iterator[pika.Blockin
     """Yield an open connection; every failure of the broker becomes ``BrokerError``."""
     try:
         connection = pika.BlockingConnection(_parameters(url, timeout=timeout, name=name))
-    except (AMQPError, OSError, ValueError) as exc:
-        # pika's own text may hold the URL, and an unresolvable host is a bare OSError.
+    except (AMQPError, AMQPConnectorException, OSError, ValueError) as exc:
+        # pika's own text may hold the URL, an unresolvable host is a bare OSError, and a server
+        # that takes the connection and says nothing ends in an exception of the connector's own.
         raise BrokerError(f"The broker cannot be reached ({type(exc).__name__}).") from exc
     try:
         yield connection

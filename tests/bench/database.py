@@ -1,0 +1,21 @@
+"""A database of the benchmark's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import connection, connections
+
+
+@contextmanager
+def bench_database() -> Iterator[None]:
+    """Make a new database the default one for the block; drop it afterwards."""
+    before = connection.settings_dict["NAME"]
+    connection.settings_dict["TEST"]["NAME"] = f"bench_{before}"
+    connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+    try:
+        yield
+    finally:
+        connections.close_all()
+        connection.creation.destroy_test_db(before, verbosity=0)
