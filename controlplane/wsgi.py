@@ -5,32 +5,50 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any
 
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
+DISCARDED_BYTES = 64 * 1024 * 1024
+"""Whoever sends more is cut off."""
+
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
-def with_chunked_bodies(serve: Application, *, limit: int) -> Application:
-    """Let ``serve`` see bodies that were sent in chunks, without a ``Content-Length``.
+def with_bounded_bodies(serve: Application, *, limit: int) -> Application:
+    """Let ``serve`` see bodies sent in chunks, and clients see the answer to one too large.
 
-    Django reads as many bytes as that header says, and none without it. Up to one byte more than
-    ``limit`` is read, which tells a body that is too large from one that just fits.
+    Django reads as many bytes as ``Content-Length`` says, and none without it: a body in chunks is
+    read here, up to one byte more than ``limit``, which is enough to refuse it.
+
+    Most clients send all of a body before they read the answer, and find a broken connection when
+    nobody takes it. What is over the limit is therefore taken and thrown away, within reason.
     """
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
-        if chunked and not environ.get("CONTENT_LENGTH"):
+        announced = environ.get("CONTENT_LENGTH") or ""
+        if chunked and not announced:
             body = environ["wsgi.input"].read(limit + 1)
+            if len(body) > limit:
+                _discard(environ["wsgi.input"])
             environ["CONTENT_LENGTH"] = str(len(body))
             environ["wsgi.input"] = io.BytesIO(body)
+        elif announced.isdecimal() and len(announced) < 12 and int(announced) > limit:
+            _discard(environ["wsgi.input"])
         return serve(environ, start_response)
 
     return application
 
 
-application = with_chunked_bodies(get_wsgi_application(), limit=settings.SVC_MAX_BODY_BYTES)
+def _discard(body: IO[bytes]) -> None:
+    """Read what a client still sends, up to ``DISCARDED_BYTES``."""
+    left = DISCARDED_BYTES
+    while left > 0 and (data := body.read(min(left, 65536))):
+        left -= len(data)
+
+
+application = with_bounded_bodies(get_wsgi_application(), limit=settings.SVC_MAX_BODY_BYTES)

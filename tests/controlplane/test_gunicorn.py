@@ -1,0 +1,109 @@
+"""What only a real HTTP server shows: bodies in chunks, and bodies that are too large."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+POST = b"POST /v1/sandboxes HTTP/1.1\r\nHost: a\r\n"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Serve the API the way a deployment does, on a port of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free: int = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "controlplane.wsgi"],
+        cwd=ROOT,
+        env={**os.environ, "SVC_API_PORT": str(free), "SVC_API_WORKERS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", free)) == 0:
+                    break
+            assert server.poll() is None, "gunicorn ended"
+            assert time.monotonic() < deadline, "gunicorn does not listen"
+            time.sleep(0.1)
+        yield free
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+
+
+def post(port: int, body: Any, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """POST ``body``; an iterable is sent in chunks, without a Content-Length."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", "/v1/sandboxes", body, headers)
+        answer = connection.getresponse()
+        assert answer.getheader("content-type") == "application/problem+json"
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_a_body_in_chunks_is_read(port: int) -> None:
+    chunks = iter([b'{"ownerUserId": "a", ', b'"tag": "!", "rep', b'ository": "NO"}'])
+    status, body = post(port, chunks, JSON)
+    assert status == 400
+    codes = {fault["pointer"]: fault["code"] for fault in body["errors"]}
+    assert codes["/tag"] == codes["/repository"] == "invalid-format"
+    assert "/ownerUserId" not in codes
+
+
+def test_ten_mebibytes_in_chunks_are_a_413(port: int) -> None:
+    chunks = (b"a" * 65536 for _ in range(160))
+    status, body = post(port, chunks, JSON)
+    assert status == 413
+    assert body["code"] == "body-too-large"
+
+
+def test_ten_mebibytes_with_a_length_are_a_413(port: int) -> None:
+    status, body = post(port, b"a" * 10 * 1024 * 1024, JSON)
+    assert status == 413
+    assert body["code"] == "body-too-large"
+
+
+def test_a_body_of_exactly_the_limit_in_chunks_is_read(port: int) -> None:
+    limit = 1024 * 1024
+    status, body = post(port, iter([b"1" * 1000, b" " * (limit - 1000)]), JSON)
+    assert (status, body["code"]) == (400, "malformed-json")
+    status, body = post(port, iter([b"1", b" " * limit]), JSON)
+    assert (status, body["code"]) == (413, "body-too-large")
+
+
+def test_the_server_lives_on_after_requests_that_are_no_http(port: int) -> None:
+    for garbage in (
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"%sTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" % POST,
+        b"%sTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n" % POST,
+        b"GET /v1/workspaces?" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\x00b\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+            raw.sendall(garbage)
+            raw.shutdown(socket.SHUT_WR)
+            answer = raw.recv(65536)
+        assert not answer or answer.split(b" ")[1].startswith(b"4"), (garbage, answer[:200])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().status == 200
+    connection.close()
