@@ -1,0 +1,270 @@
+"""Publishing is confirmed or fails; the consumer comes back after every failure of the broker."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+from pika.adapters.blocking_connection import BlockingChannel
+
+from controlplane import amqp
+
+
+@pytest.fixture
+def topology() -> Iterator[amqp.Topology]:
+    """A queue of this test's own, removed afterwards."""
+    made = amqp.Topology(f"test-amqp-{uuid.uuid4().hex[:12]}")
+    yield made
+    amqp.purge_and_delete(settings.RABBITMQ_URL, made, timeout=5)
+
+
+def publish(topology: amqp.Topology, body: bytes, url: str = "") -> None:
+    amqp.publish(
+        url or settings.RABBITMQ_URL,
+        topology,
+        body=body,
+        message_id=body.decode(),
+        kind="test",
+        timeout=3,
+    )
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+class Inbox:
+    """A consumer on a thread of its own, and the bodies that it acknowledged."""
+
+    def __init__(self, url: str, topology: amqp.Topology) -> None:
+        self.bodies: list[bytes] = []
+        self.settle: Callable[[amqp.Delivery], None] = lambda delivery: delivery.ack()
+        self.ticks = 0
+        self.consumer = amqp.Consumer(
+            url,
+            topology,
+            prefetch=10,
+            timeout=3,
+            name="test",
+            on_delivery=self._take,
+            on_tick=self._tick,
+            tick=0.05,
+        )
+        self._thread = threading.Thread(target=self.consumer.run)
+
+    def _take(self, delivery: amqp.Delivery) -> None:
+        self.bodies.append(delivery.body)
+        self.settle(delivery)
+
+    def _tick(self) -> None:
+        self.ticks += 1
+
+    def __enter__(self) -> Inbox:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.consumer.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+class Proxy:
+    """Stands between a client and the broker, and can cut every connection."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 5672)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        port = self._server.getsockname()[1]
+        self.url = url.replace(f"{self._target[0]}:{self._target[1]}", f"127.0.0.1:{port}")
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                broker = socket.create_connection(self._target)
+                self._sockets += [client, broker]
+                for source, sink in ((client, broker), (broker, client)):
+                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        """End every connection, as a broker that dies does."""
+        while self._sockets:
+            one = self._sockets.pop()
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    """A proxy in front of the broker."""
+    made = Proxy(settings.RABBITMQ_URL)
+    yield made
+    made.close()
+
+
+def test_a_confirmed_message_is_on_the_queue(topology: amqp.Topology) -> None:
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 0
+    publish(topology, b"1")
+    publish(topology, b"2")
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp://user:hunter2@127.0.0.1:1/",
+        "amqp://user:hunter2@no-such-host.invalid:5672/",
+        "amqp://user:hunter2@127.0.0.1:notaport/",
+    ],
+)
+def test_a_broker_that_is_away_is_an_error_without_credentials(
+    topology: amqp.Topology, url: str
+) -> None:
+    for ask in (
+        lambda: publish(topology, b"1", url),
+        lambda: amqp.ping(url, timeout=1),
+        lambda: amqp.depth(url, "x", timeout=1),
+    ):
+        with pytest.raises(amqp.BrokerError) as failure:
+            ask()
+        assert "hunter2" not in str(failure.value)
+
+
+def test_wrong_credentials_are_an_error_without_credentials() -> None:
+    parts = urlsplit(settings.RABBITMQ_URL)
+    with pytest.raises(amqp.BrokerError) as failure:
+        amqp.ping(f"amqp://nobody:hunter2@{parts.hostname}:{parts.port}/", timeout=3)
+    assert "hunter2" not in str(failure.value)
+
+
+def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        started = time.monotonic()
+        with pytest.raises(amqp.BrokerError):
+            amqp.ping(f"amqp://a:b@127.0.0.1:{server.getsockname()[1]}/", timeout=0.5)
+        assert time.monotonic() - started < 10
+
+
+class Undeclared(amqp.Topology):
+    """A queue that somebody deleted between its declaration and the message."""
+
+    def declare(self, channel: BlockingChannel) -> None:
+        """Declare nothing."""
+
+
+def test_a_message_that_no_queue_takes_is_an_error() -> None:
+    with pytest.raises(amqp.BrokerError):
+        publish(Undeclared("no-such-queue"), b"1")
+
+
+def test_an_acknowledged_message_is_gone_and_a_rejected_one_a_dead_letter(
+    topology: amqp.Topology,
+) -> None:
+    publish(topology, b"good")
+    publish(topology, b"bad")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        inbox.settle = lambda d: d.ack() if d.body == b"good" else d.reject()
+        wait_for(lambda: len(inbox.bodies) == 2)
+        dead = topology.dead_letter_queue
+        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, dead, timeout=3) == 1)
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 0
+
+
+def test_a_message_is_settled_once(topology: amqp.Topology) -> None:
+    publish(topology, b"1")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+
+        def settle_twice(delivery: amqp.Delivery) -> None:
+            delivery.ack()
+            delivery.reject()
+            delivery.ack()
+
+        inbox.settle = settle_twice
+        wait_for(lambda: len(inbox.bodies) == 1)
+        publish(topology, b"2")
+        wait_for(lambda: len(inbox.bodies) == 2)
+    for queue in (topology.queue, topology.dead_letter_queue):
+        assert amqp.depth(settings.RABBITMQ_URL, queue, timeout=3) == 0
+
+
+def test_a_message_in_hand_goes_back_when_the_consumer_stops(topology: amqp.Topology) -> None:
+    publish(topology, b"1")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        inbox.settle = lambda delivery: None
+        wait_for(lambda: len(inbox.bodies) == 1)
+    wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 1)
+
+
+def test_a_paused_consumer_takes_nothing_more(topology: amqp.Topology) -> None:
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        wait_for(lambda: inbox.consumer.consuming)
+        inbox.consumer.pause()
+        wait_for(lambda: not inbox.consumer.consuming)
+        publish(topology, b"1")
+        ticks = inbox.ticks
+        wait_for(lambda: inbox.ticks > ticks + 5)
+        assert inbox.bodies == []
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 1
+
+
+def test_the_consumer_comes_back_after_its_connection_is_cut(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    with Inbox(proxy.url, topology) as inbox:
+        for body in (b"0", b"1", b"2"):
+            wait_for(lambda: inbox.consumer.consuming)
+            publish(topology, body)
+            wait_for(partial(inbox.bodies.__contains__, body))
+            proxy.cut()
+
+
+def test_a_message_in_hand_is_delivered_again_after_a_cut(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    kept: list[amqp.Delivery] = []
+    with Inbox(proxy.url, topology) as inbox:
+        inbox.settle = kept.append
+        publish(topology, b"1")
+        wait_for(lambda: len(kept) == 1)
+        proxy.cut()
+        wait_for(lambda: len(kept) == 2)
+        kept[0].ack()  # of the connection that is gone: changes nothing, and fails nobody
+        kept[1].ack()
+        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 0)
+    assert inbox.bodies == [b"1", b"1"]
+
+
+def test_the_consumer_keeps_ticking_and_stops_while_the_broker_is_away(
+    topology: amqp.Topology,
+) -> None:
+    with Inbox("amqp://a:b@127.0.0.1:1/", topology) as inbox:
+        wait_for(lambda: inbox.ticks > 5)
+        assert not inbox.consumer.consuming
