@@ -44,4 +44,4 @@ def table(figures: Iterable[Figure]) -> str:
 
 def milliseconds(seconds: float) -> str:
     """Return a duration for people."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
