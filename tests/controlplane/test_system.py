@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import pytest
@@ -78,6 +79,17 @@ def test_readiness_survives_a_broker_url_that_is_nonsense(
     settings.RABBITMQ_URL = url
     settings.RABBITMQ_CONNECT_TIMEOUT_MS = 300
     api.request("GET", "/readyz")
+
+
+@pytest.mark.django_db
+def test_a_broker_that_says_nothing_does_not_hold_readiness_up(
+    api: Api, settings: Settings
+) -> None:
+    settings.RABBITMQ_CONNECT_TIMEOUT_MS = 300
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings.RABBITMQ_URL = f"amqp://a:b@127.0.0.1:{server.getsockname()[1]}/"
+        answer = api.get("/readyz", expect=503)
+    assert not check(answer, "broker")["ok"]
 
 
 @pytest.mark.django_db
