@@ -84,6 +84,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
             overdue=_milliseconds(settings.WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS),
             reconcile=_milliseconds(settings.WORKER_RECONCILE_INTERVAL_MS),
             reconcile_grace=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),
+            keep_ended=_milliseconds(settings.WORKSPACE_KEEP_ENDED_MS),
         ),
         max_jobs=max_jobs,
     )

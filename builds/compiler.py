@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -68,7 +69,18 @@ class PublishedImage:
     digest: str
 
 
-def _no_lock(name: str) -> AbstractContextManager[None]:
+class PushLock(Protocol):
+    """Keeps pushes of one name apart that share an engine."""
+
+    def __call__(
+        self, name: str, *, patience: float, given_up: threading.Event
+    ) -> AbstractContextManager[None]:
+        """Hold the lock in the block; entering raises ``TimeoutError`` after ``patience``."""
+
+
+def _no_lock(
+    name: str, *, patience: float, given_up: threading.Event
+) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -86,7 +98,7 @@ class Compiler:
 
     ``docker_cli`` is a path, or a name: then the first program of that name on ``PATH`` that can
     use BuildKit. ``push_registry`` is the registry as the engine reaches it, ``registry`` as we do.
-    ``push_lock(name)`` must keep two pushes of the same name apart that share an engine.
+    ``push_lock`` must keep two pushes of the same name apart that share an engine.
     """
 
     def __init__(
@@ -99,7 +111,7 @@ class Compiler:
         build_timeout: float,
         push_timeout: float,
         temp_root: Path,
-        push_lock: Callable[[str], AbstractContextManager[None]] = _no_lock,
+        push_lock: PushLock = _no_lock,
         username: str | None = None,
         password: str | None = None,
         output_limit: int = 16 * 1024 * 1024,
@@ -203,7 +215,16 @@ class Compiler:
             raise BuildError("push-failed", "The repository or the tag is malformed.")
         name = f"{self._push_registry}/{repository}:{tag}"
         watched = BuildOutput(output, self._secrets(), self._output_limit, self._tail_limit)
-        with self._workplace("push", *built.owner) as place, self._push_lock(name):
+        with self._workplace("push", *built.owner) as place, ExitStack() as held:
+            try:
+                held.enter_context(
+                    self._push_lock(name, patience=self._push_timeout, given_up=cancelled)
+                )
+            except TimeoutError as error:
+                code = "build-cancelled" if cancelled.is_set() else "push-timed-out"
+                raise BuildError(
+                    code, "Another push of the same repository and tag did not end."
+                ) from error
             check()
             try:
                 tagged = self._run("tag", built.image_id, name, timeout=_CLEANUP_SECONDS)
@@ -220,14 +241,11 @@ class Compiler:
                     cancelled=cancelled,
                     config=self._login(place),
                 )
+                watched.close()
+                self._check(result, "push", watched)
+                digest = self._pushed_digest(built, result)
             finally:
                 self._untag(name)
-        watched.close()
-        self._check(result, "push", watched)
-        stated = _DIGEST.findall(result.tail)
-        if not stated:
-            raise BuildError("push-failed", "The engine did not say which digest it pushed.")
-        digest = stated[-1].decode()
         try:
             present = self._registry.head_manifest(repository, digest) == digest
         except RegistryError as error:
@@ -235,6 +253,23 @@ class Compiler:
         if not present:
             raise BuildError("push-failed", "The registry does not have what was pushed to it.")
         return PublishedImage(name, f"{self._push_registry}/{repository}@{digest}", digest)
+
+    def _pushed_digest(self, built: BuiltImage, result: ProcessResult) -> str:
+        """Return the digest the engine stated, if it is one of our image's.
+
+        A lock that was lost with its connection lets another job move the name to its own image.
+        """
+        stated = _DIGEST.findall(result.tail)
+        if not stated:
+            raise BuildError("push-failed", "The engine did not say which digest it pushed.")
+        digest = bytes(stated[-1])
+        known = self._run(
+            *("image", "inspect", "--format", "{{json .RepoDigests}}", built.image_id),
+            timeout=_CLEANUP_SECONDS,
+        )
+        if b"@" + digest + b'"' not in known.stdout:
+            raise BuildError("push-failed", "Another image was pushed under the same name.")
+        return digest.decode()
 
     def discard(self, built: BuiltImage) -> None:
         """Take the job's name off its image; the layers stay in the engine's cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -88,12 +89,20 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
                 return False
             return bool(held.update(lease_expires_at=Now() + lease))
 
-    def release(self, fence: Fence) -> bool:
-        """End the lease at once without settling, so that another worker may take the job."""
+    def release_strays(self, worker_id: str, held: Collection[uuid.UUID]) -> int:
+        """End the leases of a worker on jobs other than those it holds; return how many."""
+        return (
+            self.filter(worker_id=worker_id, lease_expires_at__gt=Now())
+            .exclude(pk__in=held)
+            .update(lease_expires_at=Now())
+        )
+
+    def give_back(self, fence: Fence) -> bool:
+        """End the lease of a job that its worker was told to drop; this try does not count."""
         return bool(
             self.held_by(fence)
             .filter(lease_expires_at__isnull=False)
-            .update(lease_expires_at=Now())
+            .update(lease_expires_at=Now(), max_attempts=F("max_attempts") + 1)
         )
 
     def present(self, fence: Fence) -> BuildJobQuerySet:
@@ -282,11 +291,13 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
         """Keep the workers that were seen within ``stale``."""
         return self.filter(seen_at__gt=Now() - stale)
 
-    def beat(self, worker_id: str, *, hostname: str, pid: int, prefetch: int) -> None:
+    def beat(
+        self, worker_id: str, *, hostname: str, pid: int, prefetch: int, draining: bool = False
+    ) -> None:
         """Write the heartbeat of a worker; the first one registers it."""
         self.update_or_create(
             worker_id=worker_id,
-            defaults={"seen_at": Now()},
+            defaults={"seen_at": Now(), "draining": draining},
             create_defaults={
                 "hostname": hostname,
                 "pid": pid,

@@ -101,7 +101,7 @@ class JobRunner:
             raise
         except Exception as exc:
             if control.shutdown:
-                BuildJob.objects.release(job.fence)
+                BuildJob.objects.give_back(job.fence)
                 raise ShutdownError from exc
             if control.cancelled.is_set():
                 raise LeaseLostError("the work was stopped") from exc
@@ -169,7 +169,7 @@ class JobRunner:
     ) -> tuple[PublishedImage, str, bool]:
         """Return the published image, the plan's hash, and whether nothing had to be built."""
         resolved = {
-            source.id: git.resolve(source.url, source.ref, self.sources)
+            source.id: git.resolve(source.url, source.ref, self.sources, control.cancelled)
             for source in image_plan.sources
         }
         plan_hash = image_plan.fingerprint(

@@ -12,7 +12,8 @@ from datetime import timedelta
 
 import structlog
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from controlplane.locks import try_advisory_lock
@@ -36,82 +37,103 @@ class Reconciliation:
     removed: int = 0
 
 
-def reconcile(adapter: RuntimeAdapter, *, instance_id: str, grace: timedelta) -> Reconciliation:
-    """Bring rows and containers together once; does nothing while another worker is at it.
+def reconcile(
+    adapter: RuntimeAdapter, *, instance_id: str, grace: timedelta, keep_ended: timedelta
+) -> Reconciliation:
+    """Bring rows and containers of one engine together once, unless another worker is at it.
 
-    ``grace`` is how old a container must be before it counts as wanted by nobody. Raises
-    ``LaunchError`` when the engine cannot be asked.
+    ``grace`` is how old a container must be before it counts as wanted by nobody. A workspace that
+    ended by itself is kept for ``keep_ended``, or until it is started again: its files may be all
+    there is of somebody's work. Raises ``LaunchError`` when the engine cannot be asked.
     """
-    with try_advisory_lock(f"reconcile:{instance_id}") as held:
+    engine_id = adapter.engine_id()
+    with try_advisory_lock(f"reconcile:{instance_id}:{engine_id}") as held:
         if not held:
             return Reconciliation()
         # In this order: a row that says "running" was written after its container was made, so a
         # container missing from the later list is really gone.
-        expected = list(RuntimeInstance.objects.expected_to_run().select_related("attempt"))
+        running = RuntimeInstance.objects.expected_to_run(engine_id=engine_id)
+        expected = list(running.values_list("run_id", flat=True))
         observed = {runtime.run_id: runtime for runtime in adapter.list()}
         lost = ended = 0
-        for row in expected:
-            found = observed.get(row.run_id)
+        for run_id in expected:
+            found = observed.get(run_id)
             if found is None:
-                lost += _lose(adapter, row)
+                lost += _lose(adapter, run_id)
             elif not found.running:
-                ended += _end(row, found)
-        removed = _remove_unwanted(adapter, observed, grace)
-        adapter.sweep_networks(_wanted())
+                ended += _end(run_id, found)
+        wanted = _wanted(keep_ended)
+        removed = _remove_unwanted(adapter, observed, wanted, grace)
+        adapter.sweep_networks(wanted)
     return Reconciliation(lost, ended, removed)
 
 
-def _lose(adapter: RuntimeAdapter, row: RuntimeInstance) -> int:
-    if adapter.observe(row.run_id) is not None:
+def _lose(adapter: RuntimeAdapter, run_id: uuid.UUID) -> int:
+    if adapter.observe(run_id) is not None:
         return 0
     with transaction.atomic():
         changed = workspaces.fail_runtime(
-            row.attempt, code=LOST, message="The workspace's container is gone."
+            Attempt.objects.get(run_id=run_id),
+            code=LOST,
+            message="The workspace's container is gone.",
         )
     if changed:
-        log.warning("runtime_lost", run_id=str(row.run_id))
+        log.warning("runtime_lost", run_id=str(run_id))
     return int(changed)
 
 
-def _end(row: RuntimeInstance, found: ObservedRuntime) -> int:
+def _end(run_id: uuid.UUID, found: ObservedRuntime) -> int:
     with transaction.atomic():
+        attempt = Attempt.objects.get(run_id=run_id)
         if found.oom_killed:
             changed = workspaces.fail_runtime(
-                row.attempt,
+                attempt,
                 code=OUT_OF_MEMORY,
                 message="The workspace ran out of memory and was ended.",
             )
         elif found.exit_code == 0:
             changed = workspaces.stop_runtime(
-                row.attempt,
+                attempt,
                 code="foreground-ended",
                 message="The foreground process ended with exit code 0.",
             )
         else:
             changed = workspaces.fail_runtime(
-                row.attempt,
+                attempt,
                 code=EXITED,
                 message=f"The workspace's container ended with exit code {found.exit_code}.",
             )
     if changed:
-        log.info("runtime_ended", run_id=str(row.run_id), exit_code=found.exit_code)
+        log.info("runtime_ended", run_id=str(run_id), exit_code=found.exit_code)
     return int(changed)
 
 
-def _wanted() -> set[uuid.UUID]:
-    """Return the runs whose container belongs there: running, or an attempt still at it."""
-    return set(
-        Attempt.objects.filter(
-            Q(status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING])
-            | Q(runtime__status=RuntimeInstance.Status.RUNNING)
-        ).values_list("run_id", flat=True)
+def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
+    """Return the runs whose container belongs there: launching, running, or ended a while ago."""
+    open_attempts = Attempt.objects.filter(
+        status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING]
     )
+    live = RuntimeInstance.objects.filter(status=RuntimeInstance.Status.RUNNING)
+    kept = RuntimeInstance.objects.filter(
+        status__in=RuntimeInstance.TERMINAL,
+        finished_at__gt=Now() - keep_ended,
+        # It was ready once, and its workspace has not been started again since.
+        attempt__status=Attempt.Status.SUCCEEDED,
+        attempt__workspace__latest_sandbox__latest_attempt=F("attempt"),
+    )
+    return {
+        *open_attempts.values_list("run_id", flat=True),
+        *live.values_list("run_id", flat=True),
+        *kept.values_list("run_id", flat=True),
+    }
 
 
 def _remove_unwanted(
-    adapter: RuntimeAdapter, observed: dict[uuid.UUID, ObservedRuntime], grace: timedelta
+    adapter: RuntimeAdapter,
+    observed: dict[uuid.UUID, ObservedRuntime],
+    wanted: set[uuid.UUID],
+    grace: timedelta,
 ) -> int:
-    wanted = _wanted()
     now = timezone.now()
     removed = 0
     for run_id, runtime in observed.items():

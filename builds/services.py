@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -99,13 +100,17 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     spec = resolve_spec(blueprint)
     try:
         job, answer = _persist(intent, spec, name=intent.name or infer_name(intent, blueprint))
-    except IntegrityError:
+    except (IntegrityError, Conflict):
         # Another request with this key was quicker by a moment; its answer is ours too.
         earlier = _earlier_answer(intent)
         if earlier is None:
             raise
         return earlier
-    publish_or_fail(job)
+    try:
+        publish_or_fail(job)
+    except BadGateway:
+        SandboxRequest.objects.filter(sandbox=job.attempt.sandbox).update(publish_failed=True)
+        raise
     return StartedSandbox(answer, replayed=False)
 
 
@@ -274,8 +279,7 @@ def _persist(
 def _startable_workspace(workspace_id: uuid.UUID, owner_user_id: str) -> Workspace:
     """Return the locked workspace; raise ``Conflict`` while an earlier sandbox of it is live."""
     workspace = (
-        Workspace.objects.select_for_update(of=("self",))
-        .select_related("latest_sandbox")
+        Workspace.objects.select_for_update(no_key=True)
         .owned_by(owner_user_id)
         .filter(pk=workspace_id)
         .first()
@@ -286,7 +290,8 @@ def _startable_workspace(workspace_id: uuid.UUID, owner_user_id: str) -> Workspa
             code="workspace-not-found",
             errors=[Fault("not-found", "There is no such workspace.", pointer="/workspaceId")],
         )
-    latest = workspace.latest_sandbox
+    # In a statement of its own: a join would show the sandbox as it was before the lock was had.
+    latest = Sandbox.objects.filter(pk=workspace.latest_sandbox_id).first()
     if latest is not None and latest.status not in TERMINAL:
         raise Conflict(
             f"The workspace is {latest.status}; only one that has ended can be started again.",
@@ -321,7 +326,6 @@ def publish_or_fail(job: BuildJob) -> None:
         ):
             return
         sandbox = job.attempt.sandbox
-        SandboxRequest.objects.filter(sandbox=sandbox).update(publish_failed=True)
         raise _publish_failure(
             {
                 "sandboxId": str(sandbox.pk),
@@ -390,11 +394,13 @@ def cancel_job(job: BuildJob, *, reason: str) -> bool:
 
 
 def requeue_job(job: BuildJob) -> bool:
-    """Publish the message of an unfinished job again, ending a lease that nobody renews.
+    """Publish the message of an unfinished job again, and end the lease of a dead worker.
 
-    Returns False for a job that is final. Harmless while a worker is at it: a live lease stays.
+    Returns False for a job that is final. Harmless while a worker is at it: its lease stays.
     Raises ``BadGateway`` when the queue cannot be reached.
     """
+    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    BuildJob.objects.filter(pk=job.pk).expire_leases_of_dead_workers(stale=stale)
     current = BuildJob.objects.filter(pk=job.pk).first()
     waiting = current is not None and (
         current.status == BuildJob.Status.QUEUED or current.lease_expires_at is not None

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ log = structlog.get_logger(__name__)
 ATTEMPTS_EXHAUSTED = "attempts-exhausted"
 
 
+def _boot_time() -> float:
+    """Return seconds since boot; unlike the monotonic clock they go on while a machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimes:
     """How often a worker does what, and when it takes others for dead."""
@@ -53,6 +59,7 @@ class WorkerTimes:
     overdue: timedelta
     reconcile: timedelta
     reconcile_grace: timedelta
+    keep_ended: timedelta
 
 
 class BuildWorker:
@@ -85,13 +92,16 @@ class BuildWorker:
         self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="job")
         self._lock = threading.Lock()
         self._controls: dict[uuid.UUID, tuple[BuildJob, JobControl]] = {}
-        self._submitted: set[uuid.UUID] = set()
+        self._submitted: Counter[uuid.UUID] = Counter()
         self._in_pool = 0
         self._done = 0
         self._signals = 0
         self._draining = threading.Event()
         self._stopped = threading.Event()
-        self._away_until = 0.0
+        # Whoever lives beats within two intervals; before that nobody is taken for dead.
+        self._hold = 2 * times.heartbeat.total_seconds()
+        self._hold_until = _boot_time() + self._hold
+        self._beaten_at = _boot_time()
 
     # ------------------------------------------------------------ life
 
@@ -112,8 +122,11 @@ class BuildWorker:
         try:
             self._consumer.run()
         finally:
-            self._stopped.set()
+            # Nothing is left to do, unless the consumer failed in a way that nobody foresaw.
+            self._draining.set()
+            self._stop_at_once()
             self._pool.shutdown(wait=True)
+            self._stopped.set()
             for thread in threads:
                 thread.join()
             self._unregister()
@@ -131,13 +144,17 @@ class BuildWorker:
         if self._signals and not self._draining.is_set():
             self._drain("a signal asked for it")
         if self._signals > 1:
-            with self._lock:
-                for _, control in self._controls.values():
-                    control.shut_down()
+            self._stop_at_once()
         with self._lock:
             idle = self._in_pool == 0
         if self._draining.is_set() and idle:
             self._consumer.stop()
+
+    def _stop_at_once(self) -> None:
+        """Kill the builds at work and give their jobs back."""
+        with self._lock:
+            for _, control in self._controls.values():
+                control.shut_down()
 
     def _drain(self, reason: str) -> None:
         self._draining.set()
@@ -158,7 +175,7 @@ class BuildWorker:
     def _submit(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
         with self._lock:
             self._in_pool += 1
-            self._submitted.add(job_id)
+            self._submitted[job_id] += 1
         self._pool.submit(self._work, job_id, delivery)
 
     def _work(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
@@ -180,7 +197,7 @@ class BuildWorker:
                     settle(delivery)
                 with self._lock:
                     self._in_pool -= 1
-                    self._submitted.discard(job_id)
+                    self._submitted -= Counter([job_id])
                 close_old_connections()
 
     def _claim_and_run(self, job_id: uuid.UUID) -> Callable[[Delivery], None]:
@@ -243,13 +260,17 @@ class BuildWorker:
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
                 prefetch=self._prefetch,
+                draining=self._draining.is_set(),
             )
         except (DatabaseError, InterfaceError) as exc:
-            # After an outage every heartbeat is old: nobody is taken for dead before all of them
-            # had the time to beat again.
-            self._away_until = time.monotonic() + self._times.stale.total_seconds()
             log.warning("heartbeat_failed", reason=type(exc).__name__)
             close_old_connections()
+            return
+        now = _boot_time()
+        if now - self._beaten_at > self._hold:
+            # The database was away, or this machine was: then every heartbeat may be old.
+            self._hold_until = now + self._hold
+        self._beaten_at = now
 
     def _pulse(self) -> None:
         while not self._stopped.wait(self._times.heartbeat.total_seconds()):
@@ -259,6 +280,7 @@ class BuildWorker:
                 held = list(self._controls.values())
             for job, control in held:
                 self._renew(job, control)
+            self._release_strays()
         connections.close_all()
 
     def _renew(self, job: BuildJob, control: JobControl) -> None:
@@ -272,6 +294,21 @@ class BuildWorker:
         except (DatabaseError, InterfaceError) as exc:
             log.warning("renewal_failed", job_id=str(job.pk), reason=type(exc).__name__)
             close_old_connections()
+
+    def _release_strays(self) -> None:
+        """Give back jobs that the table calls ours and no thread is at.
+
+        A claim may be committed although its answer was lost with the connection.
+        """
+        with self._lock:
+            ours = {*self._controls, *self._submitted}
+        try:
+            released = BuildJob.objects.release_strays(self.worker_id, ours)
+        except (DatabaseError, InterfaceError):
+            close_old_connections()
+            return
+        if released:
+            log.warning("stray_leases_released", jobs=released)
 
     def _unregister(self) -> None:
         try:
@@ -317,7 +354,7 @@ class BuildWorker:
             overdue=self._times.overdue,
             stale=self._times.stale,
             limit=free + len(submitted),
-            expire=time.monotonic() >= self._away_until,
+            expire=_boot_time() >= self._hold_until,
         )
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
@@ -328,6 +365,7 @@ class BuildWorker:
             self._runner.adapter,
             instance_id=self._runner.instance_id,
             grace=self._times.reconcile_grace,
+            keep_ended=self._times.keep_ended,
         )
         if result.lost or result.ended or result.removed:
             log.info("reconciled", lost=result.lost, ended=result.ended, removed=result.removed)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +32,10 @@ log = structlog.get_logger(__name__)
 
 DEAD_LETTER_LIMIT = 10_000
 """Dead letters kept for an operator to look at; the oldest leave first."""
+
+
+_UNDER_WAY = threading.BoundedSemaphore(64)
+"""How many calls may wait for the broker at once in this process."""
 
 
 class BrokerError(Exception):
@@ -106,37 +112,73 @@ def _connection(url: str, *, timeout: float, name: str) -> Iterator[pika.Blockin
                 log.debug("broker_close_failed")
 
 
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Run ``work`` for at most ``seconds``; raise ``BrokerError`` when it takes longer.
+
+    A blocking call of pika waits for ever on a broker that sends heartbeats and nothing else, as
+    a quorum queue without its majority does, and no timer of pika runs meanwhile. So the call has
+    a thread of its own; one that is given up ends with its connection.
+    """
+    if not _UNDER_WAY.acquire(blocking=False):
+        raise BrokerError("The broker has not answered many calls before this one.")
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            outcome.set_result(None)
+        except BaseException as exc:
+            outcome.set_exception(exc)
+        finally:
+            _UNDER_WAY.release()
+
+    threading.Thread(target=run, name="broker call", daemon=True).start()
+    try:
+        outcome.result(timeout=seconds)
+    except FutureTimeoutError as exc:
+        raise BrokerError(f"The broker did not answer within {seconds:g} s.") from exc
+
+
 def publish(
     url: str, topology: Topology, *, body: bytes, message_id: str, kind: str, timeout: float
 ) -> None:
     """Publish one persistent JSON message and wait for the broker to confirm it.
 
-    Raises ``BrokerError`` when the broker is down, does not confirm, or has no such queue. A
-    connection per message costs a few milliseconds and needs nothing shared between threads.
+    Raises ``BrokerError`` when the broker is down, has no such queue, or does not confirm within
+    twice ``timeout`` seconds. A connection per message costs a few milliseconds and needs nothing
+    shared between threads.
     """
-    with _connection(url, timeout=timeout, name="controlplane publisher") as connection:
-        channel = connection.channel()
-        topology.declare(channel)
-        channel.confirm_delivery()
-        channel.basic_publish(
-            exchange="",
-            routing_key=topology.queue,
-            body=body,
-            mandatory=True,
-            properties=BasicProperties(
-                content_type="application/json",
-                delivery_mode=pika.DeliveryMode.Persistent.value,
-                message_id=message_id,
-                type=kind,
-                timestamp=int(time.time()),
-            ),
-        )
+
+    def send() -> None:
+        with _connection(url, timeout=timeout, name="controlplane publisher") as connection:
+            channel = connection.channel()
+            topology.declare(channel)
+            channel.confirm_delivery()
+            channel.basic_publish(
+                exchange="",
+                routing_key=topology.queue,
+                body=body,
+                mandatory=True,
+                properties=BasicProperties(
+                    content_type="application/json",
+                    delivery_mode=pika.DeliveryMode.Persistent.value,
+                    message_id=message_id,
+                    type=kind,
+                    timestamp=int(time.time()),
+                ),
+            )
+
+    _within(2 * timeout, send)
 
 
 def ping(url: str, *, timeout: float) -> None:
     """Open and close a connection; raise ``BrokerError`` when that fails."""
-    with _connection(url, timeout=timeout, name="controlplane readiness"):
-        pass
+
+    def open_and_close() -> None:
+        with _connection(url, timeout=timeout, name="controlplane readiness"):
+            pass
+
+    _within(2 * timeout, open_and_close)
 
 
 def purge_and_delete(url: str, topology: Topology, *, timeout: float) -> None:
@@ -299,6 +341,8 @@ class Consumer:
             connection.process_data_events(time_limit=self._tick)
             if channel.is_closed:
                 raise AMQPError("the channel was closed by the broker")
+            if consumer_tag is not None and consumer_tag not in channel.consumer_tags:
+                raise AMQPError("the broker cancelled the consumer: its queue is gone")
             self._on_tick()
         # Deliveries settled a moment ago are still callbacks: let them reach the broker.
         connection.process_data_events(time_limit=0)

@@ -7,15 +7,20 @@ them back with its connection.
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
 from django.db import DatabaseError, InterfaceError, connection
 
-from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
+from controlplane.patience import persistently
 
 log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.1
+"""How often a held lock is asked for again."""
 
 
 def _key(name: str) -> int:
@@ -24,18 +29,24 @@ def _key(name: str) -> int:
 
 
 @contextmanager
-def advisory_lock(name: str) -> Iterator[None]:
-    """Hold the lock ``name``; waits for as long as somebody else holds it.
+def advisory_lock(name: str, *, patience: float, given_up: threading.Event) -> Iterator[None]:
+    """Hold the lock ``name``; raise ``TimeoutError`` when it is not to be had.
 
-    The holder's own work is limited in time, so the wait is too. A database that restarts in the
-    meantime is waited for.
+    Waits for up to ``patience`` seconds, and no longer once ``given_up`` is set. A database that
+    restarts in the meantime is waited for. The lock goes with the connection: who depends on it
+    has to verify afterwards what it was to protect.
     """
 
-    def acquire() -> None:
+    def acquire() -> bool:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_lock(%s)", [_key(name)])
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [_key(name)])
+            row = cursor.fetchone()
+        return bool(row and row[0])
 
-    persistently(acquire, patience=DATABASE_PATIENCE_SECONDS)
+    deadline = time.monotonic() + patience
+    while not persistently(acquire, patience=patience, given_up=given_up):
+        if time.monotonic() > deadline or given_up.wait(LOOK_SECONDS):
+            raise TimeoutError(f"the lock {name} is held by somebody else")
     try:
         yield
     finally:

@@ -197,9 +197,9 @@ class Attempt(models.Model):
 class RuntimeInstanceQuerySet(models.QuerySet["RuntimeInstance"]):
     """Transitions of runtime instances; each returns how many rows it changed."""
 
-    def expected_to_run(self) -> RuntimeInstanceQuerySet:
-        """Keep the runtimes that should have a live container."""
-        return self.filter(status=RuntimeInstance.Status.RUNNING)
+    def expected_to_run(self, *, engine_id: str) -> RuntimeInstanceQuerySet:
+        """Keep the runtimes that should have a live container on this engine."""
+        return self.filter(status=RuntimeInstance.Status.RUNNING, engine_id__in=[engine_id, ""])
 
     def settle(self, status: RuntimeInstance.Status, **values: Any) -> int:
         """Move runtimes that are not final to the final ``status``."""
@@ -236,6 +236,7 @@ class RuntimeInstance(models.Model):
     resource_id = models.CharField(max_length=255, blank=True)
     reference = models.CharField(max_length=255, blank=True)
     endpoint = models.CharField(max_length=512, blank=True)
+    engine_id = models.CharField(max_length=128, blank=True)
     error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
     error_message = models.TextField(blank=True)
     launched_at = models.DateTimeField(null=True)

@@ -137,6 +137,15 @@ def refresh_sandbox(attempt_id: uuid.UUID) -> None:
         Sandbox.objects.filter(pk=sandbox_id).update(status=status, updated_at=Now())
 
 
+def _show(attempt: Attempt, status: SurfacedStatus) -> None:
+    """Write the surfaced status of the attempt's sandbox where the caller knows what it is.
+
+    It knows while it holds the attempt's job and has itself written the states that decide.
+    """
+    latest_of = Sandbox.objects.filter(latest_attempt_id=attempt.pk)
+    latest_of.update(status=status, updated_at=Now())
+
+
 def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> None:
     """Move a queued attempt to ``running``; one that runs already stays as it is."""
     if Attempt.objects.filter(pk=attempt.pk).start():
@@ -146,13 +155,14 @@ def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> No
             "A build worker took the attempt.",
             {"workerId": worker_id, "attemptCount": attempt_count},
         )
-        refresh_sandbox(attempt.pk)
+        _show(attempt, SurfacedStatus.RUNNING)
 
 
 def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
     """Write the ``pending`` runtime instance of an attempt whose image was published.
 
-    The caller holds the attempt's job, so nobody else writes the first one at the same moment.
+    The caller holds the attempt's job, so nobody else writes the first one at the same moment. The
+    sandbox stays ``running``, as the attempt's start has left it.
     """
     events = [Event(WorkspaceEvent.Type.IMAGE_PUBLISHED, "The image was published.", published)]
     if not RuntimeInstance.objects.filter(run_id=attempt.run_id).exists():
@@ -161,7 +171,6 @@ def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
             Event(WorkspaceEvent.Type.RUNTIME_PENDING, "The workspace is being launched.")
         )
     record_events(attempt, events)
-    refresh_sandbox(attempt.pk)
 
 
 def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
@@ -174,6 +183,7 @@ def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
         resource_id=launched.resource_id,
         reference=launched.reference,
         endpoint=launched.endpoint,
+        engine_id=launched.engine_id,
         launched_at=Now(),
         updated_at=Now(),
     )
@@ -192,7 +202,7 @@ def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
             Event(WorkspaceEvent.Type.ATTEMPT_SUCCEEDED, "The workspace is ready."),
         ],
     )
-    refresh_sandbox(attempt.pk)
+    _show(attempt, SurfacedStatus.READY)
     return True
 
 

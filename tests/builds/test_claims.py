@@ -117,7 +117,7 @@ def test_a_renewal_prolongs_the_lease_and_a_lost_claim_cannot_renew() -> None:
     job = make_job()
     first = claim(job, lease=timedelta(seconds=1))
     assert BuildJob.objects.renew(first.fence, lease=LEASE)
-    BuildJob.objects.release(first.fence)
+    BuildJob.objects.give_back(first.fence)
 
     second = claim(job, "worker-b")
 

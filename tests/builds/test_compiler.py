@@ -297,8 +297,10 @@ def test_pushes_of_one_name_at_the_same_time_get_their_own_digests(
     lock = threading.Lock()
 
     @contextmanager
-    def push_lock(name: str) -> Iterator[None]:
+    def push_lock(name: str, *, patience: float, given_up: threading.Event) -> Iterator[None]:
         assert repository in name
+        assert patience > 0
+        assert not given_up.is_set()
         with lock:
             yield
 

@@ -366,7 +366,7 @@ def test_a_broken_write_to_the_job_does_not_stop_the_others_and_is_repaired(
 ) -> None:
     job = fail_in_part("builds_buildjob", spec)
     assert [row.status for row in rows(job)] == [status, "failed", "failed"]
-    BuildJob.objects.release(claim_of(job))
+    BuildJob.objects.give_back(claim_of(job))
     before = job_runner()
     # Nothing is built or launched any more: this runner could not even begin with either.
     idle = replace(before, catalogue=replace(before.catalogue, base_images={}))

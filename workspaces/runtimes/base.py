@@ -79,6 +79,8 @@ class LaunchedRuntime:
     reference: str
     endpoint: str
     """How the gateway and the recorder reach it, for example ``docker-exec://<container id>``."""
+    engine_id: str = ""
+    """The engine it runs on, as the engine names itself; only that one can say how it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ class RuntimeAdapter(Protocol):
 
     def check(self) -> None:
         """Raise ``adapter-unavailable`` unless the engine answers and is recent enough."""
+
+    def engine_id(self) -> str:
+        """Return how the engine names itself, stable over its restarts."""
 
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
         """Return a ready runtime for the run, or leave nothing of this launch behind and raise.

@@ -52,6 +52,11 @@ class DockerAdapter:
         with self._connect() as engine:
             engine.require_recent()
 
+    def engine_id(self) -> str:
+        """Return the id that the engine made for itself when it was first started."""
+        with self._connect() as engine:
+            return str(engine.client.info().get("ID") or "")
+
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
         """Return the run's ready container; see ``RuntimeAdapter.launch`` and ``launch``."""
         if request.instance_id != self.instance_id:

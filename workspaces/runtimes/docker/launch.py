@@ -78,10 +78,11 @@ class Launch:
         self._deadline = time.monotonic() + request.timeout
         self._doing = "the engine was looked at"
         self._created: set[str] = set()
+        self._engine_id = ""
 
     def run(self) -> LaunchedRuntime:
         """Create or adopt until one container is ready, in a bounded number of rounds."""
-        self._require_oci_runtime()
+        self._look_at_engine()
         self._pull()
         for _ in range(ROUNDS):
             container = self._adoptable() or self._create()
@@ -100,9 +101,12 @@ class Launch:
 
     # ----------------------------------------------------------------- before there is a container
 
-    def _require_oci_runtime(self) -> None:
+    def _look_at_engine(self) -> None:
+        """Learn the engine's id, and raise unless it has the OCI runtime that is wanted."""
         wanted = self._request.oci_runtime
-        if wanted not in (self._engine.client.info().get("Runtimes") or {}):
+        info = self._engine.client.info()
+        self._engine_id = str(info.get("ID") or "")
+        if wanted not in (info.get("Runtimes") or {}):
             raise LaunchError(
                 "oci-runtime-missing",
                 f"The Docker Engine has no OCI runtime “{wanted}”; the operator has to install it.",
@@ -372,6 +376,7 @@ class Launch:
             resource_id=str(container.id),
             reference=self._name,
             endpoint=f"docker-exec://{container.id}",
+            engine_id=self._engine_id,
         )
 
     def _remove_others(self, ready: Container) -> None:
