@@ -14,7 +14,11 @@ def services() -> Iterator[Stack]:
     """The services, with an image that sandboxes can reuse."""
     stack = Stack()
     try:
-        stack.build()
+        try:
+            stack.build()
+        except BaseException:
+            _show_logs(stack)
+            raise
         yield stack
     finally:
         stack.close()
@@ -25,8 +29,12 @@ def stack(services: Stack) -> Iterator[Stack]:
     """The stack with API, without workers. What its processes said is shown when a test fails."""
     services.begin()
     yield services
-    for child in services.processes:
+    _show_logs(services)
+    services.end()
+
+
+def _show_logs(stack: Stack) -> None:
+    for child in stack.processes:
         lines = child.log.read_text(errors="replace").splitlines()
         told = "\n".join(line for line in lines if "request_answered" not in line)
         print(f"----- {child.log.name}\n{told[-6000:]}")  # noqa: T201
-    services.end()

@@ -43,6 +43,7 @@ QUICK = {
     "WORKER_RECONCILE_GRACE_MS": "1000",
     "WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS": "1500",
     "WORKSPACE_STOP_GRACE_MS": "1000",
+    "WORKSPACE_KEEP_ENDED_MS": "1000",
     "DATABASE_IDLE_TRANSACTION_TIMEOUT_MS": "4000",
 }
 """Times that keep the suite quick; one test uses the defaults, and holds them to their promise."""

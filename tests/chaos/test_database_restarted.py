@@ -1,0 +1,57 @@
+"""PostgreSQL goes away in the middle of a job: what was done is kept and written afterwards."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.chaos.processes import runs, wait_for
+from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.verdict import assert_ended, assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def test_a_build_that_ends_while_the_database_is_down_is_written_when_it_is_back(
+    stack: Stack,
+) -> None:
+    workers = stack.start_workers(2)
+    script, argument = nap(3)
+    job = stack.post(blueprint(install=script))
+    wait_for(lambda: runs(argument), "the build is at its install script")
+    stack.postgres.kill()
+    wait_for(lambda: not runs(argument), "the build goes on without a database")
+    time.sleep(10)
+    stack.postgres.start()
+    assert_ready(stack, job, claims=1)
+    assert sum(worker.says("job_claimed") for worker in workers) == 1
+
+
+def test_a_database_that_restarts_in_order_during_a_build_is_hardly_noticed(stack: Stack) -> None:
+    stack.start_workers(2)
+    script, argument = nap(5)
+    job = stack.post(blueprint(install=script))
+    wait_for(lambda: runs(argument), "the build is at its install script")
+    stack.postgres.restart()
+    assert_ready(stack, job, claims=1)
+
+
+def test_a_failure_while_the_database_is_down_is_written_when_it_is_back(stack: Stack) -> None:
+    stack.start_worker()
+    script, argument = nap(3)
+    job = stack.post(blueprint(setup=f"{script}\nexit 7"))
+    wait_for(lambda: runs(argument), "the setup step runs")
+    stack.postgres.kill()
+    wait_for(lambda: not runs(argument), "the step has failed")
+    time.sleep(3)
+    stack.postgres.start()
+    assert_ended(stack, job, "failed", code="step-failed", claims=1, tags=1)
+
+
+def test_idle_workers_come_back_after_the_database_was_killed(stack: Stack) -> None:
+    stack.start_workers(2)
+    stack.postgres.kill()
+    time.sleep(3)
+    stack.postgres.start()
+    assert_ready(stack, stack.post(blueprint()), claims=1)

@@ -1,0 +1,91 @@
+"""A workspace ends without us: it is said so, with the reason, within seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+
+from tests.chaos.processes import wait_for
+from tests.chaos.stack import QUICK, Stack, Started, blueprint
+from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def _assert_failed(stack: Stack, job: Started, code: str) -> None:
+    shown = stack.wait_status(job, "failed", 30)
+    assert shown["error"]["code"] == code, shown["error"]
+    assert shown["reason"]["code"] == code
+    workspace = stack.get(f"/v1/workspaces/{job.workspace_id}")
+    assert (workspace["status"], workspace["reason"]["code"]) == ("failed", code)
+    assert Counter(stack.events(job))["runtime.failed"] == 1
+    assert_nothing_open(stack)
+    wait_for(lambda: not stack.containers(job), "the ended container is removed")
+    assert_nothing_left_over(stack, job)
+
+
+def test_a_container_that_was_removed_behind_our_back_is_reported_as_lost(stack: Stack) -> None:
+    stack.start_worker()
+    job = stack.post(blueprint())
+    assert_ready(stack, job, claims=1)
+    stack.containers(job)[0].remove(force=True)
+    _assert_failed(stack, job, "runtime-lost")
+
+
+def test_a_container_whose_first_process_is_killed_is_reported_as_ended(stack: Stack) -> None:
+    stack.start_worker()
+    job = stack.post(blueprint())
+    assert_ready(stack, job, claims=1)
+    os.kill(stack.containers(job)[0].attrs["State"]["Pid"], signal.SIGKILL)
+    _assert_failed(stack, job, "runtime-exited")
+
+
+def test_a_foreground_that_eats_all_memory_is_reported_as_such(stack: Stack) -> None:
+    stack.start_worker()
+    greedy = "sleep 3; exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'"
+    job = stack.post(blueprint(foreground=greedy, resources={"memoryMb": 64}))
+    stack.wait_status(job, "ready")
+    _assert_failed(stack, job, "runtime-out-of-memory")
+
+
+def test_a_foreground_that_ends_well_stops_the_workspace(stack: Stack) -> None:
+    stack.start_worker()
+    job = stack.post(blueprint(foreground="sleep 2"))
+    stack.wait_status(job, "stopped", 60)
+    assert_nothing_open(stack)
+    wait_for(lambda: not stack.containers(job), "the ended container is removed")
+
+
+def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(stack: Stack) -> None:
+    stack.start_worker()
+    job = stack.post(blueprint(persistence="persistent"))
+    assert_ready(stack, job, claims=1)
+    pid = stack.containers(job)[0].attrs["State"]["Pid"]
+    os.kill(pid, signal.SIGKILL)
+
+    def came_back() -> bool:
+        found = stack.containers(job)
+        return len(found) == 1 and found[0].attrs["State"]["Pid"] not in (0, pid)
+
+    wait_for(came_back, "the engine has started the container again")
+    time.sleep(3 * int(QUICK["WORKER_RECONCILE_INTERVAL_MS"]) / 1000)
+    # Still ready, and the setup steps were not repeated.
+    assert_ready(stack, job, claims=1)
+
+
+def test_a_container_that_no_row_wants_is_removed(stack: Stack) -> None:
+    stack.start_worker()
+    job = stack.post(blueprint())
+    assert_ready(stack, job, claims=1)
+    stack.execute("delete from workspaces_workspaceevent where workspace_id = %s", job.workspace_id)
+    stack.execute(
+        "update workspaces_runtimeinstance set status = 'stopped', finished_at = now()"
+        " where run_id = %s",
+        job.run_id,
+    )
+    wait_for(lambda: not stack.containers(job), "the container is removed")
+    assert_nothing_left_over(stack, job)
