@@ -576,3 +576,14 @@ class TestSchema:
             return found + (undescribed(schema["items"], path) if "items" in schema else [])
 
         assert undescribed(blueprint_schema(), "") == []
+
+
+def test_an_endless_array_is_refused_before_its_entries_are_looked_at() -> None:
+    spec = {"harness": {"id": "shell"}, "tooling": {"packages": [1] * 300_000}}
+
+    with pytest.raises(ValidationFailed) as caught:
+        Blueprint.parse(spec)
+
+    assert [(fault.pointer, fault.code) for fault in caught.value.errors] == [
+        ("/spec/tooling/packages", "too-many")
+    ]

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticKnownError
 
 T = TypeVar("T")
 
 
+MAX_ENTRIES: Final = 1000
+"""No array of a blueprint may be longer, whatever it holds: each faulty entry costs time."""
+
+
 def tuple_of_array(value: object) -> object:
     """Return a JSON array as the tuple that strict validation wants; all else as it is."""
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if len(value) > MAX_ENTRIES:
+        limits = {"field_type": "Array", "max_length": MAX_ENTRIES, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", limits)
+    return tuple(value)
 
 
 Many = Annotated[tuple[T, ...], BeforeValidator(tuple_of_array)]
