@@ -28,6 +28,8 @@ from types import FrameType
 
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from builds import sweeper
 from builds.messages import BuildRequested, MalformedMessageError, topology
@@ -116,6 +118,7 @@ class BuildWorker:
             threading.Thread(target=self._pulse, name="pulse"),
             threading.Thread(target=self._sweep, name="sweeper"),
         ]
+        connection_created.connect(self._on_connection)
         self._beat()
         for thread in threads:
             thread.start()
@@ -133,11 +136,16 @@ class BuildWorker:
             for number, handler in before.items():
                 signal.signal(number, handler)
             connections.close_all()
+            connection_created.disconnect(self._on_connection)
             log.info("worker_stopped", worker_id=self.worker_id, jobs=self._done)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # Only counts: a handler may interrupt anything, even the logger.
         self._signals += 1
+
+    def _on_connection(self, connection: BaseDatabaseWrapper, **_: object) -> None:
+        # So that others can close what is left of us when we stand still.
+        sweeper.name_session(connection, self.worker_id)
 
     def _on_tick(self) -> None:
         """On the main thread, about twice a second: act on signals, and end when drained."""
@@ -325,6 +333,7 @@ class BuildWorker:
             self._guarded("sweep", self._sweep_jobs)
             self._guarded("repair", lambda: sweeper.repair_attempts())
             if time.monotonic() >= next_reconcile:
+                self._guarded("sessions", self._end_sessions)
                 self._guarded("forget", lambda: sweeper.forget_workers())
                 self._guarded("reconcile", self._reconcile)
                 self._guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
@@ -359,6 +368,10 @@ class BuildWorker:
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
             self._submit(job_id, None)
+
+    def _end_sessions(self) -> None:
+        if _boot_time() >= self._hold_until:
+            sweeper.end_sessions_of_dead_workers(stale=self._times.stale)
 
     def _reconcile(self) -> None:
         result = reconcile(

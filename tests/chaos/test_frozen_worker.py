@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tests.chaos.gates import Gate, closed
@@ -59,6 +60,50 @@ def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: Stack) -> N
     sleeper.thaw()
     wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
     assert_ready(stack, job, claims=2)
+
+
+def test_a_worker_frozen_while_it_pushes_does_not_keep_its_successor_from_pushing(
+    stack: Stack,
+) -> None:
+    sleeper = stack.start_worker()
+    script, argument = nap(2)
+    job = stack.post(blueprint(install=script))
+    wait_for(lambda: runs(argument), "the build is at its install script")
+    with psycopg.connect(stack.postgres.url) as connection:
+        connection.execute("lock table builds_buildjob in access exclusive mode")
+        wait_for(lambda: _session_locks(stack), "the worker holds the lock of the push")
+        sleeper.freeze()
+    stack.start_worker()
+    shown = stack.wait_status(job, "ready")
+    sleeper.thaw()
+    wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
+    assert assert_ready(stack, job, claims=2)["publishedImage"] == shown["publishedImage"]
+
+
+def test_a_worker_frozen_while_it_reconciles_does_not_keep_the_others_from_it(
+    stack: Stack,
+) -> None:
+    sleeper = stack.start_worker(WORKER_SWEEP_INTERVAL_MS="10", WORKER_RECONCILE_INTERVAL_MS="1")
+    job = stack.post(blueprint())
+    assert_ready(stack, job, claims=1)
+
+    def frozen_with_a_lock() -> bool:
+        sleeper.freeze()
+        if _session_locks(stack):
+            return True
+        sleeper.thaw()
+        return False
+
+    wait_for(frozen_with_a_lock, "the worker is frozen while it reconciles")
+    stack.start_worker()
+    stack.containers(job)[0].remove(force=True)
+    stack.wait_status(job, "failed", 30)
+
+
+def _session_locks(stack: Stack) -> bool:
+    """Whether anybody holds one of the product's advisory locks."""
+    query = "select 1 from pg_locks where locktype = 'advisory' and granted and classid <> 0"
+    return bool(stack.rows(query))
 
 
 def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stack) -> None:

@@ -1,0 +1,85 @@
+"""RabbitMQ goes away and comes back: messages are hints, so nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.chaos.processes import runs, wait_for
+from tests.chaos.stack import Stack, blueprint, nap, started
+from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def test_idle_workers_come_back_after_the_broker_restarted(stack: Stack) -> None:
+    worker = stack.start_worker()
+    stack.rabbitmq.restart()
+    wait_for(lambda: worker.says("consuming") == 2, "the worker consumes again")
+    job = stack.post(blueprint())
+    assert_ready(stack, job, claims=1)
+    assert not worker.says("job_found_by_sweeper")
+
+
+def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: Stack) -> None:
+    worker = stack.start_worker()
+    script, argument = nap(6)
+    job = stack.post(blueprint(install=script))
+    wait_for(lambda: runs(argument), "the build is at its install script")
+    stack.rabbitmq.kill()
+    refused = stack.send(stack.request_body(blueprint()))
+    assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
+    stack.rabbitmq.start()
+    # The message was not acknowledged, so it comes again.
+    wait_for(lambda: worker.says("consuming") == 2, "the worker consumes again")
+    assert_ready(stack, job, claims=1)
+    wait_for(lambda: worker.says("job_not_claimable") == 1, "the repeated message is settled")
+    assert_nothing_open(stack)
+    failed = started({**refused.json(), "repository": "", "tag": ""})
+    assert stack.sandbox(failed)["error"]["code"] == "queue-publish-failed"
+
+
+def test_a_sandbox_that_could_not_be_queued_has_failed_for_good(stack: Stack) -> None:
+    stack.rabbitmq.kill()
+    body = stack.request_body(blueprint())
+    refused = stack.send(body, key="chaos-key")
+    assert refused.status_code == 502
+    job = started({**refused.json(), "repository": body["repository"], "tag": body["tag"]})
+    stack.rabbitmq.start()
+    stack.start_worker()
+    assert_ended(stack, job, "failed", code="queue-publish-failed", claims=0)
+    again = stack.send(body, key="chaos-key")
+    assert (again.status_code, again.json()["sandboxId"]) == (502, job.sandbox_id)
+
+
+@contextmanager
+def _broker_standing_still(stack: Stack) -> Iterator[None]:
+    broker = stack.rabbitmq.pid
+    assert broker is not None
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker, signal.SIGCONT)
+
+
+def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stack) -> None:
+    started_at = time.monotonic()
+    with _broker_standing_still(stack):
+        refused = stack.send(stack.request_body(blueprint()))
+    assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
+    assert time.monotonic() - started_at < 15
+    assert_nothing_open(stack)
+
+
+def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: Stack) -> None:
+    worker = stack.start_worker()
+    with _broker_standing_still(stack):
+        job = stack.post(blueprint())
+    assert worker.says("job_found_by_sweeper") == 1
+    assert_ready(stack, job, claims=1)
