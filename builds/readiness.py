@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import Error as AnyDatabaseError
+from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
 from builds.models import Worker
@@ -34,7 +35,7 @@ def check_all() -> list[Check]:
 def _outcome(name: str, ask: Callable[[], str], *, required: bool = True) -> Check:
     try:
         return Check(name, True, ask(), required)
-    except (DatabaseError, amqp.BrokerError) as exc:
+    except (AnyDatabaseError, amqp.BrokerError) as exc:
         detail = str(exc) if isinstance(exc, amqp.BrokerError) else "It cannot be reached."
         return Check(name, False, detail, required)
     except ControlPlaneError as exc:

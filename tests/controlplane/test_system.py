@@ -93,6 +93,15 @@ def test_a_broker_that_says_nothing_does_not_hold_readiness_up(
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("url", ["nonsense", "ftp://a/", "http://[::1", "http://a:notaport", ""])
+def test_readiness_survives_a_registry_url_that_is_nonsense(
+    api: Api, settings: Settings, url: str
+) -> None:
+    settings.REGISTRY_BASE_URL = url
+    assert not check(api.get("/readyz", expect=503), "registry")["ok"]
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://user:hunter2@127.0.0.1:1"])
 def test_readiness_names_the_registry_that_is_away(api: Api, settings: Settings, url: str) -> None:
     settings.REGISTRY_BASE_URL = url
