@@ -33,7 +33,7 @@ class BuildJobAdmin(HistoryAdmin):
     ordering = ["-id"]
     actions = ["requeue", "cancel", "retry"]
 
-    @admin.action(description="Requeue: send the job's message again")
+    @admin.action(permissions=["operate"], description="Requeue: send the job's message again")
     def requeue(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
         """Send the messages of unfinished jobs again."""
         for job in queryset:
@@ -49,7 +49,7 @@ class BuildJobAdmin(HistoryAdmin):
                     request, f"{job.pk}: the job has ended; retry it instead.", messages.WARNING
                 )
 
-    @admin.action(description="Cancel")
+    @admin.action(permissions=["operate"], description="Cancel")
     def cancel(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
         """Cancel jobs whose workspace is not ready yet."""
         for job in queryset:
@@ -60,7 +60,9 @@ class BuildJobAdmin(HistoryAdmin):
                     request, f"{job.pk}: nothing is left to cancel.", messages.WARNING
                 )
 
-    @admin.action(description="Retry: start another attempt of the sandbox")
+    @admin.action(
+        permissions=["operate"], description="Retry: start another attempt of the sandbox"
+    )
     def retry(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
         """Start another attempt for each job that has ended."""
         for job in queryset.select_related("attempt__sandbox"):

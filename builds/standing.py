@@ -257,7 +257,7 @@ def _without_attempt(row: Sandbox | Workspace) -> dict[str, Any]:
 
 
 def workspace_members(workspace: Workspace, standing: Standing | None) -> dict[str, Any]:
-    """Return what a read of ``workspace`` shows: its latest sandbox's standing."""
+    """Return what a list shows of ``workspace``: its latest sandbox's standing."""
     sandbox = workspace.latest_sandbox
     shared = standing.to_members() if standing else {}
     return {
@@ -270,7 +270,6 @@ def workspace_members(workspace: Workspace, standing: Standing | None) -> dict[s
         "registry_id": sandbox.registry_id if sandbox else None,
         "repository": sandbox.repository if sandbox else None,
         "tag": sandbox.tag if sandbox else None,
-        "spec": sandbox.spec if sandbox else None,
         "created_at": workspace.created_at,
         "updated_at": max(workspace.updated_at, shared.get("updated_at", workspace.updated_at)),
     }

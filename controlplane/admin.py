@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.auth import get_permission_codename
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -56,6 +57,11 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Rows are looked at."""
         return False
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Actions take the permission to change the rows; to view them is not enough."""
+        codename = get_permission_codename("change", self.opts)
+        return request.user.has_perm(f"{self.opts.app_label}.{codename}")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Rows stay."""

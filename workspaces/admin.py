@@ -52,7 +52,7 @@ class SandboxAdmin(HistoryAdmin):
         """Show the blueprint, readable."""
         return pretty_json(sandbox.spec)
 
-    @admin.action(description="Retry: start another attempt")
+    @admin.action(permissions=["operate"], description="Retry: start another attempt")
     def retry(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
         """Start another attempt of each sandbox that has ended."""
         for sandbox in queryset:
@@ -63,7 +63,7 @@ class SandboxAdmin(HistoryAdmin):
             else:
                 self.message_user(request, f"{sandbox.pk}: job {job.pk} is queued.")
 
-    @admin.action(description="Cancel the latest attempt")
+    @admin.action(permissions=["operate"], description="Cancel the latest attempt")
     def cancel(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
         """Cancel the job of each sandbox that is not ready yet."""
         for sandbox in queryset:

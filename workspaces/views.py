@@ -214,8 +214,11 @@ class WorkspaceList(APIView):
         """List an owner's workspaces, newest first."""
         reading = read(request, query=WorkspaceListQuery, owner_required=True)
         query = reading.query
-        rows = Workspace.objects.owned_by(reading.owner).select_related(
-            "latest_sandbox__latest_attempt"
+        rows = (
+            Workspace.objects.owned_by(reading.owner)
+            .select_related("latest_sandbox__latest_attempt")
+            # A blueprint may be large, and a list shows none.
+            .defer("latest_sandbox__spec", "latest_sandbox__latest_attempt__spec")
         )
         if "status" in query:
             rows = rows.filter(latest_sandbox__status=query["status"])
@@ -263,7 +266,10 @@ class WorkspaceDetail(APIView):
         )
         if workspace is None:
             raise NotFound("There is no such workspace.", code="workspace-not-found")
-        return Response(WorkspaceSerializer(_present_workspaces([workspace])[0]).data)
+        (members,) = _present_workspaces([workspace])
+        sandbox = workspace.latest_sandbox
+        members["spec"] = sandbox.spec if sandbox else None
+        return Response(WorkspaceSerializer(members).data)
 
 
 class WorkspaceName(APIView):

@@ -12,6 +12,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.contrib import admin
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.db.models import Model
 from django.db.models.functions import Now
@@ -344,3 +345,20 @@ def test_an_action_tells_of_every_row(staff: Client) -> None:
     told = act(staff, BuildJob, "cancel", [over, open_])
     assert len(told) == 2
     assert {line.split(": ")[1] for line in told} == {"cancelled.", "nothing is left to cancel."}
+
+
+def test_whoever_may_only_look_is_offered_no_action_and_cannot_send_one() -> None:
+    job = make_job()
+    viewer = get_user_model().objects.create_user("vera", password="x", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_buildjob"))
+    client = Client()
+    client.force_login(viewer)
+    address = url(BuildJob, "changelist")
+
+    shown = client.get(address)
+    client.post(address, {"action": "cancel", "_selected_action": [str(job.pk)]})
+
+    assert shown.status_code == 200
+    assert b'value="cancel"' not in shown.content
+    job.refresh_from_db()
+    assert job.status == BuildJob.Status.QUEUED
