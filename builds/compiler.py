@@ -42,8 +42,9 @@ log = structlog.get_logger(__name__)
 LOCAL_REPOSITORY = "svc-build"
 _DIGEST = re.compile(rb"digest: (sha256:[0-9a-f]{64}) size: ")
 _CLEANUP_SECONDS = 30.0
-_BASE_IMAGE_SECONDS = 10.0
-"""How long the id of a base image is remembered: asking costs more than reusing an image does."""
+_BASE_IMAGE_SECONDS = 30.0
+"""How long the id of a base image is remembered: asking costs more than reusing an image does.
+:meth:`Compiler.look_at_base_images` asks in the meantime, when no job waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,16 @@ class Compiler:
                     f"The base image {reference} is not in the engine and pulling it ended with"
                     f" {pulled.ending}:\n{bounded_tail(pulled.tail, self._tail_limit)}",
                 )
-        image_id = found.stdout.decode("ascii", "replace").strip()
-        self._base_images[reference] = (time.monotonic(), image_id)
-        return image_id
+        return self._remember(reference, found)
+
+    def look_at_base_images(self) -> None:
+        """Ask for the base images in use again, so that jobs know at once what they are now."""
+        for reference in list(self._base_images):
+            found = self._inspect(reference)
+            if found.ok:
+                self._remember(reference, found)
+            else:
+                self._base_images.pop(reference, None)
 
     def build(
         self,
@@ -371,6 +379,11 @@ class Compiler:
         lines = listed.stdout.decode("utf-8", "replace").splitlines()
         found = [(image_id, name) for image_id, _, name in (line.partition(" ") for line in lines)]
         return [(image_id, name) for image_id, name in found if name.startswith(prefix)]
+
+    def _remember(self, reference: str, found: ProcessResult) -> str:
+        image_id = found.stdout.decode("ascii", "replace").strip()
+        self._base_images[reference] = (time.monotonic(), image_id)
+        return image_id
 
     def _inspect(self, reference: str) -> ProcessResult:
         inspect = ("image", "inspect", "--format", "{{.Id}}", reference)

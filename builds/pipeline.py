@@ -115,7 +115,8 @@ class JobRunner:
             raise
 
     def tidy(self, grace: timedelta) -> None:
-        """Remove what workers that were killed left on this engine and in this folder."""
+        """Remove what killed workers left on this engine and in this folder; look at its images."""
+        self.compiler.look_at_base_images()
         remove_leftovers(self.compiler, self.temp_root, instance_id=self.instance_id, grace=grace)
 
     def _write(self, control: JobControl, write: Callable[[], None]) -> None:
@@ -236,23 +237,23 @@ class JobRunner:
             )
             .exclude(plan_hash="")
             .order_by("-id")
+            .values_list("repository", "published_digest")
         )
         earlier = persistently(same_plan.first, patience=DATABASE_PATIENCE_SECONDS)
         if earlier is None:
             return None
+        repository, digest = earlier
         try:
-            if not self.registry.copy(
-                earlier.repository, earlier.published_digest, job.repository, job.tag
-            ):
+            if not self.registry.copy(repository, digest, job.repository, job.tag):
                 return None
         except ControlPlaneError as exc:
-            log.warning("reuse_failed", reason=exc.detail, earlier_job_id=str(earlier.pk))
+            log.warning("reuse_failed", reason=exc.detail, digest=digest)
             return None
         push_registry = settings.REGISTRY_PUSH_REGISTRY
         return PublishedImage(
             reference=f"{push_registry}/{job.repository}:{job.tag}",
-            digest_reference=f"{push_registry}/{job.repository}@{earlier.published_digest}",
-            digest=earlier.published_digest,
+            digest_reference=f"{push_registry}/{job.repository}@{digest}",
+            digest=digest,
         )
 
     def _launch(

@@ -351,6 +351,27 @@ def test_a_base_image_has_an_id_or_a_clear_error(bench: Bench) -> None:
     assert bench.compiler.base_image_id(BASE_IMAGE) == expected
     with pytest.raises(BuildError) as caught:
         bench.compiler.base_image_id("127.0.0.1:1/no/such:image")
+
+
+def test_a_base_image_that_moves_on_is_noticed_by_looking(bench: Bench) -> None:
+    reference = f"svc-test/base-{uuid4().hex}:latest"
+    try:
+        docker("tag", BASE_IMAGE, reference)
+        before = bench.compiler.base_image_id(reference)
+        change = ["docker", "--host", settings.DOCKER_HOST, "build", "--tag", reference, "-"]
+        newer = f"FROM {BASE_IMAGE}\nLABEL newer={reference}\n".encode()
+        subprocess.run(change, input=newer, capture_output=True, check=True)
+        assert bench.compiler.base_image_id(reference) == before
+
+        bench.compiler.look_at_base_images()
+
+        after = bench.compiler.base_image_id(reference)
+        assert after == docker("image", "inspect", "--format", "{{.Id}}", reference) != before
+    finally:
+        docker("rmi", reference)
+    bench.compiler.look_at_base_images()
+    with pytest.raises(BuildError):
+        bench.compiler.base_image_id(reference)
     assert caught.value.code == "build-command-failed"
     assert "127.0.0.1:1/no/such:image" in caught.value.message
 
