@@ -24,7 +24,7 @@ from accounts.services import refuse_unknown_credentials
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
 from builds.packages import standardize
-from builds.settlement import fail_unclaimed_job
+from builds.settlement import attempt_all, fail_unclaimed_job
 from controlplane.amqp import BrokerError
 from controlplane.errors import (
     BadGateway,
@@ -109,7 +109,8 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     try:
         publish_or_fail(job)
     except BadGateway:
-        SandboxRequest.objects.filter(sandbox=job.attempt.sandbox).update(publish_failed=True)
+        remembered = SandboxRequest.objects.filter(sandbox=job.attempt.sandbox)
+        attempt_all({"request": lambda: remembered.update(publish_failed=True)})
         raise
     return StartedSandbox(answer, replayed=False)
 
@@ -223,7 +224,9 @@ def _earlier_answer(intent: SandboxIntent) -> StartedSandbox | None:
                 )
             ],
         )
-    if earlier.publish_failed:
+    # The job says the same, should the request's own mark not have been written.
+    job = BuildJob.objects.filter(pk=earlier.answer["jobId"], error_code=PUBLISH_FAILED)
+    if earlier.publish_failed or job.exists():
         raise _publish_failure(earlier.answer)
     return StartedSandbox(earlier.answer, replayed=True)
 

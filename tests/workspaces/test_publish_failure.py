@@ -22,8 +22,8 @@ IDS = ("sandboxId", "workspaceId", "attemptId", "runId", "jobId")
 
 
 @contextmanager
-def refused_writes(table: str) -> Iterator[None]:
-    """Let the database refuse every update of ``table`` to the status failed."""
+def refused_writes(table: str, when: str = "NEW.status = 'failed'") -> Iterator[None]:
+    """Let the database refuse every update of ``table`` that fits ``when``."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -31,7 +31,7 @@ def refused_writes(table: str) -> Iterator[None]:
         )
         cursor.execute(
             f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} FOR EACH ROW "
-            "WHEN (NEW.status = 'failed') EXECUTE FUNCTION refuse()"
+            f"WHEN ({when}) EXECUTE FUNCTION refuse()"
         )
     try:
         yield
@@ -135,6 +135,19 @@ def test_a_remembered_failure_does_not_depend_on_the_other_writes(
     key = {"idempotency-key": "k"}
     with refused_writes("workspaces_attempt"):
         first = api.post("/v1/sandboxes", request_body, headers=key, expect=502).body
+    again = api.post("/v1/sandboxes", request_body, headers=key, expect=502).body
+    assert {name: again[name] for name in IDS} == {name: first[name] for name in IDS}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("unreachable_broker")
+def test_a_failure_is_told_again_although_it_could_not_be_remembered(
+    api: Api, request_body: dict[str, Any]
+) -> None:
+    key = {"idempotency-key": "k"}
+    with refused_writes("builds_sandboxrequest", when="NEW.publish_failed"):
+        first = api.post("/v1/sandboxes", request_body, headers=key, expect=502).body
+    assert states() == ("failed", "failed", "failed")
     again = api.post("/v1/sandboxes", request_body, headers=key, expect=502).body
     assert {name: again[name] for name in IDS} == {name: first[name] for name in IDS}
 
