@@ -13,7 +13,7 @@ from django.db import connections
 from builds.models import BuildJob, SandboxRequest
 from builds.services import SandboxIntent, requeue_job, retry_sandbox, start_sandbox
 from builds.settlement import fail_unclaimed_job
-from controlplane.errors import BadGateway, Conflict
+from controlplane.errors import BadGateway
 from tests.factories import OWNER, claim, make_job, make_worker
 from workspaces.models import Attempt, Sandbox
 
@@ -59,30 +59,6 @@ def intent(job: BuildJob, key: str | None = None) -> SandboxIntent:
         relation=Sandbox.Relation.REBUILD,
         idempotency_key=key,
     )
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("build_queue")
-def test_of_simultaneous_retries_one_starts_an_attempt() -> None:
-    job = ended_job()
-    sandbox = job.attempt.sandbox
-
-    got = at_once(6, lambda _: retry_sandbox(sandbox, requested_by="operator"))
-
-    assert sum(isinstance(one, BuildJob) for one in got) == 1
-    assert sum(isinstance(one, Conflict) and one.code == "workspace-active" for one in got) == 5
-    assert Attempt.objects.filter(sandbox=sandbox, status="queued").count() == 1
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("build_queue")
-def test_of_simultaneous_starts_of_one_workspace_one_wins() -> None:
-    job = ended_job()
-
-    got = at_once(6, lambda _: start_sandbox(intent(job)))
-
-    assert sum(isinstance(one, Conflict) for one in got) == 5
-    assert Sandbox.objects.filter(workspace=job.attempt.workspace).count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
