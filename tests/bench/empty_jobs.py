@@ -90,6 +90,10 @@ class NoEngine:
     def check(self) -> None:
         """Be well."""
 
+    def engine_id(self) -> str:
+        """Return the name of no engine."""
+        return "none"
+
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
         """Return a runtime that does not exist."""
         resource = "0" * 64
