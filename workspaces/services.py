@@ -161,16 +161,17 @@ def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> No
 def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
     """Write the ``pending`` runtime instance of an attempt whose image was published.
 
-    The caller holds the attempt's job, so nobody else writes the first one at the same moment. The
-    sandbox stays ``running``, as the attempt's start has left it.
+    An image is published once for each attempt, so there is none yet. The sandbox stays
+    ``running``, as the attempt's start has left it.
     """
-    events = [Event(WorkspaceEvent.Type.IMAGE_PUBLISHED, "The image was published.", published)]
-    if not RuntimeInstance.objects.filter(run_id=attempt.run_id).exists():
-        RuntimeInstance.objects.create(run_id=attempt.run_id, attempt=attempt)
-        events.append(
-            Event(WorkspaceEvent.Type.RUNTIME_PENDING, "The workspace is being launched.")
-        )
-    record_events(attempt, events)
+    RuntimeInstance.objects.create(run_id=attempt.run_id, attempt=attempt)
+    record_events(
+        attempt,
+        [
+            Event(WorkspaceEvent.Type.IMAGE_PUBLISHED, "The image was published.", published),
+            Event(WorkspaceEvent.Type.RUNTIME_PENDING, "The workspace is being launched."),
+        ],
+    )
 
 
 def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:

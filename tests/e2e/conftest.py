@@ -23,8 +23,8 @@ from django.db import connection, connections
 from django.test import override_settings
 from pytest_django.plugin import DjangoDbBlocker
 
-from builds.assembly import registry_client
 from builds.models import BuildJob, Worker
+from registries.services import configured_registry
 from tests.conftest import OWNER, Api
 from tests.scm.conftest import GitHttpHandler, git
 from tests.worker_process import WorkerProcess, eventually, settled
@@ -136,7 +136,7 @@ class Stack:
     def digest(self, started: Started) -> str | None:
         """Return what the registry holds under the sandbox's repository and tag."""
         answer = started.answer
-        return registry_client().head_manifest(answer["repository"], answer["tag"])
+        return configured_registry().head_manifest(answer["repository"], answer["tag"])
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builds.assembly import registry_client
+from registries.services import configured_registry
 from tests.e2e.conftest import GitServer, Stack, Started, install
 
 pytestmark = pytest.mark.docker
@@ -78,7 +78,7 @@ def test_an_image_that_the_registry_lost_is_built_again(stack: Stack) -> None:
     plan = {"harness": install(f"echo {uuid.uuid4()}")}
     lost = stack.ready(plan)
     digest = lost.job.published_digest
-    registry_client().delete_manifest(lost.answer["repository"], digest)
+    configured_registry().delete_manifest(lost.answer["repository"], digest)
 
     again = stack.ready(plan)
 
