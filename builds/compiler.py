@@ -30,10 +30,10 @@ from builds.context import BuildError, write_context
 from builds.output import BuildOutput
 from builds.planner import ImagePlan
 from builds.workplace import sweep_leftovers, workplace
+from controlplane.oci_names import is_repository, is_tag
 from controlplane.processes import ProcessResult, ProcessStartError, run_process
 from controlplane.redaction import bounded_tail
 from registries.client import RegistryClient, RegistryError
-from registries.names import is_repository, is_tag
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 

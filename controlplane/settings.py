@@ -317,7 +317,7 @@ CORS_URLS_REGEX = r"^/(v1/.*|healthz|readyz|openapi\.json|)$"
 # ---------------------------------------------------------------- the API
 API_DESCRIPTION = """\
 Development and agent workspaces, built from a blueprint, published to your registry, run on your
-machines, with a record of every run.
+machines.
 
 **Owners.** Nobody is authenticated: callers say for whom they act, with `ownerUserId` (or `userId`)
 in the body or the query. What belongs to another owner is answered as if it did not exist.

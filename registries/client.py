@@ -30,7 +30,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from controlplane.errors import BadGateway, BadRequest
-from registries.names import is_digest, is_repository, is_tag
+from controlplane.oci_names import is_digest, is_repository, is_tag
 
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",

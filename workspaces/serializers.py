@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
+from controlplane.oci_names import REPOSITORY, TAG
 from controlplane.serializers import (
     IdField,
     InputSerializer,
@@ -20,12 +20,6 @@ from controlplane.serializers import (
 )
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import SurfacedStatus
-
-# The grammars of the OCI distribution specification ("Pulling manifests").
-REPOSITORY = re.compile(
-    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
-)
-TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 NAME_MAX_LENGTH = 120
 SOURCE_PROVIDERS = ["github"]

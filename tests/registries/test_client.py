@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import requests
 
+from controlplane.oci_names import is_digest, is_repository, is_tag
 from registries.client import InvalidReferenceError, RegistryClient, RegistryError
-from registries.names import is_digest, is_repository, is_tag
 
 BASE_URL = os.environ.get("REGISTRY_BASE_URL", "http://127.0.0.1:5000")
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 
-_REPOSITORY = re.compile(
+REPOSITORY = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
 )
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
 def is_repository(name: str) -> bool:
     """Whether ``name`` may name a repository, at most 255 characters as engines want it."""
-    return len(name) <= 255 and _REPOSITORY.fullmatch(name) is not None
+    return len(name) <= 255 and REPOSITORY.fullmatch(name) is not None
 
 
 def is_tag(name: str) -> bool:
     """Whether ``name`` may be a tag."""
-    return _TAG.fullmatch(name) is not None
+    return TAG.fullmatch(name) is not None
 
 
 def is_digest(name: str) -> bool:
