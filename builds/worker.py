@@ -280,6 +280,11 @@ class BuildWorker:
             self._hold_until = now + self._hold
         self._beaten_at = now
 
+    def _may_judge(self) -> bool:
+        """Whether an old heartbeat means a dead worker: ours is fresh, and not since just now."""
+        now = _boot_time()
+        return now - self._beaten_at <= self._hold and now >= self._hold_until
+
     def _pulse(self) -> None:
         while not self._stopped.wait(self._times.heartbeat.total_seconds()):
             close_old_connections()
@@ -363,14 +368,14 @@ class BuildWorker:
             overdue=self._times.overdue,
             stale=self._times.stale,
             limit=free + len(submitted),
-            expire=_boot_time() >= self._hold_until,
+            expire=self._may_judge(),
         )
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
             self._submit(job_id, None)
 
     def _end_sessions(self) -> None:
-        if _boot_time() >= self._hold_until:
+        if self._may_judge():
             sweeper.end_sessions_of_dead_workers(stale=self._times.stale)
 
     def _reconcile(self) -> None:

@@ -34,6 +34,7 @@ def stack(services: Stack) -> Iterator[Stack]:
 
 
 def _show_logs(stack: Stack) -> None:
+    stack.dump_stacks()
     for child in stack.processes:
         lines = child.log.read_text(errors="replace").splitlines()
         told = "\n".join(line for line in lines if "request_answered" not in line)

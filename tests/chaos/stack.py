@@ -219,6 +219,7 @@ class Stack:
                 "SVC_LOG_FORMAT": "json",
                 "WEB_AUTH_SECRET": "only-for-the-tests-of-this-machine-0123",
                 "PYTHONUNBUFFERED": "1",
+                "PYTHONFAULTHANDLER": "1",
             }
             | overrides
         )
@@ -275,6 +276,12 @@ class Stack:
         worker = self.launch_worker(*arguments, **overrides)
         worker.wait_consuming()
         return worker
+
+    def dump_stacks(self) -> None:
+        """End the workers that still run, and let them log where each of their threads is."""
+        for child in self.processes:
+            if isinstance(child, Worker):
+                child.abort()
 
     def start_workers(self, number: int, **overrides: str) -> list[Worker]:
         """Start several workers at once and wait until all of them consume."""

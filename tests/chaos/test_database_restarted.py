@@ -10,13 +10,16 @@ from tests.chaos.processes import runs, wait_for
 from tests.chaos.stack import Stack, blueprint, nap
 from tests.chaos.verdict import assert_ended, assert_ready
 
+# Twice as long as elsewhere: after an outage everybody gets the time to beat again.
+UNHURRIED = {"WORKER_HEARTBEAT_INTERVAL_MS": "1000", "WORKER_HEARTBEAT_STALE_MS": "5000"}
+
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def test_a_build_that_ends_while_the_database_is_down_is_written_when_it_is_back(
     stack: Stack,
 ) -> None:
-    workers = stack.start_workers(2)
+    workers = stack.start_workers(2, **UNHURRIED)
     script, argument = nap(3)
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
@@ -29,7 +32,7 @@ def test_a_build_that_ends_while_the_database_is_down_is_written_when_it_is_back
 
 
 def test_a_database_that_restarts_in_order_during_a_build_is_hardly_noticed(stack: Stack) -> None:
-    stack.start_workers(2)
+    stack.start_workers(2, **UNHURRIED)
     script, argument = nap(5)
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
@@ -50,7 +53,7 @@ def test_a_failure_while_the_database_is_down_is_written_when_it_is_back(stack: 
 
 
 def test_idle_workers_come_back_after_the_database_was_killed(stack: Stack) -> None:
-    stack.start_workers(2)
+    stack.start_workers(2, **UNHURRIED)
     stack.postgres.kill()
     time.sleep(3)
     stack.postgres.start()
