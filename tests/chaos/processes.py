@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,17 @@ def runs(argument: str) -> bool:
             except OSError:
                 continue
     return False
+
+
+@contextmanager
+def standing_still(pid: int | None) -> Iterator[None]:
+    """Freeze a process of somebody else inside the block (SIGSTOP, SIGCONT)."""
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class Child:

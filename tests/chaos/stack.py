@@ -441,7 +441,8 @@ class Stack:
 
     def local_names(self, job: Started) -> list[str]:
         """Return the names that the job's images have in the engine."""
-        names = [name for image in self.engine.images.list() for name in image.tags]
+        listed = self.engine.api.images()
+        names = [name for image in listed for name in image["RepoTags"] or ()]
         wanted = (f"svc-build/{job.job_id}:", f"{self.push_registry}/{job.repository}:")
         return [name for name in names if name.startswith(wanted)]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 
 import pytest
 import requests
 
-from tests.chaos.processes import wait_for
+from tests.chaos.processes import standing_still, wait_for
 from tests.chaos.stack import Stack, blueprint, started
 from tests.chaos.verdict import assert_ready
 
@@ -20,8 +18,6 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
     stack: Stack,
 ) -> None:
     worker = stack.start_worker()
-    broker = stack.rabbitmq.pid
-    assert broker is not None
     body = stack.request_body(blueprint())
     lost: list[Exception] = []
 
@@ -32,8 +28,7 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
             lost.append(error)
 
     # A broker that stands still keeps the API between its commit and the message.
-    os.kill(broker, signal.SIGSTOP)
-    try:
+    with standing_still(stack.rabbitmq.pid):
         client = threading.Thread(target=ask)
         client.start()
         wait_for(
@@ -42,8 +37,6 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
         )
         stack.kill_api()
         client.join(30)
-    finally:
-        os.kill(broker, signal.SIGCONT)
     assert lost, "the client got an answer"
 
     stack.start_api()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
+from tests.chaos.processes import runs, standing_still, wait_for
 from tests.chaos.stack import Stack, blueprint, nap, started
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
 
@@ -57,20 +53,9 @@ def test_a_sandbox_that_could_not_be_queued_has_failed_for_good(stack: Stack) ->
     assert (again.status_code, again.json()["sandboxId"]) == (502, job.sandbox_id)
 
 
-@contextmanager
-def _broker_standing_still(stack: Stack) -> Iterator[None]:
-    broker = stack.rabbitmq.pid
-    assert broker is not None
-    os.kill(broker, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(broker, signal.SIGCONT)
-
-
 def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stack) -> None:
     started_at = time.monotonic()
-    with _broker_standing_still(stack):
+    with standing_still(stack.rabbitmq.pid):
         refused = stack.send(stack.request_body(blueprint()))
     assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
     assert time.monotonic() - started_at < 15
@@ -79,7 +64,7 @@ def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stac
 
 def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: Stack) -> None:
     worker = stack.start_worker()
-    with _broker_standing_still(stack):
+    with standing_still(stack.rabbitmq.pid):
         job = stack.post(blueprint())
     assert worker.says("job_found_by_sweeper") == 1
     assert_ready(stack, job, claims=1)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.chaos.processes import wait_for
-from tests.chaos.stack import Stack, Started, blueprint, nap
+from tests.chaos.processes import standing_still, wait_for
+from tests.chaos.stack import Stack, blueprint, nap
 from tests.chaos.verdict import assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -27,21 +27,20 @@ def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
 
 
 def test_sweepers_and_messages_that_meet_at_a_job_start_it_once(stack: Stack) -> None:
-    workers = stack.start_workers(
-        2,
-        WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="1",
-        WORKER_SWEEP_INTERVAL_MS="10",
-        WORKER_RECONCILE_INTERVAL_MS="60000",
-        WORKSPACE_BUILD_QUEUE_PREFETCH="2",
-    )
-    jobs: list[Started] = []
-
-    def sweepers_were_quicker() -> bool:
-        return any(worker.says("job_found_by_sweeper") for worker in workers)
-
-    while len(jobs) < 6 or (len(jobs) < 40 and not sweepers_were_quicker()):
-        jobs.append(stack.post(blueprint()))
-    assert sweepers_were_quicker()
+    jobs = [stack.post(blueprint()) for _ in range(4)]
+    with standing_still(stack.rabbitmq.pid):
+        workers = [
+            stack.launch_worker(WORKSPACE_BUILD_QUEUE_PREFETCH="2", WORKER_SWEEP_INTERVAL_MS="50")
+            for _ in range(2)
+        ]
+        wait_for(
+            lambda: sum(worker.says("job_found_by_sweeper") for worker in workers) >= 4,
+            "the sweepers have found the jobs whose messages wait in the broker",
+        )
     for job in jobs:
         assert_ready(stack, job, claims=1)
+    wait_for(
+        lambda: sum(worker.says("job_not_claimable") for worker in workers) >= 4,
+        "every message was seen",
+    )
     assert sum(worker.says('"job_claimed"') for worker in workers) == len(jobs)
