@@ -415,7 +415,7 @@ class FakeDocker:
         self.behave()
         self.bench = Bench(folder / "builds", registry, docker_cli=str(self.program), **changed)
 
-    def behave(self, build: str = "", push: str = "") -> None:
+    def behave(self, build: str = "", push: str = "", image: str = "") -> None:
         write_program(
             self.program,
             f'echo "$@ [config=$DOCKER_CONFIG buildkit=$DOCKER_BUILDKIT]" >> {self.log}\n'
@@ -424,6 +424,7 @@ class FakeDocker:
             f'build*) while [ "$1" != --iidfile ]; do shift; done; iid=$2\n{build}\n'
             "echo sha256:abc > $iid ;;\n"
             f"push*) {push}\n;;\n"
+            f"image*) {image}\n;;\n"
             "esac\nexit 0\n",
         )
 
@@ -490,7 +491,7 @@ def test_a_push_that_hangs_meets_its_limit_and_a_cancelled_one_ends_soon(
             fake.bench.push(built, "a/b", cancelled)
         assert caught.value.code == code
         assert fake.calls("rmi")[-1].startswith(
-            f"rmi --no-prune {settings.REGISTRY_PUSH_REGISTRY}/a/b:v1 "
+            f"rmi --force --no-prune {settings.REGISTRY_PUSH_REGISTRY}/a/b:v1 "
         )
         assert fake.bench.is_clean()
         cancelled.set()
@@ -560,11 +561,14 @@ def test_an_engine_that_does_not_tell_the_digest_or_lies_about_it_is_not_believe
     fake: FakeDocker,
 ) -> None:
     built = fake.bench.build(replace(PLAN, sources=()))
-    for push, message in [
-        ("echo done", "did not say which digest"),
-        (f"echo v1: digest: sha256:{'0' * 64} size: 1", "does not have what was pushed"),
+    digest = f"sha256:{'0' * 64}"
+    stated = f"echo v1: digest: {digest} size: 1"
+    for push, image, message in [
+        ("echo done", "", "did not say which digest"),
+        (stated, """echo '["a/b@sha256:another"]'""", "Another image was pushed"),
+        (stated, f"""echo '["a/b@{digest}"]'""", "does not have what was pushed"),
     ]:
-        fake.behave(push=push)
+        fake.behave(push=push, image=image)
         with pytest.raises(BuildError, match=message) as caught:
             fake.bench.push(built, f"tests/none-{uuid4().hex}")
         assert caught.value.code == "push-failed"
