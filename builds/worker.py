@@ -1,11 +1,12 @@
 """The build worker: a consumer of the build queue, with leases, heartbeat and sweeper.
 
-Four kinds of threads, each with one duty:
+Five kinds of threads, each with one duty:
 
 * the main thread owns the broker's connection and only pumps it;
 * ``prefetch`` job threads run the jobs;
 * the pulse writes the heartbeat and renews the leases, so neither waits for anything else;
-* the sweeper looks for jobs that nobody is at, and reconciles containers with rows.
+* the sweeper looks for jobs that nobody is at, and asks nobody but the database;
+* the keeper reconciles containers with rows and removes leftovers, as slowly as the engine may be.
 
 The first SIGTERM or SIGINT drains: no new job, those at work are finished. The second stops at
 once: builds are killed and their jobs given back for another worker.
@@ -117,6 +118,7 @@ class BuildWorker:
         threads = [
             threading.Thread(target=self._pulse, name="pulse"),
             threading.Thread(target=self._sweep, name="sweeper"),
+            threading.Thread(target=self._keep, name="keeper"),
         ]
         connection_created.connect(self._on_connection)
         self._beat()
@@ -332,17 +334,21 @@ class BuildWorker:
     # ------------------------------------------------------------ sweeper
 
     def _sweep(self) -> None:
-        next_reconcile = time.monotonic()
         while not self._stopped.wait(self._times.sweep.total_seconds()):
             close_old_connections()
             self._guarded("sweep", self._sweep_jobs)
             self._guarded("repair", lambda: sweeper.repair_attempts())
-            if time.monotonic() >= next_reconcile:
-                self._guarded("sessions", self._end_sessions)
-                self._guarded("forget", lambda: sweeper.forget_workers())
-                self._guarded("reconcile", self._reconcile)
-                self._guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
-                next_reconcile = time.monotonic() + self._times.reconcile.total_seconds()
+            self._guarded("sessions", self._end_sessions)
+        connections.close_all()
+
+    def _keep(self) -> None:
+        pause = self._times.sweep
+        while not self._stopped.wait(pause.total_seconds()):
+            close_old_connections()
+            self._guarded("forget", lambda: sweeper.forget_workers())
+            self._guarded("reconcile", self._reconcile)
+            self._guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
+            pause = self._times.reconcile
         connections.close_all()
 
     def _guarded(self, name: str, duty: Callable[[], object]) -> None:
