@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
+
+from controlplane.folders import remove_tree
 
 _PREFIX = "svc-"
 
@@ -31,7 +32,7 @@ def workplace(root: Path, purpose: str, job_id: UUID, attempt_count: int) -> Ite
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield place
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)
         os.close(lock)
 
 
@@ -51,7 +52,7 @@ def sweep_leftovers(root: Path, older_than: float) -> int:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(place, ignore_errors=True)
+            remove_tree(place)
             removed += not place.exists()
         except BlockingIOError:
             continue

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from threading import Event
 
+from controlplane.folders import remove_tree
 from controlplane.processes import ProcessResult
 from scm.git.command import Git, SourcePolicy, session
 from scm.git.remote import ResolvedSource
@@ -40,10 +41,10 @@ def checkout(source: ResolvedSource, into: Path, policy: SourcePolicy, cancelled
         with session(url, policy, policy.fetch_timeout, cancelled) as git:
             _Checkout(git, source, into).make()
     except OSError as error:
-        shutil.rmtree(into, ignore_errors=True)
+        remove_tree(into)
         raise _unwritable(url, error) from None
     except BaseException:
-        shutil.rmtree(into, ignore_errors=True)
+        remove_tree(into)
         raise
 
 

@@ -64,3 +64,16 @@ def test_only_our_folders_are_swept(tmp_path: Path) -> None:
     assert sweep_leftovers(tmp_path, older_than=0) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "svc-file", "svc-link"}
     assert sweep_leftovers(tmp_path / "none", older_than=0) == 0
+
+
+def test_a_folder_nested_a_thousand_levels_deep_is_removed_as_well(tmp_path: Path) -> None:
+    here = Path.cwd()
+    with workplace(tmp_path, "sources", uuid4(), 1) as place:
+        try:
+            os.chdir(place)
+            for _ in range(1500):
+                Path("d").mkdir()
+                os.chdir("d")
+        finally:
+            os.chdir(here)
+    assert not place.exists()
