@@ -89,10 +89,16 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
                 return False
             return bool(held.update(lease_expires_at=Now() + lease))
 
-    def release_strays(self, worker_id: str, held: Collection[uuid.UUID]) -> int:
-        """End the leases of a worker on jobs other than those it holds; return how many."""
+    def release_strays(
+        self, worker_id: str, held: Collection[uuid.UUID], *, older_than: timedelta
+    ) -> int:
+        """End the leases of a worker on jobs other than those it holds; return how many.
+
+        Claims younger than ``older_than`` are left: ``held`` may have been read before them.
+        """
         return (
             self.filter(worker_id=worker_id, lease_expires_at__gt=Now())
+            .filter(claimed_at__lt=Now() - older_than)
             .exclude(pk__in=held)
             .update(lease_expires_at=Now())
         )

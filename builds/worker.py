@@ -318,7 +318,9 @@ class BuildWorker:
         with self._lock:
             ours = {*self._controls, *self._submitted}
         try:
-            released = BuildJob.objects.release_strays(self.worker_id, ours)
+            released = BuildJob.objects.release_strays(
+                self.worker_id, ours, older_than=self._times.heartbeat
+            )
         except (DatabaseError, InterfaceError):
             close_old_connections()
             return

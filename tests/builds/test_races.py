@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.models.functions import Now
 
 from builds.models import BuildJob, SandboxRequest
 from builds.services import SandboxIntent, requeue_job, retry_sandbox, start_sandbox
@@ -75,12 +76,18 @@ def test_simultaneous_starts_with_one_key_all_get_the_first_answer() -> None:
 
 @pytest.mark.django_db
 def test_a_worker_gives_back_what_the_table_calls_its_own_and_it_does_not_hold() -> None:
-    held, stray, foreign = make_job(), make_job(), make_job()
+    held, stray, foreign, young = make_job(), make_job(), make_job(), make_job()
     claim(held)
     claim(stray)
     claim(foreign, "worker-b")
+    BuildJob.objects.update(claimed_at=Now() - timedelta(minutes=1))
+    claim(young)
 
-    assert BuildJob.objects.release_strays("worker-a", {held.pk}) == 1
+    released = BuildJob.objects.release_strays(
+        "worker-a", {held.pk}, older_than=timedelta(seconds=5)
+    )
+
+    assert released == 1
 
     assert list(BuildJob.objects.expired().values_list("pk", flat=True)) == [stray.pk]
 
