@@ -2,8 +2,8 @@
 
 PostgreSQL and RabbitMQ are private, so that they can be restarted; the Docker Engine and the
 registry are those of the machine, told apart by an instance id and by repositories of our own. What
-happened is asked over HTTP, in plain SQL, of the engine and of the registry: never of the product's
-own code.
+happened is asked over HTTP, of the database, the broker, the engine and the registry: never of the
+product's own code.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ import secrets
 import shutil
 import tempfile
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import docker
-import pika
 import psycopg
 import requests
-from docker.models.containers import Container
-from docker.models.networks import Network
-from pika.exceptions import ChannelClosedByBroker
 
 from deploy.services.ports import is_free
 from deploy.services.postgres import PrivatePostgres
 from deploy.services.rabbitmq import PrivateRabbitMQ
+from tests.chaos.broker import DEAD_LETTERS, QUEUE, Broker
+from tests.chaos.database import Database
+from tests.chaos.engine import Engine
 from tests.chaos.gates import build_gates
 from tests.chaos.processes import Child, Worker, wait_for
+from tests.chaos.registry import Registry
+from tests.chaos.sandboxes import Started, blueprint, started
 
 OWNER = "usr_chaos"
-QUEUE = "chaos-builds"
 
 QUICK = {
     "WORKER_HEARTBEAT_INTERVAL_MS": "500",
@@ -49,60 +47,24 @@ QUICK = {
 """Times that keep the suite quick; one test uses the defaults, and holds them to their promise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A sandbox that was started, with all its ids."""
-
-    sandbox_id: str
-    workspace_id: str
-    attempt_id: str
-    run_id: str
-    job_id: str
-    repository: str
-    tag: str
-
-
-def nap(seconds: int) -> tuple[str, str]:
-    """Return a script that sleeps, and an argument that tells its process from all others."""
-    argument = f"{seconds}.{random.randrange(10**8, 10**9)}"
-    return f"sleep {argument}", argument
-
-
-def blueprint(
-    *, install: str | None = None, setup: str = "true", foreground: str = "", **runtime: Any
-) -> dict[str, Any]:
-    """Return a small blueprint. With ``install`` its image has to be built anew."""
-    harness: dict[str, Any] = {"id": "shell"}
-    if install is not None:
-        script = f"{install}\n: {uuid.uuid4()}"
-        harness = {"id": "custom", "install": script, "command": ["true"]}
-    spec: dict[str, Any] = {
-        "harness": harness,
-        "lifecycle": {
-            "setup": [{"id": "prepare", "run": f'echo ran >> "$HOME/setup.log"\n{setup}'}]
-        },
-    }
-    if foreground:
-        spec["lifecycle"]["startup"] = {"foreground": {"kind": "command", "run": foreground}}
-    if runtime:
-        spec["runtime"] = runtime
-    return spec
-
-
 class Stack:
-    """The services, the processes and the views on them."""
+    """The services with a view on each, the product's processes, and the API as clients see it."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="svc-chaos-"))
         self.root.chmod(0o755)
         self.postgres = PrivatePostgres(self.root / "postgres", None, secrets.token_hex(8))
         self.rabbitmq = PrivateRabbitMQ(self.root / "rabbitmq", None, secrets.token_hex(8))
+        self.database = Database(self.postgres)
+        self.broker = Broker(self.rabbitmq)
         self.instance_id = f"chaos-{uuid.uuid4().hex[:12]}"
-        self.registry = os.environ.get("REGISTRY_BASE_URL", "http://127.0.0.1:5000")
-        self.push_registry = os.environ.get("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000")
+        self.registry = Registry(
+            os.environ.get("REGISTRY_BASE_URL", "http://127.0.0.1:5000"),
+            os.environ.get("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000"),
+        )
         socket_path = os.environ.get("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
         docker_host = os.environ.get("DOCKER_HOST", f"unix://{socket_path}")
-        self.engine = docker.DockerClient(docker_host, timeout=60)
+        self.engine = Engine(docker_host, self.instance_id, self.registry.push_name)
         self.api_port = next(port for port in iter(_any_port, 0) if is_free(port))
         self.processes: list[Child] = []
         self._api: Child | None = None
@@ -124,7 +86,7 @@ class Stack:
         self.wait_status(seed, "ready", 180)
         worker.kill()
         # Nothing looks for the container of the first sandbox any more, which goes with the test's.
-        self.execute(
+        self.database.execute(
             "update workspaces_runtimeinstance set status = 'stopped', finished_at = now()"
             " where run_id = %s",
             seed.run_id,
@@ -144,55 +106,24 @@ class Stack:
             if child is not self._api:
                 child.kill_group()
         self.processes = [child for child in self.processes if child is self._api]
-        self.remove_containers()
+        self.engine.remove_containers()
         self.postgres.start()
         self.rabbitmq.start()
-        self._forget_rows()
-        for name in (QUEUE, f"{QUEUE}.dlq"):
-            self.purge(name)
+        self.database.forget(except_workspace=self._seed_workspace)
+        for name in (QUEUE, DEAD_LETTERS):
+            self.broker.purge(name)
         shutil.rmtree(self.data, ignore_errors=True)
 
     def close(self) -> None:
         """Leave nothing on the machine."""
         for child in self.processes:
             child.kill_group()
-        self.remove_containers()
-        for image in self.engine.images.list(
-            all=True, filters={"label": f"svc.instance={self.instance_id}", "dangling": False}
-        ):
-            self.engine.images.remove(str(image.id), force=True)
+        self.engine.remove_containers()
+        self.engine.remove_images()
         self.engine.close()
         self.rabbitmq.stop()
         self.postgres.stop()
         shutil.rmtree(self.root, ignore_errors=True)
-
-    def remove_containers(self) -> None:
-        """Remove the containers and networks of this instance."""
-        for container in self.containers():
-            container.remove(force=True, v=True)
-        for network in self.networks():
-            network.remove()
-
-    def _forget_rows(self) -> None:
-        tables = {
-            "builds_sandboxrequest": "sandbox_id in (select id from workspaces_sandbox"
-            " where workspace_id <> %s)",
-            "builds_buildjob": "attempt_id in (select id from workspaces_attempt"
-            " where workspace_id <> %s)",
-            "workspaces_runtimeinstance": "attempt_id in (select id from workspaces_attempt"
-            " where workspace_id <> %s)",
-            "workspaces_workspaceevent": "workspace_id <> %s",
-            "workspaces_attempt": "workspace_id <> %s",
-            "workspaces_sandbox": "workspace_id <> %s",
-            "workspaces_workspace": "id <> %s",
-        }
-        with psycopg.connect(self.postgres.url) as connection:
-            connection.execute("delete from builds_worker")
-            for table, condition in tables.items():
-                connection.execute(
-                    f"delete from {table} where {condition}",  # noqa: S608
-                    [self._seed_workspace],
-                )
 
     # ------------------------------------------------------------ processes
 
@@ -200,6 +131,10 @@ class Stack:
     def data(self) -> Path:
         """The data directory of the processes."""
         return self.root / "data"
+
+    def folders(self) -> list[str]:
+        """Return what is left in the folder of builds."""
+        return [entry.name for entry in (self.data / "builds").glob("*")]
 
     def environment(self, **overrides: str) -> dict[str, str]:
         """Return the environment of a process."""
@@ -210,8 +145,8 @@ class Stack:
             | {
                 **self.postgres.settings,
                 **self.rabbitmq.settings,
-                "REGISTRY_BASE_URL": self.registry,
-                "REGISTRY_PUSH_REGISTRY": self.push_registry,
+                "REGISTRY_BASE_URL": self.registry.url,
+                "REGISTRY_PUSH_REGISTRY": self.registry.push_name,
                 "SVC_INSTANCE_ID": self.instance_id,
                 "WORKSPACE_BUILD_QUEUE": QUEUE,
                 "SVC_DATA_DIR": str(self.data),
@@ -292,7 +227,9 @@ class Stack:
 
     def holder(self, job: Started) -> Worker:
         """Return the worker that the job's row names."""
-        (worker_id,) = self.one("select worker_id from builds_buildjob where id = %s", job.job_id)
+        (worker_id,) = self.database.one(
+            "select worker_id from builds_buildjob where id = %s", job.job_id
+        )
         for child in self.processes:
             if isinstance(child, Worker) and f"-{child.pid}-" in worker_id:
                 return child
@@ -350,135 +287,6 @@ class Stack:
         """Return the types of the workspace's events, oldest first."""
         items = self.get(f"/v1/workspaces/{job.workspace_id}/events?limit=100")["items"]
         return [item["type"] for item in reversed(items)]
-
-    # ------------------------------------------------------------ SQL
-
-    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
-            return connection.execute(query.encode(), values).fetchall()
-
-    def one(self, query: str, *values: Any) -> tuple[Any, ...]:
-        """Return the only row of a query."""
-        (row,) = self.rows(query, *values)
-        return row
-
-    def execute(self, statement: str, *values: Any) -> None:
-        """Run a statement."""
-        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
-            connection.execute(statement.encode(), values)
-
-    def job_status(self, job: Started) -> str:
-        """Return the status of the job's row."""
-        return str(self.one("select status from builds_buildjob where id = %s", job.job_id)[0])
-
-    def claims(self, job: Started) -> int:
-        """Return how often the job was claimed."""
-        return int(
-            self.one("select attempt_count from builds_buildjob where id = %s", job.job_id)[0]
-        )
-
-    def wait_claims(self, job: Started, count: int, seconds: float = 30.0) -> float:
-        """Wait for the claim of that number and return when it happened, in UTC."""
-        wait_for(lambda: self.claims(job) >= count, f"claim {count}", seconds)
-        query = "select extract(epoch from claimed_at) from builds_buildjob where id = %s"
-        return float(self.one(query, job.job_id)[0])
-
-    # ------------------------------------------------------------ broker, engine, registry
-
-    def channel(self) -> pika.BlockingConnection:
-        """Return a connection to the broker; the caller closes it."""
-        return pika.BlockingConnection(pika.URLParameters(self.rabbitmq.url))
-
-    def publish(self, body: bytes) -> None:
-        """Put a message on the build queue."""
-        with self.channel() as connection:
-            connection.channel().basic_publish("", QUEUE, body)
-
-    def depth(self, queue: str = QUEUE) -> int:
-        """Return how many messages wait in a queue."""
-        with self.channel() as connection:
-            try:
-                answer = connection.channel().queue_declare(queue, passive=True)
-            except ChannelClosedByBroker:
-                return 0
-            return int(answer.method.message_count)
-
-    def dead_letters(self) -> list[bytes]:
-        """Take the dead letters."""
-        found: list[bytes] = []
-        with self.channel() as connection:
-            channel = connection.channel()
-            while True:
-                method, _, body = channel.basic_get(f"{QUEUE}.dlq", auto_ack=True)
-                if method is None:
-                    return found
-                found.append(body or b"")
-
-    def purge(self, queue: str) -> None:
-        """Empty a queue."""
-        with self.channel() as connection:
-            try:
-                connection.channel().queue_purge(queue)
-            except ChannelClosedByBroker:
-                return
-
-    def containers(self, job: Started | None = None) -> list[Container]:
-        """Return the containers of the instance, or of one run, ended ones included."""
-        labels = [f"svc.instance={self.instance_id}"]
-        if job is not None:
-            labels.append(f"svc.run={job.run_id}")
-        found: list[Container] = self.engine.containers.list(
-            all=True, filters={"label": labels}, ignore_removed=True
-        )
-        return found
-
-    def networks(self) -> list[Network]:
-        """Return the networks of the instance."""
-        label = f"svc.instance={self.instance_id}"
-        found: list[Network] = self.engine.networks.list(filters={"label": label})
-        return found
-
-    def local_names(self, job: Started) -> list[str]:
-        """Return the names that the job's images have in the engine."""
-        listed = self.engine.api.images()
-        names = [name for image in listed for name in image["RepoTags"] or ()]
-        wanted = (f"svc-build/{job.job_id}:", f"{self.push_registry}/{job.repository}:")
-        return [name for name in names if name.startswith(wanted)]
-
-    def folders(self) -> list[str]:
-        """Return what is left in the folder of builds."""
-        return [entry.name for entry in (self.data / "builds").glob("*")]
-
-    def tags(self, job: Started) -> dict[str, str]:
-        """Return the tags of the job's repository with their digests."""
-        base = f"{self.registry}/v2/{job.repository}"
-        answer = requests.get(f"{base}/tags/list", timeout=10)
-        if answer.status_code == 404:
-            return {}
-        kinds = (
-            "application/vnd.docker.distribution.manifest.v2+json",
-            "application/vnd.oci.image.manifest.v1+json",
-        )
-        return {
-            tag: requests.head(
-                f"{base}/manifests/{tag}", headers={"accept": ", ".join(kinds)}, timeout=10
-            ).headers["docker-content-digest"]
-            for tag in answer.json()["tags"] or ()
-        }
-
-
-def started(answer: dict[str, Any]) -> Started:
-    """Return the ids in an answer to ``POST /v1/sandboxes``."""
-    return Started(
-        answer["sandboxId"],
-        answer["workspaceId"],
-        answer["attemptId"],
-        answer["runId"],
-        answer["jobId"],
-        answer["repository"],
-        answer["tag"],
-    )
 
 
 def _any_port() -> int:

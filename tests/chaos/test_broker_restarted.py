@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.chaos.processes import runs, standing_still, wait_for
-from tests.chaos.stack import Stack, blueprint, nap, started
+from tests.chaos.sandboxes import blueprint, nap, started
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.processes import runs, wait_for
-from tests.chaos.stack import Stack, Started, blueprint, nap
+from tests.chaos.sandboxes import Started, blueprint, nap
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]

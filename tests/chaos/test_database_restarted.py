@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.chaos.processes import runs, wait_for
-from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
 
 # Twice as long as elsewhere: after an outage everybody gets the time to beat again.

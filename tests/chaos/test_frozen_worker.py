@@ -7,7 +7,8 @@ import pytest
 
 from tests.chaos.gates import Gate, closed
 from tests.chaos.processes import runs, wait_for
-from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -23,12 +24,12 @@ def test_a_worker_that_wakes_after_its_job_was_finished_by_another_changes_nothi
     sleeper = stack.holder(job)
     sleeper.freeze()
     shown = stack.wait_status(job, "ready")
-    (container,) = stack.containers(job)
+    (container,) = stack.engine.containers(job)
 
     sleeper.thaw()
     wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
     assert assert_ready(stack, job, claims=2)["publishedImage"] == shown["publishedImage"]
-    assert [same.id for same in stack.containers(job)] == [container.id]
+    assert [same.id for same in stack.engine.containers(job)] == [container.id]
     again = stack.post(blueprint())
     assert_ready(stack, again, claims=1)
 
@@ -40,7 +41,7 @@ def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(stack: 
     wait_for(lambda: runs(argument), "the setup step runs")
     sleeper = stack.holder(job)
     sleeper.freeze()
-    stack.wait_claims(job, 2)
+    stack.database.wait_claims(job, 2)
     sleeper.thaw()
     wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
     assert_ready(stack, job, claims=2)
@@ -53,7 +54,7 @@ def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: Stack) -> N
         gate.wait_reached()
         stack.start_worker()
         sleeper.freeze()
-    stack.wait_claims(job, 2, 30.0)
+    stack.database.wait_claims(job, 2, 30.0)
     other = stack.post(blueprint())
     assert_ready(stack, other, claims=1)
     assert_ready(stack, job, claims=2)
@@ -96,14 +97,14 @@ def test_a_worker_frozen_while_it_reconciles_does_not_keep_the_others_from_it(
 
     wait_for(frozen_with_a_lock, "the worker is frozen while it reconciles")
     stack.start_worker()
-    stack.containers(job)[0].remove(force=True)
+    stack.engine.containers(job)[0].remove(force=True)
     stack.wait_status(job, "failed", 30)
 
 
 def _session_locks(stack: Stack) -> bool:
     """Whether anybody holds one of the product's advisory locks."""
     query = "select 1 from pg_locks where locktype = 'advisory' and granted and classid <> 0"
-    return bool(stack.rows(query))
+    return bool(stack.database.rows(query))
 
 
 def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stack) -> None:
@@ -114,7 +115,7 @@ def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stac
         other = stack.start_worker()
         # Longer than the time after which a silent worker counts as dead.
         wait_for(
-            lambda: stack.one(
+            lambda: stack.database.one(
                 "select now() > started_at + interval '4 s' from builds_worker"
                 " where worker_id like %s",
                 f"%-{other.pid}-%",

@@ -8,8 +8,10 @@ import uuid
 import pytest
 
 from deploy.services.ports import is_open
+from tests.chaos.broker import DEAD_LETTERS
 from tests.chaos.processes import wait_for
-from tests.chaos.stack import QUEUE, Stack, blueprint
+from tests.chaos.sandboxes import blueprint
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -33,14 +35,14 @@ def test_messages_that_are_not_ours_become_dead_letters_and_the_worker_lives(
 ) -> None:
     worker = stack.start_worker()
     for body in MALFORMED:
-        stack.publish(body)
-    wait_for(lambda: stack.depth(f"{QUEUE}.dlq") == len(MALFORMED), "all are dead letters")
-    assert stack.dead_letters() == list(MALFORMED)
-    stack.publish(json.dumps({"jobId": str(uuid.uuid4())}).encode())
+        stack.broker.publish(body)
+    wait_for(lambda: stack.broker.depth(DEAD_LETTERS) == len(MALFORMED), "all are dead letters")
+    assert stack.broker.dead_letters() == list(MALFORMED)
+    stack.broker.publish(json.dumps({"jobId": str(uuid.uuid4())}).encode())
     wait_for(lambda: worker.says("job_not_claimable"), "the unknown job is seen")
     assert_ready(stack, stack.post(blueprint()), claims=1)
     worker.kill()
-    assert (stack.depth(), stack.depth(f"{QUEUE}.dlq")) == (0, 0)
+    assert (stack.broker.depth(), stack.broker.depth(DEAD_LETTERS)) == (0, 0)
 
 
 def test_a_failed_job_leaves_a_dead_letter_and_a_successful_one_nothing(stack: Stack) -> None:
@@ -49,10 +51,10 @@ def test_a_failed_job_leaves_a_dead_letter_and_a_successful_one_nothing(stack: S
     assert_ready(stack, good, claims=1)
     shown = assert_ended(stack, bad, "failed", code="build-command-failed", claims=1)
     assert "custom.sh" in shown["error"]["message"]
-    wait_for(lambda: stack.depth(f"{QUEUE}.dlq") == 1, "the dead letter")
+    wait_for(lambda: stack.broker.depth(DEAD_LETTERS) == 1, "the dead letter")
     worker.kill()
-    assert stack.depth() == 0
-    assert stack.dead_letters() == [json.dumps({"jobId": bad.job_id}).encode()]
+    assert stack.broker.depth() == 0
+    assert stack.broker.dead_letters() == [json.dumps({"jobId": bad.job_id}).encode()]
 
 
 def test_a_registry_that_is_down_fails_the_push_and_nothing_else(stack: Stack) -> None:

@@ -10,7 +10,8 @@ from collections import Counter
 import pytest
 
 from tests.chaos.processes import wait_for
-from tests.chaos.stack import QUICK, Stack, Started, blueprint
+from tests.chaos.sandboxes import Started, blueprint
+from tests.chaos.stack import QUICK, Stack
 from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -24,7 +25,7 @@ def _assert_failed(stack: Stack, job: Started, code: str) -> None:
     assert (workspace["status"], workspace["reason"]["code"]) == ("failed", code)
     assert Counter(stack.events(job))["runtime.failed"] == 1
     assert_nothing_open(stack)
-    wait_for(lambda: not stack.containers(job), "the ended container is removed")
+    wait_for(lambda: not stack.engine.containers(job), "the ended container is removed")
     assert_nothing_left_over(stack, job)
 
 
@@ -32,7 +33,7 @@ def test_a_container_that_was_removed_behind_our_back_is_reported_as_lost(stack:
     stack.start_worker()
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
-    stack.containers(job)[0].remove(force=True)
+    stack.engine.containers(job)[0].remove(force=True)
     _assert_failed(stack, job, "runtime-lost")
 
 
@@ -40,7 +41,7 @@ def test_a_container_whose_first_process_is_killed_is_reported_as_ended(stack: S
     stack.start_worker()
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
-    os.kill(stack.containers(job)[0].attrs["State"]["Pid"], signal.SIGKILL)
+    os.kill(stack.engine.containers(job)[0].attrs["State"]["Pid"], signal.SIGKILL)
     _assert_failed(stack, job, "runtime-exited")
 
 
@@ -57,18 +58,18 @@ def test_a_foreground_that_ends_well_stops_the_workspace(stack: Stack) -> None:
     job = stack.post(blueprint(foreground="sleep 2"))
     stack.wait_status(job, "stopped", 60)
     assert_nothing_open(stack)
-    wait_for(lambda: not stack.containers(job), "the ended container is removed")
+    wait_for(lambda: not stack.engine.containers(job), "the ended container is removed")
 
 
 def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(stack: Stack) -> None:
     stack.start_worker()
     job = stack.post(blueprint(persistence="persistent"))
     assert_ready(stack, job, claims=1)
-    pid = stack.containers(job)[0].attrs["State"]["Pid"]
+    pid = stack.engine.containers(job)[0].attrs["State"]["Pid"]
     os.kill(pid, signal.SIGKILL)
 
     def came_back() -> bool:
-        found = stack.containers(job)
+        found = stack.engine.containers(job)
         return len(found) == 1 and found[0].attrs["State"]["Pid"] not in (0, pid)
 
     wait_for(came_back, "the engine has started the container again")
@@ -81,11 +82,13 @@ def test_a_container_that_no_row_wants_is_removed(stack: Stack) -> None:
     stack.start_worker()
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
-    stack.execute("delete from workspaces_workspaceevent where workspace_id = %s", job.workspace_id)
-    stack.execute(
+    stack.database.execute(
+        "delete from workspaces_workspaceevent where workspace_id = %s", job.workspace_id
+    )
+    stack.database.execute(
         "update workspaces_runtimeinstance set status = 'stopped', finished_at = now()"
         " where run_id = %s",
         job.run_id,
     )
-    wait_for(lambda: not stack.containers(job), "the container is removed")
+    wait_for(lambda: not stack.engine.containers(job), "the container is removed")
     assert_nothing_left_over(stack, job)

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from tests.chaos.processes import standing_still, wait_for
-from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -18,7 +19,7 @@ def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
     script, _ = nap(2)
     job = stack.post(blueprint(setup=script))
     for _ in range(2):
-        stack.publish(json.dumps({"jobId": job.job_id}).encode())
+        stack.broker.publish(json.dumps({"jobId": job.job_id}).encode())
     assert_ready(stack, job, claims=1)
     wait_for(
         lambda: sum(worker.says("job_not_claimable") for worker in workers) == 2,

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.chaos.processes import runs, wait_for
-from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -22,11 +23,11 @@ def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: Stack) -
     wait_for(lambda: worker.says("worker_draining"), "the worker drains")
     waiting = stack.post(blueprint())
     assert worker.wait(60) == 0
-    assert not stack.rows("select 1 from builds_worker")
+    assert not stack.database.rows("select 1 from builds_worker")
     shown = stack.wait_status(job, "ready")
     assert shown["publishedImage"]
-    assert (stack.claims(waiting), stack.job_status(waiting)) == (0, "queued")
-    assert stack.depth() == 1
+    assert (stack.database.claims(waiting), stack.database.job_status(waiting)) == (0, "queued")
+    assert stack.broker.depth() == 1
 
     stack.start_worker()
     assert_ready(stack, waiting, claims=1)
@@ -45,27 +46,27 @@ def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Stack)
     wait_for(lambda: worker.says("worker_draining"), "the worker drains")
     worker.terminate()
     assert worker.wait(15) == 0
-    claimed = stack.wait_claims(job, 2, 10)
+    claimed = stack.database.wait_claims(job, 2, 10)
     assert claimed - told < 10
     assert_ready(stack, job, claims=2)
-    assert len(stack.rows("select 1 from builds_worker")) == 1
+    assert len(stack.database.rows("select 1 from builds_worker")) == 1
 
 
 def test_an_idle_worker_stops_at_once(stack: Stack) -> None:
     worker = stack.start_worker()
     worker.terminate()
     assert worker.wait(5) == 0
-    assert not stack.rows("select 1 from builds_worker")
+    assert not stack.database.rows("select 1 from builds_worker")
 
 
 def test_a_worker_with_a_number_of_jobs_ends_after_them(stack: Stack) -> None:
     jobs = [stack.post(blueprint()) for _ in range(3)]
     worker = stack.launch_worker("--max-jobs", "2")
     assert worker.wait(60) == 0
-    states = sorted(stack.job_status(job) for job in jobs)
+    states = sorted(stack.database.job_status(job) for job in jobs)
     assert states == ["queued", "succeeded", "succeeded"]
-    assert stack.depth() == 1
-    assert not stack.rows("select 1 from builds_worker")
+    assert stack.broker.depth() == 1
+    assert not stack.database.rows("select 1 from builds_worker")
     stack.start_worker()
     for job in jobs:
         assert_ready(stack, job, claims=1)

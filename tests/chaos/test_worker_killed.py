@@ -8,7 +8,8 @@ import pytest
 
 from tests.chaos.gates import Gate, closed
 from tests.chaos.processes import runs, wait_for
-from tests.chaos.stack import Stack, blueprint, nap
+from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -41,7 +42,7 @@ def test_a_worker_killed_during_a_build_is_replaced_within_30_seconds_of_default
     wait_for(lambda: runs(argument), "the build is at its install script")
     killed_at = stack.holder(job).kill()
     wait_for(lambda: not runs(argument), "the build has died with its worker", 10)
-    claimed_at = stack.wait_claims(job, 2, RECOVERY_SECONDS)
+    claimed_at = stack.database.wait_claims(job, 2, RECOVERY_SECONDS)
     assert claimed_at - killed_at <= RECOVERY_SECONDS
     assert_ready(stack, job, claims=2)
 
@@ -51,11 +52,11 @@ def test_a_worker_killed_after_the_push_is_replaced_without_a_second_image(stack
     with closed(Gate.BEFORE_PUBLISHED, stack.postgres.url) as gate:
         worker = stack.launch_worker()
         gate.wait_reached()
-        pushed = stack.tags(job)
+        pushed = stack.registry.tags(job)
         stack.launch_worker()
         worker.kill()
     assert_ready(stack, job, claims=2)
-    assert stack.tags(job) == pushed
+    assert stack.registry.tags(job) == pushed
 
 
 def test_a_worker_killed_between_publishing_and_launching_is_replaced_at_the_launch(
@@ -67,7 +68,7 @@ def test_a_worker_killed_between_publishing_and_launching_is_replaced_at_the_lau
         gate.wait_reached()
         successor = stack.launch_worker()
         worker.kill()
-    wait_for(lambda: stack.job_status(job) == "succeeded", "the write was kept")
+    wait_for(lambda: stack.database.job_status(job) == "succeeded", "the write was kept")
     assert_ready(stack, job, claims=2)
     assert successor.says('"status": "succeeded"') == 1
 
@@ -79,11 +80,11 @@ def test_a_worker_killed_while_the_workspace_boots_leaves_its_container_to_the_n
     job = stack.post(blueprint(setup=script))
     worker = stack.launch_worker()
     wait_for(lambda: runs(argument), "the setup step runs")
-    (container,) = stack.containers(job)
+    (container,) = stack.engine.containers(job)
     stack.launch_worker()
     worker.kill()
     assert_ready(stack, job, claims=2)
-    assert [same.id for same in stack.containers(job)] == [container.id]
+    assert [same.id for same in stack.engine.containers(job)] == [container.id]
 
 
 def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
@@ -93,11 +94,11 @@ def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
     with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
         worker = stack.launch_worker()
         gate.wait_reached()
-        (container,) = stack.containers(job)
+        (container,) = stack.engine.containers(job)
         stack.launch_worker()
         worker.kill()
     assert_ready(stack, job, claims=2)
-    assert [same.id for same in stack.containers(job)] == [container.id]
+    assert [same.id for same in stack.engine.containers(job)] == [container.id]
 
 
 def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: Stack) -> None:
@@ -106,7 +107,7 @@ def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: Stack)
         worker = stack.launch_worker()
         gate.wait_reached()
         worker.kill()
-    wait_for(lambda: stack.depth() == 1, "the message was given back")
+    wait_for(lambda: stack.broker.depth() == 1, "the message was given back")
     successor = stack.start_worker()
     wait_for(lambda: successor.says("job_not_claimable"), "the successor sees nothing to do")
     assert_ready(stack, job, claims=1)

@@ -1,0 +1,58 @@
+"""What the Docker Engine has of the chaos tests, and how it gets rid of it."""
+
+from __future__ import annotations
+
+import docker
+from docker.models.containers import Container
+from docker.models.networks import Network
+
+from tests.chaos.sandboxes import Started
+
+
+class Engine:
+    """The machine's engine, of which only what carries the label of one instance is looked at."""
+
+    def __init__(self, docker_host: str, instance_id: str, push_registry: str) -> None:
+        self._client = docker.DockerClient(docker_host, timeout=60)
+        self._label = f"svc.instance={instance_id}"
+        self._push_registry = push_registry
+
+    def containers(self, job: Started | None = None) -> list[Container]:
+        """Return the containers of the instance, or of one run, ended ones included."""
+        labels = [self._label]
+        if job is not None:
+            labels.append(f"svc.run={job.run_id}")
+        found: list[Container] = self._client.containers.list(
+            all=True, filters={"label": labels}, ignore_removed=True
+        )
+        return found
+
+    def networks(self) -> list[Network]:
+        """Return the networks of the instance."""
+        found: list[Network] = self._client.networks.list(filters={"label": self._label})
+        return found
+
+    def local_names(self, job: Started) -> list[str]:
+        """Return the names that the job's images have in the engine."""
+        listed = self._client.api.images()
+        names = [name for image in listed for name in image["RepoTags"] or ()]
+        wanted = (f"svc-build/{job.job_id}:", f"{self._push_registry}/{job.repository}:")
+        return [name for name in names if name.startswith(wanted)]
+
+    def remove_containers(self) -> None:
+        """Remove the containers and networks of this instance."""
+        for container in self.containers():
+            container.remove(force=True, v=True)
+        for network in self.networks():
+            network.remove()
+
+    def remove_images(self) -> None:
+        """Remove the named images of this instance."""
+        for image in self._client.images.list(
+            all=True, filters={"label": self._label, "dangling": False}
+        ):
+            self._client.images.remove(str(image.id), force=True)
+
+    def close(self) -> None:
+        """Let go of the connection to the engine."""
+        self._client.close()
