@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from scm.git import SourcePolicy
+from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 
 GIT_ENV = {
     "PATH": os.environ["PATH"],
@@ -38,6 +38,8 @@ GIT_ENV = {
     "GIT_COMMITTER_DATE": "2026-01-02T03:04:05Z",
 }
 COMMITTED_AT = 1767323045
+NEVER = threading.Event()
+"""Nobody cancels."""
 
 
 def git(where: Path, *arguments: str) -> str:
@@ -321,3 +323,18 @@ def grow(origin: Origin, tmp_path: Path) -> Callable[[dict[str, bytes]], str]:
         return commit
 
     return add
+
+
+def failure(url: str, ref: str | None, policy: SourcePolicy) -> SourceError:
+    """Return why a ref cannot be resolved."""
+    with pytest.raises(SourceError) as caught:
+        resolve(url, ref, policy)
+    return caught.value
+
+
+def fetch_failure(source: ResolvedSource, into: Path, policy: SourcePolicy) -> SourceError:
+    """Return why a source cannot be checked out, of which nothing is left."""
+    with pytest.raises(SourceError) as caught:
+        checkout(source, into, policy, NEVER)
+    assert not into.exists()
+    return caught.value
