@@ -1,4 +1,4 @@
-"""Whatever keeps a source from being had is told by its code, in time, and leaves nothing behind."""
+"""What keeps a source from being had is told by its code, in time, and leaves nothing behind."""
 
 from __future__ import annotations
 

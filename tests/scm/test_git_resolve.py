@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from scm.git import ResolvedSource, SourcePolicy, resolve
-from tests.scm.conftest import (
-    ODD_BRANCH,
-    HttpServer,
-    Origin,
-    failure,
-    free_port,
-    git,
-)
+from tests.scm.conftest import ODD_BRANCH, HttpServer, Origin, failure, free_port, git
 
 # Resolving
 

@@ -11,14 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.errors import ValidationFailed
-from tests.workspaces.blueprints import (
-    FULL,
-    MINIMAL,
-    faults_of,
-    places,
-    string_places,
-    with_value,
-)
+from tests.workspaces.blueprints import FULL, MINIMAL, faults_of, places, string_places, with_value
 from workspaces.blueprint import Blueprint
 
 
