@@ -1,0 +1,155 @@
+"""The compiler on a test bench: with the operator's docker, or with one that does as it is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from django.conf import settings
+
+from builds.compiler import BuildError, BuiltImage, Compiler, PublishedImage
+from builds.planner import ImagePlan, PlannedSource
+from registries.client import RegistryClient
+
+BASE_IMAGE = settings.SVC_BASE_IMAGES["debian"]
+DOCKERFILE = f"""\
+FROM {BASE_IMAGE}
+COPY extra-ca.crt /extra-ca.crt
+ADD sources.tar /
+COPY svc-agent /usr/lib/svc/agent
+ENTRYPOINT ["/usr/lib/svc/agent"]
+"""
+PLAN = ImagePlan(  # noqa: S604 - a login shell, not a command
+    os_family="debian",
+    base_image=BASE_IMAGE,
+    dockerfile=DOCKERFILE,
+    files=(),
+    sources=(PlannedSource("workspace", "workspace", "https://host/a", None, "/workspace"),),
+    working_directory="/workspace",
+    harness_command=(),
+    user="workspace",
+    uid=1000,
+    gid=1000,
+    home="/home/workspace",
+    shell="/bin/bash",
+)
+NEVER = threading.Event()
+"""Nobody cancels."""
+
+
+class Bench:
+    """A compiler, what it printed, and short ways to call it."""
+
+    def __init__(self, temp_root: Path, registry: RegistryClient, **changed: object) -> None:
+        options: dict[str, object] = {
+            "docker_cli": settings.DOCKER_CLI,
+            "docker_host": settings.DOCKER_HOST,
+            "push_registry": settings.REGISTRY_PUSH_REGISTRY,
+            "build_timeout": 120.0,
+            "push_timeout": 120.0,
+        }
+        self.temp_root = temp_root
+        self.compiler = Compiler(
+            registry=registry,
+            temp_root=temp_root,
+            **(options | changed),  # type: ignore[arg-type]
+        )
+        self.printed = b""
+        self.built: list[BuiltImage] = []
+
+    def output(self, data: bytes) -> None:
+        """Take what the compiler prints."""
+        self.printed += data
+
+    def build(
+        self,
+        image_plan: ImagePlan,
+        checkouts: Mapping[str, Path] | None = None,
+        *,
+        job_id: UUID | None = None,
+        output: Callable[[bytes], None] | None = None,
+        cancelled: threading.Event = NEVER,
+        agent: bytes = b"#!/bin/sh\necho agent\n",
+        ca: bytes = b"",
+    ) -> BuiltImage:
+        """Build for a job of its own, unless the test names one."""
+        built = self.compiler.build(
+            image_plan,
+            checkouts=checkouts or {},
+            agent=agent,
+            extra_ca=ca,
+            job_id=job_id or uuid4(),
+            attempt_count=1,
+            labels={"svc.instance": "tests"},
+            output=output or self.output,
+            cancelled=cancelled,
+        )
+        self.built.append(built)
+        return built
+
+    def discard_all(self) -> None:
+        """Take back the names of everything that was built."""
+        for built in self.built:
+            self.compiler.discard(built)
+
+    def push(
+        self, built: BuiltImage, repository: str, cancelled: threading.Event = NEVER
+    ) -> PublishedImage:
+        """Push with the tag ``v1``."""
+        return self.compiler.push(
+            built, repository=repository, tag="v1", output=self.output, cancelled=cancelled
+        )
+
+    def is_clean(self) -> bool:
+        """Whether no temporary folder is left."""
+        return not self.temp_root.exists() or list(self.temp_root.iterdir()) == []
+
+
+class FakeDocker:
+    """A command line that records how it is called and does what the test says."""
+
+    def __init__(self, folder: Path, registry: RegistryClient, **changed: object) -> None:
+        self.folder = folder
+        self.log = folder / "calls"
+        self.log.touch()
+        self.program = folder / "docker"
+        self.behave()
+        self.bench = Bench(folder / "builds", registry, docker_cli=str(self.program), **changed)
+
+    def behave(self, build: str = "", push: str = "", image: str = "") -> None:
+        """Do this, in shell, when asked to build, to push or for an image."""
+        write_program(
+            self.program,
+            f'echo "$@ [config=$DOCKER_CONFIG buildkit=$DOCKER_BUILDKIT]" >> {self.log}\n'
+            'case "$1 $*" in\n'
+            "*--output*) exit 1 ;;\n"
+            f'build*) while [ "$1" != --iidfile ]; do shift; done; iid=$2\n{build}\n'
+            "echo sha256:abc > $iid ;;\n"
+            f"push*) {push}\n;;\n"
+            f"image*) {image}\n;;\n"
+            "esac\nexit 0\n",
+        )
+
+    def calls(self, command: str) -> list[str]:
+        """Return the calls whose arguments begin like this, oldest first."""
+        return [line for line in self.log.read_text().splitlines() if line.startswith(command)]
+
+    def failure(self, **options: object) -> BuildError:
+        """Return why a build fails, of which nothing is left."""
+        with pytest.raises(BuildError) as caught:
+            self.bench.build(replace(PLAN, sources=()), **options)  # type: ignore[arg-type]
+        assert self.bench.is_clean()
+        # Whatever happened, the name that the build may have given is taken back.
+        assert any("svc-build/" in call for call in self.calls("rmi"))
+        return caught.value
+
+
+def write_program(path: Path, body: str) -> str:
+    """Write a shell script and return how to call it."""
+    path.write_text(f"#!/bin/sh\n{body}")
+    path.chmod(0o755)
+    return str(path)

@@ -1,0 +1,65 @@
+"""Compilers on their benches, and what they build from and push to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.conf import settings
+
+from registries.client import RegistryClient
+from tests.builds.bench import Bench, FakeDocker, write_program
+
+
+@pytest.fixture
+def registry() -> Iterator[RegistryClient]:
+    """A client of the registry that is pushed to."""
+    client = RegistryClient(settings.REGISTRY_BASE_URL)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def repository() -> str:
+    """The name of a repository that nobody else uses."""
+    return f"tests/compiler-{uuid4().hex}"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder of sources, as old as its last commit."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / "README").write_text("hello\n")
+    os.utime(folder, (1_700_000_000, 1_700_000_000))
+    return folder
+
+
+@pytest.fixture
+def bench(tmp_path: Path, registry: RegistryClient) -> Iterator[Bench]:
+    """The compiler with the operator's docker."""
+    bench = Bench(tmp_path / "builds", registry)
+    yield bench
+    bench.discard_all()
+
+
+@pytest.fixture
+def classic(tmp_path: Path, registry: RegistryClient) -> Iterator[Bench]:
+    """The same engine behind a command line that has no BuildKit."""
+    real = Bench(tmp_path / "probe", registry).compiler._command().program
+    program = write_program(
+        tmp_path / "classic-docker",
+        f'[ "$DOCKER_BUILDKIT" = 1 ] && [ "$1" = build ] && exit 1\nexec {real} "$@"\n',
+    )
+    bench = Bench(tmp_path / "builds", registry, docker_cli=program)
+    yield bench
+    bench.discard_all()
+
+
+@pytest.fixture
+def fake(tmp_path: Path, registry: RegistryClient) -> FakeDocker:
+    """A docker that succeeds at everything until the test says otherwise."""
+    return FakeDocker(tmp_path, registry)
