@@ -37,7 +37,7 @@ def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress
     workspace_path = f"/v1/workspaces/{accepted['workspaceId']}"
     progress.note(f"  accepted: sandbox {accepted['sandboxId']}, {workspace_path}\n")
     with progress.step("workspace") as step:
-        sandbox = _follow(api, f"/v1/sandboxes/{accepted['sandboxId']}", workspace_path, step)
+        sandbox = _follow(api, f"/v1/sandboxes/{accepted['sandboxId']}", step)
         if sandbox["status"] != "ready":
             step.now(str(sandbox["status"]))
             raise SetupError(_explain(api, sandbox, workspace_path))
@@ -53,7 +53,7 @@ def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress
     return 0
 
 
-def _follow(api: _Api, sandbox_path: str, workspace_path: str, step: Step) -> Answer:
+def _follow(api: _Api, sandbox_path: str, step: Step) -> Answer:
     """Poll until the sandbox is settled, saying each change of its state and of its reason."""
     deadline = time.monotonic() + _SECONDS
     last: tuple[str, str] | None = None
@@ -61,7 +61,7 @@ def _follow(api: _Api, sandbox_path: str, workspace_path: str, step: Step) -> An
         sandbox = api.get(sandbox_path)
         if sandbox["status"] in _FINAL:
             return sandbox
-        reason = api.get(workspace_path).get("reason") or {}
+        reason = sandbox.get("reason") or {}
         said = ": ".join(filter(None, (sandbox["status"], reason.get("message"))))
         # The message also carries times that change with every look.
         if (state := (sandbox["status"], reason.get("code", ""))) != last:
