@@ -201,6 +201,21 @@ def test_an_image_that_only_the_registry_has_is_pulled_by_its_digest(
     assert launcher.container(runtime).attrs["Config"]["Image"] == image
 
 
+def test_an_agent_that_never_answers_does_not_hold_the_launch_for_its_whole_time(
+    make_launcher: Callable[..., Launcher], publish: Callable[[str], str]
+) -> None:
+    launcher = make_launcher(agent_silence=1.0)
+    base = launcher.client.images.get(launcher.image)
+    mute = """[ "$1" = boot ] && exec sleep infinity; exit 1"""
+    image = publish(f"FROM {base.id}\nRUN printf '#!/bin/sh\\n{mute}\\n' > /usr/lib/svc/agent\n")
+
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(launcher.request(image=image))
+
+    assert caught.value.code == "agent-silent"
+    assert launcher.left_over() == []
+
+
 def test_an_image_that_nobody_has_is_an_image_pull_failure(launcher: Launcher) -> None:
     image = f"{PUSH_REGISTRY}/svc-test/workspace@sha256:{'0' * 64}"
     with pytest.raises(LaunchError, match="manifest unknown") as caught:

@@ -11,6 +11,7 @@ launched. The codes a launch can fail with:
 ``oci-runtime-missing`` the engine does not know the OCI runtime that was asked for
 ``launch-refused``      the engine refused to create or start the container or its network
 ``network-pool-empty``  no free subnet is left in the configured pool
+``agent-silent``        the container lives, and the agent in it does not answer
 ``launch-timed-out``    the workspace was not ready in the time given
 ``launch-cancelled``    the caller set ``cancelled``
 ``launch-superseded``   a newer launch of the same run owns the runtime; nothing of it was touched

@@ -20,7 +20,8 @@ class DockerAdapter:
     """Launches, observes and removes the workspaces of one installation on one Docker Engine.
 
     ``docker_host`` is a ``unix://`` or ``tcp://`` address; ``network_pool`` an IPv4 network that
-    nothing else on the engine's machine uses; ``engine_timeout`` limits each call, in seconds. The
+    nothing else on the engine's machine uses; ``engine_timeout`` limits each call, in seconds, and
+    ``agent_silence`` how long a live container may leave every question unanswered. The
     registry's name and password are for pulling. Safe to use from several threads: every method
     opens a connection of its own.
     """
@@ -34,6 +35,7 @@ class DockerAdapter:
         network_pool: str = "10.213.0.0/16",
         *,
         engine_timeout: float = 60.0,
+        agent_silence: float = 120.0,
         registry_username: str | None = None,
         registry_password: str | None = None,
     ) -> None:
@@ -41,6 +43,7 @@ class DockerAdapter:
         self._docker_host = docker_host
         self._pool = ipaddress.IPv4Network(network_pool)
         self._timeout = engine_timeout
+        self._silence = agent_silence
         self._registry_auth = (
             {"username": registry_username, "password": registry_password or ""}
             if registry_username
@@ -69,6 +72,7 @@ class DockerAdapter:
                 pool=self._pool,
                 registry_auth=self._registry_auth,
                 connect=self._connect,
+                silence=self._silence,
             ).run()
 
     def observe(self, run_id: UUID) -> ObservedRuntime | None:

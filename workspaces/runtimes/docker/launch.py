@@ -66,6 +66,7 @@ class Launch:
         pool: ipaddress.IPv4Network,
         registry_auth: Mapping[str, str] | None,
         connect: Callable[[], AbstractContextManager[Engine]],
+        silence: float,
     ) -> None:
         self._engine = engine
         self._request = request
@@ -73,6 +74,7 @@ class Launch:
         self._pool = pool
         self._registry_auth = registry_auth
         self._connect = connect
+        self._silence = silence
         self._name = container_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
@@ -354,6 +356,7 @@ class Launch:
         """Wait until the agent says ready; raises ``NotFound`` when the container goes away."""
         self._doing = boot.progress_of(None)
         status: boot.BootStatus | None = None
+        heard = time.monotonic()
         while status is None or status.phase != "ready":
             self._proceed(status)
             answer = self._engine.ask(
@@ -365,7 +368,14 @@ class Launch:
                 raise boot.failure_of(status, out_of_memory=self._out_of_memory(container))
             if container.status in ("exited", "dead"):
                 raise self._exited(container)
-            if answer is None:
+            if answer is not None:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > self._silence:
+                raise LaunchError(
+                    "agent-silent",
+                    f"The agent in the workspace gave no answer for {self._silence:g} s.",
+                )
+            else:
                 time.sleep(TICK_SECONDS)
         if self._request.restart:
             policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
