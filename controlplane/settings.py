@@ -159,6 +159,26 @@ WORKER_RECONCILE_INTERVAL_MS = _positive("WORKER_RECONCILE_INTERVAL_MS", 10_000)
 WORKER_RECONCILE_GRACE_MS = _positive("WORKER_RECONCILE_GRACE_MS", 60_000)
 WORKSPACE_KEEP_ENDED_MS = _positive("WORKSPACE_KEEP_ENDED_MS", 86_400_000)
 
+# ---------------------------------------------------------------- runs and their records
+WORKSPACE_RUN_QUEUE: str = env.str("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
+RUN_WORKER_CAPACITY = _positive("RUN_WORKER_CAPACITY", 64)
+RUN_LEASE_DURATION_MS = _positive("RUN_LEASE_DURATION_MS", 60_000)
+RUN_QUEUED_OVERDUE_MS = _positive("RUN_QUEUED_OVERDUE_MS", 10_000)
+RUN_TIME_LIMIT_MS = _positive("RUN_TIME_LIMIT_MS", 3_600_000)
+RUN_MAX_TIME_LIMIT_MS = _positive("RUN_MAX_TIME_LIMIT_MS", 86_400_000)
+RUN_STOP_GRACE_MS = _positive("RUN_STOP_GRACE_MS", 10_000)
+RUN_SPOOL_BYTES = _positive("RUN_SPOOL_BYTES", 256 * 1024**2)
+RUN_SPOOL_SEGMENT_BYTES = _positive("RUN_SPOOL_SEGMENT_BYTES", 8 * 1024**2)
+RUN_SPOOL_POLICY: str = env.str(
+    "RUN_SPOOL_POLICY", "block", validate=validate.OneOf(["block", "drop"])
+)
+RUN_INPUT_RECORDING: str = env.str(
+    "RUN_INPUT_RECORDING", "masked", validate=validate.OneOf(["off", "masked", "full"])
+)
+RUN_CHANGES_PATCH_BYTES = _positive("RUN_CHANGES_PATCH_BYTES", 1024**2)
+RUN_CHANGES_MAX_FILES = _positive("RUN_CHANGES_MAX_FILES", 20_000)
+SVC_RECORD_SIGNING_KEY = _secret("SVC_RECORD_SIGNING_KEY", check=_credentials_key)
+
 # ---------------------------------------------------------------- limits of one build and launch
 WORKSPACE_SOURCE_TIMEOUT_MS = _positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
 WORKSPACE_SOURCE_MAX_BYTES = _positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)

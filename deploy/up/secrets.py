@@ -15,6 +15,7 @@ _GENERATED: Mapping[str, Callable[[], str]] = {
     "WORKSPACE_SSH_GATEWAY_TOKEN": lambda: secrets.token_hex(32),
     "WEB_AUTH_SECRET": lambda: secrets.token_hex(32),
     "SVC_CREDENTIALS_KEY": lambda: base64.b64encode(secrets.token_bytes(32)).decode(),
+    "SVC_RECORD_SIGNING_KEY": lambda: base64.b64encode(secrets.token_bytes(32)).decode(),
 }
 _HEAD = (
     "# Made by the set-up, once. Keep a copy: the database and the sealed accounts cannot be\n"

@@ -16,13 +16,16 @@ launched. The codes a launch can fail with:
 ``launch-cancelled``    the caller set ``cancelled``
 ``launch-superseded``   a newer launch of the same run owns the runtime; nothing of it was touched
 ``adapter-unavailable`` the engine does not answer, or not as it should
+``runtime-gone``        a runtime that was to be spoken to does not exist
+``runtime-not-running`` it exists and does not run
 ======================  ==========================================================================
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
@@ -102,6 +105,37 @@ class ObservedRuntime:
     created_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """What one short call of the agent in a workspace gave."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class AgentChannel(Protocol):
+    """A connection to one subcommand of the agent in a workspace. One reader and one writer."""
+
+    def read(self, timeout: float) -> bytes | None:
+        """Return the next bytes of its output, ``b""`` at the end, None when none came in time."""
+
+    def write(self, data: bytes) -> None:
+        """Give it all of ``data`` as input; waits while it does not take any."""
+
+    def close_input(self) -> None:
+        """End its input."""
+
+    def exit_code(self) -> int | None:
+        """Return how it ended; None while it runs, and when that cannot be known any more."""
+
+    def errors(self) -> str:
+        """Return the end of what it said on its standard error, for the log."""
+
+    def close(self) -> None:
+        """Give the connection up, whatever the other side does."""
+
+
 class RuntimeAdapter(Protocol):
     """One kind of engine. Methods may be called from any thread and raise only ``LaunchError``.
 
@@ -129,6 +163,27 @@ class RuntimeAdapter(Protocol):
 
     def list(self) -> list[ObservedRuntime]:
         """Return every runtime of this installation, one for each run, also those that ended."""
+
+    def call_agent(
+        self, run_id: UUID, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float
+    ) -> AgentAnswer:
+        """Run the agent with ``arguments`` in the boot run's runtime, as root, and wait for it.
+
+        Raises ``runtime-gone`` when there is no such runtime, ``runtime-not-running`` when it does
+        not run, ``agent-silent`` when the time is over.
+        """
+
+    def open_agent(self, run_id: UUID, arguments: Sequence[str]) -> AgentChannel:
+        """Start the agent with ``arguments`` in the boot run's runtime and stay connected to it.
+
+        Raises as :meth:`call_agent` does. The channel must be closed.
+        """
+
+    def read_files(self, run_id: UUID, path: str) -> AbstractContextManager[Iterator[bytes] | None]:
+        """Open a tar stream of ``path`` in the boot run's runtime, whether it runs or has ended.
+
+        The value is None when there is no such runtime or path.
+        """
 
     def remove(self, run_id: UUID) -> bool:
         """Remove all of the run's things; True when there were any. Safe to call again."""

@@ -1,0 +1,338 @@
+"""Runs and their execution records.
+
+The log (``run_event``) is append-only, held by triggers, and partitioned by run number; everything
+else here is derived from it or says where it stands. Migration 0001 makes the partitioned table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from controlplane.ids import OWNER_MAX_LENGTH, uuid7
+from workspaces.models import ERROR_CODE_MAX_LENGTH
+
+PARTITION_RUNS = 1000
+"""How many run numbers one partition of ``run_event`` holds."""
+
+
+class NextRunNumber(models.Func):
+    """The next number of the sequence that migration 0001 makes."""
+
+    template = "nextval('run_number_seq')"
+    output_field = models.BigIntegerField()
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    """Questions and transitions of runs. Database time only."""
+
+    def owned_by(self, owner_user_id: str | None) -> RunQuerySet:
+        """Keep the rows of one owner; of everybody when the caller names none."""
+        return self if owner_user_id is None else self.filter(owner_user_id=owner_user_id)
+
+    def open(self) -> RunQuerySet:
+        """Keep the runs that have not ended."""
+        return self.exclude(status__in=Run.TERMINAL)
+
+    def settle(self, status: Run.Status, **values: Any) -> int:
+        """Move runs that are not final to the final ``status``; return how many."""
+        return self.exclude(status__in=Run.TERMINAL).update(
+            status=status,
+            finished_at=Now(),
+            updated_at=Now(),
+            worker_id="",
+            lease_expires_at=None,
+            **values,
+        )
+
+
+class Run(models.Model):
+    """One recorded piece of work in a workspace.
+
+    ::
+
+        queued → running → completed | failed | cancelled       (queued → failed | cancelled)
+
+    Final states are final. While a worker records (and for a one-shot run: has started) it, the
+    run holds a lease; ``claim_count`` is the fencing token.
+    """
+
+    class Mode(models.TextChoices):
+        """What kind of work: a sandbox's boot, one command, or a session somebody sits at."""
+
+        BOOT = "boot"
+        ONE_SHOT = "one-shot"
+        INTERACTIVE = "interactive"
+
+    class Status(models.TextChoices):
+        """The states of a run."""
+
+        QUEUED = "queued"
+        RUNNING = "running"
+        COMPLETED = "completed"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    TERMINAL = {Status.COMPLETED, Status.FAILED, Status.CANCELLED}
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    number = models.BigIntegerField(unique=True, editable=False, db_default=NextRunNumber())
+    workspace = models.ForeignKey(
+        "workspaces.Workspace", on_delete=models.PROTECT, related_name="runs"
+    )
+    attempt = models.ForeignKey(
+        "workspaces.Attempt", null=True, on_delete=models.PROTECT, related_name="runs"
+    )
+    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH)
+    harness_id = models.CharField(max_length=255)
+    mode = models.CharField(max_length=16, choices=Mode.choices)
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
+    recorded = models.BooleanField(
+        help_text="True: the record decides how it ended. False: the client reports it."
+    )
+    prompt = models.TextField(blank=True)
+    command = models.JSONField(
+        null=True, help_text="{executable, args, cwd?} as it is to be executed; null: not executed."
+    )
+    time_limit_ms = models.BigIntegerField(null=True)
+    exit_code = models.IntegerField(null=True)
+    exit_signal = models.CharField(max_length=16, blank=True)
+    error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
+    error_message = models.TextField(blank=True)
+    reported_diff = models.TextField(blank=True, help_text="Of a run that is not recorded.")
+    cancel_requested_at = models.DateTimeField(null=True)
+    worker_id = models.CharField(max_length=255, blank=True)
+    claim_count = models.PositiveIntegerField(default=0)
+    claimed_at = models.DateTimeField(null=True)
+    lease_expires_at = models.DateTimeField(null=True)
+    queued_at = models.DateTimeField(db_default=Now())
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    objects = RunQuerySet.as_manager()
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["workspace", "-id"], name="run_workspace"),
+            models.Index(fields=["owner_user_id", "-id"], name="run_owner"),
+            models.Index(
+                fields=["id"],
+                name="run_open",
+                condition=Q(status__in=["queued", "running"]),
+            ),
+            models.Index(
+                fields=["lease_expires_at"],
+                name="run_leased",
+                condition=Q(lease_expires_at__isnull=False),
+            ),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["attempt"], condition=Q(mode="boot"), name="run_one_boot_per_attempt"
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running"], finished_at__isnull=True)
+                | Q(status__in=["completed", "failed", "cancelled"], finished_at__isnull=False),
+                name="run_finished_when_final",
+            ),
+            models.CheckConstraint(
+                condition=Q(lease_expires_at__isnull=True) | Q(status__in=["queued", "running"]),
+                name="run_lease_only_while_open",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.mode} run {self.id} ({self.status})"
+
+
+class RunHead(models.Model):
+    """Where the record of a run stands; locked by whoever appends to it.
+
+    A record is written by one *source* after the other: the build, then each container's spool. A
+    source numbers its events 1..n and its processes 1..m; in the run they continue from
+    ``source_base`` and ``process_base``. For all but boot runs there is one source and both are 0.
+    """
+
+    run_number = models.BigIntegerField(primary_key=True)
+    source_id = models.CharField(max_length=64, blank=True)
+    source_base = models.BigIntegerField(default=0)
+    process_base = models.IntegerField(default=0)
+    source_ended = models.BooleanField(
+        default=True, help_text="The present source has told its end in order."
+    )
+    last_sequence = models.BigIntegerField(default=0)
+    event_count = models.BigIntegerField(default=0)
+    process_count = models.IntegerField(default=0)
+    stream_bytes = models.JSONField(
+        default=dict, help_text='Bytes seen per "process/stream": {"1/2": 4096}.'
+    )
+    loss_count = models.IntegerField(default=0)
+    coverage = models.JSONField(default=dict)
+    chain_head = models.BinaryField(default=bytes)
+    sealed_at = models.DateTimeField(null=True)
+    seal = models.BinaryField(null=True, help_text="What was signed, as canonical JSON.")
+    signature = models.BinaryField(null=True)
+    key_id = models.CharField(max_length=32, blank=True)
+
+    class Meta:
+        db_table = "run_head"
+
+    def __str__(self) -> str:
+        return f"head of run {self.run_number} at {self.last_sequence}"
+
+
+class RunEvent(models.Model):
+    """One event of the log. Never updated, never deleted but by the retention command.
+
+    ``link`` is the first 8 bytes of the chain's head after this event. Read in bulk with SQL of its
+    own (``runs.reading``); this model is for single events and the admin.
+    """
+
+    pk = models.CompositePrimaryKey("run_number", "sequence")
+    run_number = models.BigIntegerField()
+    sequence = models.BigIntegerField()
+    kind = models.SmallIntegerField()
+    process_number = models.IntegerField()
+    stream = models.SmallIntegerField()
+    stream_offset = models.BigIntegerField()
+    length = models.IntegerField()
+    wall_us = models.BigIntegerField()
+    monotonic_ns = models.BigIntegerField()
+    method = models.SmallIntegerField()
+    confidence = models.SmallIntegerField()
+    link = models.BinaryField()
+    meta = models.BinaryField()
+    body = models.BinaryField()
+
+    class Meta:
+        managed = False
+        db_table = "run_event"
+
+    def __str__(self) -> str:
+        return f"event {self.sequence} of run {self.run_number}"
+
+
+class RunCheckpoint(models.Model):
+    """The chain's head after one batch; at most one for each batch that was committed."""
+
+    pk = models.CompositePrimaryKey("run_number", "sequence")
+    run_number = models.BigIntegerField()
+    sequence = models.BigIntegerField()
+    chain_head = models.BinaryField()
+    ingested_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "run_checkpoint"
+
+    def __str__(self) -> str:
+        return f"checkpoint of run {self.run_number} at {self.sequence}"
+
+
+class RunProcess(models.Model):
+    """One process of a run, as its events tell of it."""
+
+    pk = models.CompositePrimaryKey("run_number", "process_number")
+    run_number = models.BigIntegerField()
+    process_number = models.IntegerField()
+    parent_number = models.IntegerField(null=True)
+    leader = models.BooleanField(default=False)
+    pid = models.BigIntegerField(null=True)
+    argv = ArrayField(models.TextField(), default=list)
+    cwd = models.TextField(blank=True)
+    name = models.TextField(blank=True, help_text="What it is in the run: a step's name, say.")
+    streams = ArrayField(models.SmallIntegerField(), default=list)
+    started_us = models.BigIntegerField(null=True)
+    ended_us = models.BigIntegerField(null=True)
+    exit_code = models.IntegerField(null=True)
+    exit_signal = models.CharField(max_length=16, blank=True)
+    exit_reason = models.CharField(max_length=16, blank=True)
+
+    class Meta:
+        db_table = "run_process"
+
+    def __str__(self) -> str:
+        return f"process {self.process_number} of run {self.run_number}"
+
+
+class RunLoss(models.Model):
+    """Something the record does not hold, with its reason. ``position`` counts from 1."""
+
+    class Kind(models.TextChoices):
+        """What kind of hole."""
+
+        DROPPED_EVENT = "dropped_event"
+        SEQUENCE_GAP = "sequence_gap"
+        WATCH_OVERFLOW = "watch_overflow"
+        EARLY_CLOSE = "early_close"
+
+    pk = models.CompositePrimaryKey("run_number", "position")
+    run_number = models.BigIntegerField()
+    position = models.IntegerField()
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    from_sequence = models.BigIntegerField(null=True)
+    to_sequence = models.BigIntegerField(null=True)
+    process_number = models.IntegerField(null=True)
+    stream = models.SmallIntegerField(null=True)
+    from_offset = models.BigIntegerField(null=True)
+    to_offset = models.BigIntegerField(null=True, help_text="Exclusive; null: not known.")
+    count = models.BigIntegerField(null=True, help_text="Events or bytes; null: not known.")
+    reason = models.TextField(blank=True)
+    detected_via = models.CharField(max_length=16, help_text="marker or gap")
+    detected_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "run_loss"
+        verbose_name_plural = "run losses"
+
+    def __str__(self) -> str:
+        return f"{self.kind} in run {self.run_number}"
+
+
+class RunChange(models.Model):
+    """One path that differs between the start and the end of a run."""
+
+    pk = models.CompositePrimaryKey("run_number", "position")
+    run_number = models.BigIntegerField()
+    position = models.IntegerField()
+    path = models.BinaryField(help_text="The path's bytes, relative to the repository.")
+    old_path = models.BinaryField(null=True)
+    change = models.CharField(max_length=16)
+    binary = models.BooleanField(default=False)
+    added_lines = models.BigIntegerField(null=True)
+    removed_lines = models.BigIntegerField(null=True)
+    size_before = models.BigIntegerField(null=True)
+    size_after = models.BigIntegerField(null=True)
+    mode_before = models.CharField(max_length=6, blank=True)
+    mode_after = models.CharField(max_length=6, blank=True)
+    patch = models.BinaryField(default=bytes)
+    patch_truncated = models.BooleanField(default=False)
+
+    class Meta:
+        db_table = "run_change"
+
+    def __str__(self) -> str:
+        return f"{self.change} {bytes(self.path)!r} in run {self.run_number}"
+
+
+class RunWorker(models.Model):
+    """A run worker's heartbeat. A worker that ends in order takes its row along."""
+
+    worker_id = models.CharField(primary_key=True, max_length=255)
+    hostname = models.CharField(max_length=255)
+    pid = models.PositiveIntegerField()
+    capacity = models.PositiveIntegerField()
+    draining = models.BooleanField(default=False)
+    started_at = models.DateTimeField(auto_now_add=True)
+    seen_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["seen_at"], name="run_worker_seen")]
+
+    def __str__(self) -> str:
+        return self.worker_id
