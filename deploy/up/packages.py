@@ -49,6 +49,13 @@ def missing_programs(*, base_image_tool: bool) -> list[Missing]:
     return missing
 
 
+def missing_browser() -> list[Missing]:
+    """The headless browser in which the tests look at the pages, unless one is installed."""
+    if find_program("chromium", "chromium-browser", "google-chrome") is not None:
+        return []
+    return [Missing("Chromium", ("chromium", "fonts-dejavu-core"))]
+
+
 def can_install() -> bool:
     """True for root on Debian, Ubuntu and what is made from them."""
     return os.geteuid() == 0 and _is_debian_like() and shutil.which("apt-get") is not None

@@ -68,7 +68,7 @@ def prepare(layout: Layout, progress: Progress, *, test: bool = False) -> System
     """Everything that our own processes, or the tests, stand on. Raises SetupError.
 
     The tests also stop and kill services of their own, so the programs of the private ones must
-    be installed for them even where other services are used.
+    be installed for them even where other services are used; and they look at pages in a browser.
     """
     make_secrets(layout, progress)
     if layout.moved_because:
@@ -83,6 +83,7 @@ def prepare(layout: Layout, progress: Progress, *, test: bool = False) -> System
             and not part.installed()
             and part.title not in {lacking.name for lacking in missing}
         ]
+        missing += packages.missing_browser()
     client_missing = find_program("docker") is None and not any(
         lacking.name == EnginePart.title for lacking in missing
     )

@@ -1,0 +1,127 @@
+// The page of a run's record: reads the public API and shows what it says, nothing of its own.
+"use strict";
+
+(function () {
+  const root = document.getElementById("record");
+  const api = root.dataset.api;
+  const at = (id) => document.getElementById(id);
+
+  function element(name, text, className) {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  }
+
+  async function read(path, accept) {
+    const answer = await fetch(api + path, { headers: { accept: accept || "application/json" } });
+    if (!answer.ok) {
+      const problem = await answer.json().catch(() => ({}));
+      throw new Error(problem.detail || `The API answered ${answer.status}.`);
+    }
+    return answer;
+  }
+
+  function tell(place, error) {
+    place.replaceChildren(element("p", error.message, "errornote"));
+  }
+
+  // ------------------------------------------------------------ timeline
+
+  let from = "1";
+  const lossy = new Set(["telemetryDropped", "fileWatchOverflow"]);
+
+  async function timeline() {
+    const page = await (await read(`/timeline?limit=200&fromSequence=${from}`)).json();
+    const body = at("timeline").tBodies[0];
+    for (const item of page.items) {
+      const row = body.insertRow();
+      row.className = lossy.has(item.kind) ? "lossy" : "";
+      row.insertCell().textContent = item.sequence;
+      row.insertCell().textContent = item.observedAt.slice(11, 23);
+      row.insertCell().textContent = item.kind;
+      row.insertCell().textContent = item.processId || "";
+      const what = row.insertCell();
+      what.className = "what";
+      what.textContent = item.summary;
+    }
+    at("more").hidden = !page.nextFromSequence;
+    from = page.nextFromSequence || from;
+    if (!body.rows.length) body.insertRow().insertCell().textContent = "Nothing is recorded yet.";
+  }
+
+  // ------------------------------------------------------------ loss and coverage
+
+  async function loss() {
+    const answer = await (await read("/loss")).json();
+    at("complete").textContent = answer.complete ? "yes" : "no";
+    const place = at("loss");
+    place.replaceChildren();
+    if (answer.spans.length) {
+      const list = place.appendChild(element("ul"));
+      for (const span of answer.spans) {
+        const range = span.fromSequence ? ` ${span.fromSequence}–${span.toSequence || "?"}` : "";
+        const count = span.droppedCount ? `, ${span.droppedCount} lost` : "";
+        list.appendChild(element("li", `${span.kind}${range}${count}: ${span.reason || "no reason given"}`));
+      }
+    } else {
+      place.appendChild(element("p", "No event and no byte is missing."));
+    }
+    const covered = Object.entries(answer.coverage || {});
+    if (covered.length) {
+      const text = covered
+        .map(([source, c]) => `${source}: ${c.state || c}${c.reason ? ` (${c.reason})` : ""}`)
+        .join(" · ");
+      place.appendChild(element("p", `Watched — ${text}`, "quiet"));
+    }
+  }
+
+  // ------------------------------------------------------------ changes
+
+  async function changes() {
+    const answer = await (await read("/changes")).json();
+    const place = at("changes");
+    place.replaceChildren();
+    if (!answer.files.length) {
+      place.appendChild(element("p", "No file is different."));
+      return;
+    }
+    if (answer.exclusive === false) {
+      const others = (answer.overlappingRunIds || []).join(", ");
+      place.appendChild(element("p", `Other runs were open at the same time: ${others}`, "quiet"));
+    }
+    const list = place.appendChild(element("ul"));
+    for (const file of answer.files) {
+      const was = file.oldPath ? ` (was ${file.oldPath})` : "";
+      const lines = file.binary ? ", binary" : ` +${file.addedLines || 0} −${file.removedLines || 0}`;
+      list.appendChild(element("li", `${file.change} ${file.path}${was}${lines}`));
+    }
+    if (answer.diff) {
+      const pre = place.appendChild(element("pre"));
+      for (const line of answer.diff.split("\n")) {
+        const kind = line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : "";
+        pre.appendChild(element("span", line + "\n", kind));
+      }
+    }
+  }
+
+  // ------------------------------------------------------------ replay
+
+  async function replay() {
+    const cast = await (await read("/export?format=asciicast", "*/*")).text();
+    if (cast.trim().indexOf("\n") < 0) {
+      at("replay-note").textContent = "There is no output to replay.";
+      return;
+    }
+    AsciinemaPlayer.create({ data: cast }, at("replay"), {
+      idleTimeLimit: 2, fit: "width", poster: "npt:1e9", preload: true, terminalFontSize: "14px",
+    });
+    root.dataset.replay = "ready";
+  }
+
+  at("more").addEventListener("click", () => timeline().catch((e) => tell(at("more").parentNode, e)));
+  timeline().catch((error) => tell(at("timeline").parentNode, error));
+  loss().catch((error) => tell(at("loss"), error));
+  changes().catch((error) => tell(at("changes"), error));
+  replay().catch((error) => tell(at("replay"), error));
+})();
