@@ -166,11 +166,17 @@ class RunHead(models.Model):
     source_ended = models.BooleanField(
         default=True, help_text="The present source has told its end in order."
     )
+    past_sources = ArrayField(
+        models.CharField(max_length=64),
+        default=list,
+        help_text="Sources that others followed: what they still send is refused.",
+    )
     last_sequence = models.BigIntegerField(default=0)
     event_count = models.BigIntegerField(default=0)
     process_count = models.IntegerField(default=0)
     stream_bytes = models.JSONField(
-        default=dict, help_text='Bytes seen per "process/stream": {"1/2": 4096}.'
+        default=dict,
+        help_text='Where each stream ends as far as is known: {"process/stream": bytes}.',
     )
     loss_count = models.IntegerField(default=0)
     coverage = models.JSONField(default=dict)
@@ -179,6 +185,13 @@ class RunHead(models.Model):
     seal = models.BinaryField(null=True, help_text="What was signed, as canonical JSON.")
     signature = models.BinaryField(null=True)
     key_id = models.CharField(max_length=32, blank=True)
+    public_key = models.BinaryField(null=True, help_text="Of the key that signed.")
+    removed_at = models.DateTimeField(
+        null=True, help_text="When retention removed the record; its seal stays."
+    )
+    removed_bytes = models.BigIntegerField(
+        null=True, help_text="Bytes of meta and body that were removed with it."
+    )
 
     class Meta:
         db_table = "run_head"
