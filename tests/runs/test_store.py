@@ -1,0 +1,261 @@
+"""The store: exactly once, holes declared, sealed and settled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from runs import chain, seal, signatures, store
+from runs.agent.frames import Kind, Method, Stream, decode
+from runs.models import (
+    Run,
+    RunChange,
+    RunCheckpoint,
+    RunEvent,
+    RunHead,
+    RunLoss,
+    RunProcess,
+)
+from tests.runs.record_factory import Source, make_run, record
+
+pytestmark = pytest.mark.django_db
+
+
+def head_of(run: Run) -> RunHead:
+    return RunHead.objects.get(pk=run.number)
+
+
+def losses_of(run: Run) -> list[tuple[Any, ...]]:
+    return list(
+        RunLoss.objects.filter(run_number=run.number)
+        .order_by("position")
+        .values_list("kind", "from_sequence", "to_sequence", "count", "detected_via")
+    )
+
+
+def stored_contents(run: Run) -> list[RunEvent]:
+    return list(RunEvent.objects.filter(run_number=run.number).order_by("sequence"))
+
+
+def test_every_byte_of_every_event_is_stored_and_chained() -> None:
+    run = make_run()
+    source = record(run, [bytes(range(256)), b"", b"\0" * 70_000])
+    events = stored_contents(run)
+    assert [event.sequence for event in events] == list(range(1, len(source.contents) + 1))
+    head = chain.genesis(run.pk)
+    for event, content in zip(events, source.contents, strict=True):
+        told = decode(content)
+        head = hashlib.sha256(head + content).digest()
+        assert bytes(event.link) == head[:8]
+        assert (event.kind, event.process_number, event.stream) == (
+            told.kind,
+            told.process,
+            told.stream,
+        )
+        assert (event.stream_offset, event.wall_us, event.monotonic_ns) == (
+            told.offset,
+            told.wall_us,
+            told.monotonic_ns,
+        )
+        assert (bytes(event.meta), bytes(event.body)) == (told.meta, told.body)
+        assert event.length == len(told.body)
+        assert (event.method, event.confidence) == (told.method, told.confidence)
+    assert bytes(head_of(run).chain_head) == head
+    assert head_of(run).stream_bytes == {"1/2": 256 + 70_000}
+    assert losses_of(run) == []
+
+
+def test_the_end_of_a_record_seals_it_and_settles_its_run() -> None:
+    run = make_run()
+    record(run, code=0)
+    run.refresh_from_db()
+    head = head_of(run)
+    assert (run.status, run.exit_code, run.error_code) == ("completed", 0, "")
+    assert run.finished_at is not None
+    assert head.sealed_at is not None
+    told = json.loads(bytes(head.seal or b""))
+    assert told["runId"] == str(run.pk)
+    assert told["chainHead"] == bytes(head.chain_head).hex()
+    public = seal.public_key()
+    assert public is not None
+    assert signatures.signed_by(bytes(head.seal or b""), bytes(head.signature or b""), public=public)
+
+
+@pytest.mark.parametrize(
+    ("mode", "end", "status", "error_code"),
+    [
+        ("one-shot", {"code": 0}, "completed", ""),
+        ("one-shot", {"code": 3}, "failed", "run-exited"),
+        ("interactive", {"code": 3}, "completed", ""),
+        ("interactive", {"code": None, "signal": "SIGHUP", "reason": "signaled"}, "failed",
+         "run-signaled"),
+        ("one-shot", {"code": None, "signal": "SIGKILL", "reason": "timeout"}, "failed",
+         "run-timeout"),
+        ("one-shot", {"code": None, "signal": "SIGTERM", "reason": "cancelled"}, "cancelled", ""),
+        ("one-shot", {"code": 127, "reason": "startFailed"}, "failed", "run-start-failed"),
+        ("one-shot", {"exit": None, "because": "recorder-lost"}, "failed", "record-ended-early"),
+        ("boot", {"code": 143, "because": "stopped"}, "completed", ""),
+        ("boot", {"code": 1}, "failed", "run-exited"),
+        ("one-shot", {"exit": {"code": 10**30, "signal": ["x"], "reason": 7}}, "failed",
+         "run-exited"),
+    ],
+)
+def test_a_run_ends_as_its_record_says(
+    mode: str, end: dict[str, Any], status: str, error_code: str
+) -> None:
+    run = make_run(mode=mode)
+    source = Source(run)
+    source.open()
+    source.started()
+    source.sealed(**end)
+    assert source.append().sealed
+    run.refresh_from_db()
+    assert (run.status, run.error_code) == (status, error_code)
+
+
+def test_a_final_run_stays_as_it_is_when_its_record_ends() -> None:
+    run = make_run()
+    Run.objects.filter(pk=run.pk).settle(Run.Status.CANCELLED)
+    record(run)
+    run.refresh_from_db()
+    assert run.status == "cancelled"
+
+
+def test_what_is_stored_already_is_passed_over() -> None:
+    run = make_run()
+    source = Source(run)
+    assert source.open() == 0
+    source.started()
+    process = source.process()
+    source.output(process, b"one")
+    source.append()
+    source.output(process, b"two")
+    source.waiting = list(source.contents)
+    assert source.append() == store.Appended(4, False, 1)
+    assert source.open() == 4
+    assert store.append(run.number, source.source_id, source.contents).events == 0
+    assert len(stored_contents(run)) == 4
+    assert RunCheckpoint.objects.filter(run_number=run.number).count() == 2
+
+
+def test_the_last_batch_may_come_again_after_the_end() -> None:
+    run = make_run()
+    source = record(run)
+    last = len(source.contents)
+    again = store.append(run.number, source.source_id, source.contents)
+    assert again == store.Appended(last, True, 0)
+    assert source.open() == last
+    source.output(1, b"late")
+    with pytest.raises(store.RecordSealed):
+        source.append()
+
+
+def test_missing_events_are_a_loss_also_the_first_ones() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=4)
+    source.append()
+    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=5)
+    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=9)
+    source.append()
+    assert losses_of(run) == [("sequence_gap", 1, 3, 3, "gap"), ("sequence_gap", 6, 8, 3, "gap")]
+
+
+def test_bytes_that_a_stream_skips_are_a_loss_unless_they_were_declared() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    process = source.process()
+    source.output(process, b"abc", offset=10)
+    source.event(
+        Kind.TELEMETRY_DROPPED,
+        {"toOffset": 20, "bytes": 7, "reason": "spool-full"},
+        process=process,
+        stream=Stream.STDOUT,
+        offset=13,
+    )
+    source.output(process, b"def", offset=20)
+    source.event(
+        Kind.PROCESS_STREAM_CLOSED,
+        {"reason": "eof"},
+        process=process,
+        stream=Stream.STDOUT,
+        offset=30,
+    )
+    source.sealed(streams=[{"process": process, "stream": "stderr", "bytes": 5, "dropped": 0}])
+    source.append()
+    spans = RunLoss.objects.filter(run_number=run.number).order_by("position")
+    assert [
+        (loss.kind, loss.stream, loss.from_offset, loss.to_offset, loss.count, loss.detected_via)
+        for loss in spans
+    ] == [
+        ("dropped_event", 2, 0, 10, 10, "gap"),
+        ("dropped_event", 2, 13, 20, 7, "marker"),
+        ("dropped_event", 2, 23, 30, 7, "gap"),
+        ("dropped_event", 3, 0, 5, 5, "gap"),
+    ]
+
+
+def test_hidden_input_is_no_loss() -> None:
+    run = make_run(mode="interactive")
+    source = Source(run)
+    source.open()
+    process = source.process(streams=["pty"])
+    source.output(process, b"sudo x\r", stream=Stream.PTY_INPUT)
+    source.event(
+        Kind.INPUT_HIDDEN, {"bytes": 9}, process=process, stream=Stream.PTY_INPUT, offset=7
+    )
+    source.output(process, b"ls\r", stream=Stream.PTY_INPUT, offset=16)
+    source.append()
+    assert losses_of(run) == []
+    assert head_of(run).stream_bytes == {"1/4": 19}
+
+
+def test_processes_losses_changes_and_coverage_are_told_by_events() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    leader = source.process(["sh", "-c", "x"], name="step")
+    source.process(["sleep"], leader=False, parent=leader)
+    source.event(Kind.COVERAGE_CHANGED, {"source": "files", "state": "limited", "reason": "many"})
+    source.event(Kind.FILE_WATCH_OVERFLOW, {"root": "/workspace"})
+    source.event(
+        Kind.FILE_DIFF_ENTRY,
+        {
+            "position": 1,
+            "path": {"text": "a?", "base64": "YWH/"},
+            "oldPath": "b",
+            "change": "renamed",
+            "binary": False,
+            "addedLines": 1,
+            "modeAfter": "100644",
+            "patchTruncated": False,
+        },
+        method=Method.SNAPSHOT,
+        body=b"patch",
+    )
+    source.closed(leader, reason="abandoned")
+    source.exited(leader, code=None, signal="SIGKILL", reason="signaled")
+    source.append()
+    first, second = RunProcess.objects.filter(run_number=run.number).order_by("process_number")
+    assert (first.leader, first.argv, first.name, first.streams) == (
+        True,
+        ["sh", "-c", "x"],
+        "step",
+        [2, 3],
+    )
+    assert (first.exit_code, first.exit_signal, first.exit_reason) == (None, "SIGKILL", "signaled")
+    assert (second.parent_number, second.ended_us) == (1, None)
+    change = RunChange.objects.get(run_number=run.number)
+    assert (bytes(change.path), bytes(change.old_path or b"")) == (b"aa\xff", b"b")
+    assert bytes(change.patch) == b"patch"
+    assert [kind for kind, *_ in losses_of(run)] == ["watch_overflow", "dropped_event"]
+    coverage = head_of(run).coverage
+    assert coverage["files"] == {"state": "limited", "method": "snapshot", "reason": "many"}
+    assert coverage["network"]["state"] == "off"
+    assert head_of(run).process_count == 2
