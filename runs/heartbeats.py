@@ -1,0 +1,99 @@
+"""The run workers that are alive, and what becomes of leases and sessions of those that are not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import structlog
+from django.db import connection, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from runs.models import Run, RunWorker
+
+log = structlog.get_logger(__name__)
+
+FORGET_WORKERS_AFTER = timedelta(days=1)
+SESSION_NAME_LENGTH = 63
+"""PostgreSQL cuts longer names; the end of a worker's id is what is unique."""
+
+
+def beat(worker_id: str, *, hostname: str, pid: int, capacity: int, draining: bool) -> None:
+    """Write the heartbeat of a worker; the first one registers it."""
+    RunWorker.objects.update_or_create(
+        worker_id=worker_id,
+        defaults={"seen_at": Now(), "draining": draining},
+        create_defaults={
+            "hostname": hostname,
+            "pid": pid,
+            "capacity": capacity,
+            "seen_at": Now(),
+        },
+    )
+
+
+def count_alive(*, stale: timedelta) -> int:
+    """Return how many workers were seen within ``stale``."""
+    return RunWorker.objects.filter(seen_at__gt=Now() - stale).count()
+
+
+def unregister(worker_id: str) -> None:
+    """Take the row of a worker that ends in order."""
+    RunWorker.objects.filter(pk=worker_id).delete()
+
+
+def expire_leases_of_dead_workers(*, stale: timedelta) -> int:
+    """End the leases of workers that stopped beating ``stale`` ago; return how many.
+
+    Passes over rows that are being written, so that a worker that stands still inside a transaction
+    does not keep the sweepers of all others waiting.
+    """
+    alive = RunWorker.objects.filter(worker_id=OuterRef("worker_id"), seen_at__gt=Now() - stale)
+    with transaction.atomic():
+        dead = list(
+            Run.objects.filter(lease_expires_at__gt=Now())
+            .filter(~Exists(alive))
+            .select_for_update(skip_locked=True, of=("self",))
+            .values_list("pk", flat=True)
+        )
+        ended = Run.objects.filter(pk__in=dead).update(lease_expires_at=Now()) if dead else 0
+    if ended:
+        log.warning("leases_of_dead_workers_ended", runs=ended)
+    return ended
+
+
+def end_sessions_of_dead_workers(*, stale: timedelta) -> int:
+    """Close the database connections of workers that stopped beating ``stale`` ago.
+
+    A process that stands still, or whose machine is gone, keeps its connections open and with them
+    its locks. One that wakes up connects anew. Returns how many connections there were.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FILTER (WHERE pg_terminate_backend(session.pid))"
+            " FROM pg_stat_activity AS session JOIN runs_runworker AS worker"
+            " ON session.application_name = right(worker.worker_id, %s)"
+            " WHERE worker.seen_at <= now() - make_interval(secs => %s)"
+            " AND session.usename = current_user AND session.datname = current_database()",
+            [SESSION_NAME_LENGTH, stale.total_seconds()],
+        )
+        row = cursor.fetchone()
+    ended = int(row[0]) if row else 0
+    if ended:
+        log.warning("sessions_of_dead_workers_ended", sessions=ended)
+    return ended
+
+
+def name_session(session: BaseDatabaseWrapper, worker_id: str) -> None:
+    """Give a database connection the name of its worker, as far as a name may be long."""
+    with session.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('application_name', %s, false)", [worker_id[-SESSION_NAME_LENGTH:]]
+        )
+
+
+def forget_workers() -> int:
+    """Delete heartbeat rows of workers that died long ago; return how many."""
+    deleted, _ = RunWorker.objects.filter(seen_at__lt=Now() - FORGET_WORKERS_AFTER).delete()
+    return deleted

@@ -1,0 +1,33 @@
+"""``manage.py runworker``: execute and record runs until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from runs.assembly import run_worker
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+class Command(BaseCommand):
+    """Runs a run worker; the first SIGTERM or SIGINT gives its runs to others, then it ends."""
+
+    help = "Execute and record runs. One signal gives them to other workers, two stop at once."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument(
+            "--max-runs", type=_positive, metavar="N", help="end after N runs (for tests)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run until stopped."""
+        run_worker(max_runs=options["max_runs"]).run()
