@@ -15,6 +15,7 @@ from builds.models import Worker
 from controlplane import amqp
 from controlplane.errors import ControlPlaneError
 from registries.services import configured_registry
+from runs.readiness import run_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Check:
 
 def check_all() -> list[Check]:
     """Ask every part, each within its own time limit; none of them raises."""
-    return [_database(), _broker(), _registry(), _workers(), _consumer_timeout()]
+    return [_database(), _broker(), _registry(), _workers(), _run_workers(), _consumer_timeout()]
 
 
 def _outcome(name: str, ask: Callable[[], str], *, required: bool = True) -> Check:
@@ -81,6 +82,10 @@ def _workers() -> Check:
         return f"{alive} alive."
 
     return _outcome("buildWorker", ask, required=False)
+
+
+def _run_workers() -> Check:
+    return _outcome("runWorker", run_workers, required=False)
 
 
 def _consumer_timeout() -> Check:

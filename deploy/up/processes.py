@@ -36,6 +36,7 @@ class Process:
 PROCESSES: tuple[Process, ...] = (
     Process("api", "{bin}/gunicorn -c deploy/gunicorn.conf.py controlplane.wsgi", 40),
     Process("buildworker", "{bin}/python manage.py buildworker", 60),
+    Process("runworker", "{bin}/python manage.py runworker", 20),
 )
 
 
