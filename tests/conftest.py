@@ -112,11 +112,20 @@ def build_queue(instance_id: str) -> Iterator[str]:
     amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=5)
 
 
+@pytest.fixture(scope="session")
+def run_queue(instance_id: str) -> Iterator[str]:
+    """A run queue of this test session's own, removed afterwards."""
+    name = f"workspace-run-executions-{instance_id}"
+    yield name
+    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=5)
+
+
 @pytest.fixture(autouse=True)
 def _isolated(settings: Settings, instance_id: str) -> None:
-    """Give the test session its own queue and instance id."""
+    """Give the test session its own queues and instance id."""
     settings.SVC_INSTANCE_ID = instance_id
     settings.WORKSPACE_BUILD_QUEUE = f"sandbox-image-builds-{instance_id}"
+    settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-{instance_id}"
 
 
 @pytest.fixture

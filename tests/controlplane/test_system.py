@@ -14,6 +14,7 @@ from pytest_django.fixtures import Settings
 
 from tests.conftest import Answer, Api
 from tests.factories import make_worker
+from tests.runs.executable import make_run_worker
 
 
 def check(answer: Answer, name: str) -> dict[str, object]:
@@ -42,6 +43,7 @@ def test_liveness_touches_nothing(
 @pytest.mark.django_db
 def test_readiness_is_degraded_without_a_build_worker(api: Api, settings: Settings) -> None:
     settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 10**9
+    make_run_worker("worker-a")
     answer = api.get("/readyz")
     assert answer.body["status"] == "degraded"
     assert not check(answer, "buildWorker")["ok"]
@@ -51,6 +53,20 @@ def test_readiness_is_degraded_without_a_build_worker(api: Api, settings: Settin
     answer = api.get("/readyz")
     assert answer.body["status"] == "ok"
     assert check(answer, "buildWorker")["detail"] == "1 alive."
+
+
+@pytest.mark.django_db
+def test_readiness_is_degraded_without_a_run_worker(api: Api, settings: Settings) -> None:
+    settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 10**9
+    make_worker("worker-a")
+    make_run_worker("worker-dead", seen=timedelta(minutes=5))
+    answer = api.get("/readyz")
+    assert answer.body["status"] == "degraded"
+    assert not check(answer, "runWorker")["ok"]
+    make_run_worker("worker-a")
+    answer = api.get("/readyz")
+    assert answer.body["status"] == "ok"
+    assert check(answer, "runWorker")["detail"] == "1 alive."
 
 
 @pytest.mark.django_db

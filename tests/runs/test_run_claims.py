@@ -1,0 +1,236 @@
+"""The claim, the lease and the fence of runs."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connections, transaction
+from django.db.models.functions import Now
+
+from runs import claims, sweeper
+from runs.claims import LeaseLostError, fence_of
+from runs.models import Run, RunWorker
+from tests.runs.executable import LEASE, boot_run, claim, make_executable, make_run_worker
+from workspaces.models import Attempt, RuntimeInstance
+
+EXPIRED = timedelta(seconds=-1)
+STALE = timedelta(seconds=20)
+OVERDUE = timedelta(seconds=10)
+
+
+def found(*, expire: bool = False, limit: int = 10) -> list[object]:
+    return list(sweeper.claimable_runs(overdue=OVERDUE, stale=STALE, limit=limit, expire=expire))
+
+
+@pytest.mark.django_db
+def test_a_claim_makes_a_queued_run_running_and_counts() -> None:
+    claimed = claim(make_executable())
+
+    assert claimed.status == Run.Status.RUNNING
+    assert (claimed.worker_id, claimed.claim_count) == ("worker-a", 1)
+    assert claimed.started_at == claimed.claimed_at
+    assert claimed.lease_expires_at is not None
+    assert claimed.claimed_at is not None
+    assert claimed.lease_expires_at - claimed.claimed_at == LEASE
+
+
+@pytest.mark.django_db
+def test_a_run_with_a_live_lease_is_not_claimable() -> None:
+    run = make_executable()
+    claim(run)
+
+    assert claims.claim(run.pk, worker_id="worker-b", lease=LEASE) is None
+
+
+@pytest.mark.django_db
+def test_an_expired_lease_is_claimed_again_and_keeps_the_first_start() -> None:
+    first = claim(make_executable(), lease=EXPIRED)
+
+    again = claim(first, "worker-b")
+
+    assert again.claim_count == 2
+    assert again.started_at == first.started_at
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("status", Run.TERMINAL)
+def test_a_run_that_has_ended_is_not_claimable(status: Run.Status) -> None:
+    run = make_executable(status=status, finished_at=Now())
+
+    assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is None
+
+
+@pytest.mark.django_db
+def test_a_run_that_is_not_recorded_is_nobodys() -> None:
+    run = make_executable(recorded=False, queued_at=Now() - 2 * OVERDUE)
+
+    assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is None
+    assert found() == []
+
+
+@pytest.mark.django_db
+def test_a_session_is_claimed_once_it_has_begun() -> None:
+    run = make_executable(mode=Run.Mode.INTERACTIVE)
+    assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is None
+
+    Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
+
+    assert found() == [run.pk]
+    claim(run)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("status", RuntimeInstance.Status.values)
+def test_a_boot_run_is_found_as_soon_as_there_may_be_a_container(status: str) -> None:
+    run = boot_run(status)
+
+    assert found() == [run.pk]
+
+
+@pytest.mark.django_db
+def test_a_boot_run_is_left_to_the_build_until_that_has_failed_for_a_while() -> None:
+    run = boot_run(None)
+    assert found() == []
+    attempt = Attempt.objects.filter(pk=run.attempt_id)
+
+    attempt.update(status=Attempt.Status.FAILED, finished_at=Now())
+    assert found() == []
+
+    attempt.update(finished_at=Now() - 2 * claims.BUILD_RECORDED_AFTER)
+    assert found() == [run.pk]
+
+
+@pytest.mark.django_db
+def test_a_queued_run_is_found_when_its_message_is_overdue() -> None:
+    run = make_executable()
+    assert found() == []
+
+    Run.objects.update(queued_at=Now() - OVERDUE)
+
+    assert found() == [run.pk]
+
+
+@pytest.mark.django_db
+def test_a_run_of_a_dead_worker_is_found_again() -> None:
+    run = claim(make_executable())
+    make_run_worker("worker-a", seen=2 * STALE)
+    assert found() == []
+
+    assert found(expire=True) == [run.pk]
+
+
+@pytest.mark.django_db
+def test_a_run_of_a_worker_without_a_heartbeat_is_found_again() -> None:
+    run = claim(make_executable())
+    RunWorker.objects.all().delete()
+
+    assert found(expire=True) == [run.pk]
+
+
+@pytest.mark.django_db
+def test_a_run_of_a_living_worker_stays_its_own() -> None:
+    claim(make_executable())
+    make_run_worker("worker-a")
+
+    assert found(expire=True) == []
+
+
+@pytest.mark.django_db
+def test_all_leases_are_renewed_in_one_update_and_lost_ones_stay_lost() -> None:
+    kept, stolen = claim(make_executable()), claim(make_executable(), lease=EXPIRED)
+    claim(stolen, "worker-b")
+    fences = [fence_of(kept), fence_of(stolen)]
+
+    claims.renew("worker-a", fences, lease=10 * LEASE)
+
+    row = Run.objects.get(pk=kept.pk)
+    assert row.lease_expires_at is not None
+    assert kept.lease_expires_at is not None
+    assert row.lease_expires_at > kept.lease_expires_at + 8 * LEASE
+    assert claims.standing("worker-a", fences) == {kept.pk: False}
+
+
+@pytest.mark.django_db
+def test_whose_end_is_asked_for_is_told_with_the_standing() -> None:
+    run = claim(make_executable())
+
+    Run.objects.update(cancel_requested_at=Now())
+
+    assert claims.standing("worker-a", [fence_of(run)]) == {run.pk: True}
+
+
+@pytest.mark.django_db
+def test_a_stale_claim_may_write_nothing() -> None:
+    stale = claim(make_executable(), lease=EXPIRED)
+    present = claim(stale, "worker-b")
+
+    with pytest.raises(LeaseLostError):
+        claims.require(fence_of(stale))
+    with pytest.raises(LeaseLostError), transaction.atomic():
+        claims.lock(fence_of(stale), stale.number)
+    claims.require(fence_of(present))
+
+
+@pytest.mark.django_db
+def test_the_same_worker_with_an_older_claim_may_write_nothing_either() -> None:
+    stale = claim(make_executable(), lease=EXPIRED)
+    claim(stale)
+
+    with pytest.raises(LeaseLostError):
+        claims.require(fence_of(stale))
+
+
+@pytest.mark.django_db
+def test_a_released_run_is_found_at_once() -> None:
+    run = claim(make_executable())
+
+    assert claims.release("worker-a", [fence_of(run)]) == 1
+
+    assert found() == [run.pk]
+
+
+@pytest.mark.django_db
+def test_claims_that_no_recorder_knows_of_are_given_back_unless_young() -> None:
+    stray, held, young = (claim(make_executable()) for _ in range(3))
+    Run.objects.exclude(pk=young.pk).update(claimed_at=Now() - timedelta(minutes=1))
+
+    released = claims.release_strays("worker-a", [held.pk], older_than=timedelta(seconds=5))
+
+    assert released == 1
+    assert found() == [stray.pk]
+
+
+@pytest.mark.django_db
+def test_no_more_are_found_than_asked_for() -> None:
+    for _ in range(3):
+        make_executable(queued_at=Now() - 2 * OVERDUE)
+        claim(make_executable(), lease=EXPIRED)
+
+    assert len(found(limit=4)) == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_workers_one_gets_the_run() -> None:
+    run = make_executable()
+    together = threading.Barrier(8)
+    winners: list[str] = []
+
+    def take(worker_id: str) -> None:
+        try:
+            together.wait()
+            if claims.claim(run.pk, worker_id=worker_id, lease=LEASE) is not None:
+                winners.append(worker_id)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=take, args=(f"worker-{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    run.refresh_from_db()
+    assert winners == [run.worker_id]
+    assert run.claim_count == 1

@@ -1,0 +1,37 @@
+"""The message of the run queue, and everything that is none."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from runs.messages import MalformedMessageError, RunRequested
+
+RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
+
+
+def test_a_message_holds_the_id_and_nothing_else() -> None:
+    assert RunRequested(RUN_ID).to_bytes() == b'{"runId": "0190163d-8694-739b-aea5-966c26f8ad91"}'
+    assert RunRequested.from_bytes(RunRequested(RUN_ID).to_bytes()) == RunRequested(RUN_ID)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"runId": null}',
+        b'{"runId": 7}',
+        b'{"runId": "7"}',
+        b'{"jobId": "0190163d-8694-739b-aea5-966c26f8ad91"}',
+        b'{"runId": "0190163d-8694-739b-aea5-966c26f8ad91", "more": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_anything_else_belongs_to_the_dead_letters(body: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        RunRequested.from_bytes(body)
