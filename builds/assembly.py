@@ -14,23 +14,11 @@ from builds.worker import BuildWorker, WorkerTimes
 from controlplane.locks import advisory_lock
 from registries.services import configured_registry
 from workspaces.launch import BootLimits
-from workspaces.runtimes.docker import DockerAdapter
+from workspaces.runtimes.configured import configured_adapter
 
 
 def _milliseconds(value: int) -> timedelta:
     return timedelta(milliseconds=value)
-
-
-def docker_adapter() -> DockerAdapter:
-    """Return the adapter of the configured Docker Engine."""
-    return DockerAdapter(
-        docker_host=settings.DOCKER_HOST,
-        instance_id=settings.SVC_INSTANCE_ID,
-        network_pool=settings.SVC_WORKSPACE_NETWORK_POOL,
-        engine_timeout=settings.DOCKER_TIMEOUT_MS / 1000,
-        registry_username=settings.REGISTRY_USERNAME or None,
-        registry_password=settings.REGISTRY_PASSWORD or None,
-    )
 
 
 def job_runner() -> JobRunner:
@@ -53,7 +41,7 @@ def job_runner() -> JobRunner:
             password=settings.REGISTRY_PASSWORD or None,
         ),
         registry=registry,
-        adapter=docker_adapter(),
+        adapter=configured_adapter(),
         catalogue=Catalogue(
             base_images=settings.SVC_BASE_IMAGES, default_family=settings.SVC_DEFAULT_OS_FAMILY
         ),

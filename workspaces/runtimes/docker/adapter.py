@@ -6,13 +6,31 @@ import builtins
 import contextlib
 import ipaddress
 import threading
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from uuid import UUID
 
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
-from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, ObservedRuntime
-from workspaces.runtimes.docker.engine import Engine, container_name, labels_of, observed
+from workspaces.runtimes import boot
+from workspaces.runtimes.base import (
+    AgentAnswer,
+    AgentChannel,
+    LaunchedRuntime,
+    LaunchError,
+    LaunchRequest,
+    ObservedRuntime,
+)
+from workspaces.runtimes.docker import wire
+from workspaces.runtimes.docker.channel import ExecChannel
+from workspaces.runtimes.docker.engine import (
+    Engine,
+    container_name,
+    engine_errors,
+    labels_of,
+    observed,
+)
 from workspaces.runtimes.docker.launch import Launch
 
 
@@ -102,6 +120,82 @@ class DockerAdapter:
                 for network in engine.networks()
                 if labels_of(network).get("svc.run") not in kept
             )
+
+    def call_agent(
+        self, run_id: UUID, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float
+    ) -> AgentAnswer:
+        """Run the agent in the run's container, as root, and wait for its answer."""
+        deadline = time.monotonic() + timeout
+        channel = self._exec(run_id, arguments, min(timeout, self._timeout))
+        with contextlib.closing(channel):
+            answer = channel.answer(stdin, max(0.0, deadline - time.monotonic()))
+        if answer is None:
+            raise LaunchError(
+                "agent-silent", f"The agent in the workspace gave no answer for {timeout:g} s."
+            )
+        return answer
+
+    def open_agent(self, run_id: UUID, arguments: Sequence[str]) -> AgentChannel:
+        """Start the agent in the run's container, as root, and stay connected to it."""
+        return self._exec(run_id, arguments, self._timeout)
+
+    @contextlib.contextmanager
+    def read_files(self, run_id: UUID, path: str) -> Iterator[Iterator[bytes] | None]:
+        """Open a tar stream of ``path`` in the run's container, whether it runs or has ended."""
+        with self._connect() as engine:
+            container = self._container(engine, run_id)
+            api = str(engine.client.api.api_version)
+        if container is None:
+            yield None
+            return
+        with contextlib.ExitStack() as stack:
+            with engine_errors():
+                chunks = stack.enter_context(
+                    wire.open_archive(
+                        self._docker_host, api, str(container.id), path, timeout=self._timeout
+                    )
+                )
+            yield None if chunks is None else wire.guarded(chunks)
+
+    def _exec(self, run_id: UUID, arguments: Sequence[str], timeout: float) -> ExecChannel:
+        with Engine.connect(self._docker_host, self.instance_id, timeout) as engine:
+            container = self._container(engine, run_id)
+            if container is None:
+                raise wire.refusal(404, b"")
+            try:
+                exec_id = engine.client.api.exec_create(
+                    container.id, [boot.AGENT, *arguments], stdin=True, user="root"
+                )["Id"]
+            except APIError as error:
+                raise wire.refusal(
+                    error.status_code or 0, str(error.explanation).encode()
+                ) from error
+            connection, received = wire.start_exec(
+                self._docker_host, str(engine.client.api.api_version), exec_id, timeout=timeout
+            )
+        return ExecChannel(connection, received, lambda: self._exit_status(exec_id))
+
+    def _exit_status(self, exec_id: str) -> tuple[bool, int | None]:
+        """Return whether an exec still runs, and its exit code if that is its own."""
+        with self._connect() as engine:
+            try:
+                found = engine.client.api.exec_inspect(exec_id)
+                code = found["ExitCode"]
+                if found["Running"] or code is None:
+                    return bool(found["Running"]), None
+                if (
+                    code != 137
+                    or engine.client.containers.get(found["ContainerID"]).attrs["State"]["Running"]
+                ):
+                    return False, int(code)
+            except NotFound:
+                pass
+        return False, None
+
+    def _container(self, engine: Engine, run_id: UUID) -> Container | None:
+        container = engine.named(container_name(run_id))
+        ours = container and labels_of(container).get("svc.instance") == self.instance_id
+        return container if ours else None
 
     def _connect(self) -> contextlib.AbstractContextManager[Engine]:
         return Engine.connect(self._docker_host, self.instance_id, self._timeout)
