@@ -34,7 +34,7 @@ VERSION = 1
 
 
 class EventRow(NamedTuple):
-    """One row of ``run_event`` without the run's number; the fields are the names of the columns."""
+    """One row of ``run_event`` without the run's number; fields are named as the columns are."""
 
     sequence: int
     stream_offset: int

@@ -56,9 +56,8 @@ def outcome(mode: str, told: Mapping[str, Any]) -> Outcome:
     if reason == "cancelled":
         return Outcome(Run.Status.CANCELLED, code, signal)
     exited = reason == "exited" and code is not None
-    if (
-        (exited and (code == 0 or mode == Run.Mode.INTERACTIVE))
-        or (mode == Run.Mode.BOOT and why == "stopped")
+    if (exited and (code == 0 or mode == Run.Mode.INTERACTIVE)) or (
+        mode == Run.Mode.BOOT and why == "stopped"
     ):
         return Outcome(Run.Status.COMPLETED, code, signal)
     return Outcome(Run.Status.FAILED, code, signal, *_fault(reason, code, signal))

@@ -19,7 +19,6 @@ _CONTEXT = b"svc-run-seal-v1\0"
 """Comes before what is signed, so that a signature means a seal and nothing else."""
 
 
-
 def canonical(told: Any) -> bytes:
     """Return JSON in the one form that is hashed, signed and compared: sorted, compact, ASCII."""
     return json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -53,7 +52,7 @@ def sign(seal: bytes, *, private: bytes) -> bytes:
 
 
 def signed_by(seal: bytes, signature: bytes, *, public: bytes) -> bool:
-    """Return whether ``signature`` over ``seal`` was made with the key that ``public`` belongs to."""
+    """Return whether the holder of the private key to ``public`` signed ``seal``."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _CONTEXT + seal)
     except (InvalidSignature, ValueError):

@@ -168,7 +168,7 @@ def end_in_order(
     run_number: int,
     *,
     reason: str,
-    exit: Mapping[str, Any] | None = None,  # noqa: A002
+    exit: Mapping[str, Any] | None = None,
     status: Run.Status | None = None,
     error_code: str = "",
     error_message: str = "",
@@ -260,9 +260,7 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
     return batch
 
 
-def _end(
-    head: RunHead, *, reason: str, exit_: Mapping[str, Any] | None, detail: str
-) -> None:
+def _end(head: RunHead, *, reason: str, exit_: Mapping[str, Any] | None, detail: str) -> None:
     """Append the control plane's own ``recordSealed``, with the run's totals; seal the record."""
     places = ((key.split("/"), end) for key, end in head.stream_bytes.items())
     told = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.db import connection
 
@@ -97,11 +98,11 @@ def add_checkpoint(head: RunHead) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO run_checkpoint (run_number, sequence, chain_head) VALUES (%s, %s, %s)",
-            [head.run_number, head.last_sequence, head.chain_head],
+            [head.run_number, head.last_sequence, bytes(head.chain_head)],
         )
 
 
-def _many(statement: str, lines: Sequence[tuple[object, ...]]) -> None:
+def _many(statement: str, lines: Sequence[tuple[Any, ...]]) -> None:
     if lines:
         with connection.cursor() as cursor:
             cursor.executemany(statement, lines)

@@ -131,9 +131,7 @@ class Source:
             "cwd": "/workspace",
             "streams": list(streams),
         }
-        self.event(
-            Kind.PROCESS_STARTED, told | values, process=self.processes, method=Method.PIPE
-        )
+        self.event(Kind.PROCESS_STARTED, told | values, process=self.processes, method=Method.PIPE)
         return self.processes
 
     def output(
@@ -174,7 +172,7 @@ class Source:
         code: int | None = 0,
         signal: str | None = None,
         reason: str = "exited",
-        exit: Any = ...,  # noqa: A002
+        exit: Any = ...,
         because: str = "ended",
         **values: Any,
     ) -> bytes:

@@ -81,7 +81,9 @@ def test_the_end_of_a_record_seals_it_and_settles_its_run() -> None:
     assert told["chainHead"] == bytes(head.chain_head).hex()
     public = seal.public_key()
     assert public is not None
-    assert signatures.signed_by(bytes(head.seal or b""), bytes(head.signature or b""), public=public)
+    assert signatures.signed_by(
+        bytes(head.seal or b""), bytes(head.signature or b""), public=public
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,17 +92,29 @@ def test_the_end_of_a_record_seals_it_and_settles_its_run() -> None:
         ("one-shot", {"code": 0}, "completed", ""),
         ("one-shot", {"code": 3}, "failed", "run-exited"),
         ("interactive", {"code": 3}, "completed", ""),
-        ("interactive", {"code": None, "signal": "SIGHUP", "reason": "signaled"}, "failed",
-         "run-signaled"),
-        ("one-shot", {"code": None, "signal": "SIGKILL", "reason": "timeout"}, "failed",
-         "run-timeout"),
+        (
+            "interactive",
+            {"code": None, "signal": "SIGHUP", "reason": "signaled"},
+            "failed",
+            "run-signaled",
+        ),
+        (
+            "one-shot",
+            {"code": None, "signal": "SIGKILL", "reason": "timeout"},
+            "failed",
+            "run-timeout",
+        ),
         ("one-shot", {"code": None, "signal": "SIGTERM", "reason": "cancelled"}, "cancelled", ""),
         ("one-shot", {"code": 127, "reason": "startFailed"}, "failed", "run-start-failed"),
         ("one-shot", {"exit": None, "because": "recorder-lost"}, "failed", "record-ended-early"),
         ("boot", {"code": 143, "because": "stopped"}, "completed", ""),
         ("boot", {"code": 1}, "failed", "run-exited"),
-        ("one-shot", {"exit": {"code": 10**30, "signal": ["x"], "reason": 7}}, "failed",
-         "run-exited"),
+        (
+            "one-shot",
+            {"exit": {"code": 10**30, "signal": ["x"], "reason": 7}},
+            "failed",
+            "run-exited",
+        ),
     ],
 )
 def test_a_run_ends_as_its_record_says(
