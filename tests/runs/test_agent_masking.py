@@ -1,0 +1,244 @@
+"""Masking: no secret comes through however it is cut, and every other byte does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from itertools import pairwise
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runs.agent.masking import Masker, MaskingStream, secret_values
+
+Spans = list[tuple[int, int]]
+
+TOKENS = [
+    b"ghp_" + b"a1B2" * 9,
+    b"ghs_" + b"Z" * 36,
+    b"github_pat_" + b"11AAAA_" * 8,
+    b"glpat-" + b"x-Y_z.0" * 3,
+    b"glagent-" + b"0123456789abcdef",
+    b"glsoat-" + b"0123456789abcdef",
+    b"glrt-" + b"0123456789abcdef",
+    b"sk-proj-" + b"abcDEF123_-" * 4,
+    b"AKIA" + b"ABCDEFGHIJKLMNOP",
+    b"ASIA" + b"0123456789ABCDEF",
+    b"xoxb-" + b"123456-abcdef",
+    b"npm_" + b"a0" * 18,
+    b"AIza" + b"Sy-_0" * 7,
+    b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl-_",
+]
+KEY = (
+    b"-----BEGIN RSA PRIVATE KEY-----\n" + b"MIIEpAIBAAKCAQEA0Z3\n" * 12
+) + b"-----END RSA PRIVATE KEY-----\n"
+ENCRYPTED_KEY = KEY.replace(
+    b"KEY-----\nMII",
+    b"KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,0123ABCD\n\nMII",
+    1,
+)
+
+
+def fed(stream: MaskingStream, chunks: list[bytes]) -> tuple[bytes, Spans]:
+    """Everything that a stream gives out, and its masked ranges, touching ones joined."""
+    out, spans = b"", []
+    for given_out, ranges in [*map(stream.feed, chunks), stream.flush()]:
+        out += given_out
+        for start, end in ranges:
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, end))
+    return out, spans
+
+
+def cut(text: bytes, places: list[int]) -> list[bytes]:
+    """The text in pieces."""
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+pieces = st.one_of(
+    st.sampled_from([*TOKENS, *(token[:-7] for token in TOKENS), KEY, ENCRYPTED_KEY, KEY[:40]]),
+    st.sampled_from(
+        [
+            *(b" ", b"\n", b"x", b"-", b"_", b":", b"://", b"@", b"https://me:pass@host/", b'"'),
+            *(b"Authorization: Bearer abc.def", b"authorization = x", b'"Authorization":"Basic Zm'),
+            *(b"Authorization: Bea", b"eyJ", b"sk-", b"gh", b"AKIA", b"-----BEGIN ", b"hunter2!"),
+            *(b"hunter", b"hunter2!hunter2!", b"ababab", b"\0\xff", b"the quick brown fox\r\n"),
+        ]
+    ),
+    st.binary(max_size=12),
+)
+texts = st.lists(pieces, max_size=8).map(b"".join)
+cuts = st.lists(st.integers(0, 10_000), max_size=12)
+SECRETS = [b"hunter2!", b"ababab", b"fox\r\nhunter", b"2!Authorization"]
+
+
+@given(text=texts, places=cuts)
+def test_a_stream_gives_the_same_however_it_is_cut(text: bytes, places: list[int]) -> None:
+    masker = Masker(SECRETS)
+    whole = fed(masker.stream(), [text])
+    assert fed(masker.stream(), cut(text, places)) == whole
+    assert fed(masker.stream(), [bytes([byte]) for byte in text]) == whole
+    assert masker.mask(text) == whole[0]
+
+
+@given(text=texts, places=cuts)
+def test_only_masked_bytes_change_and_their_ranges_are_told(text: bytes, places: list[int]) -> None:
+    masked, spans = fed(Masker(SECRETS).stream(), cut(text, places))
+    expected = bytearray(text)
+    for start, end in spans:
+        assert 0 <= start < end <= len(text)
+        expected[start:end] = b"*" * (end - start)
+    assert masked == bytes(expected)
+
+
+@given(
+    secret=st.binary(min_size=6, max_size=80).filter(lambda secret: len(secret.strip()) >= 6),
+    before=st.binary(max_size=20),
+    after=st.binary(max_size=20),
+    flushes=st.booleans(),
+)
+def test_a_value_cut_at_any_place_never_comes_through(
+    secret: bytes, before: bytes, after: bytes, flushes: bool
+) -> None:
+    masker = Masker([secret])
+    text = before + secret + after
+    for place in range(len(text) + 1):
+        stream = masker.stream()
+        out = stream.feed(text[:place])[0]
+        if flushes:
+            out += stream.flush()[0]
+        out += stream.feed(text[place:])[0] + stream.flush()[0]
+        assert len(out) == len(text)
+        assert secret.strip() not in out or secret.strip() in b"*" * len(out)
+
+
+@pytest.mark.parametrize(
+    "token", [*TOKENS, KEY[:-31], ENCRYPTED_KEY[:-31]], ids=lambda token: token[:12]
+)
+def test_a_token_cut_at_any_place_is_masked_to_its_end(token: bytes) -> None:
+    text = b"export TOKEN='" + token + b"'; echo done\n"
+    expected = b"export TOKEN='" + b"*" * len(token) + b"'; echo done\n"
+    for place in range(len(text) + 1):
+        assert fed(Masker([]).stream(), [text[:place], text[place:]])[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"https://me:pa55@host/x", b"https://*******@host/x"),
+        (b"Authorization: Bearer abc.def\r\n", b"Authorization: Bearer *******\r\n"),
+        (b"authorization: token abc, x", b"authorization: token ***, x"),
+        (b'{"Authorization": "Basic Zm9vOmJhcg=="}', b'{"Authorization": "Basic ************"}'),
+        (b"AUTHORIZATION=s3cr", b"AUTHORIZATION=****"),
+    ],
+)
+def test_of_urls_and_headers_only_the_credential_is_masked(text: bytes, expected: bytes) -> None:
+    assert Masker([]).mask(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"import sys; disk-usage-of-the-whole-file-system; global-exception-handler",
+        b"see https://example.com/a@b and mail me@example.com",
+        b"ghp_short AKIASHORT eyJhbGciOiJIUzI1NiJ9 alone, npm_config_cache=/tmp/x",
+        b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
+        bytes(range(256)) * 300,
+    ],
+)
+def test_text_without_secrets_passes_unchanged(text: bytes) -> None:
+    assert fed(Masker([b"correct horse battery"]).stream(), [text]) == (text, [])
+
+
+VALUE = b'p/ss "w\xc3\xb6rd"+\\x'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        quote(VALUE, safe="").encode(),
+        quote_plus(VALUE).encode(),
+        quote(VALUE, safe="").lower().encode(),
+        json.dumps(VALUE.decode())[1:-1].encode(),
+        json.dumps(VALUE.decode(), ensure_ascii=False)[1:-1].encode(),
+    ],
+)
+def test_other_spellings_of_a_value_are_masked(form: bytes) -> None:
+    assert Masker([VALUE]).mask(b"a=" + form + b"&b") == b"a=" + b"*" * len(form) + b"&b"
+
+
+@given(before=st.binary(max_size=9), after=st.binary(max_size=9))
+def test_a_value_inside_base64_is_masked_at_every_alignment(before: bytes, after: bytes) -> None:
+    secret = b"\xfb\xff correct horse battery"
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(before + secret + after)
+        masked = Masker([secret]).mask(encoded)
+        # Two characters at each end belong to what stands beside the secret, too.
+        assert masked.count(b"*") >= len(secret) * 4 // 3 - 3
+
+
+def test_many_values_are_found_as_surely_as_one() -> None:
+    # From some number on values are looked for all at once, and in another way.
+    chance = random.Random(7)
+    for size in (6, 8, 15, 24, 40, 100):
+        secrets = [bytes(chance.choices(b"abcdefghijklmnop0123456789", k=size)) for _ in range(20)]
+        masker = Masker(secrets)
+        for secret in secrets:
+            before = bytes(chance.choices(b"xyz \n", k=chance.randrange(300)))
+            masked = masker.mask(before + secret + b"\n")
+            assert masked == before + b"*" * size + b"\n"
+
+
+def test_lines_of_a_long_value_are_masked_however_the_terminal_ends_them() -> None:
+    secret = b"first line of the secret\nsecond line of the secret\n"
+    masked = Masker([secret]).mask(b"first line of the secret\r\nsecond line of the secret\r\n")
+    assert masked == b"*" * 24 + b"\r\n" + b"*" * 25 + b"\r\n"
+
+
+def test_what_cannot_be_a_secret_is_not_held_back() -> None:
+    stream = Masker([b"correct horse battery"]).stream()
+    assert stream.feed(b"$ make\nbuilding 45%... done.\n")[0] == b"$ make\nbuilding 45%... done.\n"
+    assert stream.held == 0
+    assert stream.feed(b"user@host:~$ ")[0] == b"user@host:~$ "
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    stream = Masker([]).stream()
+    for _ in range(100):
+        stream.feed(b"eyJ" + b"a" * 997)
+        assert stream.held <= 8192
+    stream = Masker([]).stream()
+    for text in (b"https://" + b"u" * 100_000, b"\n" + KEY[:60] + b"A" * 100_000):
+        stream.feed(text)
+        assert stream.held <= 8192
+
+
+def test_a_beginning_that_was_given_out_does_not_give_the_rest_away() -> None:
+    stream = Masker([b"correct horse battery"]).stream()
+    out = stream.feed(b"correct ho")[0]
+    assert stream.flush()[0] == b"correct ho"
+    assert out == b""
+    assert stream.feed(b"rse battery.") == (b"***********.", [(10, 21)])
+
+
+def test_short_values_are_not_looked_for() -> None:
+    masker = Masker([b"short", b"  pad  ", b"longer"])
+    assert masker.values == 1
+    assert masker.mask(b"short pad longer") == b"short pad ******"
+
+
+def test_variables_with_a_telling_name_hold_secrets() -> None:
+    env = {
+        "API_TOKEN": "token-value",
+        "DB_PASSWORD": "s3cret!",
+        "OPENAI_APIKEY": "key-value",
+        "SHORT_SECRET": "x",
+        "HOME": "/home/me",
+        "my_credentials": "lower-case",
+    }
+    assert secret_values(env) == [b"token-value", b"s3cret!", b"key-value", b"lower-case"]
