@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
-from typing import Dict, NamedTuple, NoReturn, Optional, Sequence, Tuple
+import termios
+from typing import Callable, Dict, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from .signals import name_of, restore_defaults
 
+_PR_SET_PDEATHSIG = 1
+
 
 class StartError(Exception):
-    """A process could not be started; the message says what was missing."""
+    """A process could not be started; the message says what was missing.
+
+    `code`: what a shell would report, 127 for a command that is not there, 126 for one that is no
+    program or must not be run.
+    """
+
+    def __init__(self, message: str, code: int = 127) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Exit(NamedTuple):
@@ -87,23 +99,51 @@ class Child:
         return True
 
 
-def start(
-    argv: Sequence[str], *, account: Account, cwd: str, env: Dict[str, str], output_fd: int
-) -> Child:
-    """Start `argv` in a session of its own: stdin empty, stdout and stderr both `output_fd`.
+class Stdio(NamedTuple):
+    """What becomes a process's descriptors 0, 1 and 2; without `stdin` there is no input.
 
-    `argv[0]` is looked up on the PATH in `env` unless it has a slash. Raises StartError.
+    `terminal`: they are a terminal, which becomes the one that controls the session.
     """
+
+    stdin: Optional[int]
+    stdout: int
+    stderr: int
+    terminal: bool = False
+
+    def close(self) -> None:
+        """The process has them; ours are not needed any longer."""
+        for fd in {self.stdin, self.stdout, self.stderr} - {None}:
+            os.close(fd or 0)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    account: Account,
+    cwd: str,
+    env: Dict[str, str],
+    output_fd: int = -1,
+    stdio: Optional[Stdio] = None,
+    dies_with_us: bool = False,
+) -> Child:
+    """Start `argv` in a session of its own, with `stdio` or with stdout and stderr in `output_fd`.
+
+    `argv[0]` is looked up on the PATH in `env` unless it has a slash. `dies_with_us`: the kernel
+    kills it when this process ends. Raises StartError.
+    """
+    stdio = stdio or Stdio(None, output_fd, output_fd)
+    prctl = load_prctl() if dies_with_us else None
     report_read, report_write = os.pipe()
     # No handler of ours may run in the child, where it would write into the parent's wakeup pipe.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    parent = os.getpid()
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, account, cwd, env, output_fd, report_write)
+            _become(argv, account, cwd, env, stdio, report_write, prctl, parent)
     except OSError as error:
         os.close(report_read)
-        raise StartError(f"cannot start a process: {error.strerror}") from None
+        raise StartError(f"cannot start a process: {error.strerror}", 126) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(report_write)
@@ -111,8 +151,25 @@ def start(
         failure = report.read()
     if failure:
         os.waitpid(pid, 0)
-        raise StartError(failure.decode("utf-8", "replace"))
+        number, _, message = failure.partition(b" ")
+        raise StartError(message.decode("utf-8", "replace"), _shell_code(int(number)))
     return Child(pid)
+
+
+def load_prctl() -> Callable[[int, int], int]:
+    """`prctl(2)` with its first two arguments; costs an import, so it is loaded where needed."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def prctl(option: int, value: int) -> int:
+        return int(libc.prctl(option, value, 0, 0, 0))
+
+    return prctl
+
+
+def _shell_code(number: int) -> int:
+    return 126 if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else 127
 
 
 def _become(
@@ -120,30 +177,42 @@ def _become(
     account: Account,
     cwd: str,
     env: Dict[str, str],
-    output_fd: int,
+    stdio: Stdio,
     report_write: int,
+    prctl: Optional[Callable[[int, int], int]],
+    parent: int,
 ) -> NoReturn:
     """The child's side: execs, or tells the parent through the pipe why it could not."""
     doing = "start a process"
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(output_fd, 1)
-        os.dup2(output_fd, 2)
+        if stdio.terminal:
+            fcntl.ioctl(stdio.stdout, termios.TIOCSCTTY, 0)
+        stdin = os.open(os.devnull, os.O_RDWR) if stdio.stdin is None else stdio.stdin
+        os.dup2(stdin, 0)
+        os.dup2(stdio.stdout, 1)
+        os.dup2(stdio.stderr, 2)
         os.umask(0o022)
         doing = f"become the user {account.name}"
         account.assume()
+        if prctl is not None:
+            # Only now: a change of user clears it.
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(127)
         doing = f"enter the working directory {cwd}"
         os.chdir(cwd)
         doing = f"run {argv[0]}"
         restore_defaults()
         os.execvpe(argv[0], list(argv), env)  # noqa: S606 - the shell, where wanted, is in argv
     except BaseException as error:
-        reason = (
-            os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else repr(error)
-        )
-        os.write(report_write, f"cannot {doing}: {reason}".encode("utf-8", "replace")[:4096])
+        number = errno.EIO
+        reason = repr(error)
+        if isinstance(error, OSError):
+            number = error.errno or errno.EIO
+            reason = os.strerror(number)
+        message = f"{number} cannot {doing}: {reason}"
+        os.write(report_write, message.encode("utf-8", "replace")[:4096])
     finally:
         os._exit(127)
 

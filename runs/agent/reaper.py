@@ -60,7 +60,7 @@ def signal_everything(number: int) -> None:
         except ProcessLookupError:
             pass
         return
-    for pid in _descendants(os.getpid()):
+    for pid in descendants(os.getpid()):
         try:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
@@ -70,7 +70,7 @@ def signal_everything(number: int) -> None:
 def anything_left() -> bool:
     """Whether the container, or the tree below us, has another process (unreaped ones included)."""
     if os.getpid() != 1:
-        return bool(_descendants(os.getpid()))
+        return bool(descendants(os.getpid()))
     try:
         os.kill(-1, 0)
     except ProcessLookupError:
@@ -83,7 +83,8 @@ def terminate_signals() -> List[int]:
     return [signal.SIGTERM, signal.SIGHUP, signal.SIGCONT]
 
 
-def _descendants(ancestor: int) -> List[int]:
+def descendants(ancestor: int) -> List[int]:
+    """Every process below this one, zombies included."""
     children: Dict[int, List[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
