@@ -26,8 +26,9 @@ from runs.agent import frames
 from runs.agent.frames import STREAM_NAMES, Confidence, Event, Kind, Method
 from runs.ingest import meta as metas
 from runs.ingest import tables
-from runs.ingest.batch import Batch
+from runs.ingest.batch import LAST_SEQUENCE, Batch
 from runs.ingest.derived import Derived, Loss
+from runs.ingest.meta import INT64_MAX
 from runs.models import PARTITION_RUNS, Run, RunHead
 
 CONTROL_PLANE = "control-plane"
@@ -242,6 +243,7 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
         chain_head=bytes(head.chain_head),
         source_ended=head.source_ended,
         derived=Derived(head.process_base, head.stream_bytes, head.coverage),
+        last_sequence=INT64_MAX if head.source_id == CONTROL_PLANE else LAST_SEQUENCE,
     )
     pieces = batch.rows(contents)
     first = next(pieces, None)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from runs import chain
 from runs.agent import frames
-from runs.agent.frames import Event, Kind
-from runs.chain import LINK_BYTES
+from runs.agent.frames import HEADER, Event, Kind
 from runs.ingest import meta as metas
 from runs.ingest import rows
 from runs.ingest.derived import MAX_OFFSET, UNPLACED_PROCESS, Derived, Loss
@@ -37,6 +37,7 @@ class Batch:
     chain_head: bytes
     source_ended: bool
     derived: Derived
+    last_sequence: int = LAST_SEQUENCE
     stored: int = 0
     sealed: Event | None = None
     refused: str = ""
@@ -46,16 +47,20 @@ class Batch:
         """Yield the rows of the contents that are new, several rows at a time."""
         size = 0
         for content in contents:
-            if self.sealed is not None:
-                break
-            try:
-                event = self._placed(content)
-            except frames.FrameError as exc:
-                self.refused = str(exc)
-                break
-            if event is None:
-                continue
-            size += self._add(event, content)
+            if self._add_next_chunk(content):
+                size += len(content)
+            else:
+                try:
+                    event = self._placed(content)
+                except frames.FrameError as exc:
+                    self.refused = str(exc)
+                    break
+                if event is None:
+                    continue
+                self._add(event)
+                size += len(content)
+                if self.sealed is not None:
+                    break
             if size >= PIECE_BYTES:
                 yield b"".join(self._pieces)
                 self._pieces.clear()
@@ -64,53 +69,42 @@ class Batch:
             yield b"".join(self._pieces)
             self._pieces.clear()
 
-    def _placed(self, content: bytes) -> Event | None:
-        """Return the event with the run's numbers; None when the head is past it.
+    def _add_next_chunk(self, content: bytes) -> bool:
+        """Add what nearly every content is: the I/O chunk that comes next, with the run's numbers.
 
-        Raises ``FrameError`` when it has no place in any record.
+        False, and nothing done, when it is anything else. Does for it what :meth:`_add` does, in a
+        fifth of the time: no event is made, nothing is packed twice.
         """
-        event = frames.decode(content)
-        sequence = event.sequence + self.source_base
-        if sequence > LAST_SEQUENCE:
-            raise frames.FrameError(f"the sequence {event.sequence} is out of range")
-        if sequence <= self.sequence:
-            return None
-        process = event.process
-        if process:
-            # Every process takes an event of its own to start, so an honest number is never above
-            # the sequence. A forged one must not pass for a process of another source.
-            process += self.process_base
-            if event.process > event.sequence or process > UNPLACED_PROCESS:
-                process = UNPLACED_PROCESS
+        if len(content) < HEADER.size or self.source_base or self.process_base:
+            return False
+        (
+            sequence,
+            wall_us,
+            monotonic_ns,
+            kind,
+            method,
+            confidence,
+            process,
+            stream,
+            offset,
+            meta_length,
+        ) = HEADER.unpack_from(content)
         if (
-            sequence == event.sequence
-            and process == event.process
-            and event.offset <= MAX_OFFSET
-            and event.monotonic_ns <= INT64_MAX
+            kind != Kind.IO_CHUNK
+            or meta_length
+            or sequence != self.sequence + 1
+            or sequence > self.last_sequence
+            or process > sequence
+            or process >= UNPLACED_PROCESS
+            or offset > MAX_OFFSET
+            or monotonic_ns > INT64_MAX
         ):
-            return event
-        return event._replace(
-            sequence=sequence,
-            process=process,
-            offset=min(event.offset, MAX_OFFSET),
-            monotonic_ns=min(event.monotonic_ns, INT64_MAX),
-        )
-
-    def _add(self, event: Event, content: bytes) -> int:
-        sequence, wall_us, monotonic_ns, kind, method, confidence, process, stream, offset = event[
-            :9
-        ]
-        meta, body = event.meta, event.body
-        if sequence != self.sequence + 1:
-            self._note_gap(sequence)
-        # The content is hashed as it came when it carries the run's numbers already.
-        header = frames.HEADER.pack(*event[:9], len(meta))
-        if not content.startswith(header):
-            content = b"".join((header, meta, body))
-        head = sha256(self.chain_head + content).digest()
+            return False
+        body = content[HEADER.size :]
         length = len(body)
+        head = self.chain_head = sha256(self.chain_head + content).digest()
         self._pieces += (
-            rows.FIXED.pack(
+            rows.pack_without_meta(
                 14,
                 8,
                 self.run_number,
@@ -134,42 +128,111 @@ class Batch:
                 method,
                 2,
                 confidence,
-                LINK_BYTES,
-                head[:LINK_BYTES],
-                len(meta),
+                chain.LINK_BYTES,
+                head,
+                0,
+                length,
             ),
-            meta,
-            rows.BODY_LENGTH.pack(length),
             body,
         )
-        self.chain_head = head
         self.sequence = sequence
         self.stored += 1
-        if kind == Kind.IO_CHUNK:
-            self.source_ended = False
+        self.source_ended = False
+        streams, key = self.derived.streams, f"{process}/{stream}"
+        if streams.get(key) == offset:
+            streams[key] = offset + length
+        else:
             self.derived.reach(sequence, process, stream, offset, offset + length)
+        return True
+
+    def _placed(self, content: bytes) -> Event | None:
+        """Return the event with the run's numbers; None when the head is past it.
+
+        Raises ``FrameError`` when it has no place in any record.
+        """
+        event = frames.decode(content)
+        sequence = event.sequence + self.source_base
+        if sequence > self.last_sequence:
+            raise frames.FrameError(f"the sequence {event.sequence} is out of range")
+        if sequence <= self.sequence:
+            return None
+        process = event.process
+        if process:
+            # Every process takes an event of its own to start, so an honest number is never above
+            # the sequence. A forged one must not pass for a process of another source.
+            process += self.process_base
+            if event.process > event.sequence or process > UNPLACED_PROCESS:
+                process = UNPLACED_PROCESS
+        return event._replace(
+            sequence=sequence,
+            process=process,
+            offset=min(event.offset, MAX_OFFSET),
+            monotonic_ns=min(event.monotonic_ns, INT64_MAX),
+        )
+
+    def _add(self, event: Event) -> None:
+        if event.sequence != self.sequence + 1:
+            self._note_gap(event.sequence)
+        head = self.chain_head = chain.advance(self.chain_head, frames.content_of(event))
+        length = len(event.body)
+        self._pieces += (
+            rows.pack_fixed(
+                14,
+                8,
+                self.run_number,
+                8,
+                event.sequence,
+                8,
+                event.offset,
+                8,
+                event.wall_us,
+                8,
+                event.monotonic_ns,
+                4,
+                event.process,
+                4,
+                length,
+                2,
+                event.kind,
+                2,
+                event.stream,
+                2,
+                event.method,
+                2,
+                event.confidence,
+                chain.LINK_BYTES,
+                head,
+                len(event.meta),
+            ),
+            event.meta,
+            rows.pack_length(length),
+            event.body,
+        )
+        self.sequence = event.sequence
+        self.stored += 1
+        self.source_ended = False
+        if event.kind == Kind.IO_CHUNK:
+            end = event.offset + length
+            self.derived.reach(event.sequence, event.process, event.stream, event.offset, end)
         else:
             self._take(event)
-        return 128 + len(meta) + length
 
     def _take(self, event: Event) -> None:
         self.derived.take(event)
         if event.kind == Kind.RECORD_SEALED:
             self.sealed = event
-        self.source_ended = event.kind == Kind.RECORD_SEALED or (
-            event.kind == Kind.RUNTIME_STATE_CHANGED
-            and isinstance(metas.read(event.meta).get("totals"), dict)
-        )
+            self.source_ended = True
+        elif event.kind == Kind.RUNTIME_STATE_CHANGED:
+            self.source_ended = isinstance(metas.read(event.meta).get("totals"), dict)
 
     def _note_gap(self, sequence: int) -> None:
-        missing = sequence - self.sequence - 1
         self.derived.losses.append(
             Loss(
                 "sequence_gap",
                 "gap",
                 self.sequence + 1,
                 sequence - 1,
-                count=missing,
+                count=sequence - 1 - self.sequence,
                 reason="these events never arrived",
             )
         )
