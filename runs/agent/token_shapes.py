@@ -7,15 +7,18 @@ beginning of one. Every part but the last is bounded, so no beginning is longer 
 
 from __future__ import annotations
 
+import itertools
 import re
-from typing import Iterable, Match, NamedTuple, Optional, Pattern, Tuple, Union
+from typing import Iterable, Match, NamedTuple, Optional, Pattern, Set, Tuple, Union
 
 _BLOCK_BYTES = 32768
 _WORD_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 _USER_INFO_BYTES = 2048
 _SEGMENT_BYTES = 4096
+_PREFIX_BYTES = 64
+"""More than a token needs to be told from other text."""
 _HEADING_BYTES = 192
-"""More than the beginning of a key or a header needs to be told from other text."""
+"""The same for a key and a header, which tell early that they are there."""
 
 
 class _Part(NamedTuple):
@@ -126,14 +129,12 @@ _CONTINUED = [
     None if run.most is not None else re.compile(f"{run.member}*".encode())
     for run in (list(_parts(shape.masked))[-1] for shape in _SHAPES)
 ]
-_BEGINS = _any_of(map(_beginning, (*_TOKENS, *_HEADERS)), map(_beginning, _KEYS))
-_WEB_TOKEN_BEGINS = _any_of([_beginning(_WEB_TOKEN)], ())
+_BEGINS = _any_of(
+    [f"(?=[Aaegnsx])(?:{'|'.join(map(_beginning, _WORDS))})"],
+    [f"(?=-)(?:{'|'.join(map(_beginning, _KEYS))})"],
+)
 _USER_INFO_BEGINS = re.compile(_beginning(_USER_INFO).encode())
 _USER_INFO_FOUND = re.compile(_finding(0, _USER_INFO).encode())
-_PREFIXES = re.compile(
-    b"gh[pousr]_|github_pat_|gl(?:%s)-|sk-|A[KS]IA|xox[a-z]-|npm_|AIza|eyJ"
-    % "|".join(_GITLAB_KINDS).encode()
-)
 
 
 class Found(NamedTuple):
@@ -164,16 +165,16 @@ def undecided(data: bytes, start: int) -> Optional[int]:
     """Where, at or after `start`, something begins that later bytes may make a token."""
     size = len(data)
     found = []
-    heading = max(start, size - _HEADING_BYTES)
-    tail = data[heading:]
-    reach = max(0, size - 2 * _SEGMENT_BYTES)
-    word = max(start, reach + len(data[reach:].rstrip(_WORD_BYTES)))
+    tail = data[max(start, size - _HEADING_BYTES) :]
+    reach = max(start, size - 2 * _SEGMENT_BYTES)
+    word = reach + len(data[reach:].rstrip(_WORD_BYTES))
     if b"-----BEGIN" in tail or b"uthorization" in tail or b"UTHORIZATION" in tail:
-        found.append(_BEGINS.search(data, heading))
+        found.append(_BEGINS.search(data, size - len(tail)))
     elif word < size:
-        found.append(_BEGINS.search(data, max(word, heading)))
-    if word < size:
-        found.append(_WEB_TOKEN_BEGINS.search(data, word))
+        found.append(_BEGINS.search(data, max(word, size - _PREFIX_BYTES)))
+    web_token = data.find(b"eyJ", word)
+    if web_token >= 0:
+        found.append(_BEGINS.search(data, web_token))
     link = data.rfind(b"://", max(start, size - _USER_INFO_BYTES - 3))
     if link < 0 and tail.endswith((b":", b":/")):
         link = data.rfind(b":", start)
@@ -182,62 +183,89 @@ def undecided(data: bytes, start: int) -> Optional[int]:
     return min((match.start() for match in found if match), default=None)
 
 
-def _table(*groups: Tuple[bytes, bytes, bytes, bytes]) -> bytes:
-    """For each byte at which places of which group it may stand, a bit for each."""
-    table = bytearray(256)
-    for number, group in enumerate(groups):
-        for place, members in enumerate(group):
-            for member in members:
-                table[member] |= 1 << (4 * number + place)
-    return bytes(table)
-
-
 _LOWER = b"abcdefghijklmnopqrstuvwxyz"
 _WORD_MEMBERS = _LOWER + _LOWER.upper() + b"0123456789_-"
 _NO_WORD = bytes(set(range(256)) - set(_WORD_MEMBERS))
-# Four bytes that each kind has, in groups that ordinary text seldom fits by accident.
-_TABLES = (
-    # gh?_ pat_ npm_, and AKIA ASIA AIza eyJ?
-    _table((b"gpn", b"hap", b"pousrtm", b"_"), (b"Ae", b"KSIy", b"IzJ", _WORD_MEMBERS)),
-    # pat- cbt- ptt- imt- ent- oat- ldt- lrt- lft-, and sk- ox?-
-    _table((b"pcieol", b"abtmndrf", b"t", b"-"), (_NO_WORD + b"o", b"sx", _LOWER, b"-")),
+
+
+def _windows(*rows: Tuple[bytes, ...]) -> Set[bytes]:
+    return {bytes(window) for row in rows for window in itertools.product(*row)}
+
+
+# Four bytes that stand in every token of a kind, in two groups whose bytes have little in common
+# with ordinary text: names in small letters with a dash, and the others.
+_GROUPS = (
+    _windows(
+        (b"g", b"h", b"pousr", b"_"),
+        *(tuple(bytes([byte]) for byte in f"gl{kind}-"[-4:].encode()) for kind in _GITLAB_KINDS),
+        (b"p", b"a", b"t", b"_"),
+        (b"n", b"p", b"m", b"_"),
+        (_NO_WORD, b"s", b"k", b"-"),
+        (b"o", b"x", _LOWER, b"-"),
+    ),
+    _windows(
+        (b"A", b"KS", b"I", b"A"),
+        (b"A", b"I", b"z", b"a"),
+        (b"e", b"y", b"J", _WORD_MEMBERS),
+        (b"R", b"I", b"V", b"A"),
+        (b"Z", b"A", b"T", b"I"),
+    ),
 )
-_ALL_PLACES = int.from_bytes(b"\x11" * (_BLOCK_BYTES + 16), "little")
-_EITHER = bytes([0]) + bytes([1]) * 255
+
+
+def _places() -> bytes:
+    """For each byte at which places of which group it may stand, a bit for each."""
+    table = bytearray(256)
+    for number, windows in enumerate(_GROUPS):
+        for window in windows:
+            for place, byte in enumerate(window):
+                table[byte] |= 1 << (4 * number + place)
+    return bytes(table)
+
+
+_PLACES = _places()
+_WINDOWS = _GROUPS[0] | _GROUPS[1]
+_FIRST = int.from_bytes(b"\x11" * (_BLOCK_BYTES + 4), "little")
+_EITHER = int.from_bytes(b"\x01" * (_BLOCK_BYTES + 4), "little")
 
 
 def may_hold(data: bytes) -> bool:
     """Whether `data` may hold a token; quick, and seldom wrong about text without one."""
-    if b"@" in data and b"://" in data and _USER_INFO_FOUND.search(data):
-        return True
-    if b"uthorization" in data or b"UTHORIZATION" in data or b"PRIVATE KEY" in data:
+    if b"uthorization" in data or (b"@" in data and _holds_user_info(data)):
         return True
     for start in range(0, len(data), _BLOCK_BYTES):
-        # A line's first byte follows a line break; so does the first byte of everything.
-        before = data[start - 8 : start] if start else b"\n"
-        block = before + data[start : start + _BLOCK_BYTES]
-        for table in _TABLES:
-            if _fits(block, table):
-                return True
+        # The bytes before count too; before everything else as little as a line break does.
+        before = data[start - 3 : start] if start else b"\n"
+        if _fits(before + data[start : start + _BLOCK_BYTES]):
+            return True
     return False
 
 
-def _fits(block: bytes, table: bytes) -> bool:
-    """Whether a prefix of a token stands at a place that fits one of the table's groups.
+def _holds_user_info(data: bytes) -> bool:
+    at = data.find(b"://")
+    while at >= 0:
+        if _USER_INFO_FOUND.match(data, at):
+            return True
+        at = data.find(b"://", at + 3)
+    return False
 
-    All places at once: bit n of each byte tells whether it may be the (n+1)th of four, so shifted
-    onto each other they leave a bit where four in a row fit.
+
+def _fits(block: bytes) -> bool:
+    """Whether one of the windows is in `block`.
+
+    All places at once: bit n of a byte tells whether it may be the (n+1)th of four, so shifted onto
+    each other they leave a bit where four in a row may be a window.
     """
-    bits = int.from_bytes(block.translate(table), "little")
+    bits = int.from_bytes(block.translate(_PLACES), "little")
     bits &= bits >> 9
     bits &= bits >> 18
-    bits &= _ALL_PLACES
+    bits &= _FIRST
     if not bits:
         return False
-    places = bits.to_bytes(len(block), "little").translate(_EITHER)
+    places = ((bits | bits >> 4) & _EITHER).to_bytes(len(block), "little")
     at = places.find(b"\x01")
     while at >= 0:
-        if _PREFIXES.search(block, max(0, at - 8), at + 12):
+        if block[at : at + 4] in _WINDOWS:
             return True
         at = places.find(b"\x01", at + 1)
     return False

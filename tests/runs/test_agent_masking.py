@@ -44,7 +44,8 @@ ENCRYPTED_KEY = KEY.replace(
 
 def fed(stream: MaskingStream, chunks: list[bytes]) -> tuple[bytes, Spans]:
     """Everything that a stream gives out, and its masked ranges, touching ones joined."""
-    out, spans = b"", []
+    out = b""
+    spans: Spans = []
     for given_out, ranges in [*map(stream.feed, chunks), stream.flush()]:
         out += given_out
         for start, end in ranges:
