@@ -154,7 +154,7 @@ def decode(content: bytes) -> Event:
     body_start = HEADER.size + meta_length
     if body_start > len(content):
         raise FrameError("the meta is longer than the frame")
-    return Event(*fields, bytes(content[HEADER.size : body_start]), bytes(content[body_start:]))
+    return Event._make((*fields, content[HEADER.size : body_start], content[body_start:]))
 
 
 def next_frame(buffer: bytes, start: int) -> Optional[Tuple[bytes, int]]:
