@@ -29,7 +29,7 @@ from runs.models import (
 BATCH = 100
 """Runs whose records are removed in one transaction, so that none holds its locks for long."""
 
-LOCK_TIMEOUT = "5s"
+LOCK_TIMEOUT = "2s"
 """Dropping a partition stops all writers for a moment; when it cannot at once, it does not."""
 
 
@@ -101,7 +101,7 @@ def _goes_whole(part: int, members: Sequence[int]) -> bool:
         (last,) = cursor.fetchone()
         cursor.execute("SELECT to_regclass(%s)", [_name(part)])
         (exists,) = cursor.fetchone()
-    if last < end or exists is None:
+    if last < end - 1 or exists is None:
         return False
     others = RunHead.objects.filter(run_number__gte=start, run_number__lt=end)
     return not others.exclude(run_number__in=members).filter(removed_at__isnull=True).exists()
@@ -113,6 +113,8 @@ def _drop(part: int, members: Sequence[int], removed: Removed) -> bool:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
             locked = _lock(members)
+            # The whole before its part, as readers and writers lock them.
+            cursor.execute("LOCK TABLE ONLY run_event IN ACCESS EXCLUSIVE MODE")
             cursor.execute(f"LOCK TABLE {_name(part)} IN ACCESS EXCLUSIVE MODE")
             # Looked at again now that nobody else can write there.
             if len(locked) != len(members) or not _goes_whole(part, members):

@@ -1,0 +1,203 @@
+"""Sources that follow each other, and records that the control plane has to end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runs import store
+from runs.agent.frames import Kind, Stream
+from runs.models import Run, RunEvent, RunHead, RunLoss, RunProcess
+from runs.verify import verify_run
+from tests.runs.record_factory import Source, make_run, record
+
+pytestmark = pytest.mark.django_db
+
+
+def losses_of(run: Run) -> list[tuple[str, int | None, str]]:
+    spans = RunLoss.objects.filter(run_number=run.number).order_by("position")
+    return list(spans.values_list("kind", "from_sequence", "reason"))
+
+
+def last_meta(run: Run) -> dict[str, Any]:
+    event = RunEvent.objects.filter(run_number=run.number).order_by("-sequence")[0]
+    assert event.kind == Kind.RECORD_SEALED
+    told: dict[str, Any] = json.loads(bytes(event.meta))
+    return told
+
+
+def built(run: Run, *, in_order: bool = True) -> Source:
+    """The source of a build with two steps, told to its end unless it broke off."""
+    source = Source(run, "build:1:1")
+    source.open()
+    source.started(mode="build")
+    for text in (b"one\n", b"two\n"):
+        process = source.process()
+        source.output(process, text)
+        source.exited(process)
+    if in_order:
+        source.event(Kind.RUNTIME_STATE_CHANGED, {"state": "starting", "totals": {"streams": []}})
+    source.append()
+    return source
+
+
+def test_a_source_goes_on_where_the_last_one_ended() -> None:
+    run = make_run(mode="boot")
+    first = built(run)
+    spool = Source(run)
+    assert spool.open() == 0
+    spool.started()
+    process = spool.process(["init"])
+    spool.output(process, b"three\n")
+    spool.process(["child"], leader=False, parent=process)
+    assert spool.append().last_sequence == 4
+    spool.sealed(streams=[{"process": process, "stream": "stdout", "bytes": 6, "dropped": 0}])
+    spool.append()
+    numbers = RunEvent.objects.filter(run_number=run.number).values_list("sequence", flat=True)
+    assert sorted(numbers) == list(range(1, len(first.contents) + len(spool.contents) + 1))
+    processes = RunProcess.objects.filter(run_number=run.number).order_by("process_number")
+    assert [(each.process_number, each.parent_number) for each in processes] == [
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, 3),
+    ]
+    assert RunHead.objects.get(pk=run.number).stream_bytes == {"1/2": 4, "2/2": 4, "3/2": 6}
+    assert losses_of(run) == []
+    assert verify_run(run).ok
+
+
+def test_the_end_of_a_source_that_never_came_is_a_loss() -> None:
+    run = make_run(mode="boot")
+    first = built(run, in_order=False)
+    spool = Source(run)
+    spool.open()
+    assert losses_of(run) == [
+        ("early_close", len(first.contents) + 1, "the next source began"),
+    ]
+    with pytest.raises(store.SourceMismatch):
+        first.append()
+    with pytest.raises(store.SourceMismatch):
+        first.open()
+
+
+def test_a_source_that_had_ended_may_go_on() -> None:
+    run = make_run(mode="boot")
+    spool = Source(run)
+    spool.open()
+    spool.started()
+    spool.event(Kind.RUNTIME_STATE_CHANGED, {"state": "stopped", "totals": {}})
+    spool.append()
+    assert RunHead.objects.get(pk=run.number).source_ended
+    spool.event(Kind.RUNTIME_STATE_CHANGED, {"state": "starting"})
+    spool.append()
+    assert not RunHead.objects.get(pk=run.number).source_ended
+
+
+def test_nothing_is_appended_to_a_source_that_nobody_opened() -> None:
+    run = make_run()
+    source = Source(run)
+    source.started()
+    with pytest.raises(store.SourceMismatch):
+        source.append()
+
+
+def test_a_record_whose_source_died_is_ended_with_what_is_known() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.output(source.process(), b"some", stream=Stream.STDERR)
+    source.append()
+    assert store.close_early(run.number, reason="container-gone", detail="it was removed")
+    run.refresh_from_db()
+    assert (run.status, run.error_code) == ("failed", "record-ended-early")
+    assert run.error_message == "it was removed"
+    assert losses_of(run) == [("early_close", 4, "container-gone: it was removed")]
+    assert last_meta(run) == {
+        "by": "control-plane",
+        "reason": "container-gone",
+        "exit": None,
+        "events": 4,
+        "processes": 1,
+        "streams": [{"process": 1, "stream": "stderr", "bytes": 4}],
+        "detail": "it was removed",
+    }
+    assert not store.close_early(run.number, reason="container-gone", detail="again")
+    assert not store.end_in_order(run.number, reason="ended")
+    assert len(losses_of(run)) == 1
+    for attempt in (source.append, source.open):
+        source.output(1, b"late")
+        with pytest.raises(store.RecordSealed):
+            attempt()
+
+
+def test_the_recorded_exit_decides_even_when_the_end_of_the_record_is_lost() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.exited(source.process(), code=0)
+    source.append()
+    store.close_early(run.number, reason="recorder-lost", detail="killed")
+    run.refresh_from_db()
+    assert (run.status, run.exit_code, run.error_code) == ("completed", 0, "")
+    assert last_meta(run)["exit"] == {"code": 0, "signal": None, "reason": "exited"}
+
+
+def test_a_run_that_was_never_started_has_no_loss() -> None:
+    run = make_run(status=Run.Status.QUEUED)
+    assert store.close_early(
+        run.number, reason="not-started", detail="", status=Run.Status.CANCELLED
+    )
+    run.refresh_from_db()
+    assert (run.status, run.error_code, run.error_message) == ("cancelled", "", "")
+    assert losses_of(run) == []
+    assert verify_run(run).ok
+
+
+def test_a_build_that_failed_ends_its_record_in_order() -> None:
+    run = make_run(mode="boot")
+    built(run, in_order=False)
+    assert store.end_in_order(
+        run.number,
+        reason="build-failed",
+        status=Run.Status.FAILED,
+        error_code="build-failed",
+        error_message="step 2",
+    )
+    run.refresh_from_db()
+    assert (run.status, run.error_code, run.error_message) == ("failed", "build-failed", "step 2")
+    assert losses_of(run) == []
+    assert not store.end_in_order(run.number, reason="build-failed", status=Run.Status.FAILED)
+    assert verify_run(run).ok
+
+
+def test_an_end_in_order_takes_the_status_from_the_exit() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.append()
+    store.end_in_order(
+        run.number, reason="ended", exit={"code": 4, "signal": None, "reason": "exited"}
+    )
+    run.refresh_from_db()
+    assert (run.status, run.exit_code, run.error_code) == ("failed", 4, "run-exited")
+
+
+def test_what_comes_behind_the_end_is_not_stored() -> None:
+    run = make_run()
+    source = record(run)
+    other = make_run()
+    twin = Source(other)
+    twin.open()
+    twin.started()
+    twin.sealed()
+    twin.output(1, b"behind")
+    assert twin.append() == store.Appended(2, True, 2)
+    with pytest.raises(store.RecordSealed):
+        store.open_source(run.number, "another")
+    assert source.open() == len(source.contents)
