@@ -59,6 +59,7 @@ class Derived:
     changes: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     highest_process: int = 0
+    untracked: bool = False
 
     def take(self, event: Event) -> None:
         """Take notice of one event that is no I/O chunk (of those, see :meth:`reach`)."""
@@ -67,11 +68,16 @@ class Derived:
             reader(self, event, metas.read(event.meta))
 
     def reach(self, sequence: int, process: int, stream: int, start: int, end: int) -> None:
-        """Note that an event tells of a stream from ``start`` to ``end``; a jump is a loss."""
+        """Note that an event tells of a stream from ``start`` to ``end``.
+
+        A jump is a loss; so is a chunk that tells bytes a second time, because nobody can say
+        which ones were real.
+        """
         key = f"{process}/{stream}"
         known = self.streams.get(key)
         if known is None:
             if len(self.streams) >= TRACKED_STREAMS:
+                self._note_untracked(sequence)
                 return
             known = 0
         if start > known:
@@ -89,8 +95,19 @@ class Derived:
                     "bytes of the stream are missing",
                 )
             )
+        elif start < known and start < end:
+            why = f"contradicted: bytes from offset {start} were told before"
+            self.losses.append(
+                Loss("dropped_event", "gap", sequence, sequence, process, stream, reason=why)
+            )
         if end > known or key not in self.streams:
             self.streams[key] = max(end, known)
+
+    def _note_untracked(self, sequence: int) -> None:
+        if not self.untracked:
+            why = f"more than {TRACKED_STREAMS} streams: holes in the others are not looked for"
+            self.losses.append(Loss("dropped_event", "gap", sequence, reason=why))
+        self.untracked = True
 
     def totals(self, event: Event, told: Mapping[str, Any]) -> None:
         """Hold the totals that end a source against what came; what is missing is a loss."""

@@ -12,7 +12,7 @@ from tests.runs.record_factory import make_run, record
 pytestmark = pytest.mark.django_db
 
 
-def refused(statement: str, *values: object) -> None:
+def refused(statement: str, *values: int) -> None:
     with (
         pytest.raises(DatabaseError, match="append-only"),
         transaction.atomic(),

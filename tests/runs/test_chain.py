@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,8 @@ def test_its_values_never_change() -> None:
 
 @pytest.mark.parametrize("member", range(len(EVENT)))
 def test_every_member_of_an_event_counts(member: int) -> None:
-    changed = list(EVENT)
-    value = changed[member]
-    changed[member] = value + b"x" if isinstance(value, bytes) else value + 1
+    changed: list[Any] = list(EVENT)
+    changed[member] += b"x" if isinstance(changed[member], bytes) else 1
     start = chain.genesis(RUN)
     altered = chain.advance(start, content_of(Event(*changed)))
     assert altered != chain.advance(start, content_of(EVENT))

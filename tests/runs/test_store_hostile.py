@@ -210,7 +210,23 @@ def test_a_forger_of_streams_does_not_make_the_head_grow_for_ever() -> None:
         source.event(Kind.IO_CHUNK, process=number, stream=2, body=b"x")
     source.append()
     assert len(RunHead.objects.get(pk=run.number).stream_bytes) == 16_384
-    assert RunLoss.objects.filter(run_number=run.number).count() == 0
+    loss = RunLoss.objects.get(run_number=run.number)
+    assert loss.reason.startswith("more than 16384 streams")
+
+
+def test_bytes_that_are_told_twice_are_a_loss_and_no_hole() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    process = source.process()
+    source.output(process, b"abcdef")
+    source.output(process, b"XX", offset=2)
+    source.output(process, b"g", offset=6)
+    source.append()
+    loss = RunLoss.objects.get(run_number=run.number)
+    assert (loss.process_number, loss.stream, loss.from_offset) == (process, 2, None)
+    assert loss.reason.startswith("contradicted")
+    assert RunHead.objects.get(pk=run.number).stream_bytes == {"1/2": 7}
 
 
 def test_a_content_is_read_as_the_agent_reads_it() -> None:
