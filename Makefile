@@ -13,7 +13,7 @@ TEST_RUN := $(UP) run --test --
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test lint format bench-builds schema \
+.PHONY: help demo up status down clean staff test lint format bench-builds bench-record schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-migrations lint-schema
 
 help: ## list the targets
@@ -80,3 +80,7 @@ format: lint-tools ## format the code
 bench-builds: ## measure the build path against its floors (not a test)
 	@$(UP) prepare-test
 	@$(TEST_RUN) python -m tests.bench.builds
+
+bench-record: ## measure the execution record against its floors (not a test)
+	@$(UP) prepare-test
+	@$(TEST_RUN) python -m tests.bench.record

@@ -1,0 +1,174 @@
+"""The admin of runs: the list, cancelling, and the page that shows a record and replays it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.urls import reverse
+from pytest_django.live_server_helper import LiveServer
+
+from runs.agent.frames import Kind, Method, Stream
+from runs.models import Run
+from tests.browser import Page, browser
+from tests.runs.record_factory import Source, make_run, record
+
+TERMINAL = [
+    b"\x1b[2J\x1b[H\x1b[1;32m$\x1b[0m make test\r\n",
+    b"collected 3 items\r\n",
+    b"\x1b[31mFAILED\x1b[0m one \xe2\x9c\x97\r\n",
+]
+
+
+@pytest.fixture
+def staff() -> Client:
+    """A signed-in operator."""
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    return client
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    """A tab of a browser of the test's own."""
+    with browser(tmp_path / "profile") as tab:
+        yield tab
+
+
+def record_url(run: Run) -> str:
+    return reverse("admin:runs_run_record", args=[run.pk])
+
+
+def record_terminal(run: Run) -> Source:
+    """Store the record of a session at a terminal, one changed file and one hole included."""
+    source = Source(run)
+    source.open()
+    source.started()
+    process = source.process(["bash", "-l"], streams=["pty"])
+    size = {"columns": 60, "rows": 12}
+    source.event(Kind.TERMINAL_RESIZED, size, process=process, method=Method.PTY)
+    for body in TERMINAL:
+        source.output(process, body, stream=Stream.PTY_OUTPUT)
+    lost = {"toOffset": 5000, "bytes": 4900, "reason": "spool-full"}
+    offset = sum(map(len, TERMINAL))
+    source.event(
+        Kind.TELEMETRY_DROPPED,
+        lost | {"toOffset": offset + 4900},
+        process=process,
+        stream=Stream.PTY_OUTPUT,
+        offset=offset,
+    )
+    source.exited(process)
+    changed = {
+        "position": 1,
+        "root": "/workspace",
+        "path": "src/<b>a</b>.py",
+        "change": "modified",
+        "binary": False,
+        "addedLines": 1,
+        "removedLines": 1,
+        "patchTruncated": False,
+    }
+    patch = b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+<script>new</script>\n"
+    source.event(Kind.FILE_DIFF_ENTRY, changed, body=patch, method=Method.SNAPSHOT)
+    source.sealed()
+    source.append()
+    return source
+
+
+@pytest.mark.django_db
+def test_a_run_is_found_by_its_id_and_links_to_its_record(staff: Client) -> None:
+    run = make_run()
+    make_run()
+    answer = staff.get(reverse("admin:runs_run_changelist"), {"q": str(run.pk)})
+    text = answer.content.decode()
+    assert record_url(run) in text
+    assert text.count("Timeline and replay") == 1
+
+
+@pytest.mark.django_db
+def test_the_record_of_an_unknown_run_is_not_found(staff: Client) -> None:
+    for unknown in (str(uuid.uuid4()), "x", "%00", "a/b"):
+        path = reverse("admin:runs_run_changelist") + f"{unknown}/record/"
+        assert staff.get(path).status_code == 404
+
+
+@pytest.mark.django_db
+def test_the_record_is_shown_only_to_who_may_see_runs() -> None:
+    run = make_run()
+    assert Client().get(record_url(run)).status_code == 302
+    user = get_user_model().objects.create_user("bob", password="x", is_staff=True)
+    client = Client()
+    client.force_login(user)
+    assert client.get(record_url(run)).status_code == 404
+    user.user_permissions.add(Permission.objects.get(codename="view_run"))
+    assert client.get(record_url(run)).status_code == 200
+
+
+@pytest.mark.django_db
+def test_only_the_page_with_the_player_may_run_compiled_code(staff: Client) -> None:
+    run = make_run()
+    record_page = staff.get(record_url(run)).headers["content-security-policy"]
+    assert "script-src 'self' 'wasm-unsafe-eval';" in record_page
+    runs = staff.get(reverse("admin:runs_run_changelist")).headers["content-security-policy"]
+    assert "script-src 'self';" in runs
+
+
+@pytest.mark.django_db
+def test_cancelling_in_the_admin_ends_a_queued_run_and_asks_a_running_one(staff: Client) -> None:
+    queued = make_run(status=Run.Status.QUEUED)
+    running = make_run(status=Run.Status.RUNNING)
+    over = make_run()
+    record(over)
+    staff.post(
+        reverse("admin:runs_run_changelist"),
+        {"action": "cancel", "_selected_action": [str(run.pk) for run in (queued, running, over)]},
+    )
+    for run in (queued, running, over):
+        run.refresh_from_db()
+    assert queued.status == Run.Status.CANCELLED
+    assert running.status == Run.Status.RUNNING
+    assert running.cancel_requested_at is not None
+    assert over.status == Run.Status.COMPLETED
+    assert over.cancel_requested_at is None
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_browser_shows_timeline_loss_changes_and_the_replay(
+    live_server: LiveServer, page: Page, tmp_path: Path
+) -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    record_terminal(run)
+    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+
+    page.open(live_server.url + record_url(run))
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready'")
+    page.wait_for("document.querySelectorAll('#timeline tbody tr').length === 9")
+    page.wait_for("document.querySelector('#changes pre') !== null")
+    page.wait_for("document.getElementById('complete').textContent === 'no'")
+
+    # The poster is the last picture of the recording, drawn by the player itself.
+    page.wait_for("document.querySelector('#replay').innerText.includes('FAILED')")
+    kinds = page.evaluate(
+        "[...document.querySelectorAll('#timeline tbody tr')].map(r => r.cells[2].textContent)"
+    )
+    assert kinds[0] == "recordStarted"
+    assert kinds[-1] == "recordSealed"
+    assert "telemetryDropped" in kinds
+    assert "spool-full" in page.evaluate("document.getElementById('loss').innerText")
+    changes = page.evaluate("document.getElementById('changes').innerText")
+    assert "src/<b>a</b>.py" in changes
+    assert "<script>new</script>" in changes
+    assert page.console == []
+    page.screenshot(tmp_path / "record.png")
+    assert (tmp_path / "record.png").stat().st_size > 10_000
