@@ -9,6 +9,7 @@
     ├── Forbidden                403 forbidden
     ├── NotFound                 404 not-found
     ├── Conflict                 409 conflict
+    ├── Gone                     410 gone
     ├── PayloadTooLarge          413 body-too-large
     ├── BadGateway               502 upstream-failed      another system answered wrongly or not
     └── ServiceUnavailable       503 service-unavailable  we are not set up for this
@@ -114,6 +115,12 @@ class Conflict(ControlPlaneError):
     """The request is sound but does not fit the present state."""
 
     status, code, title = 409, "conflict", "Conflict"
+
+
+class Gone(ControlPlaneError):
+    """What the request names existed and was removed for good."""
+
+    status, code, title = 410, "gone", "Gone"
 
 
 class PayloadTooLarge(ControlPlaneError):

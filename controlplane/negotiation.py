@@ -1,4 +1,7 @@
-"""What DRF negotiates with a client, which is nothing: JSON in, JSON out."""
+"""What is negotiated with a client, which is next to nothing: JSON in, JSON out.
+
+Where an answer can also be raw bytes, a client asks for them by name (:func:`asks_for`).
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,23 @@ class JsonOnly(BaseContentNegotiation):
     ) -> tuple[BaseRenderer, str]:
         """Return the view's first renderer."""
         return renderers[0], renderers[0].media_type
+
+
+def asks_for(request: Request, media_type: str) -> bool:
+    """Tell whether ``Accept`` names ``media_type``, and rather than JSON.
+
+    A wildcard asks for nothing in particular, and gets JSON.
+    """
+    qualities: dict[str, float] = {}
+    for part in request.headers.get("accept", "").lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
+        try:
+            qualities[name] = float(weights[0]) if weights else 1.0
+        except ValueError:
+            qualities[name] = 0.0
+    wanted = qualities.get(media_type, 0.0)
+    return wanted > 0 and wanted >= qualities.get("application/json", 0.0)
 
 
 class NoMetadata(BaseMetadata):

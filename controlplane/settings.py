@@ -330,7 +330,14 @@ CORS_ALLOW_HEADERS = (
     "x-request-id",
     "x-svc-gateway-token",
 )
-CORS_EXPOSE_HEADERS = ("location", "x-request-id", "idempotency-replayed")
+CORS_EXPOSE_HEADERS = (
+    "location",
+    "x-request-id",
+    "idempotency-replayed",
+    "x-missing-ranges",
+    "x-missing-count",
+    "x-stream-complete",
+)
 CORS_PREFLIGHT_MAX_AGE = 86_400
 CORS_URLS_REGEX = r"^/(v1/.*|healthz|readyz|openapi\.json|)$"
 
@@ -397,6 +404,16 @@ SPECTACULAR_SETTINGS = {
         "LivenessStatus": ["ok"],
         "ReadinessStatus": "controlplane.views.READINESS_STATUSES",
         "StartedStatus": "workspaces.serializers.STARTED_STATUSES",
+        "RunStatus": "runs.models.Run.Status",
+        "RunMode": "runs.models.Run.Mode",
+        "ClientRunMode": "runs.serializers.CLIENT_MODES",
+        "StreamName": "runs.serializers.STREAMS",
+        "ToldStreamName": "runs.serializers.TOLD_STREAMS",
+        "EventKind": "runs.serializers.TIMELINE_KINDS",
+        "LossKind": "runs.models.RunLoss.Kind",
+        "ReportedChange": "runs.serializers.REPORTED_CHANGES",
+        "RecordedChange": "runs.serializers.RECORDED_CHANGES",
+        "ExportFormat": "runs.serializers.EXPORT_FORMATS",
     },
     "TAGS": [
         {"name": "System", "description": "What this installation is and how it is doing."},
@@ -405,6 +422,10 @@ SPECTACULAR_SETTINGS = {
             "name": "Sandboxes",
             "description": "Requests to start a workspace: each builds an image, publishes and "
             "launches it.",
+        },
+        {
+            "name": "Runs",
+            "description": "Pieces of work in workspaces, and the records of what happened.",
         },
     ],
 }

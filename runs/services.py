@@ -2,16 +2,121 @@
 
 How a recorded run ended is decided by its record alone (``runs.store``); a client can only ask for
 its end. A run that is not recorded is what its client says it is.
+
+Locks are taken in the order of ``runs.store``: the head of the record before the row of the run.
 """
 
 from __future__ import annotations
 
-import hashlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from django.db import connection
+import structlog
+from django.db import transaction
+from django.db.models.functions import Coalesce, Now
 
-from runs.models import PARTITION_RUNS, Run, RunHead
-from workspaces.models import Attempt
+from controlplane.amqp import BrokerError
+from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
+from controlplane.serializers import format_timestamp
+from runs import store
+from runs.messages import publish_run_requested
+from runs.models import Run, RunChange, RunHead
+from workspaces.models import Attempt, Workspace
+
+log = structlog.get_logger(__name__)
+
+PUBLISH_FAILED = "queue-publish-failed"
+
+TRANSITIONS: Mapping[str, frozenset[str]] = {
+    Run.Status.QUEUED: frozenset({Run.Status.RUNNING, Run.Status.FAILED, Run.Status.CANCELLED}),
+    Run.Status.RUNNING: frozenset(Run.TERMINAL),
+}
+"""What may follow what; all other states are final."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIntent:
+    """What is to be recorded, and perhaps executed, in a workspace.
+
+    ``command`` is ``{executable, args, cwd?, env?, stdin?}``. A run is ``recorded`` when the
+    control plane or its gateway sees what happens; only a one-shot run is executed here.
+    """
+
+    workspace: Workspace
+    attempt: Attempt | None
+    owner_user_id: str
+    harness_id: str
+    mode: Run.Mode
+    recorded: bool
+    prompt: str = ""
+    command: Mapping[str, Any] | None = None
+    time_limit_ms: int | None = None
+
+    @property
+    def executed(self) -> bool:
+        """Whether a worker starts it."""
+        return self.recorded and self.mode == Run.Mode.ONE_SHOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a client says of a run that is not recorded."""
+
+    status: Run.Status
+    exit_code: int | None = None
+    error_message: str | None = None
+    diff: str | None = None
+    changed_files: Sequence[Mapping[str, str]] = field(default_factory=list)
+
+
+def get_run(run_id: uuid.UUID, *, owner_user_id: str | None) -> Run:
+    """Return a run; a foreign one is as absent as an unknown one (``NotFound``)."""
+    run = Run.objects.owned_by(owner_user_id).filter(pk=run_id).first()
+    if run is None:
+        raise NotFound("There is no such run.", code="run-not-found")
+    return run
+
+
+def get_record(run: Run) -> RunHead | None:
+    """Return the head of a run's record, None for a run that has none.
+
+    Raises ``Gone`` (``record-removed``) when retention has removed the record.
+    """
+    head = RunHead.objects.filter(pk=run.number).first()
+    if head is not None and head.removed_at is not None:
+        error = Gone(
+            "The record of this run was removed when its time was over.", code="record-removed"
+        )
+        error.members["removedAt"] = format_timestamp(head.removed_at)
+        raise error
+    return head
+
+
+def create_run(intent: RunIntent) -> Run:
+    """Create a queued run, and have it executed when that is intended.
+
+    Raises ``BadGateway`` (``queue-publish-failed``), with the run failed, when the queue cannot be
+    reached. A crash before the message leaves a queued run, which any run worker's sweeper finds.
+    """
+    with transaction.atomic():
+        run = Run.objects.create(
+            workspace=intent.workspace,
+            attempt=intent.attempt,
+            owner_user_id=intent.owner_user_id,
+            harness_id=intent.harness_id,
+            mode=intent.mode,
+            recorded=intent.recorded,
+            prompt=intent.prompt,
+            command=dict(intent.command) if intent.command is not None else None,
+            time_limit_ms=intent.time_limit_ms,
+        )
+        if intent.recorded:
+            store.ensure_head(run)
+    if intent.executed:
+        _publish_or_fail(run)
+    return run
 
 
 def create_boot_run(attempt: Attempt) -> Run:
@@ -28,12 +133,132 @@ def create_boot_run(attempt: Attempt) -> Run:
         mode=Run.Mode.BOOT,
         recorded=True,
     )
-    _ensure_head(run)
+    store.ensure_head(run)
     return run
 
 
-def _ensure_head(run: Run) -> None:
-    start = hashlib.sha256(b"svc-run-record-v1\0" + run.pk.bytes).digest()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT run_event_ensure_partition(%s, %s)", [run.number, PARTITION_RUNS])
-    RunHead.objects.get_or_create(run_number=run.number, defaults={"chain_head": start})
+def _publish_or_fail(run: Run) -> None:
+    """Publish the run's message. When a worker was quicker than a failing publish, it goes on."""
+    try:
+        publish_run_requested(run.pk)
+    except BrokerError as exc:
+        log.warning("run_publish_failed", run_id=str(run.pk), reason=str(exc))
+        message = "The run queue could not be reached."
+        if not _end_queued(
+            run, status=Run.Status.FAILED, error_code=PUBLISH_FAILED, error_message=message
+        ):
+            return
+        error = BadGateway(
+            "The run queue could not be reached; the run was recorded as failed.",
+            code=PUBLISH_FAILED,
+        )
+        error.members["runId"] = str(run.pk)
+        raise error from exc
+
+
+def _end_queued(run: Run, *, status: Run.Status, **values: str) -> bool:
+    """End a recorded run that nobody has begun, in order; False when somebody has."""
+    with transaction.atomic():
+        RunHead.objects.select_for_update().get(pk=run.number)
+        queued = Run.objects.select_for_update().filter(pk=run.pk, status=Run.Status.QUEUED)
+        if not queued.exists():
+            return False
+        cancelled = {"code": None, "signal": None, "reason": "cancelled"}
+        exit_ = cancelled if status == Run.Status.CANCELLED else None
+        return store.end_in_order(
+            run.number, reason="not-started", exit=exit_, status=status, **values
+        )
+
+
+def request_cancel(run: Run) -> Run:
+    """Cancel a run, or have a recorded one that runs stopped by who records it; return it anew.
+
+    The status of the latter follows its record: see ``cancel_requested_at``. Raises ``Conflict``
+    (``run-transition``) for runs that have ended, and for boot runs, which end with their sandbox.
+    """
+    if run.mode == Run.Mode.BOOT:
+        raise Conflict("A boot run ends with its sandbox.", code="run-transition")
+    if not run.recorded:
+        return update_reported(run, Report(status=Run.Status.CANCELLED))
+    if not _end_queued(run, status=Run.Status.CANCELLED):
+        asked = Run.objects.filter(pk=run.pk).open()
+        if not asked.update(
+            cancel_requested_at=Coalesce("cancel_requested_at", Now()), updated_at=Now()
+        ):
+            run.refresh_from_db()
+            raise refused_transition(run, Run.Status.CANCELLED)
+    run.refresh_from_db()
+    return run
+
+
+def begin_session(run: Run) -> Run:
+    """Move a recorded interactive run to running, for the gateway that has opened it.
+
+    Raises ``Conflict`` (``run-transition``) when it is not queued, or no session.
+    """
+    if run.mode != Run.Mode.INTERACTIVE:
+        raise refused_transition(run, Run.Status.RUNNING)
+    return _move(run, Run.Status.RUNNING, started_at=Now())
+
+
+def update_reported(run: Run, report: Report) -> Run:
+    """Write what a client reports of a run that is not recorded; return the run anew.
+
+    Raises ``Conflict`` (``run-transition``) when its status does not lead there.
+    """
+    if report.status == Run.Status.RUNNING:
+        return _move(run, report.status, started_at=Now())
+    values: dict[str, Any] = {"finished_at": Now()}
+    if report.exit_code is not None or report.status == Run.Status.COMPLETED:
+        values["exit_code"] = report.exit_code or 0
+    if report.error_message is not None:
+        values["error_message"] = report.error_message
+    if report.diff is not None:
+        values["reported_diff"] = report.diff
+    with transaction.atomic():
+        moved = _move(run, report.status, **values)
+        RunChange.objects.bulk_create(
+            RunChange(
+                run_number=run.number,
+                position=position,
+                path=entry["path"].encode(),
+                old_path=entry["old_path"].encode() if "old_path" in entry else None,
+                change=entry["change"],
+            )
+            for position, entry in enumerate(report.changed_files, start=1)
+        )
+    return moved
+
+
+def _move(run: Run, status: Run.Status, **values: Any) -> Run:
+    """Change the status in one guarded statement."""
+    sources = [source for source, targets in TRANSITIONS.items() if status in targets]
+    rows = Run.objects.filter(pk=run.pk, status__in=sources)
+    moved = rows.update(status=status, updated_at=Now(), **values)
+    run.refresh_from_db()
+    if not moved:
+        raise refused_transition(run, status)
+    return run
+
+
+def refused_transition(run: Run, status: Run.Status) -> Conflict:
+    """Return the error for a status that the run cannot get, or not from a client."""
+    if run.recorded and status not in (Run.Status.RUNNING, Run.Status.CANCELLED):
+        detail = f"The run is {run.status}; its record decides whether it is {status}."
+        return Conflict(detail, code="run-transition")
+    return Conflict(f"The run is {run.status} and cannot become {status}.", code="run-transition")
+
+
+def refuse_report(run: Run, status: Run.Status, members: Sequence[str]) -> None:
+    """Raise ``ValidationFailed`` for members that tell how a run ended where that cannot be told.
+
+    A run that begins has not ended, and how a recorded one ended is in its record.
+    """
+    if run.recorded:
+        code, detail = "decided-by-record", "How this run ended is decided by its record."
+    elif status in Run.TERMINAL:
+        return
+    else:
+        code, detail = "not-ended", f"A run that is {status} has not ended."
+    if members:
+        raise ValidationFailed([Fault(code, detail, pointer=f"/{name}") for name in members])

@@ -28,6 +28,14 @@ def _templates() -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(re.sub(r"\{[^/]+\}", "[^/]+", path) + r"\Z"), path) for path in paths]
 
 
+def assert_media_described(method: str, path: str, status: int, content_type: str) -> None:
+    """Fail unless the document has an answer of this type that is no JSON."""
+    template = next(found for pattern, found in _templates() if pattern.match(path))
+    response = document()["paths"][template][method.lower()]["responses"].get(str(status), {})
+    media = content_type.partition(";")[0]
+    assert media in response.get("content", {}), f"{method} {template} {status} {content_type!r}"
+
+
 def assert_described(method: str, path: str, status: int, content_type: str, body: Any) -> None:
     """Fail unless the document has this operation and its answer has the described shape."""
     template = next((found for pattern, found in _templates() if pattern.match(path)), None)

@@ -15,9 +15,10 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 
 from controlplane import amqp
-from tests.conformance import assert_described
+from tests.conformance import assert_described, assert_media_described
 
 OWNER = "usr_test"
+JSON_TYPES = {"application/json", "application/problem+json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,11 @@ class Api:
             assert answer.status == expect, f"{method} {path}: {answer.status} {shown}"
         if method not in {"HEAD", "OPTIONS"}:
             content_type = response.headers.get("content-type", "")
-            assert "json" in content_type, f"{method} {path}: {content_type} {shown}"
-            assert_described(
-                method, path.split("?")[0], answer.status, content_type, json.loads(content)
-            )
+            place = (method, path.split("?")[0], answer.status, content_type)
+            if content_type.partition(";")[0] in JSON_TYPES:
+                assert_described(*place, json.loads(content))
+            else:
+                assert_media_described(*place)
         return answer
 
     def get(self, path: str, *, expect: int = 200, **kwargs: Any) -> Answer:

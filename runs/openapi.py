@@ -1,0 +1,130 @@
+"""What runs add to the OpenAPI description: texts, parameters, examples, media types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter
+
+from controlplane.gateway import HEADER
+from runs.reading.export import CONTENT_TYPES
+from runs.serializers import ScrollbackSerializer
+
+OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
+OWNER_REQUIRED = OpenApiParameter(
+    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
+)
+GATEWAY_TOKEN = OpenApiParameter(
+    HEADER,
+    str,
+    OpenApiParameter.HEADER,
+    description="The SSH gateway shows it; other clients have none.",
+)
+LOCATION = OpenApiParameter(
+    "Location",
+    str,
+    OpenApiParameter.HEADER,
+    description="Where its present state is read.",
+    response=[201],
+)
+SEQUENCE = OpenApiParameter(
+    "sequence", str, OpenApiParameter.PATH, description="The event's number, in decimal."
+)
+STREAM_HEADERS = [
+    OpenApiParameter(
+        "x-missing-ranges",
+        str,
+        OpenApiParameter.HEADER,
+        description="Of raw bytes: what is missing between them, as `from-to` with commas, `to` "
+        "exclusive; at most 100 ranges.",
+        response=[200],
+    ),
+    OpenApiParameter(
+        "x-missing-count",
+        str,
+        OpenApiParameter.HEADER,
+        description="Of raw bytes: how many ranges are missing.",
+        response=[200],
+    ),
+    OpenApiParameter(
+        "x-stream-complete",
+        str,
+        OpenApiParameter.HEADER,
+        description="Of raw bytes: `true` when nothing is missing up to the stream's end.",
+        response=[200],
+    ),
+]
+
+CREATE_DESCRIPTION = """\
+A one-shot run with a `command` or a `prompt` is executed in the workspace, which has to be ready,
+and recorded. A prompt becomes the one-shot command of the harness `harnessId`: `opencode run`,
+`codex exec`, `claude -p`, `bash -lc` for `shell`, and the blueprint's own command for `custom`.
+Any other run only gets its row: its client does the work and reports with `PATCH`.
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | members are wrong; see `errors` |
+| 401 | `gateway-token-invalid` | a gateway token is shown, and it is wrong |
+| 404 | `workspace-not-found`, `attempt-not-found` | the owner has no such workspace or attempt |
+| 409 | `workspace-not-ready` | nothing can be executed in it now; `reason` says why |
+| 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
+| 503 | `gateway-token-unset` | a gateway token is shown, and none is set here |
+"""
+
+UPDATE_DESCRIPTION = """\
+`queued → running → completed | failed | cancelled`, and `queued → failed | cancelled`. All else is
+409 `run-transition`. A run that is not recorded is what its client reports. Of a recorded run the
+record decides, and a client can only cancel it: a queued one at once, a running one by having it
+stopped, which `cancelRequestedAt` shows until it has ended.
+"""
+
+TIMELINE_DESCRIPTION = """\
+Events in the order of their numbers. Go on with `fromSequence` = `nextFromSequence`; the cost of a
+page does not depend on where it is. A page of `ioChunk` together with other kinds may hold fewer
+items than `limit`, even none, and still lead on. A record that retention removed is 410
+`record-removed`, here and at all that reads records.
+"""
+
+SCROLLBACK_DESCRIPTION = """\
+What a process wrote to one of its streams, or read. `missing` names every range of bytes that the
+record does not hold. With `Accept: application/octet-stream` the bytes themselves are sent, of any
+length, what is missing left out; the headers `x-missing-ranges`, `x-missing-count` and
+`x-stream-complete` tell of it.
+"""
+
+EXPORT_DESCRIPTION = """\
+`asciicast` is a recording in version 2 of asciinema's format, `text` the output without escape
+sequences, `ndjson` the whole record, which can be checked for tampering without this service
+(`python -m runs.offline`).
+"""
+
+_RUN: dict[str, Any] = {
+    "ownerUserId": "usr_local",
+    "workspaceId": "019c0f5e-2b1a-7c44-9d2f-6f1f3a0b5c77",
+}
+CREATE_EXAMPLES = [
+    OpenApiExample(
+        "A prompt",
+        value={**_RUN, "harnessId": "claude-code", "prompt": "Make the tests pass."},
+        request_only=True,
+    ),
+    OpenApiExample(
+        "A command",
+        value={
+            **_RUN,
+            "harnessId": "shell",
+            "command": {"executable": "npm", "args": ["test"], "cwd": "web"},
+            "timeLimitMs": 600_000,
+        },
+        request_only=True,
+    ),
+]
+
+SCROLLBACK_RESPONSES: dict[Any, Any] = {
+    (200, "application/json"): ScrollbackSerializer,
+    (200, "application/octet-stream"): OpenApiTypes.BINARY,
+}
+EXPORT_RESPONSES: dict[Any, Any] = {
+    (200, media.split(";")[0]): OpenApiTypes.STR for media in CONTENT_TYPES.values()
+}

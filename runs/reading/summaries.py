@@ -1,0 +1,136 @@
+"""One short line for each event, made from the event alone.
+
+What an event says comes out of a workspace: any member may be missing or of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runs.agent.frames import STREAM_NAMES, Kind
+
+MAX_LENGTH = 200
+
+Meta = Mapping[str, Any]
+
+
+def summary(kind: int, stream: int, offset: int, length: int, meta: object) -> str:
+    """Return the line of one event; ``meta`` is its parsed JSON."""
+    if kind == Kind.IO_CHUNK:
+        return f"{STREAM_NAMES.get(stream, 'stream')}: {length} bytes at {offset}"
+    members = meta if isinstance(meta, dict) else {}
+    if kind == Kind.PROCESS_STREAM_CLOSED:
+        name = STREAM_NAMES.get(stream, "stream")
+        return _cut(f"{name} closed at {offset}: {text(members.get('reason'))}")
+    if kind == Kind.TELEMETRY_DROPPED and stream:
+        name = STREAM_NAMES.get(stream, "stream")
+        return _cut(
+            f"{name}: {text(members.get('bytes'))} bytes dropped at {offset}{_because(members)}"
+        )
+    tell = _TELLERS.get(kind)
+    return _cut(tell(members)) if tell else "an event of an unknown kind"
+
+
+def text(value: object) -> str:
+    """Return a value of an event as text: a string, or the lossy text of bytes; else its JSON."""
+    if isinstance(value, dict):
+        value = value.get("text", "")
+    return value if isinstance(value, str) else "?" if value is None else str(value)
+
+
+def command_line(argv: object) -> str:
+    """Return the words of a command with blanks between them; for people, not for a shell."""
+    return " ".join(text(word) for word in argv) if isinstance(argv, list) else "?"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - 1]}…"
+
+
+def _because(meta: Meta) -> str:
+    return f": {text(meta['reason'])}" if meta.get("reason") else ""
+
+
+def _started(meta: Meta) -> str:
+    if meta.get("startFailed"):
+        return f"{command_line(meta.get('argv'))} could not be started: {text(meta['startFailed'])}"
+    return command_line(meta.get("argv"))
+
+
+def _exited(meta: Meta) -> str:
+    how = text(meta.get("reason"))
+    if meta.get("signal"):
+        return (
+            f"{how} by {text(meta['signal'])}"
+            if how == "signaled"
+            else (f"{how}, by {text(meta['signal'])}")
+        )
+    return f"{how} with code {text(meta['code'])}" if meta.get("code") is not None else how
+
+
+def _dropped(meta: Meta) -> str:
+    return f"{text(meta.get('count'))} {text(meta.get('what'))} events dropped{_because(meta)}"
+
+
+def _changed(meta: Meta) -> str:
+    change, path = text(meta.get("change")), text(meta.get("path"))
+    old = meta.get("oldPath")
+    return f"{change}: {text(old)} → {path}" if old is not None else f"{change}: {path}"
+
+
+def _diff(meta: Meta) -> str:
+    counts = [
+        f"{text(meta[name])} {name}"
+        for name in ("added", "modified", "deleted", "renamed")
+        if meta.get(name)
+    ]
+    cut = " (truncated)" if meta.get("truncated") else ""
+    return f"changes: {', '.join(counts) or 'none'}{cut}"
+
+
+def _snapshot(meta: Meta) -> str:
+    root, files = text(meta.get("root")), text(meta.get("files"))
+    return f"snapshot at the {text(meta.get('when'))} of {root}: {files} files"
+
+
+def _network(meta: Meta) -> str:
+    peer, port = text(meta.get("peer")), text(meta.get("port"))
+    return f"{text(meta.get('protocol'))} {peer} port {port}, {text(meta.get('state'))}"
+
+
+def _state(meta: Meta) -> str:
+    step = meta.get("step")
+    name = step.get("name", step.get("id")) if isinstance(step, dict) else None
+    told = [text(meta.get("state"))]
+    told += [text(name)] if name is not None else []
+    told += [text(meta["message"])] if meta.get("message") else []
+    return ": ".join(told)
+
+
+def _sealed(meta: Meta) -> str:
+    return f"the record ends: {text(meta.get('reason'))}, said by the {text(meta.get('by'))}"
+
+
+_TELLERS: Mapping[int, Callable[[Meta], str]] = {
+    Kind.RECORD_STARTED: lambda meta: f"recording starts: {text(meta.get('mode'))}",
+    Kind.PROCESS_STARTED: _started,
+    Kind.PROCESS_EXITED: _exited,
+    Kind.TERMINAL_RESIZED: lambda meta: (
+        f"terminal of {text(meta.get('columns'))} columns and {text(meta.get('rows'))} rows"
+    ),
+    Kind.INPUT_HIDDEN: lambda meta: f"{text(meta.get('bytes'))} bytes of input not recorded",
+    Kind.TELEMETRY_DROPPED: _dropped,
+    Kind.FILE_CHANGE: _changed,
+    Kind.FILE_WATCH_OVERFLOW: lambda meta: f"file changes missed below {text(meta.get('root'))}",
+    Kind.FILE_SNAPSHOT_COMPLETED: _snapshot,
+    Kind.FILE_DIFF_AVAILABLE: _diff,
+    Kind.FILE_DIFF_ENTRY: _changed,
+    Kind.NETWORK_SOURCE_OBSERVED: _network,
+    Kind.COVERAGE_CHANGED: lambda meta: (
+        f"{text(meta.get('source'))} now {text(meta.get('state'))}{_because(meta)}"
+    ),
+    Kind.SIGNAL_SENT: lambda meta: f"{text(meta.get('signal'))} sent{_because(meta)}",
+    Kind.RUNTIME_STATE_CHANGED: _state,
+    Kind.RECORD_SEALED: _sealed,
+}
