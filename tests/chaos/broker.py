@@ -9,6 +9,7 @@ from deploy.services.rabbitmq import PrivateRabbitMQ
 
 QUEUE = "chaos-builds"
 DEAD_LETTERS = f"{QUEUE}.dlq"
+RUN_QUEUE = "chaos-runs"
 
 
 class Broker:

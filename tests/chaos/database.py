@@ -51,6 +51,7 @@ class Database:
     def forget(self, *, except_workspace: str) -> None:
         """Delete every row that a test made; those of one workspace stay."""
         tables = {
+            "runs_run": "workspace_id <> %s",
             "builds_sandboxrequest": "sandbox_id in (select id from workspaces_sandbox"
             " where workspace_id <> %s)",
             "builds_buildjob": "attempt_id in (select id from workspaces_attempt"
@@ -64,6 +65,7 @@ class Database:
         }
         with psycopg.connect(self._postgres.url) as connection:
             connection.execute("delete from builds_worker")
+            connection.execute("delete from runs_runworker")
             for table, condition in tables.items():
                 connection.execute(
                     f"delete from {table} where {condition}",  # noqa: S608

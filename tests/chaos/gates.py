@@ -19,16 +19,27 @@ from tests.chaos.processes import wait_for
 _CLAIM = ("builds_buildjob", "old.attempt_count <> new.attempt_count")
 _PUBLISHED = ("builds_buildjob", "old.status = 'running' and new.status = 'succeeded'")
 _READY = ("workspaces_attempt", "old.status = 'running' and new.status = 'succeeded'")
+# Of the only source of a record, as runs that are executed have it; boot runs have several.
+_STORED = (
+    "run_head",
+    "old.last_sequence <> new.last_sequence and old.source_base = 0 and new.source_base = 0",
+)
+_RUN_CLAIM = ("runs_run", "old.claim_count <> new.claim_count and new.mode = 'one-shot'")
+_RUN_SETTLED = ("runs_run", "new.finished_at is not null and new.mode = 'one-shot'")
 
 
 class Gate(Enum):
-    """A point of a job's life: key, table and condition of the write, and whether at its commit."""
+    """A point of a job's or run's life: key, table and condition, and whether at the commit."""
 
     AFTER_CLAIM = (71001, *_CLAIM, True)
     BEFORE_PUBLISHED = (71002, *_PUBLISHED, False)
     AFTER_PUBLISHED = (71003, *_PUBLISHED, True)
     BEFORE_READY = (71004, *_READY, False)
     AFTER_READY = (71005, *_READY, True)
+    AFTER_RUN_CLAIM = (71006, *_RUN_CLAIM, True)
+    BEFORE_STORED = (71007, *_STORED, False)
+    AFTER_STORED = (71008, *_STORED, True)
+    AFTER_RUN_SETTLED = (71009, *_RUN_SETTLED, True)
 
     @property
     def key(self) -> int:

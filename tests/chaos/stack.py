@@ -23,7 +23,7 @@ import requests
 from deploy.services.ports import is_free
 from deploy.services.postgres import PrivatePostgres
 from deploy.services.rabbitmq import PrivateRabbitMQ
-from tests.chaos.broker import DEAD_LETTERS, QUEUE, Broker
+from tests.chaos.broker import DEAD_LETTERS, QUEUE, RUN_QUEUE, Broker
 from tests.chaos.database import Database
 from tests.chaos.engine import Engine
 from tests.chaos.gates import build_gates
@@ -42,6 +42,8 @@ QUICK = {
     "WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS": "1500",
     "WORKSPACE_STOP_GRACE_MS": "1000",
     "WORKSPACE_KEEP_ENDED_MS": "1000",
+    "RUN_QUEUED_OVERDUE_MS": "1500",
+    "RUN_STOP_GRACE_MS": "1000",
     "DATABASE_IDLE_TRANSACTION_TIMEOUT_MS": "4000",
 }
 """Times that keep the suite quick; one test uses the defaults, and holds them to their promise."""
@@ -110,7 +112,7 @@ class Stack:
         self.postgres.start()
         self.rabbitmq.start()
         self.database.forget(except_workspace=self._seed_workspace)
-        for name in (QUEUE, DEAD_LETTERS):
+        for name in (QUEUE, DEAD_LETTERS, RUN_QUEUE):
             self.broker.purge(name)
         shutil.rmtree(self.data, ignore_errors=True)
 
@@ -149,6 +151,7 @@ class Stack:
                 "REGISTRY_PUSH_REGISTRY": self.registry.push_name,
                 "SVC_INSTANCE_ID": self.instance_id,
                 "WORKSPACE_BUILD_QUEUE": QUEUE,
+                "WORKSPACE_RUN_QUEUE": RUN_QUEUE,
                 "SVC_DATA_DIR": str(self.data),
                 "SVC_API_WORKERS": "1",
                 "SVC_LOG_FORMAT": "json",
@@ -196,12 +199,12 @@ class Stack:
         except requests.RequestException:
             return False
 
-    def launch_worker(self, *arguments: str, **overrides: str) -> Worker:
-        """Start a worker without waiting for it."""
+    def launch_worker(
+        self, *arguments: str, command: str = "buildworker", **overrides: str
+    ) -> Worker:
+        """Start a build worker, or a run worker, without waiting for it."""
         worker = Worker(
-            ["manage.py", "buildworker", *arguments],
-            self.environment(**overrides),
-            self._log("worker"),
+            ["manage.py", command, *arguments], self.environment(**overrides), self._log(command)
         )
         self.processes.append(worker)
         return worker
@@ -209,6 +212,12 @@ class Stack:
     def start_worker(self, *arguments: str, **overrides: str) -> Worker:
         """Start a worker and wait until it consumes."""
         worker = self.launch_worker(*arguments, **overrides)
+        worker.wait_consuming()
+        return worker
+
+    def start_run_worker(self, **overrides: str) -> Worker:
+        """Start a run worker and wait until it consumes."""
+        worker = self.launch_worker(command="runworker", **overrides)
         worker.wait_consuming()
         return worker
 

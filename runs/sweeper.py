@@ -1,0 +1,94 @@
+"""Finding what nobody is at: runs without a worker, and spools whose last word was lost."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+
+import structlog
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from runs import claims, heartbeats
+from runs.agent.frames import FrameError
+from runs.models import Run, RunHead
+from runs.tail_channel import TailChannel, TailEndedError
+from workspaces.models import RuntimeInstance
+from workspaces.runtimes.base import LaunchError, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+CALL_SECONDS = 20.0
+LEFTOVER_AGE = timedelta(minutes=10)
+"""Workspaces are looked at for this long after a run of theirs has ended."""
+
+
+def claimable_runs(
+    *, overdue: timedelta, stale: timedelta, limit: int, expire: bool
+) -> list[uuid.UUID]:
+    """Return up to ``limit`` runs that nobody is at, longest-waiting first.
+
+    ``expire`` also ends the leases of workers that stopped beating ``stale`` ago. Leased and
+    unclaimed runs are two questions, each on its own partial index.
+    """
+    if expire:
+        heartbeats.expire_leases_of_dead_workers(stale=stale)
+    found = list(claims.expired().values_list("pk", flat=True)[:limit])
+    if len(found) < limit:
+        unattended = claims.unattended(overdue=overdue).values_list("pk", flat=True)
+        found += list(unattended[: limit - len(found)])
+    return found
+
+
+def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:
+    """Have workspaces remove spools of records that have ended; return how many.
+
+    A worker that dies between its last commit and its acknowledgement leaves such a spool, and so
+    does a record that was ended without its agent.
+    """
+    ended = Run.objects.filter(
+        attempt_id=OuterRef("attempt_id"),
+        recorded=True,
+        mode__in=[Run.Mode.ONE_SHOT, Run.Mode.INTERACTIVE],
+        finished_at__gt=Now() - LEFTOVER_AGE,
+    )
+    runtimes = RuntimeInstance.objects.filter(
+        Exists(ended), status=RuntimeInstance.Status.RUNNING
+    ).values_list("run_id", flat=True)
+    return sum(_acknowledge_in(adapter, boot_run_id) for boot_run_id in runtimes)
+
+
+def _acknowledge_in(adapter: RuntimeAdapter, boot_run_id: uuid.UUID) -> int:
+    try:
+        answer = adapter.call_agent(boot_run_id, ["runs"], timeout=CALL_SECONDS)
+        spools = json.loads(answer.stdout) if answer.exit_code == 0 else []
+    except (LaunchError, ValueError) as exc:
+        log.info("leftovers_not_seen", boot_run_id=str(boot_run_id), reason=type(exc).__name__)
+        return 0
+    sealed = {uuid.UUID(spool["runId"]): spool for spool in spools if spool["sealed"]}
+    over = Run.objects.filter(pk__in=sealed, status__in=Run.TERMINAL).filter(
+        Exists(RunHead.objects.filter(run_number=OuterRef("number"), sealed_at__isnull=False))
+    )
+    return sum(
+        _acknowledge(adapter, boot_run_id, run_id, sealed[run_id]["lastSequence"])
+        for run_id in over.values_list("pk", flat=True)
+    )
+
+
+def _acknowledge(
+    adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID, last: int
+) -> bool:
+    try:
+        tail = TailChannel.open(adapter, boot_run_id, run_id, last + 1)
+    except (LaunchError, TailEndedError, FrameError):
+        return False
+    try:
+        tail.acknowledge(last)
+        tail.wait_end(CALL_SECONDS)
+    except LaunchError:
+        return False
+    finally:
+        tail.close()
+    log.info("leftover_acknowledged", run_id=str(run_id))
+    return True

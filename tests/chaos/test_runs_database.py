@@ -1,0 +1,47 @@
+"""The database goes away while runs are recorded: they wait in their workspaces."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.chaos.processes import runs, wait_for
+from tests.chaos.records import assert_complete, execute, program, ready_workspace, wait_stored
+from tests.chaos.stack import Stack
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+OUTAGE_SECONDS = 20
+
+
+def test_connections_that_are_cut_again_and_again_lose_and_repeat_nothing(stack: Stack) -> None:
+    job = ready_workspace(stack)
+    stack.start_run_worker()
+    what = program(6000, seconds=6)
+    run = execute(stack, job, what)
+    wait_stored(stack, run, 5)
+    while runs(what.marker):
+        stack.database.rows(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where pid <> pg_backend_pid() and datname = current_database()"
+        )
+        time.sleep(0.3)
+    assert_complete(stack, run, what)
+
+
+def test_a_run_that_ends_while_the_database_is_down_is_recorded_when_it_is_back(
+    stack: Stack,
+) -> None:
+    job = ready_workspace(stack)
+    stack.start_run_worker()
+    what = program(4000, seconds=8)
+    run = execute(stack, job, what)
+    wait_stored(stack, run, 5)
+    stack.postgres.kill()
+    try:
+        time.sleep(OUTAGE_SECONDS)
+        wait_for(lambda: not runs(what.marker), "the program went on without a database")
+    finally:
+        stack.postgres.start()
+    assert_complete(stack, run, what)

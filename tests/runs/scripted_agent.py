@@ -1,0 +1,209 @@
+"""An engine with one container, whose agent speaks the protocol of `tail` and can be made to fail.
+
+The real agent in a real container is in the chaos tests; here are the failures that cannot be had
+from it at will: a connection cut inside a frame, damaged bytes, a container that is gone just now.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import uuid
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from runs.agent.frames import PREFIX
+from workspaces.runtimes.base import (
+    AgentAnswer,
+    LaunchedRuntime,
+    LaunchError,
+    LaunchRequest,
+    ObservedRuntime,
+)
+
+KEEPALIVE = bytes(PREFIX.size)
+
+
+def framed(content: bytes) -> bytes:
+    """Return the frame of a content."""
+    return PREFIX.pack(len(content), zlib.crc32(content)) + content
+
+
+@dataclass(slots=True)
+class Spool:
+    """What the agent has of one run: the contents 1..n."""
+
+    spool_id: str
+    contents: list[bytes]
+    acknowledged: int = 0
+    sealed: bool = True
+
+
+@dataclass(slots=True)
+class ScriptedAgent:
+    """The adapter. Set what it is to fail with; everything it was asked for is in ``calls``."""
+
+    name: str = "scripted"
+    spools: dict[uuid.UUID, Spool] = field(default_factory=dict)
+    to_execute: dict[uuid.UUID, Spool] = field(default_factory=dict)
+    unreachable: list[LaunchError] = field(default_factory=list)
+    """Raised one after the other, by the next calls."""
+    damage: list[tuple[int, bytes | None]] = field(default_factory=list)
+    """For the next tails: after how many bytes they are cut, or which byte is written there."""
+    exec_answer: AgentAnswer | None = None
+    piece: int = 1 << 16
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+    specs: list[dict[str, object]] = field(default_factory=list)
+    engine: str = ""
+
+    def _reach(self, arguments: Sequence[str]) -> None:
+        self.calls.append(tuple(arguments))
+        if self.unreachable:
+            raise self.unreachable.pop(0)
+
+    def call_agent(
+        self,
+        run_id: uuid.UUID,
+        arguments: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float,
+    ) -> AgentAnswer:
+        """Answer ``exec``, ``stop`` and ``runs``."""
+        self._reach(arguments)
+        if arguments[0] == "exec":
+            return self._exec(stdin)
+        if arguments[0] == "stop":
+            found = uuid.UUID(arguments[1]) in self.spools
+            return AgentAnswer(0 if found else 4, b"", b"")
+        assert list(arguments) == ["runs"]
+        told = [
+            {
+                "runId": str(run),
+                "spoolId": spool.spool_id,
+                "sealed": spool.sealed,
+                "lastSequence": len(spool.contents),
+            }
+            for run, spool in self.spools.items()
+        ]
+        return AgentAnswer(0, json.dumps(told).encode(), b"")
+
+    def _exec(self, stdin: bytes) -> AgentAnswer:
+        if self.exec_answer is not None:
+            return self.exec_answer
+        spec = json.loads(stdin)
+        self.specs.append(spec)
+        run = uuid.UUID(spec["runId"])
+        state = "exists" if run in self.spools else "started"
+        spool = self.spools.setdefault(run, self.to_execute[run])
+        return AgentAnswer(0, json.dumps({"state": state, "spoolId": spool.spool_id}).encode(), b"")
+
+    def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed:
+        """Answer ``tail RUN --from N``."""
+        self._reach(arguments)
+        command, run, option, first = arguments
+        assert (command, option) == ("tail", "--from")
+        spool = self.spools.get(uuid.UUID(run))
+        if spool is None:
+            return Tailed(b"", 4)
+        hello = {
+            "version": 1,
+            "runId": run,
+            "spoolId": spool.spool_id,
+            "first": int(first),
+            "last": len(spool.contents),
+            "sealed": spool.sealed,
+        }
+        frames = b"".join(map(framed, spool.contents[int(first) - 1 :]))
+        sent = json.dumps(hello).encode() + b"\n" + KEEPALIVE + frames
+        if self.damage:
+            place, byte = self.damage.pop(0)
+            if byte is None:
+                return Tailed(sent[:place], None, spool, self.piece)
+            sent = sent[:place] + byte + sent[place + 1 :]
+        return Tailed(sent, 0 if spool.sealed else None, spool, self.piece, self._forget)
+
+    def _forget(self, spool: Spool) -> None:
+        self.spools = {run: other for run, other in self.spools.items() if other is not spool}
+
+    def read_files(
+        self, run_id: uuid.UUID, path: str
+    ) -> AbstractContextManager[Iterator[bytes] | None]:
+        """Find nothing."""
+        self._reach(["read", path])
+        return nullcontext(None)
+
+    def engine_id(self) -> str:
+        """Return the engine's name."""
+        return self.engine
+
+    def check(self) -> None:
+        """Be fine."""
+
+    def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
+        """Launch nothing."""
+        raise NotImplementedError
+
+    def observe(self, run_id: uuid.UUID) -> ObservedRuntime | None:
+        """Know nothing."""
+        return None
+
+    def list(self) -> list[ObservedRuntime]:
+        """Know nothing."""
+        return []
+
+    def remove(self, run_id: uuid.UUID, *, salvage: object = None) -> bool:
+        """Have nothing."""
+        return False
+
+    def sweep_networks(self, keep_run_ids: Collection[uuid.UUID]) -> int:
+        """Have nothing."""
+        return 0
+
+
+class Tailed:
+    """The channel: gives out what was prepared, piece by piece, and takes acknowledgements."""
+
+    def __init__(
+        self,
+        sent: bytes,
+        code: int | None,
+        spool: Spool | None = None,
+        piece: int = 1 << 16,
+        forget: object = None,
+    ) -> None:
+        self._left = sent
+        self._code = code
+        self._spool = spool
+        self._piece = piece
+        self._forget = forget
+
+    def read(self, timeout: float) -> bytes | None:
+        """Return the next piece; the end once there is none."""
+        piece, self._left = self._left[: self._piece], self._left[self._piece :]
+        return piece
+
+    def write(self, data: bytes) -> None:
+        """Take acknowledgements."""
+        assert self._spool is not None
+        (self._spool.acknowledged,) = struct.unpack("!Q", data)
+        if self._spool.sealed and self._spool.acknowledged == len(self._spool.contents):
+            assert callable(self._forget)
+            self._forget(self._spool)
+
+    def close_input(self) -> None:
+        """Do nothing."""
+
+    def exit_code(self) -> int | None:
+        """Return what was prepared."""
+        return self._code
+
+    def errors(self) -> str:
+        """Say nothing."""
+        return ""
+
+    def close(self) -> None:
+        """Do nothing."""

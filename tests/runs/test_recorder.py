@@ -1,0 +1,375 @@
+"""The recorder and an agent that fails at will: nothing twice, nothing lost, always an end."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from runs import claims, store
+from runs.agent.frames import Kind
+from runs.claims import LeaseLostError
+from runs.execution import RecordLimits
+from runs.models import Run, RunEvent, RunHead, RunLoss
+from runs.recorder import Recorder, RunControl, StoppedError
+from tests.runs.executable import boot_run, claim, make_executable
+from tests.runs.record_factory import Source
+from tests.runs.scripted_agent import ScriptedAgent, Spool
+from workspaces.models import RuntimeInstance
+from workspaces.runtimes.base import AgentAnswer, LaunchError
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIMITS = RecordLimits(
+    policy="block",
+    input="masked",
+    spool_bytes=1 << 20,
+    segment_bytes=1 << 16,
+    patch_bytes=1000,
+    max_files=10,
+    time_seconds=60.0,
+    grace_seconds=1.0,
+)
+GONE = LaunchError("runtime-gone", "There is no such container.")
+AWAY = LaunchError("adapter-unavailable", "The engine does not answer.")
+NOT_RUNNING = LaunchError("runtime-not-running", "It does not run.")
+OUTPUT = [b"first\n", b"second " * 1000, b"third\n"]
+
+
+def whole(run: Run, *, code: int = 0) -> Spool:
+    """Return the spool of a whole run."""
+    source = Source(run)
+    source.started()
+    process = source.process()
+    for body in OUTPUT:
+        source.output(process, body)
+    source.closed(process)
+    source.exited(process, code=code)
+    source.sealed(code=code)
+    return Spool(source.source_id, source.contents)
+
+
+def record(run: Run, agent: ScriptedAgent, control: RunControl | None = None) -> Run:
+    """Record ``run`` to its end, and return it anew."""
+    Recorder(claim(run), control or RunControl(), adapter=agent, limits=LIMITS).record()
+    return Run.objects.get(pk=run.pk)
+
+
+def output(run: Run) -> bytes:
+    """Return everything the record has of the standard output."""
+    rows = RunEvent.objects.filter(run_number=run.number, kind=Kind.IO_CHUNK).order_by("sequence")
+    return b"".join(bytes(body) for body in rows.values_list("body", flat=True))
+
+
+def assert_whole(run: Run) -> None:
+    """The record has everything, once, and says so."""
+    assert output(run) == b"".join(OUTPUT)
+    head = RunHead.objects.get(pk=run.number)
+    sequences = list(
+        RunEvent.objects.filter(run_number=run.number)
+        .order_by("sequence")
+        .values_list("sequence", flat=True)
+    )
+    assert sequences == list(range(1, 9))
+    assert head.sealed_at is not None
+    assert head.event_count == 8
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+
+
+def test_a_run_is_executed_recorded_and_acknowledged() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)})
+
+    run = record(run, agent)
+
+    assert run.status == Run.Status.COMPLETED
+    assert run.exit_code == 0
+    assert (run.worker_id, run.lease_expires_at) == ("", None)
+    assert_whole(run)
+    assert agent.spools == {}
+    assert [call[0] for call in agent.calls] == ["exec", "tail"]
+
+
+def test_the_agent_is_told_everything_about_the_run() -> None:
+    command = {
+        "executable": "sh",
+        "args": ["-c", "cat"],
+        "cwd": "sub",
+        "env": {"A": "b"},
+        "stdin": "given",
+    }
+    run = make_executable(command=command, time_limit_ms=5000)
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)})
+
+    record(run, agent)
+
+    assert agent.specs == [
+        {
+            "version": 1,
+            "runId": str(run.pk),
+            "mode": "one-shot",
+            "workspaceId": str(run.workspace_id),
+            "argv": ["sh", "-c", "cat"],
+            "cwd": "sub",
+            "env": {"A": "b"},
+            "stdin": "Z2l2ZW4=",
+            "timeSeconds": 5.0,
+            "graceSeconds": 1.0,
+            "secrets": [],
+            "record": {
+                "policy": "block",
+                "input": "masked",
+                "spoolBytes": 1 << 20,
+                "segmentBytes": 1 << 16,
+                "files": True,
+                "network": True,
+                "processes": True,
+                "patchBytes": 1000,
+                "maxFiles": 10,
+            },
+        }
+    ]
+
+
+def test_a_run_that_a_dead_worker_has_started_is_recorded_and_not_started_again() -> None:
+    run = claim(make_executable(), lease=timedelta(seconds=-1))
+    agent = ScriptedAgent(spools={run.pk: whole(run)})
+    spool = agent.spools[run.pk]
+    store.open_source(run.number, spool.spool_id)
+    store.append(run.number, spool.spool_id, spool.contents[:3])
+
+    assert_whole(record(run, agent))
+    assert [call for call in agent.calls if call[0] == "exec"] == []
+    assert agent.calls == [("tail", str(run.pk), "--from", "4")]
+
+
+@pytest.mark.parametrize("place", [0, 10, 200, 300, 900, 5000])
+def test_a_connection_cut_anywhere_loses_and_repeats_nothing(place: int) -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, damage=[(place, None)], piece=97)
+
+    assert_whole(record(run, agent))
+
+
+@pytest.mark.parametrize("place", [150, 300, 900, 5000])
+def test_bytes_damaged_on_the_way_are_asked_for_again(place: int) -> None:
+    run = make_executable()
+    agent = ScriptedAgent(
+        to_execute={run.pk: whole(run)}, damage=[(place, b"\xff"), (place, b"\xfe")]
+    )
+
+    assert_whole(record(run, agent))
+
+
+def test_a_record_that_is_damaged_for_good_ends_with_what_could_be_read() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, damage=[(1200, b"\xff")] * 1000)
+
+    run = record(run, agent)
+
+    assert run.status == Run.Status.FAILED
+    assert run.error_code == "record-lost"
+    assert output(run) == b"first\n"
+    loss = RunLoss.objects.get(run_number=run.number)
+    assert loss.kind == RunLoss.Kind.EARLY_CLOSE
+
+
+def test_an_engine_that_is_away_for_a_moment_is_waited_for() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreachable=[AWAY, AWAY])
+
+    assert_whole(record(run, agent))
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (AgentAnswer(2, b'{"state":"refused","message":"no argv"}', b""), "command-refused"),
+        (AgentAnswer(3, b'{"state":"refused","message":"disk full"}', b""), "record-refused"),
+        (AgentAnswer(3, b"", b"disk full"), "record-refused"),
+    ],
+)
+def test_a_run_that_cannot_be_recorded_is_not_started(answer: AgentAnswer, code: str) -> None:
+    run = record(make_executable(), ScriptedAgent(exec_answer=answer))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, code)
+    assert run.error_message in {"no argv", "disk full"}
+    assert RunHead.objects.get(pk=run.number).sealed_at is not None
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+
+
+def test_an_answer_of_the_agent_that_makes_no_sense_is_asked_for_again() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreachable=[])
+    agent.exec_answer = AgentAnswer(139, b"", b"Segmentation fault")
+    control = RunControl()
+    recorder = Recorder(claim(run), control, adapter=agent, limits=LIMITS)
+    thread = threading.Timer(0.3, lambda: setattr(agent, "exec_answer", None))
+    thread.start()
+    recorder.record()
+    thread.join()
+
+    assert_whole(Run.objects.get(pk=run.pk))
+
+
+@pytest.mark.parametrize("error", [GONE, NOT_RUNNING])
+def test_a_run_whose_container_is_gone_before_it_began_fails(error: LaunchError) -> None:
+    run = record(make_executable(), ScriptedAgent(unreachable=[error] * 1000))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "workspace-gone")
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+
+
+@pytest.mark.parametrize("error", [GONE, NOT_RUNNING])
+def test_a_run_whose_container_goes_away_ends_with_a_named_loss(error: LaunchError) -> None:
+    run = make_executable()
+    spool = whole(run)
+    store.open_source(run.number, spool.spool_id)
+    store.append(run.number, spool.spool_id, spool.contents[:3])
+
+    run = record(run, ScriptedAgent(unreachable=[error] * 1000))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "workspace-ended")
+    assert output(run) == b"first\n"
+    loss = RunLoss.objects.get(run_number=run.number)
+    assert (loss.kind, loss.from_sequence) == (RunLoss.Kind.EARLY_CLOSE, 4)
+
+
+def test_a_container_that_another_engine_should_have_is_not_gone() -> None:
+    run = make_executable()
+    RuntimeInstance.objects.update(engine_id="ours")
+    agent = ScriptedAgent(
+        to_execute={run.pk: whole(run)}, unreachable=[GONE, GONE], engine="another"
+    )
+
+    assert_whole(record(run, agent))
+
+
+def test_the_exit_decides_although_the_end_of_the_record_is_lost() -> None:
+    run = make_executable()
+    spool = whole(run)
+    store.open_source(run.number, spool.spool_id)
+    store.append(run.number, spool.spool_id, spool.contents[:-1])
+
+    run = record(run, ScriptedAgent(unreachable=[GONE] * 1000))
+
+    assert (run.status, run.exit_code) == (Run.Status.COMPLETED, 0)
+    assert RunLoss.objects.get(run_number=run.number).kind == RunLoss.Kind.EARLY_CLOSE
+
+
+def test_a_spool_that_is_not_there_any_more_ends_the_record_with_a_loss() -> None:
+    run = make_executable()
+    spool = whole(run)
+    store.open_source(run.number, spool.spool_id)
+    store.append(run.number, spool.spool_id, spool.contents[:4])
+
+    run = record(run, ScriptedAgent())
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+    assert RunLoss.objects.get(run_number=run.number).from_sequence == 5
+
+
+def test_a_run_whose_end_is_asked_for_before_it_began_is_cancelled() -> None:
+    control = RunControl()
+    control.cancelled.set()
+    agent = ScriptedAgent()
+
+    run = record(make_executable(), agent, control)
+
+    assert run.status == Run.Status.CANCELLED
+    assert [call[0] for call in agent.calls] == ["stop", "tail"]
+
+
+def test_a_run_whose_end_is_asked_for_is_stopped_by_the_agent() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(spools={run.pk: whole(run)})
+    store.open_source(run.number, agent.spools[run.pk].spool_id)
+    store.append(run.number, agent.spools[run.pk].spool_id, agent.spools[run.pk].contents[:1])
+    control = RunControl()
+    control.cancelled.set()
+
+    assert_whole(record(run, agent, control))
+    stop = ("stop", str(run.pk), "--reason", "cancelled", "--grace", "1")
+    assert agent.calls[0] == stop
+
+
+def test_a_recorder_that_lost_its_lease_writes_nothing() -> None:
+    run = make_executable()
+    stale = claim(run, lease=timedelta(seconds=-1))
+    claim(run, "worker-b")
+    agent = ScriptedAgent(spools={run.pk: whole(run)})
+
+    with pytest.raises(LeaseLostError):
+        Recorder(stale, RunControl(), adapter=agent, limits=LIMITS).record()
+
+    assert RunHead.objects.get(pk=run.number).event_count == 0
+    assert [call for call in agent.calls if call[0] == "exec"] == []
+
+
+def test_a_recorder_that_is_told_to_stop_stops_and_leaves_the_run_open() -> None:
+    run = claim(make_executable())
+    control = RunControl()
+    control.stopped.set()
+
+    with pytest.raises(StoppedError):
+        Recorder(run, control, adapter=ScriptedAgent(), limits=LIMITS).record()
+
+    claims.require(claims.fence_of(run))
+
+
+def test_a_run_that_is_silent_long_after_its_time_is_ended() -> None:
+    run = make_executable(
+        time_limit_ms=1000, status=Run.Status.RUNNING, started_at=Now() - timedelta(minutes=5)
+    )
+    recorder = Recorder(
+        claim(run), RunControl(), adapter=ScriptedAgent(unreachable=[AWAY] * 1000), limits=LIMITS
+    )
+    recorder._heard -= 120
+
+    recorder.record()
+
+    run.refresh_from_db()
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "time-limit-exceeded")
+
+
+# ------------------------------------------------------------------------------------- boot runs
+
+
+def test_a_boot_run_goes_on_for_as_long_as_its_container_may_come_back() -> None:
+    run = boot_run(RuntimeInstance.Status.RUNNING)
+    agent = ScriptedAgent(spools={run.pk: whole(run)}, unreachable=[NOT_RUNNING, GONE, NOT_RUNNING])
+
+    assert_whole(record(run, agent))
+    assert all(call[0] == "tail" for call in agent.calls)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (RuntimeInstance.Status.FAILED, Run.Status.FAILED),
+        (RuntimeInstance.Status.STOPPED, Run.Status.COMPLETED),
+    ],
+)
+def test_a_boot_run_ends_with_its_runtime(status: str, expected: str) -> None:
+    run = record(boot_run(status), ScriptedAgent(unreachable=[GONE] * 1000))
+
+    assert run.status == expected
+    assert RunHead.objects.get(pk=run.number).sealed_at is not None
+
+
+def test_a_boot_run_of_a_failed_build_ends_with_the_reason_of_its_attempt() -> None:
+    run = boot_run(None)
+    assert run.attempt is not None
+    type(run.attempt).objects.filter(pk=run.attempt.pk).update(
+        status="failed",
+        error_code="build-timed-out",
+        error_message="Too slow.",
+        finished_at=Now() - timedelta(minutes=1),
+    )
+
+    run = record(run, ScriptedAgent())
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "build-timed-out")
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
