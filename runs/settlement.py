@@ -75,6 +75,17 @@ def _fault(reason: str, code: int | None, signal: str) -> tuple[str, str]:
     return "run-lost", "How the command ended is not known."
 
 
+def ended(run: Run, told: Mapping[str, Any]) -> Outcome:
+    """Return how a run ended from its stored record, whose ``recordSealed`` has this meta.
+
+    A recorder that died before the end knows no exit; the leader's own event may.
+    """
+    exit_ = told.get("exit")
+    if not isinstance(exit_, Mapping) or exit_.get("reason") == "lost":
+        told = {**told, "exit": recorded_exit(run) or exit_}
+    return outcome(run.mode, told)
+
+
 def recorded_exit(run: Run) -> dict[str, Any] | None:
     """Return the exit of a run's leader as its record has it; None when it has none.
 

@@ -119,9 +119,8 @@ def append(run_number: int, source_id: str, contents: Sequence[bytes]) -> Append
             return _stored_already(head, contents)
         batch = _store(head, contents)
         if batch.sealed is not None:
-            told = metas.read(batch.sealed.meta)
             run = _seal(head)
-            settlement.outcome(run.mode, told).settle(run_number)
+            settlement.ended(run, metas.read(batch.sealed.meta)).settle(run_number)
         last = head.last_sequence - head.source_base
     if batch.refused:
         raise SourceRefused(f"after event {last} of the source: {batch.refused}")

@@ -10,6 +10,7 @@ from runs import checking, export_format, seal
 from runs.checking import Checked, Fault, Walk
 from runs.export_format import EVENT_COLUMNS, EventRow
 from runs.models import Run, RunCheckpoint, RunHead, RunLoss
+from runs.verify_derived import Told
 
 Verdict = Checked
 """``ok``, ``first_bad`` (the first event that does not fit, where there is one), ``message``."""
@@ -38,10 +39,12 @@ def _verified(run: Run, public_key: bytes | None) -> Verdict:
     if head.removed_at is not None:
         raise Fault(None, f"the record was removed on {head.removed_at:%Y-%m-%d}")
     walk = Walk(run.pk)
+    told = Told()
     checkpoints = _checkpoints(run.number, head.last_sequence)
     checkpoint = next(checkpoints, None)
     for row in _events(run.number, _LAST if head.sealed_at else head.last_sequence):
         walk.step(row)
+        told.take(row)
         while checkpoint is not None and checkpoint[0] <= walk.sequence:
             if checkpoint != (walk.sequence, walk.head):
                 raise Fault(walk.sequence, "the checkpoint there is not where the chain stands")
@@ -56,6 +59,7 @@ def _verified(run: Run, public_key: bytes | None) -> Verdict:
     if [loss.position for loss in losses] != list(range(1, head.loss_count + 1)):
         raise Fault(None, "loss spans are missing")
     _check_head(head, walk)
+    told.compare(run.number, parents=not head.past_sources)
     walk.finish(
         [
             (loss.from_sequence, loss.to_sequence)

@@ -240,6 +240,12 @@ class Derived:
             ),
         )
 
+    def _record_sealed(self, event: Event, told: Mapping[str, Any]) -> None:
+        self.totals(event, told)
+        if told.get("reason") == "recorder-lost":
+            why = "recorder-lost: what it had read and not written yet is gone"
+            self.losses.append(Loss("early_close", "marker", event.sequence, reason=why))
+
     def _state(self, event: Event, told: Mapping[str, Any]) -> None:
         if isinstance(told.get("totals"), dict):
             self.totals(event, told["totals"])
@@ -255,7 +261,7 @@ class Derived:
         Kind.FILE_DIFF_ENTRY: _change,
         Kind.COVERAGE_CHANGED: _coverage_changed,
         Kind.RUNTIME_STATE_CHANGED: _state,
-        Kind.RECORD_SEALED: totals,
+        Kind.RECORD_SEALED: _record_sealed,
     }
 
 

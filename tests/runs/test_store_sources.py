@@ -147,6 +147,23 @@ def test_the_recorded_exit_decides_even_when_the_end_of_the_record_is_lost() -> 
     assert last_meta(run)["exit"] == {"code": 0, "signal": None, "reason": "exited"}
 
 
+def test_what_a_recorder_took_with_it_is_a_loss_and_the_recorded_exit_still_counts() -> None:
+    for code, status in ((None, "failed"), (0, "completed")):
+        run = make_run()
+        source = Source(run)
+        source.open()
+        source.started()
+        process = source.process()
+        if code is not None:
+            source.exited(process, code=code)
+        source.sealed(code=None, reason="lost", because="recorder-lost")
+        source.append()
+        run.refresh_from_db()
+        assert run.status == status
+        assert [kind for kind, *_ in losses_of(run)] == ["early_close"]
+        assert verify_run(run).ok
+
+
 def test_a_run_that_was_never_started_has_no_loss() -> None:
     run = make_run(status=Run.Status.QUEUED)
     assert store.close_early(

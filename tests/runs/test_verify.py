@@ -18,6 +18,7 @@ from pytest_django.fixtures import Settings
 
 from runs import offline, seal, signatures, store
 from runs.agent.frames import Kind, Stream
+from runs.checks import check_record_signing_key
 from runs.export_format import (
     EVENT_COLUMNS,
     EventRow,
@@ -71,6 +72,9 @@ def rich_run() -> Run:
         offset=4297,
     )
     source.append()
+    source.event(
+        Kind.FILE_DIFF_ENTRY, {"position": 1, "path": "a", "change": "added"}, body=b"patch"
+    )
     source.exited(process)
     source.sealed()
     source.append()
@@ -252,6 +256,32 @@ ROW_MUTATIONS = {
         "UPDATE run_head SET seal = NULL, sealed_at = NULL WHERE run_number = %(run)s",
         None,
     ),
+    "tell another command line": (
+        "UPDATE run_process SET argv = '{true}' WHERE run_number = %(run)s",
+        2,
+    ),
+    "tell another parent": (
+        "UPDATE run_process SET parent_number = 1 WHERE run_number = %(run)s",
+        2,
+    ),
+    "tell another exit": (
+        "UPDATE run_process SET exit_code = 0, exit_signal = 'x' WHERE run_number = %(run)s",
+        14,
+    ),
+    "hide a process": ("DELETE FROM run_process WHERE run_number = %(run)s", 2),
+    "invent a process": (
+        (
+            "INSERT INTO run_process (run_number, process_number, leader, argv, cwd, name, "
+            "streams, exit_signal, exit_reason) "
+            "VALUES (%(run)s, 2, false, '{}', '', '', '{}', '', '')"
+        ),
+        None,
+    ),
+    "tell another patch": (
+        "UPDATE run_change SET patch = 'other' WHERE run_number = %(run)s",
+        13,
+    ),
+    "hide a change": ("DELETE FROM run_change WHERE run_number = %(run)s", 13),
     "give the run another mode": (
         "UPDATE runs_run SET mode = 'interactive' WHERE number = %(run)s",
         None,
@@ -365,3 +395,12 @@ def test_a_record_that_the_control_plane_ended_is_sound_too() -> None:
     lines = export_of(run)
     assert offline.verify(lines, public_key=seal.public_key()).ok
     assert json.loads(lines[-2])["kind"] == "early_close"
+
+
+def test_a_missing_key_is_warned_of(settings: Settings) -> None:
+    assert check_record_signing_key() == []
+    settings.SVC_RECORD_SIGNING_KEY = ""
+    (warning,) = check_record_signing_key()
+    assert warning.id == "runs.W001"
+    with pytest.raises(CommandError, match="not signed"):
+        call_command("recordkey")
