@@ -13,9 +13,9 @@ from runs.ingest.derived import Derived
 from runs.models import RunChange, RunProcess
 
 _START = ("leader", "pid", "argv", "cwd", "name", "streams", "started_us")
-_UNKNOWN_START = (False, None, [], "", "", [], None)
+_UNKNOWN_START: tuple[Any, ...] = (False, None, [], "", "", [], None)
 _EXIT = ("ended_us", "exit_code", "exit_signal", "exit_reason")
-_UNKNOWN_EXIT = (None, None, "", "")
+_UNKNOWN_EXIT: tuple[Any, ...] = (None, None, "", "")
 _CHANGE = (
     "path",
     "old_path",
