@@ -111,7 +111,12 @@ def _supervise(spec: RunSpec, config: Config, state_directory: str, answer_fd: i
     except (SpoolFailed, OSError) as error:
         answer(state="refused", message=f"the run cannot be recorded: {error}")
         return
-    execution = Execution(spec, config, writer, runs_root(state_directory))
-    execution.begin()
+    try:
+        execution = Execution(spec, config, writer, runs_root(state_directory))
+        execution.begin()
+    except Exception as error:
+        # The program dies with this process; the record is sealed by whoever reads it.
+        answer(state="refused", message=f"the run cannot be recorded: {error!r}")
+        raise
     answer(state="started", spoolId=writer.spool_id)
     execution.finish()

@@ -73,7 +73,8 @@ class Execution:
         self._env = _environment(spec, config)
         secrets = [*config.secrets, *spec.secrets, *secret_values(self._env)]
         self.recording = Recording(writer, policy=spec.record.policy, masker=Masker(secrets))
-        self._cwd = os.path.join(config.working_directory, spec.cwd or "")
+        self._cwd = os.path.join(config.working_directory, spec.cwd or ".")
+        self._cwd = os.path.normpath(self._cwd)
         self._observers = Observers(
             self.recording,
             repository=config.working_directory,

@@ -7,7 +7,7 @@ import fcntl
 import os
 import signal
 import termios
-from typing import Callable, Dict, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from .signals import name_of, restore_defaults
 
@@ -210,6 +210,9 @@ def _become(
         reason = repr(error)
         if isinstance(error, OSError):
             number = error.errno or errno.EIO
+            if number == errno.EACCES and not _exists(argv[0], env.get("PATH", os.defpath)):
+                # Only a folder of the PATH is closed to the user.
+                number = errno.ENOENT
             reason = os.strerror(number)
         message = f"{number} cannot {doing}: {reason}"
         os.write(report_write, message.encode("utf-8", "replace")[:4096])
@@ -235,9 +238,16 @@ def can_execute(account: Account, env: Dict[str, str], program: str) -> bool:
 
 
 def _resolves(program: str, path: str) -> bool:
+    return any(
+        os.path.isfile(candidate) and os.access(candidate, os.X_OK)
+        for candidate in _candidates(program, path)
+    )
+
+
+def _exists(program: str, path: str) -> bool:
+    return "/" in program or any(map(os.path.exists, _candidates(program, path)))
+
+
+def _candidates(program: str, path: str) -> List[str]:
     places = [""] if "/" in program else path.split(os.pathsep)
-    for place in places:
-        candidate = os.path.join(place, program)
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return True
-    return False
+    return [os.path.join(place, program) for place in places]
