@@ -27,7 +27,7 @@ import structlog
 
 from builds.command_lines import DockerCommand, find_docker
 from builds.context import BuildError, write_context
-from builds.output import BuildOutput
+from builds.output import BuildOutput, ProgramLog
 from builds.planner import ImagePlan
 from builds.workplace import sweep_leftovers, workplace
 from controlplane.oci_names import is_repository, is_tag
@@ -37,7 +37,7 @@ from registries.client import RegistryClient, RegistryError
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 LOCAL_REPOSITORY = "svc-build"
 _DIGEST = re.compile(rb"digest: (sha256:[0-9a-f]{64}) size: ")
@@ -115,7 +115,6 @@ class Compiler:
         push_lock: PushLock = _no_lock,
         username: str | None = None,
         password: str | None = None,
-        output_limit: int = 16 * 1024 * 1024,
         tail_limit: int = 8 * 1024,
     ) -> None:
         self._docker_cli = docker_cli
@@ -127,7 +126,6 @@ class Compiler:
         self._temp_root = temp_root
         self._push_lock = push_lock
         self._account = (username, password) if username and password else None
-        self._output_limit = output_limit
         self._tail_limit = tail_limit
         self._docker: DockerCommand | None = None
         self._finding = threading.Lock()
@@ -171,13 +169,14 @@ class Compiler:
         job_id: UUID,
         attempt_count: int,
         labels: Mapping[str, str],
-        output: Callable[[bytes], None],
+        log: ProgramLog,
         cancelled: threading.Event,
     ) -> BuiltImage:
         """Build the image of ``plan``; :meth:`discard` it when it is no longer needed.
 
         ``labels`` become part of the image, so what differs between jobs does not belong there.
-        ``output`` gets the builder's output, redacted, as it appears. Raises :class:`BuildError`.
+        ``log`` gets the builder's output as it appears, with whatever secrets are in it. Raises
+        :class:`BuildError`.
         """
         tag = f"{LOCAL_REPOSITORY}/{job_id}:{attempt_count}"
         docker = self._command()
@@ -188,16 +187,17 @@ class Compiler:
             argv += ["--force-rm", *(["--progress", "plain"] if docker.buildkit else [])]
             for name, value in sorted(labels.items()):
                 argv += ["--label", f"{name}={value}"]
-            watched = BuildOutput(output, self._secrets(), self._output_limit, self._tail_limit)
+            watched = BuildOutput(self._secrets(), self._tail_limit)
             # A builder that is stopped late may have named its image already.
             on_failure.callback(self._untag, tag)
-            result = self._run(
+            result = self._logged(
                 *(*argv, str(context)),
+                log=log,
+                place=place,
+                watched=watched,
                 timeout=self._build_timeout,
-                output=watched.feed,
                 cancelled=cancelled,
             )
-            watched.close()
             self._check(result, "build", watched)
             image_id = _read_image_id(iidfile)
             on_failure.pop_all()
@@ -209,7 +209,7 @@ class Compiler:
         *,
         repository: str,
         tag: str,
-        output: Callable[[bytes], None],
+        log: ProgramLog,
         cancelled: threading.Event,
         check: Callable[[], None] = lambda: None,
     ) -> PublishedImage:
@@ -222,7 +222,7 @@ class Compiler:
         if not is_repository(repository) or not is_tag(tag):
             raise BuildError("push-failed", "The repository or the tag is malformed.")
         name = f"{self._push_registry}/{repository}:{tag}"
-        watched = BuildOutput(output, self._secrets(), self._output_limit, self._tail_limit)
+        watched = BuildOutput(self._secrets(), self._tail_limit)
         with self._workplace("push", *built.owner) as place, ExitStack() as held:
             try:
                 held.enter_context(
@@ -242,14 +242,15 @@ class Compiler:
                         f"Naming the image ended with {tagged.ending}:\n"
                         + bounded_tail(tagged.tail, self._tail_limit),
                     )
-                result = self._run(
+                result = self._logged(
                     *("push", name),
+                    log=log,
+                    place=place,
+                    watched=watched,
                     timeout=self._push_timeout,
-                    output=watched.feed,
                     cancelled=cancelled,
                     config=self._login(place),
                 )
-                watched.close()
                 self._check(result, "push", watched)
                 digest = self._pushed_digest(built, result)
             finally:
@@ -317,7 +318,7 @@ class Compiler:
                 if not certain:
                     return docker
                 self._docker = docker
-                log.info("builder_chosen", buildkit=docker.buildkit)
+                logger.info("builder_chosen", buildkit=docker.buildkit)
             return self._docker
 
     @contextmanager
@@ -345,11 +346,40 @@ class Compiler:
             env["DOCKER_CONFIG"] = os.environ["DOCKER_CONFIG"]
         return env
 
+    def _logged(
+        self,
+        *arguments: str,
+        log: ProgramLog,
+        place: Path,
+        watched: BuildOutput,
+        timeout: float,
+        cancelled: threading.Event,
+        config: Path | None = None,
+    ) -> ProcessResult:
+        """Run the command line with its output handed on; paths in ``place`` are shown relative."""
+        shown = [word.removeprefix(f"{place}/") for word in arguments]
+        output = log.started(f"docker {arguments[0]}", ["docker", *shown])
+
+        def take(stream: str, chunk: bytes) -> None:
+            watched.feed(chunk)
+            output.feed(stream, chunk)
+
+        try:
+            result = self._run(
+                *arguments, timeout=timeout, streams=take, cancelled=cancelled, config=config
+            )
+        except BaseException:
+            output.ended(None)
+            raise
+        watched.close()
+        output.ended(result)
+        return result
+
     def _run(
         self,
         *arguments: str,
         timeout: float,
-        output: Callable[[bytes], None] | None = None,
+        streams: Callable[[str, bytes], None] | None = None,
         cancelled: threading.Event | None = None,
         config: Path | None = None,
     ) -> ProcessResult:
@@ -360,7 +390,7 @@ class Compiler:
                 [docker.program, *arguments],
                 env=env,
                 timeout=timeout,
-                output=output,
+                streams=streams,
                 cancelled=cancelled,
                 stdout_limit=1024 * 1024,
                 grace=5.0,
@@ -432,7 +462,7 @@ class Compiler:
         try:
             result = self._run("rmi", "--force", "--no-prune", name, timeout=_CLEANUP_SECONDS)
         except BuildError:
-            log.warning("image_name_not_removed", name=name)
+            logger.warning("image_name_not_removed", name=name)
             return
         if not result.ok and b"No such image" not in result.tail:
-            log.warning("image_name_not_removed", name=name, ending=result.ending)
+            logger.warning("image_name_not_removed", name=name, ending=result.ending)

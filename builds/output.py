@@ -1,11 +1,12 @@
-"""What a builder prints: redacted, bounded, and read for the step that failed."""
+"""What a builder prints: handed on as it comes, and read for its end and the step that failed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from controlplane.processes import Tail
+from controlplane.processes import ProcessResult, Tail
 from controlplane.redaction import Redactor
 
 _STEP = re.compile(rb"#(\d+) (\[.*\] .+)")
@@ -15,24 +16,28 @@ _LONGEST_LINE = 4096
 _LONGEST_NAME = 200
 
 
+class ProgramOutput(Protocol):
+    """Takes what one program prints, and how it ends."""
+
+    def feed(self, stream: str, chunk: bytes) -> None:
+        """Take the next bytes of ``stdout`` or ``stderr``; what it raises ends the program."""
+
+    def ended(self, result: ProcessResult | None) -> None:
+        """Take how it ended; None when that is not known."""
+
+
+class ProgramLog(Protocol):
+    """Takes what the programs of a build print, as they print it."""
+
+    def started(self, name: str, argv: Sequence[str]) -> ProgramOutput:
+        """Take notice of a program that is started now."""
+
+
 class BuildOutput:
-    """Hands redacted output on up to a limit and keeps its end.
+    """Reads what a builder prints: its redacted end, and the step that failed."""
 
-    What exceeds ``limit`` bytes is not handed on, which the output itself says once; the end that
-    is kept for an error message goes on.
-    """
-
-    def __init__(
-        self,
-        output: Callable[[bytes], None],
-        secrets: Iterable[str],
-        limit: int,
-        tail_limit: int,
-    ) -> None:
-        self._output = output
+    def __init__(self, secrets: Iterable[str], tail_limit: int) -> None:
         self._redactor = Redactor(secrets)
-        self._left = limit
-        self._limit = limit
         self._kept = Tail(tail_limit)
         self._line = b""
         self._steps: dict[bytes, bytes] = {}
@@ -46,27 +51,20 @@ class BuildOutput:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next piece of output."""
-        self._pass_on(self._redactor.feed(chunk))
+        self._take(self._redactor.feed(chunk))
 
     def close(self) -> None:
-        """Pass on what was held back; the output is over."""
-        self._pass_on(self._redactor.flush())
+        """Take what was held back; the output is over."""
+        self._take(self._redactor.flush())
 
     def tail(self) -> bytes:
         """Return the end of the redacted output."""
         return self._kept.bytes()
 
-    def _pass_on(self, clean: bytes) -> None:
-        if not clean:
-            return
-        self._kept.feed(clean)
-        self._read_lines(clean)
-        if self._left <= 0:
-            return
-        self._output(clean[: self._left])
-        self._left -= len(clean)
-        if self._left < 0:
-            self._output(b"\n[output over %d bytes is not shown]\n" % self._limit)
+    def _take(self, clean: bytes) -> None:
+        if clean:
+            self._kept.feed(clean)
+            self._read_lines(clean)
 
     def _read_lines(self, clean: bytes) -> None:
         *lines, rest = (self._line + clean).split(b"\n")

@@ -12,13 +12,24 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
+from builds.boot_record import (
+    RECORD_ENDED,
+    BuildRecord,
+    boot_run,
+    end_cancelled_boot_run,
+    recording,
+    salvage_container,
+    start_boot_run,
+)
 from builds.compiler import BuildError, Compiler, PublishedImage
 from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
@@ -37,6 +48,8 @@ from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 ATTEMPT_OVER = "attempt-over"
 
@@ -89,21 +102,25 @@ class JobRunner:
                 # An earlier worker failed and could write that to the attempt only.
                 raise JobError(attempt.error_code or ATTEMPT_OVER, attempt.error_message)
             self._write(control, lambda: self._start(job))
+            self._require_open_record(job, control)
             blueprint = Blueprint.parse(attempt.spec)
             image_plan = plan(blueprint, blueprint.target.os.family, self.catalogue)
             if job.status != BuildJob.Status.SUCCEEDED:
-                published, plan_hash, reused = self._publish(job, image_plan, control)
+                with recording(job, self._secrets(), given_up=control.cancelled) as record:
+                    published, plan_hash, reused = self._publish(job, image_plan, record, control)
                 self._write(control, lambda: self._finish_build(job, published, plan_hash, reused))
                 job.published_digest_reference = published.digest_reference
             launched = self._launch(job, blueprint, image_plan, control)
             self._write(control, lambda: self._finish_launch(job, launched))
         except LeaseLostError:
+            end_cancelled_boot_run(job)
             raise
         except Exception as exc:
             if control.shutdown:
                 BuildJob.objects.give_back(job.fence)
                 raise ShutdownError from exc
             if control.cancelled.is_set():
+                end_cancelled_boot_run(job)
                 raise LeaseLostError("the work was stopped") from exc
             fail_claimed_job(
                 job.fence,
@@ -122,6 +139,9 @@ class JobRunner:
     def _write(self, control: JobControl, write: Callable[[], None]) -> None:
         persistently(write, patience=DATABASE_PATIENCE_SECONDS, given_up=control.cancelled)
 
+    def _read(self, control: JobControl, read: Callable[[], T]) -> T:
+        return persistently(read, patience=DATABASE_PATIENCE_SECONDS, given_up=control.cancelled)
+
     # ------------------------------------------------------------ writes
 
     def _start(self, job: BuildJob) -> None:
@@ -130,6 +150,24 @@ class JobRunner:
             workspaces.start_attempt(
                 job.attempt, worker_id=job.worker_id, attempt_count=job.attempt_count
             )
+            start_boot_run(job.attempt)
+
+    def _require_open_record(self, job: BuildJob, control: JobControl) -> None:
+        """Fail the job when the record of its boot run has ended: nothing runs without a record.
+
+        An earlier worker launched the workspace and died; the boot failed meanwhile.
+        """
+        run = self._read(control, lambda: boot_run(job.attempt))
+        if run.status in run.TERMINAL:
+            raise JobError(
+                RECORD_ENDED,
+                run.error_message or "The record of the workspace's start has ended already.",
+            )
+
+    @staticmethod
+    def _secrets() -> list[bytes]:
+        """Return what must not be in the record of a build, whoever prints it."""
+        return [settings.REGISTRY_PASSWORD.encode()] if settings.REGISTRY_PASSWORD else []
 
     def _finish_build(
         self, job: BuildJob, published: PublishedImage, plan_hash: str, reused: bool
@@ -166,7 +204,7 @@ class JobRunner:
     # ------------------------------------------------------------ work
 
     def _publish(
-        self, job: BuildJob, image_plan: ImagePlan, control: JobControl
+        self, job: BuildJob, image_plan: ImagePlan, record: BuildRecord, control: JobControl
     ) -> tuple[PublishedImage, str, bool]:
         """Return the published image, the plan's hash, and whether nothing had to be built."""
         resolved = {
@@ -182,6 +220,7 @@ class JobRunner:
         self._check_claim(job, control)
         earlier = self._reuse(job, plan_hash)
         if earlier is not None:
+            record.state("An image of the same plan is there already: nothing has to be built.")
             return earlier, plan_hash, True
         with ExitStack() as stack:
             try:
@@ -195,7 +234,9 @@ class JobRunner:
             checkouts = {}
             for source_id, source in resolved.items():
                 checkouts[source_id] = folder / source_id
-                git.checkout(source, checkouts[source_id], self.sources, control.cancelled)
+                fetch = ["git", "fetch", source.url, source.commit]
+                with record.step(f"source {source_id}", fetch):
+                    git.checkout(source, checkouts[source_id], self.sources, control.cancelled)
             built = self.compiler.build(
                 image_plan,
                 checkouts=checkouts,
@@ -205,7 +246,7 @@ class JobRunner:
                 attempt_count=job.attempt_count,
                 # Only what is the same for every job of this plan: a label is part of the image.
                 labels={"svc.instance": self.instance_id},
-                output=_discard,
+                log=record,
                 cancelled=control.cancelled,
             )
         try:
@@ -213,7 +254,7 @@ class JobRunner:
                 built,
                 repository=job.repository,
                 tag=job.tag,
-                output=_discard,
+                log=record,
                 cancelled=control.cancelled,
                 check=lambda: self._check_claim(job, control),
             )
@@ -289,13 +330,10 @@ class JobRunner:
                 restart=runtime.persistence == "persistent",
                 oci_runtime=runtime.oci_runtime,
                 timeout=self.launch_timeout,
+                salvage=partial(salvage_container, attempt.run_id),
             ),
             cancelled=control.cancelled,
         )
-
-
-def _discard(data: bytes) -> None:
-    """Take build output; the tail that a failure needs is kept by the compiler."""
 
 
 def source_policy() -> git.SourcePolicy:

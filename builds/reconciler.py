@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import structlog
 from django.db import transaction
@@ -16,6 +17,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from builds.boot_record import salvage_container
 from controlplane.locks import try_advisory_lock
 from workspaces import services as workspaces
 from workspaces.models import Attempt, RuntimeInstance
@@ -138,6 +140,6 @@ def _remove_unwanted(
     removed = 0
     for run_id, runtime in observed.items():
         if run_id not in wanted and now - runtime.created_at > grace:
-            removed += int(adapter.remove(run_id))
+            removed += int(adapter.remove(run_id, salvage=partial(salvage_container, run_id)))
             log.info("runtime_removed", run_id=str(run_id), reason="no row wants it")
     return removed

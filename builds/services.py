@@ -21,6 +21,7 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from accounts.services import refuse_unknown_credentials
+from builds.boot_record import end_boot_run, is_being_recorded
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
 from builds.packages import standardize
@@ -34,6 +35,8 @@ from controlplane.errors import (
     ServiceUnavailable,
     ValidationFailed,
 )
+from runs.models import Run
+from runs.services import create_boot_run
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint
 from workspaces.models import Attempt, Sandbox, Workspace
@@ -255,6 +258,7 @@ def _persist(
             trigger_type=Attempt.TriggerType.API,
             requested_by=intent.owner_user_id,
         )
+        create_boot_run(attempt)
         job = _create_job(sandbox, attempt)
         answer = {
             "sandboxId": str(sandbox.pk),
@@ -366,6 +370,7 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
             trigger_type=Attempt.TriggerType.MANUAL,
             requested_by=requested_by,
         )
+        create_boot_run(attempt)
         job = _create_job(sandbox, attempt)
     publish_or_fail(job)
     return job
@@ -392,6 +397,9 @@ def cancel_job(job: BuildJob, *, reason: str) -> bool:
         )
         if changed:
             workspaces.stop_runtime(job.attempt, code="cancelled", message=reason)
+            # Not while a worker writes to the record: it ends its part in order, and then the run.
+            if not is_being_recorded(job.attempt):
+                end_boot_run(job.attempt, Run.Status.CANCELLED, code="cancelled", message=reason)
             workspaces.cancel_attempt(job.attempt, reason=reason)
     return bool(changed)
 

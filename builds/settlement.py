@@ -1,7 +1,8 @@
 """Settling a job that failed or was cancelled: writes that do not depend on each other.
 
-The specification wants the failure written to job, runtime and attempt independently, so that one
-failing write does not stop the others. What a write misses, the sweeper repairs from the job.
+The specification wants the failure written to job, runtime and attempt independently, and here it
+goes to the boot run as well, so that one failing write does not stop the others. What a write
+misses, the sweeper repairs from the job.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import structlog
 from django.db import transaction
 from django.db.models.functions import Now
 
+from builds.boot_record import end_boot_run
 from builds.models import BuildJob, Fence, LeaseLostError
 from controlplane.errors import JobError
 from controlplane.patience import persistently
+from runs.models import Run
 from workspaces import services as workspaces
 from workspaces.models import Attempt
 
@@ -57,7 +60,7 @@ def fail_claimed_job(
     patience: float,
     given_up: threading.Event | None = None,
 ) -> list[Exception]:
-    """Write the failure of a job that ``fence`` holds: job, runtime and attempt, each by itself.
+    """Write the failure of a job that ``fence`` holds: job, runtime, boot run, attempt, each apart.
 
     Each write waits up to ``patience`` seconds for a database that is away, less when ``given_up``
     is set; what is missing in the end is repaired by a sweeper, or the job is claimed again.
@@ -87,20 +90,32 @@ def fail_claimed_job(
             BuildJob.objects.lock(fence)
             workspaces.fail_attempt(attempt, code=code, message=message)
 
-    writes = {"job": write_job, "runtime": write_runtime, "attempt": write_attempt}
+    def write_run() -> None:
+        with transaction.atomic():
+            BuildJob.objects.lock(fence)
+            end_boot_run(attempt, Run.Status.FAILED, code=code, message=message)
+
+    # The run before the attempt: others end the runs of attempts that are over, with less to say.
+    writes = {
+        "job": write_job,
+        "runtime": write_runtime,
+        "run": write_run,
+        "attempt": write_attempt,
+    }
     failures = attempt_all(
         {
             name: partial(persistently, write, patience=patience, given_up=given_up)
             for name, write in writes.items()
         }
     )
-    if len(failures) == 3 and all(isinstance(failure, LeaseLostError) for failure in failures):
-        raise failures[0]
+    lost = [failure for failure in failures if isinstance(failure, LeaseLostError)]
+    if len(lost) == len(writes):
+        raise lost[0]
     return failures
 
 
 def fail_unclaimed_job(job: BuildJob, *, code: str, message: str) -> bool:
-    """Write the failure of a job that nobody claimed: job, attempt and sandbox, each by itself.
+    """Write the failure of a job that nobody claimed: job, run, attempt and sandbox, each apart.
 
     Returns False, having written nothing, when a worker claimed the job in the meantime.
     """
@@ -128,5 +143,16 @@ def fail_unclaimed_job(job: BuildJob, *, code: str, message: str) -> bool:
             with transaction.atomic():
                 workspaces.refresh_sandbox(job.attempt_id)
 
-    attempt_all({"job": write_job, "attempt": write_attempt, "sandbox": write_sandbox})
+    def write_run() -> None:
+        if not claimed:
+            end_boot_run(job.attempt, Run.Status.FAILED, code=code, message=message)
+
+    attempt_all(
+        {
+            "job": write_job,
+            "run": write_run,
+            "attempt": write_attempt,
+            "sandbox": write_sandbox,
+        }
+    )
     return not claimed

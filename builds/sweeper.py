@@ -8,16 +8,19 @@ from datetime import timedelta
 import structlog
 from django.db import connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import OuterRef, Subquery
+from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
+from builds.boot_record import end_boot_run
 from builds.models import BuildJob, Worker
+from runs.models import Run
 from workspaces import services as workspaces
 from workspaces.models import Attempt, RuntimeInstance
 
 log = structlog.get_logger(__name__)
 
 FORGET_WORKERS_AFTER = timedelta(days=1)
+END_BOOT_RUNS_AFTER = timedelta(seconds=30)
 SESSION_NAME_LENGTH = 63
 """PostgreSQL cuts longer names; the end of a worker's id is what is unique."""
 
@@ -48,6 +51,7 @@ def repair_attempts(*, limit: int = 100) -> int:
     """
     _fail_jobs_of_ended_attempts()
     _fail_runtimes_of_ended_attempts(limit)
+    _end_boot_runs_of_ended_attempts(limit)
     latest = BuildJob.objects.filter(attempt_id=OuterRef("pk")).order_by("-id")
     broken = (
         Attempt.objects.filter(status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING])
@@ -106,6 +110,34 @@ def _fail_runtimes_of_ended_attempts(limit: int) -> None:
         with transaction.atomic():
             workspaces.fail_runtime(attempt, code=attempt.error_code, message=attempt.error_message)
         log.warning("runtime_of_ended_attempt_failed", run_id=str(runtime.run_id))
+
+
+def _end_boot_runs_of_ended_attempts(limit: int) -> None:
+    """End boot runs whose attempt has failed or was cancelled, unless somebody is at them.
+
+    Whoever ended the attempt ends the run too, and a run worker reads what its container still
+    holds; this is for when both have died.
+    """
+    for run in (
+        Run.objects.open()
+        .filter(
+            Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now()),
+            mode=Run.Mode.BOOT,
+            attempt__status__in=[Attempt.Status.FAILED, Attempt.Status.CANCELLED],
+            attempt__finished_at__lt=Now() - END_BOOT_RUNS_AFTER,
+        )
+        .select_related("attempt")[:limit]
+    ):
+        attempt = run.attempt
+        assert attempt is not None
+        cancelled = attempt.status == Attempt.Status.CANCELLED
+        if end_boot_run(
+            attempt,
+            Run.Status.CANCELLED if cancelled else Run.Status.FAILED,
+            code=attempt.error_code,
+            message=attempt.error_message,
+        ):
+            log.warning("boot_run_of_ended_attempt_ended", run_id=str(run.pk))
 
 
 def end_sessions_of_dead_workers(*, stale: timedelta) -> int:

@@ -115,6 +115,7 @@ def run_process(
     timeout: float,
     cwd: Path | None = None,
     output: Callable[[bytes], None] | None = None,
+    streams: Callable[[str, bytes], None] | None = None,
     cancelled: Event | None = None,
     watch: Callable[[], bool] | None = None,
     tail_limit: int = 64 * 1024,
@@ -123,10 +124,11 @@ def run_process(
 ) -> ProcessResult:
     """Run ``argv`` to its end, for at most ``timeout`` seconds, and return how it ended.
 
-    ``output`` gets the bytes of both streams as they appear; an exception from it ends the program
-    and is raised. ``watch`` is asked about every 50 ms whether the program must stop. A program
-    that has to stop (time limit, ``cancelled``, ``watch``) gets SIGTERM, and SIGKILL after
-    ``grace`` seconds, it and its whole group. Raises :class:`ProcessStartError`.
+    ``output`` gets the bytes of both streams as they appear, ``streams`` the same with ``stdout``
+    or ``stderr`` before them; an exception from either ends the program and is raised. ``watch``
+    is asked about every 50 ms whether the program must stop. A program that has to stop (time
+    limit, ``cancelled``, ``watch``) gets SIGTERM, and SIGKILL after ``grace`` seconds, it and its
+    whole group. Raises :class:`ProcessStartError`.
     """
     program = argv[0]
     found = shutil.which(program, path=env.get("PATH", os.defpath))
@@ -147,7 +149,7 @@ def run_process(
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else type(error).__name__
         raise ProcessStartError(f"The program {name} could not be started: {reason}.") from None
-    run = _Run(process, output, Tail(tail_limit), stdout_limit)
+    run = _Run(process, output, streams, Tail(tail_limit), stdout_limit)
     try:
         ended_by_us = run.follow(started + timeout, cancelled, watch, grace)
     finally:
@@ -180,6 +182,7 @@ class _Run:
         self,
         process: subprocess.Popen[bytes],
         output: Callable[[bytes], None] | None,
+        streams: Callable[[str, bytes], None] | None,
         tail: Tail,
         stdout_limit: int,
     ) -> None:
@@ -187,6 +190,7 @@ class _Run:
         self.tail = tail
         self.stdout = bytearray()
         self._output = output
+        self._streams = streams
         self._stdout_limit = stdout_limit
         self._selector = selectors.DefaultSelector()
         for pipe in (process.stdout, process.stderr):
@@ -260,6 +264,9 @@ class _Run:
             self.tail.feed(chunk)
             if self._output is not None:
                 self._output(chunk)
+            if self._streams is not None:
+                name = "stdout" if key.fileobj is self.process.stdout else "stderr"
+                self._streams(name, chunk)
 
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

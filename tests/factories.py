@@ -9,6 +9,7 @@ from typing import Any
 from django.db.models.functions import Now
 
 from builds.models import BuildJob, Worker
+from runs.services import create_boot_run
 from workspaces import services as workspaces
 from workspaces.models import Attempt, Sandbox
 
@@ -33,6 +34,7 @@ def make_job(*, spec: dict[str, Any] | None = None, **values: Any) -> BuildJob:
         trigger_type=Attempt.TriggerType.API,
         requested_by=OWNER,
     )
+    create_boot_run(attempt)
     return BuildJob.objects.create(
         attempt=attempt,
         registry_id="default",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -12,7 +12,9 @@ import pytest
 from django.conf import settings
 
 from builds.compiler import BuildError, BuiltImage, Compiler, PublishedImage
+from builds.output import ProgramLog
 from builds.planner import ImagePlan, PlannedSource
+from controlplane.processes import ProcessResult
 from registries.client import RegistryClient
 
 BASE_IMAGE = settings.SVC_BASE_IMAGES["debian"]
@@ -53,17 +55,29 @@ class Bench:
             "push_timeout": 120.0,
         }
         self.temp_root = temp_root
+        self.registry = registry
         self.compiler = Compiler(
             registry=registry,
             temp_root=temp_root,
             **(options | changed),  # type: ignore[arg-type]
         )
         self.printed = b""
+        self.programs: list[tuple[str, list[str]]] = []
+        self.endings: list[ProcessResult | None] = []
         self.built: list[BuiltImage] = []
 
-    def output(self, data: bytes) -> None:
-        """Take what the compiler prints."""
-        self.printed += data
+    def started(self, name: str, argv: Sequence[str]) -> Bench:
+        """Take notice of a program that the compiler starts."""
+        self.programs.append((name, list(argv)))
+        return self
+
+    def feed(self, stream: str, chunk: bytes) -> None:
+        """Take what the compiler's programs print."""
+        self.printed += chunk
+
+    def ended(self, result: ProcessResult | None) -> None:
+        """Take how a program ended."""
+        self.endings.append(result)
 
     def build(
         self,
@@ -71,7 +85,7 @@ class Bench:
         checkouts: Mapping[str, Path] | None = None,
         *,
         job_id: UUID | None = None,
-        output: Callable[[bytes], None] | None = None,
+        log: ProgramLog | None = None,
         cancelled: threading.Event = NEVER,
         agent: bytes = b"#!/bin/sh\necho agent\n",
         ca: bytes = b"",
@@ -85,7 +99,7 @@ class Bench:
             job_id=job_id or uuid4(),
             attempt_count=1,
             labels={"svc.instance": "tests"},
-            output=output or self.output,
+            log=log or self,
             cancelled=cancelled,
         )
         self.built.append(built)
@@ -101,7 +115,7 @@ class Bench:
     ) -> PublishedImage:
         """Push with the tag ``v1``."""
         return self.compiler.push(
-            built, repository=repository, tag="v1", output=self.output, cancelled=cancelled
+            built, repository=repository, tag="v1", log=self, cancelled=cancelled
         )
 
     def is_clean(self) -> bool:

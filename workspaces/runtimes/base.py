@@ -24,7 +24,7 @@ launched. The codes a launch can fail with:
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,6 +40,14 @@ class LaunchError(JobError):
     ``message`` is for the owner of the workspace: bounded, without control characters, and never
     with the engine's address, the container's configuration or anything of ``boot``.
     """
+
+
+FileReader = Callable[[str], AbstractContextManager[Iterator[bytes] | None]]
+"""Opens a tar stream of a path in one container; None when there is no such thing."""
+
+Salvage = Callable[[FileReader], None]
+"""Takes out of a container what must outlive it, just before the container is removed. Must not
+take long, nor raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class LaunchRequest:
     """True: the engine starts the runtime again when it ends or the machine restarts."""
     oci_runtime: Literal["runc", "runsc"]
     timeout: float
+    salvage: Salvage | None = field(default=None, repr=False)
+    """Called with every container of the run that the launch removes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +195,11 @@ class RuntimeAdapter(Protocol):
         The value is None when there is no such runtime or path.
         """
 
-    def remove(self, run_id: UUID) -> bool:
-        """Remove all of the run's things; True when there were any. Safe to call again."""
+    def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
+        """Remove all of the run's things; True when there were any. Safe to call again.
+
+        With ``salvage`` a running container is first told to end in order, for a few seconds.
+        """
 
     def sweep_networks(self, keep_run_ids: Collection[UUID]) -> int:
         """Remove unused networks of runs that are not to be kept; return how many.

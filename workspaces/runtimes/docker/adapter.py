@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import ipaddress
 import threading
 import time
@@ -17,17 +18,18 @@ from workspaces.runtimes import boot
 from workspaces.runtimes.base import (
     AgentAnswer,
     AgentChannel,
+    FileReader,
     LaunchedRuntime,
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
+    Salvage,
 )
 from workspaces.runtimes.docker import wire
 from workspaces.runtimes.docker.channel import ExecChannel
 from workspaces.runtimes.docker.engine import (
     Engine,
     container_name,
-    engine_errors,
     labels_of,
     observed,
 )
@@ -91,6 +93,7 @@ class DockerAdapter:
                 registry_auth=self._registry_auth,
                 connect=self._connect,
                 silence=self._silence,
+                reader=self._reader,
             ).run()
 
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
@@ -103,10 +106,14 @@ class DockerAdapter:
         with self._connect() as engine:
             return _one_for_each_run(engine.containers())
 
-    def remove(self, run_id: UUID) -> bool:
+    def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
         """Remove the run's containers with their volumes, and its networks; True if any were."""
         with self._connect() as engine:
             removed: builtins.list[bool] = []
+            if salvage is not None:
+                for container in engine.containers(run_id):
+                    engine.stop_container(container)
+                    salvage(self._reader(engine, container))
             removed.extend(map(engine.remove_container, engine.containers(run_id)))
             removed.extend(map(engine.remove_network, engine.networks(run_id)))
             return any(removed)
@@ -144,18 +151,21 @@ class DockerAdapter:
         """Open a tar stream of ``path`` in the run's container, whether it runs or has ended."""
         with self._connect() as engine:
             container = self._container(engine, run_id)
-            api = str(engine.client.api.api_version)
-        if container is None:
+            reader = None if container is None else self._reader(engine, container)
+        if reader is None:
             yield None
             return
-        with contextlib.ExitStack() as stack:
-            with engine_errors():
-                chunks = stack.enter_context(
-                    wire.open_archive(
-                        self._docker_host, api, str(container.id), path, timeout=self._timeout
-                    )
-                )
-            yield None if chunks is None else wire.guarded(chunks)
+        with reader(path) as chunks:
+            yield chunks
+
+    def _reader(self, engine: Engine, container: Container) -> FileReader:
+        return functools.partial(
+            wire.open_archive,
+            self._docker_host,
+            str(engine.client.api.api_version),
+            str(container.id),
+            timeout=self._timeout,
+        )
 
     def _exec(self, run_id: UUID, arguments: Sequence[str], timeout: float) -> ExecChannel:
         with Engine.connect(self._docker_host, self.instance_id, timeout) as engine:

@@ -38,6 +38,7 @@ SUBNET_TRIES = 16
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
+STOP_SECONDS = 5
 
 logger = structlog.get_logger(__name__)
 
@@ -150,6 +151,25 @@ class Engine:
                 time.sleep(TICK_SECONDS)
             else:
                 return True
+
+    def stop_container(self, container: Container) -> None:
+        """Have a running container end in order, or at least within a few seconds."""
+        try:
+            container.stop(timeout=STOP_SECONDS)
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code not in (304, 409):
+                raise
+
+    def kill_container(self, container: Container) -> None:
+        """End a container at once, if it runs."""
+        with contextlib.suppress(NotFound):
+            try:
+                container.kill()
+            except APIError as error:
+                if error.status_code != 409:
+                    raise
 
     def remove_network(self, network: Network) -> bool:
         """Remove a network; False when it is gone already or something is connected to it."""

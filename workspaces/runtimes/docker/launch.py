@@ -32,7 +32,7 @@ from docker.models.networks import Network
 from docker.types import LogConfig
 
 from workspaces.runtimes import boot
-from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
+from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker.engine import (
     TICK_SECONDS,
     Engine,
@@ -67,6 +67,7 @@ class Launch:
         registry_auth: Mapping[str, str] | None,
         connect: Callable[[], AbstractContextManager[Engine]],
         silence: float,
+        reader: Callable[[Engine, Container], FileReader],
     ) -> None:
         self._engine = engine
         self._request = request
@@ -75,6 +76,7 @@ class Launch:
         self._registry_auth = registry_auth
         self._connect = connect
         self._silence = silence
+        self._reader = reader
         self._name = container_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
@@ -93,8 +95,8 @@ class Launch:
             try:
                 with contextlib.suppress(NotFound):
                     return self._ready(container)
-            except BaseException:
-                self._clean_up(container)
+            except BaseException as error:
+                self._clean_up(container, in_order=isinstance(error, LaunchError))
                 raise
             # It was removed while we waited. If it was ours, by a newer launch or by a person.
             if container.id in self._created:
@@ -223,7 +225,7 @@ class Launch:
         found = (re.fullmatch(r"adopted/(\d{1,9})-([0-9a-f]{32})", name) for name in names)
         return [(int(match[1]), match[2]) for match in found if match]
 
-    def _discard(self, container: Container) -> bool:
+    def _discard(self, container: Container, *, in_order: bool = False) -> bool:
         """Remove a container and its network; False when a launch of our rank or above has it."""
         try:
             container.rename(f"{self._name}-discarded-{self._token[:8]}")
@@ -240,6 +242,7 @@ class Launch:
             # adopter, who found the name missing, has let go of it.
             if error.status_code not in (404, 409):
                 raise
+        self._salvage(container, in_order=in_order)
         self._engine.remove_container(container)
         network_id = container.attrs["HostConfig"]["NetworkMode"]
         for network in self._engine.networks(self._request.run_id):
@@ -247,13 +250,27 @@ class Launch:
                 self._engine.remove_network(network)
         return True
 
-    def _clean_up(self, container: Container) -> None:
+    def _clean_up(self, container: Container, *, in_order: bool = False) -> None:
         """Discard after a failure without hiding it: what stays behind is found by its labels."""
         try:
             with engine_errors():
-                self._discard(container)
+                self._discard(container, in_order=in_order)
         except LaunchError as error:
             logger.warning("container left behind", container=self._name, reason=error.message)
+
+    def _salvage(self, container: Container, *, in_order: bool) -> None:
+        """Let the caller take out of a container what must outlive it.
+
+        When the run goes on elsewhere (another worker will launch it) the agent is killed instead
+        of stopped: it would end the run's record.
+        """
+        if self._request.salvage is None or container.id is None:
+            return
+        if in_order and not self._cancelled.is_set():
+            self._engine.stop_container(container)
+        else:
+            self._engine.kill_container(container)
+        self._request.salvage(self._reader(self._engine, container))
 
     def _displaced(self) -> LaunchError:
         """Return the error for a container of ours that went away before it was ready."""

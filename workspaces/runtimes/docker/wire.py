@@ -86,28 +86,36 @@ def start_exec(
 def open_archive(
     docker_host: str, api: str, container_id: str, path: str, *, timeout: float
 ) -> Iterator[Iterator[bytes] | None]:
-    """Open the tar stream of a path in a container; None when there is no such thing."""
+    """Open the tar stream of a path in a container; None when there is no such thing.
+
+    Raises ``LaunchError`` only, now and while the stream is read.
+    """
     connection = EngineConnection(docker_host, timeout)
     target = f"/v{api}/containers/{quote(container_id, safe='')}/archive?path={quote(path)}"
-    with contextlib.closing(connection):
-        try:
+    with contextlib.closing(connection), contextlib.ExitStack() as stack:
+        with _errors():
             connection.request("GET", target)
-            response = connection.getresponse()
-        except http.client.HTTPException as error:
-            raise OSError("no answer to the request for an archive") from error
-        with contextlib.closing(response):
-            if response.status == 404:
-                yield None
-            elif response.status != 200:
-                raise refusal(response.status, response.read(_MAX_ERROR_BYTES))
-            else:
-                yield iter(lambda: response.read(ARCHIVE_CHUNK_BYTES), b"")
+            response = stack.enter_context(contextlib.closing(connection.getresponse()))
+            status = response.status
+            said = b"" if status == 200 else response.read(_MAX_ERROR_BYTES)
+        if status not in (200, 404):
+            raise refusal(status, said)
+        yield _chunks(response) if status == 200 else None
 
 
-def guarded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield ``chunks``; what goes wrong on the way becomes ``adapter-unavailable``."""
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while True:
+        with _errors():
+            chunk = response.read(ARCHIVE_CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
     try:
-        yield from chunks
+        yield
     except (OSError, http.client.HTTPException) as error:
         raise LaunchError(
             "adapter-unavailable", "The connection to the Docker Engine was lost."
