@@ -56,8 +56,6 @@ def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
     return {
         "version": 1,
         "runId": str(run.pk),
-        "mode": run.mode,
-        "workspaceId": str(run.workspace_id),
         "argv": [command["executable"], *command.get("args", ())],
         "cwd": command.get("cwd"),
         "env": command.get("env") or {},

@@ -109,8 +109,6 @@ def test_the_agent_is_told_everything_about_the_run() -> None:
         {
             "version": 1,
             "runId": str(run.pk),
-            "mode": "one-shot",
-            "workspaceId": str(run.workspace_id),
             "argv": ["sh", "-c", "cat"],
             "cwd": "sub",
             "env": {"A": "b"},
