@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from controlplane.serializers import format_timestamp
 from runs import store
 from runs.messages import publish_run_requested
 from runs.models import Run, RunChange, RunHead
+from runs.reading.rows import fetch
 from workspaces.models import Attempt, Workspace
 
 log = structlog.get_logger(__name__)
@@ -75,7 +77,7 @@ def get_run(run_id: uuid.UUID, *, owner_user_id: str | None) -> Run:
     """Return a run; a foreign one is as absent as an unknown one (``NotFound``)."""
     run = Run.objects.owned_by(owner_user_id).filter(pk=run_id).first()
     if run is None:
-        raise NotFound("There is no such run.", code="run-not-found")
+        raise run_not_found()
     return run
 
 
@@ -86,12 +88,42 @@ def get_record(run: Run) -> RunHead | None:
     """
     head = RunHead.objects.filter(pk=run.number).first()
     if head is not None and head.removed_at is not None:
-        error = Gone(
-            "The record of this run was removed when its time was over.", code="record-removed"
-        )
-        error.members["removedAt"] = format_timestamp(head.removed_at)
-        raise error
+        raise record_removed(head.removed_at)
     return head
+
+
+def get_record_number(run_id: uuid.UUID, *, owner_user_id: str | None) -> int:
+    """Return the number of a run whose events are to be read; raises as the two above.
+
+    In one statement, because the timeline is asked for over and over.
+    """
+    found = fetch(_RECORD, {"run": run_id, "owner": owner_user_id})
+    if not found:
+        raise run_not_found()
+    number, removed_at = found[0]
+    if removed_at is not None:
+        raise record_removed(removed_at)
+    return int(number)
+
+
+_RECORD = """
+    SELECT number, removed_at FROM runs_run LEFT JOIN run_head ON run_number = number
+    WHERE id = %(run)s AND (%(owner)s::text IS NULL OR owner_user_id = %(owner)s)
+"""
+
+
+def run_not_found() -> NotFound:
+    """Return the error for a run that is unknown, or another owner's."""
+    return NotFound("There is no such run.", code="run-not-found")
+
+
+def record_removed(when: datetime) -> Gone:
+    """Return the error for a record that retention has removed."""
+    error = Gone(
+        "The record of this run was removed when its time was over.", code="record-removed"
+    )
+    error.members["removedAt"] = format_timestamp(when)
+    return error
 
 
 def create_run(intent: RunIntent) -> Run:

@@ -62,6 +62,7 @@ from runs.services import (
     begin_session,
     create_run,
     get_record,
+    get_record_number,
     get_run,
     refuse_report,
     refused_transition,
@@ -187,10 +188,9 @@ class RunTimeline(APIView):
         if last < query["from_sequence"]:
             detail = "It is below fromSequence."
             raise ValidationFailed([Fault("range-reversed", detail, parameter="toSequence")])
-        run = get_run(run_id, owner_user_id=given.owner)
-        get_record(run)
+        number = get_record_number(run_id, owner_user_id=given.owner)
         wanted = TimelineQuery(query["from_sequence"], last, query["limit"], query.get("kinds"))
-        body = timeline_page(run.pk, run.number, wanted)
+        body = timeline_page(run_id, number, wanted)
         return HttpResponse(body, content_type="application/json")
 
 

@@ -14,6 +14,7 @@ from runs.reading.rows import fetch
 
 MAX_DIFF_BYTES = 16 * 1024**2
 MAX_OVERLAPPING = 200
+KNOWN_CHANGES = frozenset({"added", "modified", "deleted", "renamed", "metadataChanged"})
 
 _SNAPSHOTS = """
     SELECT kind, meta FROM run_event
@@ -67,7 +68,8 @@ def _text(name: str, raw: bytes) -> dict[str, str]:
 
 
 def _file(row: RunChange) -> dict[str, Any]:
-    members: dict[str, Any] = {**_text("path", bytes(row.path)), "change": row.change}
+    change = row.change if row.change in KNOWN_CHANGES else "unknown"
+    members: dict[str, Any] = {**_text("path", bytes(row.path)), "change": change}
     if row.old_path is not None:
         members |= _text("oldPath", bytes(row.old_path))
     members["binary"] = row.binary

@@ -18,7 +18,7 @@ Meta = Mapping[str, Any]
 def summary(kind: int, stream: int, offset: int, length: int, meta: object) -> str:
     """Return the line of one event; ``meta`` is its parsed JSON."""
     if kind == Kind.IO_CHUNK:
-        return f"{STREAM_NAMES.get(stream, 'stream')}: {length} bytes at {offset}"
+        return f"{STREAM_NAMES.get(stream, 'unknown')}: {length} bytes at {offset}"
     members = meta if isinstance(meta, dict) else {}
     if kind == Kind.PROCESS_STREAM_CLOSED:
         name = STREAM_NAMES.get(stream, "stream")

@@ -104,36 +104,53 @@ def _page(run_id: uuid.UUID, rows: Sequence[Row], more: int | None) -> bytes:
 
 
 def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
-    """Return the JSON of each event."""
+    """Return the JSON of each event.
+
+    What is equal in many events is made once: the text of each second, and the members that name
+    the process and how the event came to be known.
+    """
     seconds: dict[int, str] = {}
+    ends: dict[tuple[int, int, int], str] = {}
+    head = f'{{"eventId":"{run_id}:'
     items = []
     for (
         sequence, kind, process, stream, offset, length, wall_us, monotonic_ns, method, confidence,
         meta, meta_length,
     ) in rows:  # fmt: skip
-        second, micros = divmod(wall_us, 1_000_000)
-        day = seconds.get(second)
+        milliseconds = wall_us // 1000
+        day = seconds.get(milliseconds // 1000)
         if day is None:
-            day = seconds[second] = _second(second)
+            day = seconds[milliseconds // 1000] = _second(milliseconds // 1000)
+        how = (process, method, confidence)
+        end = ends.get(how)
+        if end is None:
+            end = ends[how] = _end(process, method, confidence)
+        when = f'"occurredAt":"{monotonic_ns}","observedAt":"{day}{_FRACTIONS[milliseconds % 1000]}'
         if kind == Kind.IO_CHUNK and not meta_length:
             name = STREAM_NAMES.get(stream, "unknown")
             # The commonest event by far; the text is what `summary` and `_reference` would make.
-            told = (
-                f'"{name}: {length} bytes at {offset}","ref":{{"stream":"{name}",'
-                f'"byteCount":"{length}","streamOffset":"{offset}"}}'
+            items.append(
+                f'{head}{sequence}","sequence":"{sequence}","kind":"ioChunk",{when}'
+                f'{name}: {length} bytes at {offset}","ref":{{"stream":"{name}",'
+                f'"byteCount":"{length}","streamOffset":"{offset}"}},{end}'
             )
-        else:
-            parsed, reference = _reference(kind, stream, offset, length, meta, meta_length)
-            line = _ESCAPED(summary(kind, stream, offset, length, parsed))
-            told = f'{line},"ref":{reference}' if reference else line
-        whose = f'"processId":"{process}",' if process else ""
+            continue
+        parsed, reference = _reference(kind, stream, offset, length, meta, meta_length)
+        line = _ESCAPED(summary(kind, stream, offset, length, parsed))[1:]
+        told = f'{line},"ref":{reference}' if reference else line
         items.append(
-            f'{{"eventId":"{run_id}:{sequence}","sequence":"{sequence}",'
-            f'"kind":"{KIND_NAMES.get(kind, "unknown")}","occurredAt":"{monotonic_ns}",'
-            f'"observedAt":"{day}.{micros // 1000:03d}Z","summary":{told},{whose}'
-            f'"captureMethod":{method},"confidence":{confidence}}}'
+            f'{head}{sequence}","sequence":"{sequence}",'
+            f'"kind":"{KIND_NAMES.get(kind, "unknown")}",{when}{told},{end}'
         )
     return items
+
+
+_FRACTIONS = [f'.{milliseconds:03d}Z","summary":"' for milliseconds in range(1000)]
+
+
+def _end(process: int, method: int, confidence: int) -> str:
+    whose = f'"processId":"{process}",' if process else ""
+    return f'{whose}"captureMethod":{method},"confidence":{confidence}}}'
 
 
 def _second(second: int) -> str:

@@ -1,0 +1,209 @@
+"""Exports: terminal recordings, plain text, and the whole record line by line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from runs.agent.frames import Kind, Stream
+from runs.models import Run, RunHead
+from tests.conftest import Api
+from tests.runs.record_factory import Source, make_run, record
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run() -> Run:
+    return make_run(mode=Run.Mode.INTERACTIVE)
+
+
+@pytest.fixture
+def source(run: Run) -> Source:
+    source = Source(run)
+    source.open()
+    source.started()
+    return source
+
+
+def export(api: Api, run: Run, query: str) -> bytes:
+    return api.get(f"/v1/runs/{run.pk}/export?{query}").content
+
+
+def cast(api: Api, run: Run, query: str = "") -> tuple[dict[str, Any], list[list[Any]]]:
+    lines = export(api, run, f"format=asciicast{query}").decode().splitlines()
+    header, *events = [json.loads(line) for line in lines]
+    return header, events
+
+
+def text(api: Api, run: Run, query: str = "") -> str:
+    return export(api, run, f"format=text{query}").decode()
+
+
+def test_a_run_without_output_is_a_header_only(api: Api, run: Run) -> None:
+    header, events = cast(api, run)
+    assert (header["version"], header["width"], header["height"]) == (2, 100, 30)
+    assert events == []
+    assert text(api, run) == ""
+
+
+def test_what_a_terminal_showed_is_given_as_it_was(api: Api, run: Run, source: Source) -> None:
+    process = source.process(["bash", "-l"], streams=["pty", "ptyInput"])
+    source.event(Kind.TERMINAL_RESIZED, {"columns": 80, "rows": 24}, process=process)
+    for body in ("é".encode()[:1], "é".encode()[1:] + b"\x1b[1m", b"\n\xff"):
+        source.output(process, body, stream=Stream.PTY_OUTPUT)
+    source.output(process, b"ls\r", stream=Stream.PTY_INPUT)
+    source.event(Kind.TERMINAL_RESIZED, {"columns": 120, "rows": 40}, process=process)
+    source.append()
+
+    header, events = cast(api, run)
+
+    assert (header["width"], header["height"]) == (80, 24)
+    assert header["title"] == "shell bash -l"
+    assert events == [
+        [0.004, "o", "é\x1b[1m"],
+        [0.005, "o", "\n\ufffd"],
+        [0.007, "r", "120x40"],
+    ]
+    _, events = cast(api, run, "&input=true")
+    assert [event[1:] for event in events][2] == ["i", "ls\r"]
+
+
+def test_output_of_pipes_is_merged_as_a_terminal_would_show_it(
+    api: Api, run: Run, source: Source
+) -> None:
+    process = source.process()
+    source.output(process, b"out\n")
+    source.output(process, b"err\r\n", stream=Stream.STDERR)
+    source.output(process, b"in", stream=Stream.STDIN)
+    source.append()
+    header, events = cast(api, run)
+    assert (header["width"], header["height"]) == (100, 30)
+    assert [event[1:] for event in events] == [["o", "out\r\n"], ["o", "err\r\n"]]
+
+
+def test_all_leaders_are_given_or_the_process_that_is_named(
+    api: Api, run: Run, source: Source
+) -> None:
+    first, second = source.process(), source.process()
+    child = source.process(leader=False)
+    for process in (first, second, child):
+        source.output(process, f"{process}".encode())
+    source.append()
+    assert text(api, run) == "12"
+    assert text(api, run, "&processId=3") == "3"
+    answer = api.get(f"/v1/runs/{run.pk}/export?format=text&processId=4", expect=400)
+    assert answer.codes == {"processId": "unknown-process"}
+
+
+def test_missing_output_is_marked(api: Api, run: Run, source: Source) -> None:
+    process = source.process()
+    source.output(process, "aé".encode()[:2])
+    source.output(process, b"b", offset=10)
+    source.closed(process)
+    source.append()
+    _, events = cast(api, run)
+    assert [event[1:] for event in events] == [
+        ["o", "a"],
+        ["o", "\ufffd"],
+        ["m", "8 bytes of stdout are missing"],
+        ["o", "b"],
+    ]
+    assert text(api, run) == "a\ufffd\n[8 bytes of stdout are missing]\nb"
+
+
+def test_times_never_go_back(api: Api, run: Run, source: Source) -> None:
+    process = source.process()
+    for nanoseconds in (9_000_000_000, 5_000_000_000, 10_000_000_000):
+        source.event(
+            Kind.IO_CHUNK,
+            process=process,
+            stream=Stream.STDOUT,
+            body=b"x",
+            monotonic_ns=nanoseconds,
+        )
+    source.append()
+    _, events = cast(api, run)
+    times = [event[0] for event in events]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (["\x1b[31mred\x1b[0m"], "red"),
+        (["\x1b", "[3", "1mred"], "red"),
+        (["\x1b]0;title\x07a", "\x1b]8;;http://x\x1b\\b"], "ab"),
+        (["a\r", "\nb\r\n"], "a\nb\n"),
+        (["10%\r20%\r"], "10%\r20%\r"),
+        (["a\x08\x07b\x00\x7f"], "ab"),
+        (["\x1b(Ba\x1b=b\x1bMc"], "abc"),
+        (["\x1b]0;" + "x" * 9000], "]0;" + "x" * 9000),
+        (["end\x1b["], "end["),
+    ],
+)
+def test_text_has_no_escape_sequences(
+    api: Api, run: Run, source: Source, pieces: list[str], shown: str
+) -> None:
+    process = source.process()
+    for piece in pieces:
+        source.output(process, piece.encode())
+    source.append()
+    assert text(api, run) == shown
+
+
+def test_the_record_is_exported_line_by_line(api: Api) -> None:
+    run = make_run()
+    record(run, [b"\xff\0"] * 200)
+    lines = [json.loads(line) for line in export(api, run, "format=ndjson").splitlines()]
+    kinds = [line["type"] for line in lines]
+    assert kinds == ["record", *["event"] * 205, "seal"]
+    assert [int(line["sequence"]) for line in lines[1:-1]] == list(range(1, 206))
+    assert lines[0]["runId"] == str(run.pk)
+
+
+def test_an_export_of_a_record_that_goes_on_ends_where_its_head_stood(
+    api: Api, run: Run, source: Source
+) -> None:
+    source.append()
+    lines = [json.loads(line) for line in export(api, run, "format=ndjson").splitlines()]
+    assert [line["type"] for line in lines] == ["record", "event", "open"]
+    head = RunHead.objects.get(pk=run.number)
+    assert lines[-1]["chainHead"] == bytes(head.chain_head).hex()
+
+
+def test_each_format_has_its_type(api: Api, run: Run) -> None:
+    for name, media in {
+        "asciicast": "application/x-asciicast",
+        "text": "text/plain; charset=utf-8",
+        "ndjson": "application/x-ndjson",
+    }.items():
+        answer = api.get(f"/v1/runs/{run.pk}/export?format={name}")
+        assert answer.headers["content-type"] == media
+
+
+@pytest.mark.parametrize(
+    ("query", "parameter"),
+    [
+        ("", "format"),
+        ("format=mp4", "format"),
+        ("format=text&processId=x", "processId"),
+        ("format=asciicast&input=perhaps", "input"),
+        ("format=text&limit=1", "limit"),
+    ],
+)
+def test_a_wrong_parameter_is_named(api: Api, run: Run, query: str, parameter: str) -> None:
+    assert set(api.get(f"/v1/runs/{run.pk}/export?{query}", expect=400).codes) == {parameter}
+
+
+@pytest.mark.parametrize("size", [{"columns": 0, "rows": 5}, {"columns": "x"}, {}, [], 5])
+def test_a_forged_size_is_passed_over(api: Api, run: Run, source: Source, size: object) -> None:
+    process = source.process()
+    source.event(Kind.TERMINAL_RESIZED, size, process=process)
+    source.event(Kind.TERMINAL_RESIZED, {"columns": 10**12, "rows": 5}, process=process)
+    source.append()
+    header, events = cast(api, run)
+    assert events == []
+    assert header["height"] in {5, 30}
