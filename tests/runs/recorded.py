@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
 import socket
@@ -217,12 +218,15 @@ class Session:
         """Be gone, as a client whose connection broke."""
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
     def end(self) -> int:
         """Close the channel and wait for the session's process."""
         self.leave()
         assert self.process.stderr is not None
+        if self.process.stderr.closed:
+            return self.process.wait()
         complaint = self.process.stderr.read()
         self.process.stderr.close()
         assert not complaint, complaint.decode()
