@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.db import connection
+from django.db import connection, transaction
 
 from runs import checking, export_format, seal
 from runs.checking import Checked, Fault, Walk
@@ -27,7 +27,8 @@ def verify_run(run: Run, *, public_key: bytes | None = None) -> Verdict:
     stood at the beginning, and rows of the log do not change.
     """
     try:
-        return _verified(run, public_key or seal.public_key())
+        with transaction.atomic():
+            return _verified(run, public_key or seal.public_key())
     except Fault as exc:
         return Verdict(False, exc.sequence, str(exc))
 
@@ -125,20 +126,20 @@ def _check_no_more(run_number: int) -> None:
 
 
 def _events(run_number: int, last: int) -> Iterator[EventRow]:
-    """Yield the rows up to a sequence, some at a time, for constant memory."""
-    after = -_LAST - 1
-    while True:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {EVENT_COLUMNS} FROM run_event WHERE run_number = %s "  # noqa: S608
-                "AND sequence > %s AND sequence <= %s ORDER BY sequence LIMIT %s",
-                [run_number, after, last, _FETCHED],
-            )
-            fetched = [EventRow(*row) for row in cursor.fetchall()]
-        yield from fetched
-        if len(fetched) < _FETCHED:
-            return
-        after = fetched[-1].sequence
+    """Yield the rows up to a sequence, for constant memory through a cursor of the server.
+
+    One plan for all: page by page, the planner could choose to sort the whole run for each page of
+    a partition that it has no statistics of yet.
+    """
+    with connection.chunked_cursor() as cursor:
+        cursor.execute(
+            f"SELECT {EVENT_COLUMNS} FROM run_event "  # noqa: S608
+            "WHERE run_number = %s AND sequence <= %s ORDER BY sequence",
+            [run_number, last],
+        )
+        while fetched := cursor.fetchmany(_FETCHED):
+            for row in fetched:
+                yield EventRow(*row)
 
 
 def _checkpoints(run_number: int, last: int) -> Iterator[tuple[int, bytes]]:
