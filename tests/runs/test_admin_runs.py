@@ -153,7 +153,7 @@ def test_a_browser_shows_timeline_loss_changes_and_the_replay(
 
     page.open(live_server.url + record_url(run))
     page.wait_for("document.getElementById('record').dataset.replay === 'ready'")
-    page.wait_for("document.querySelectorAll('#timeline tbody tr').length === 9")
+    page.wait_for("document.querySelectorAll('#timeline tbody tr').length === 10")
     page.wait_for("document.querySelector('#changes pre') !== null")
     page.wait_for("document.getElementById('complete').textContent === 'no'")
 
