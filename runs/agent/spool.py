@@ -1,191 +1,210 @@
-"""The spool: where a run's record waits in the workspace until the control plane has committed it.
+"""The writer of a run's spool: the one place where an event gets its sequence.
 
-One folder for each run, append-only segments in it, one writer at a time (an exclusive lock, held
-for the writer's life). Frames are gathered and written to the page cache in batches, which the
-writer's death does not lose, and made durable every 250 ms. Nothing is ever removed here but by
-acknowledgement (`follow`).
+Events are gathered, written to the page cache a few milliseconds later and fsynced every 250 ms.
+Nothing is freed here: `tail` does that once the control plane has committed it. When the spool is
+full, or the disk, events of I/O are refused; the events of a run's life always fit, thanks to a
+reserve.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import shutil
 import time
 import zlib
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from .frames import HEADER, PREFIX, Kind
+from .frames import HEADER, PREFIX, Confidence, Kind, Method, decode
 from .segments import (
-    DONE_DIRECTORY,
-    HEADER_NAME,
-    LOCK_NAME,
-    RESERVE_NAME,
-    contents,
-    measure,
-    read_ack,
-    read_header,
-    segment_path,
-    segments,
-    sync_directory,
+    DONE,
+    IDENTITY,
+    RESERVE,
+    SUMMARY,
+    Reader,
+    SpoolDamaged,
+    list_segments,
+    open_folder,
+    read_json,
+    segment_name,
+    size_of,
+    sync_folder,
 )
-from .status import random_uuid
+from .spool_folder import (
+    SpoolBusy,
+    SpoolExists,
+    SpoolFailed,
+    SpoolLimits,
+    SpoolMissing,
+    discard,
+    folder_of,
+    limits_of,
+    refuse_existing,
+    replace_in,
+    take_lock,
+    unlink_in,
+)
+from .status import random_uuid, replace_file
+from .summary import Summary, read_to_end
 
-VERSION = 1
+__all__ = [
+    "SpoolBusy",
+    "SpoolExists",
+    "SpoolFailed",
+    "SpoolLimits",
+    "SpoolMissing",
+    "SpoolWriter",
+    "open_runs",
+    "seal_abandoned",
+]
+
+FLUSH_SECONDS = 0.005
 SYNC_SECONDS = 0.25
-BATCH_BYTES = 256 * 1024
-
-# Lifecycle events fit into a spool that is full for output, and on a disk that is full: as much
-# again as one batch is kept free for them in both cases.
-_RESERVE_BYTES = 1024 * 1024
-_LOOK_SECONDS = 0.02
-_SEAL_PATIENCE_SECONDS = 5.0
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_DROPPABLE = (
-    Kind.IO_CHUNK,
-    Kind.FILE_CHANGE,
-    Kind.FILE_DIFF_ENTRY,
-    Kind.NETWORK_SOURCE_OBSERVED,
+DROPPABLE = frozenset(
+    (Kind.IO_CHUNK, Kind.FILE_CHANGE, Kind.FILE_DIFF_ENTRY, Kind.NETWORK_SOURCE_OBSERVED)
 )
 
-
-class SpoolLimits(NamedTuple):
-    """How much a spool may hold, and how large its files become."""
-
-    total_bytes: int = 256 * 1024 * 1024
-    segment_bytes: int = 8 * 1024 * 1024
-
-
-class SpoolExists(Exception):
-    """The run has, or had, a spool here; `spool_id` is empty when it is gone already."""
-
-    def __init__(self, spool_id: str) -> None:
-        super().__init__("the run is recorded already")
-        self.spool_id = spool_id
-
-
-class SpoolMissing(Exception):
-    """The run has no spool here."""
-
-
-class SpoolBusy(Exception):
-    """Another writer holds the spool."""
-
-
-class SpoolFailed(Exception):
-    """The spool cannot be made or written; the message says why."""
+_VERSION = 1
+_BATCH_BYTES = 256 * 1024
+_RESERVE_BYTES = 1024 * 1024
+# Room for one more chunk: what `room` waits for after a refusal.
+_CHUNK_BYTES = 64 * 1024
+_LOOK_SECONDS = 0.01
+_LOOK_AT_DISK_SECONDS = 0.1
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SpoolWriter:
-    """The one writer of a run's spool; made by `create` or `reopen`."""
+    """The only writer of one spool; it holds the lock until it is closed.
 
-    def __init__(self, directory: str, limits: SpoolLimits, lock_fd: int, run_id: str) -> None:
-        self.run_id = run_id
-        self.directory = directory
-        self.spool_id = str(read_header(directory)["spoolId"])
-        self.last_sequence = 0
-        self.sealed = False
-        self.torn_bytes = 0
-        """Bytes that `reopen` cut off: the beginning of a frame that was never finished."""
-        self.full_reason = "spool-full"
-        self._lock_fd = lock_fd
-        self._limits = limits
-        self._io_limit = limits.total_bytes - min(_RESERVE_BYTES, limits.total_bytes // 4)
-        self._batch: List[bytes] = []
-        self._batch_bytes = 0
-        self._fd = -1
-        self._size = 0
-        self._used = 0
-        self._disk_full = False
-        self._looked = 0.0
-        self._sync_at: Optional[float] = None
-
-    # ------------------------------------------------------------ making
+    Public attributes: `run_id`, `spool_id`, `mode`, `last_sequence`, `sealed`, and `summary` with
+    the totals of what was written, in earlier lives too.
+    """
 
     @classmethod
     def create(cls, root: str, run_id: str, limits: SpoolLimits, mode: str) -> SpoolWriter:
-        """Make the spool of a run that has none, durably.
+        """Begin a run's spool. It is there whole, durably and locked, or not at all.
 
-        Raises SpoolExists, also for a run whose record was taken over and removed, and SpoolFailed.
+        Raises SpoolExists, and SpoolFailed when the run cannot be recorded.
         """
-        directory = os.path.join(root, run_id)
-        if os.path.exists(os.path.join(root, DONE_DIRECTORY, run_id)):
-            raise SpoolExists("")
-        temporary = os.path.join(root, f".new-{random_uuid()}")
-        lock_fd = -1
+        path = folder_of(root, run_id)
+        done = os.path.join(root, DONE, run_id)
+        spool_id = random_uuid()
+        fresh = os.path.join(root, ".new-" + spool_id)
+        identity = {
+            "version": _VERSION,
+            "runId": run_id,
+            "spoolId": spool_id,
+            "mode": mode,
+            "spoolBytes": limits.total_bytes,
+            "segmentBytes": limits.segment_bytes,
+        }
         try:
-            os.mkdir(temporary, 0o700)
-            lock_fd = _lock(temporary)
-            header = {"version": VERSION, "runId": run_id, "spoolId": random_uuid(), "mode": mode}
-            _write_durably(os.path.join(temporary, HEADER_NAME), json.dumps(header).encode())
-            _reserve(temporary)
-            writer = cls(temporary, limits, lock_fd, run_id)
-            writer._begin_segment()
-            try:
-                os.rename(temporary, directory)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                raise SpoolExists(_spool_id(directory)) from None
-            writer.directory = directory
-            sync_directory(root)
-        except SpoolExists:
-            _give_up(temporary, lock_fd)
-            raise
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            os.makedirs(os.path.join(root, DONE), mode=0o700, exist_ok=True)
+            refuse_existing(path, done, run_id)
+            writer = cls._create(fresh, identity, limits)
         except OSError as error:
-            _give_up(temporary, lock_fd)
-            raise SpoolFailed(f"the spool cannot be made: {error.strerror}") from None
+            discard(fresh)
+            raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error
+        try:
+            # Fails when there is one, as that is not empty: of two only one comes to be.
+            os.rename(fresh, path)
+            sync_folder(root)
+        except OSError as error:
+            writer.close()
+            discard(fresh)
+            refuse_existing(path, done, run_id)
+            raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error
+        if os.path.isdir(done):
+            # The run came to its end between the look and the move.
+            writer.close()
+            discard(path)
+            raise SpoolExists(run_id, "")
         return writer
 
     @classmethod
-    def reopen(cls, root: str, run_id: str, limits: SpoolLimits) -> SpoolWriter:
-        """Go on with a spool whose writer is gone; a torn end is cut off.
-
-        Raises SpoolMissing, SpoolBusy while its writer lives, and SpoolFailed.
-        """
-        directory = os.path.join(root, run_id)
+    def _create(cls, path: str, identity: Dict[str, Any], limits: SpoolLimits) -> SpoolWriter:
+        os.mkdir(path, 0o700)
+        replace_file(path, IDENTITY, json.dumps(identity).encode("ascii"))
+        directory = open_folder(path)
+        writer = cls(directory, take_lock(directory), identity, limits)
         try:
-            lock_fd = _lock(directory)
-        except FileNotFoundError:
-            raise SpoolMissing(run_id) from None
-        except OSError as error:
-            raise SpoolFailed(f"the spool cannot be opened: {error.strerror}") from None
-        try:
-            writer = cls(directory, limits, lock_fd, run_id)
-            writer._continue()
-        except FileNotFoundError:
-            os.close(lock_fd)
-            raise SpoolMissing(run_id) from None
-        except (OSError, ValueError, KeyError) as error:
-            os.close(lock_fd)
-            raise SpoolFailed(f"the spool cannot be read: {error}") from None
+            writer._open_segment()
+            if not writer._reserve():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            writer.close()
+            raise
         return writer
 
-    def _continue(self) -> None:
-        present = segments(self.directory)
-        self.last_sequence = read_ack(self.directory)
-        if present:
-            last = present[-1]
-            extent = measure(last)
-            self.torn_bytes = last.size() - extent.end
-            self._fd = os.open(last.path, os.O_RDWR | os.O_CLOEXEC)
-            if self.torn_bytes:
-                os.ftruncate(self._fd, extent.end)
-            os.lseek(self._fd, extent.end, os.SEEK_SET)
-            self._size = extent.end
-            self.last_sequence = max(self.last_sequence, extent.last)
-            self.sealed = extent.end > 0 and _ends_sealed(last.path, extent.end)
-        else:
-            self._begin_segment()
-        self._used = sum(segment.size() for segment in segments(self.directory))
-        try:
-            _reserve(self.directory)
-        except OSError:
-            self._note_full_disk()
+    @classmethod
+    def reopen(
+        cls, root: str, run_id: str, limits: Optional[SpoolLimits] = None, *, patience: float = 1.0
+    ) -> SpoolWriter:
+        """Go on with a spool whose writer has died; a torn tail is cut.
 
-    # ------------------------------------------------------------ writing
+        `limits`: None for those it was created with. `patience`: seconds to wait for the lock.
+
+        Raises SpoolMissing, SpoolBusy, and SpoolFailed when it is damaged elsewhere: then nothing
+        was changed.
+        """
+        try:
+            directory = open_folder(folder_of(root, run_id))
+        except FileNotFoundError as error:
+            raise SpoolMissing(f"the run {run_id} has no spool") from error
+        try:
+            lock = take_lock(directory, patience=patience)
+            identity = read_json(directory, IDENTITY)
+            writer = cls(directory, lock, identity, limits or limits_of(identity))
+        except BaseException:
+            os.close(directory)
+            raise
+        try:
+            writer._recover()
+        except SpoolDamaged as error:
+            writer._let_go()
+            raise SpoolFailed(f"the spool is damaged: {error}") from error
+        except OSError as error:
+            writer._let_go()
+            raise SpoolFailed(f"the spool cannot be opened: {error.strerror}") from error
+        return writer
+
+    def __init__(
+        self, directory: int, lock: int, identity: Dict[str, Any], limits: SpoolLimits
+    ) -> None:
+        self.run_id: str = identity["runId"]
+        self.spool_id: str = identity["spoolId"]
+        self.mode: str = identity["mode"]
+        self.last_sequence = 0
+        self.sealed = False
+        self.summary = Summary()
+        self._directory = directory
+        self._lock = lock
+        reserve = min(_RESERVE_BYTES, limits.total_bytes // 8)
+        self._reserve_bytes = reserve
+        self._io_limit = limits.total_bytes - reserve
+        # Several segments fit, so that some can be freed while one is being written.
+        self._segment_bytes = max(1, min(limits.segment_bytes, limits.total_bytes // 4))
+        self._batch_limit = min(_BATCH_BYTES, self._segment_bytes)
+        self._batch: List[bytes] = []
+        self._batch_bytes = 0
+        self._flush_at: Optional[float] = None
+        self._sync_at: Optional[float] = None
+        self._look_at = 0.0
+        self._closed: List[Tuple[str, int]] = []
+        self._used = 0
+        """Bytes of all segments and of the batch."""
+        self._fd = -1
+        self._name = ""
+        self._size = 0
+        self._full = False
+        self._disk_full = False
+
+    @property
+    def full_reason(self) -> str:
+        """Why the last refused event was refused."""
+        return "disk-full" if self._disk_full else "spool-full"
 
     def append(
         self,
@@ -193,265 +212,297 @@ class SpoolWriter:
         *,
         process: int = 0,
         stream: int = 0,
-        method: int = 8,
-        confidence: int = 1,
+        method: int = Method.INTERNAL,
+        confidence: int = Confidence.OBSERVED,
         offset: int = 0,
         meta: bytes = b"",
         body: bytes = b"",
         wall_us: Optional[int] = None,
         monotonic_ns: Optional[int] = None,
     ) -> bool:
-        """Give the next sequence to an event and gather it; it is written by the next `flush`.
+        """Give an event its sequence; it is written soon after.
 
-        False, and nothing has happened, when the event is output or an observation and the spool
-        or the disk is full. Everything else always fits.
+        False, and nothing changed, when it is one of I/O, files or network and there is no room.
+        Raises SpoolFailed when the file cannot be written for another reason than a full disk.
         """
-        if kind in _DROPPABLE and not self._fits(len(meta) + len(body)):
+        if self.sealed or self._directory < 0:
+            raise SpoolFailed("the spool is sealed or closed")
+        size = PREFIX.size + HEADER.size + len(meta) + len(body)
+        if (
+            (self._used + size > self._io_limit or self._full or self._disk_full)
+            and kind in DROPPABLE
+            and not self._find_room(size)
+        ):
             return False
+        if wall_us is None:
+            wall_us = time.time_ns() // 1000
+        if monotonic_ns is None:
+            monotonic_ns = time.monotonic_ns()
         sequence = self.last_sequence + 1
-        header = HEADER.pack(
-            sequence,
-            time.time_ns() // 1000 if wall_us is None else wall_us,
-            time.monotonic_ns() if monotonic_ns is None else monotonic_ns,
-            kind,
-            method,
-            confidence,
-            process,
-            stream,
-            offset,
-            len(meta),
+        content = b"".join(
+            (
+                HEADER.pack(
+                    sequence,
+                    wall_us,
+                    monotonic_ns,
+                    kind,
+                    method,
+                    confidence,
+                    process,
+                    stream,
+                    offset,
+                    len(meta),
+                ),
+                meta,
+                body,
+            )
         )
-        content = header + meta + body
-        self._batch.append(PREFIX.pack(len(content), zlib.crc32(content)))
-        self._batch.append(content)
-        self._batch_bytes += PREFIX.size + len(content)
+        self._batch.append(PREFIX.pack(len(content), zlib.crc32(content)) + content)
+        self._batch_bytes += size
+        self._used += size
         self.last_sequence = sequence
-        if self._batch_bytes >= BATCH_BYTES:
+        if kind == Kind.IO_CHUNK:
+            self.summary.note_chunk(sequence, process, stream, offset + len(body))
+        else:
+            self.summary.note(decode(content))
+        if self._flush_at is None:
+            self._flush_at = time.monotonic() + FLUSH_SECONDS
+        if self._batch_bytes >= self._batch_limit:
             self.flush()
         return True
 
     def room(self) -> bool:
-        """Whether output may be appended now."""
-        return self._fits(0)
-
-    def _fits(self, size: int) -> bool:
-        if not self._disk_full and self._used + self._batch_bytes + size < self._io_limit:
-            return True
-        now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
-            return False
-        self._looked = now
-        if self._disk_full:
-            self._try_disk()
-        self._used = sum(segment.size() for segment in segments(self.directory))
-        if self._disk_full:
-            return False
-        self.full_reason = "spool-full"
-        return self._used + self._batch_bytes + size < self._io_limit
+        """Whether I/O may be appended now. After a refusal it looks whether that has changed."""
+        if self._disk_full or self._full:
+            return self._find_room(_CHUNK_BYTES)
+        return True
 
     def flush(self) -> None:
-        """Write what was gathered to the page cache; on a full disk it stays gathered."""
-        if not self._batch:
-            return
-        if self._size >= self._limits.segment_bytes:
-            self._rotate()
-        data = b"".join(self._batch)
-        try:
-            self._write(data)
-        except OSError as error:
-            if error.errno not in _NO_SPACE:
-                raise
-            # Half a frame must not stay: what comes next begins where the last whole one ends.
-            os.ftruncate(self._fd, self._size)
-            os.lseek(self._fd, self._size, os.SEEK_SET)
-            self._note_full_disk()
-            return
-        self._batch.clear()
-        self._batch_bytes = 0
-        self._size += len(data)
-        self._used += len(data)
-        if self._sync_at is None:
-            self._sync_at = time.monotonic() + SYNC_SECONDS
+        """Hand everything to the kernel. On a full disk the rest stays here and is tried again."""
+        self._flush_at = None
+        while self._batch:
+            if not self._write_batch() and not self._release_reserve():
+                self._flush_at = time.monotonic() + _LOOK_AT_DISK_SECONDS
+                return
+        if self._size >= self._segment_bytes:
+            self._roll()
 
     def sync(self) -> None:
-        """Write what was gathered and make it durable."""
+        """Flush, and wait until the disk has it."""
         self.flush()
-        os.fdatasync(self._fd)
         self._sync_at = None
+        if self._fd >= 0:
+            self._sync_file()
 
     def deadline(self) -> Optional[float]:
-        """When `tick` is to be called next (monotonic); None while there is nothing to do."""
-        if self._batch:
-            return time.monotonic() + (_LOOK_SECONDS if self._disk_full else 0.0)
-        return self._sync_at
+        """When `tick` must be called next, in monotonic seconds; None: nothing is due."""
+        if self._flush_at is None:
+            return self._sync_at
+        if self._sync_at is None:
+            return self._flush_at
+        return min(self._flush_at, self._sync_at)
 
     def tick(self) -> None:
-        """Write and make durable what is due."""
-        if self._batch and (not self._disk_full or self._may_look()):
+        """Write and fsync what is due."""
+        if self._flush_at is None and self._sync_at is None:
+            return
+        now = time.monotonic()
+        if self._flush_at is not None and now >= self._flush_at:
             self.flush()
-        if self._sync_at is not None and time.monotonic() >= self._sync_at:
+        if self._sync_at is not None and now >= self._sync_at:
             self.sync()
 
     def seal(self, meta: Dict[str, Any]) -> None:
-        """Append the last event, `events` filled in, make everything durable, and close.
+        """End the record: its last event is durable when this returns, and the writer closed.
 
-        Raises SpoolFailed when the disk has no room even for that.
+        `events` is filled in. Raises SpoolFailed when the disk has no room for the end; then the
+        spool is unsealed, as after a crash.
         """
-        told = dict(meta, events=self.last_sequence + 1)
-        self.append(Kind.RECORD_SEALED, meta=json.dumps(told, separators=(",", ":")).encode())
-        self._write_everything()
-        self.sealed = True
-        self.close()
+        whole = {**meta, "events": self.last_sequence + 1}
+        content = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        try:
+            self.append(Kind.RECORD_SEALED, meta=content)
+            self.sync()
+            if self._batch:
+                raise SpoolFailed("the disk has no room for the end of the record")
+            self.sealed = True
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Write what was gathered, and let go of the spool."""
-        if self._fd < 0:
+        """Write what is left and give up the lock. A second call changes nothing."""
+        if self._directory < 0:
             return
-        self.sync()
-        os.close(self._fd)
-        os.close(self._lock_fd)
-        self._fd = self._lock_fd = -1
-
-    def _write_everything(self) -> None:
-        deadline = time.monotonic() + _SEAL_PATIENCE_SECONDS
-        self._release_reserve()
-        self.flush()
-        while self._batch:
-            if time.monotonic() >= deadline:
-                raise SpoolFailed("the disk is full: the end of the record cannot be written")
-            time.sleep(_LOOK_SECONDS)
-            self.flush()
-        self.sync()
-
-    def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(self._fd, left) :]
-
-    def _rotate(self) -> None:
         try:
-            os.fdatasync(self._fd)
-            finished = self._fd
-            self._begin_segment(self.last_sequence - len(self._batch) // 2 + 1)
-            os.close(finished)
-            sync_directory(self.directory)
-        except OSError as error:
-            if error.errno not in _NO_SPACE:
-                raise
-            self._note_full_disk()
+            if not self.sealed:
+                self.sync()
+            else:
+                self._release_reserve()
+        finally:
+            self._let_go()
 
-    def _begin_segment(self, first: Optional[int] = None) -> None:
-        path = segment_path(self.directory, first or self.last_sequence + 1)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o600)
-        self._size = 0
+    def _let_go(self) -> None:
+        for fd in (self._fd, self._directory, self._lock):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._directory = self._lock = -1
 
-    # ------------------------------------------------------------ a full disk
+    # Room
 
-    def _note_full_disk(self) -> None:
-        self._disk_full = True
-        self.full_reason = "disk-full"
-        self._looked = time.monotonic()
-        # What is gathered is at most a batch and some lifecycle events: the reserve is for them.
-        self._release_reserve()
-
-    def _release_reserve(self) -> None:
-        try:
-            os.unlink(os.path.join(self.directory, RESERVE_NAME))
-        except FileNotFoundError:
-            pass
-
-    def _may_look(self) -> bool:
+    def _find_room(self, size: int) -> bool:
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._forget_freed()
+            if self._used and not self._fits(size):
+                self._let_go_of_active()
+            if self._disk_full:
+                self._look_at = now + _LOOK_AT_DISK_SECONDS
+                self.flush()
+                self._disk_full = bool(self._batch) or not self._reserve()
+        if self._disk_full:
             return False
-        self._looked = now
+        fits = self._fits(size)
+        self._full = not (fits or self._fits(min(size, _CHUNK_BYTES)))
+        return fits
+
+    def _fits(self, size: int) -> bool:
+        # Alone in the spool any event fits: otherwise one that is too large would wait for ever.
+        return self._used + size <= self._io_limit or not self._used
+
+    def _forget_freed(self) -> None:
+        if not self._closed:
+            return
+        there = {segment.name for segment in list_segments(self._directory)}
+        for name, size in self._closed:
+            if name not in there:
+                self._used -= size
+        self._closed = [entry for entry in self._closed if entry[0] in there]
+
+    def _let_go_of_active(self) -> None:
+        """Begin a new segment, so that all that is stored can be freed."""
+        self.flush()
+        if not self._batch and (not self._closed or self._size * 4 >= self._segment_bytes):
+            self._roll()
+
+    # Files
+
+    def _roll(self) -> None:
+        """Begin the next segment. What is in the one before is durable then."""
+        if not self._size:
+            return
+        self._sync_file()
+        try:
+            replace_in(self._directory, SUMMARY, self.summary.stored())
+            self._open_segment()
+        except OSError as error:
+            # On a full disk a larger segment is better than none.
+            if error.errno not in _DISK_FULL:
+                raise SpoolFailed(f"no new segment: {error.strerror}") from error
+            self._disk_full = True
+
+    def _open_segment(self) -> None:
+        name = segment_name(self.last_sequence + 1)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(name, flags, 0o600, dir_fd=self._directory)
+        if self._fd >= 0:
+            self._closed.append((self._name, self._size))
+            os.close(self._fd)
+        self._fd, self._name, self._size = fd, name, 0
+        os.fsync(self._directory)
+
+    def _write_batch(self) -> bool:
+        """Write the batch; False when the disk is full, and then only whole frames were written."""
+        data = memoryview(b"".join(self._batch))
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            self._keep_whole_frames(written)
+            if error.errno not in _DISK_FULL:
+                raise SpoolFailed(f"the spool cannot be written: {error.strerror}") from error
+            self._disk_full = True
+            return False
+        self._batch = []
+        self._batch_bytes = 0
+        self._count_written(written)
         return True
 
-    def _try_disk(self) -> None:
-        """Output is welcome again when the batch is written and the reserve is back."""
-        self.flush()
-        if self._batch:
-            return
+    def _keep_whole_frames(self, written: int) -> None:
+        # A reader may have seen the whole ones already: they stay what they are.
+        whole = count = 0
+        while whole + len(self._batch[count]) <= written:
+            whole += len(self._batch[count])
+            count += 1
+        os.ftruncate(self._fd, self._size + whole)
+        self._batch = self._batch[count:]
+        self._batch_bytes -= whole
+        self._count_written(whole)
+
+    def _count_written(self, size: int) -> None:
+        self._size += size
+        if size and self._sync_at is None:
+            self._sync_at = time.monotonic() + SYNC_SECONDS
+
+    def _sync_file(self) -> None:
+        self._sync_at = None
         try:
-            _reserve(self.directory)
-        except OSError:
-            self._release_reserve()
-            return
-        self._disk_full = False
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SpoolFailed(f"the spool cannot be made durable: {error.strerror}") from error
+
+    def _reserve(self) -> bool:
+        """Keep room on the disk for the end of the record; False when there is none."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(RESERVE, flags, 0o600, dir_fd=self._directory)
+            try:
+                os.posix_fallocate(fd, 0, max(1, self._reserve_bytes))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            unlink_in(self._directory, RESERVE)
+            if error.errno not in _DISK_FULL:
+                raise SpoolFailed(f"no room can be reserved: {error.strerror}") from error
+            return False
+        return True
+
+    def _release_reserve(self) -> bool:
+        return unlink_in(self._directory, RESERVE)
+
+    def _recover(self) -> None:
+        """Read what an earlier life has left, and cut what it did not write to its end."""
+        self.summary = Summary(read_json(self._directory, SUMMARY))
+        reader = Reader(self._directory, self.summary.through + 1)
+        try:
+            segments = list_segments(self._directory)
+            self.last_sequence, self.sealed = read_to_end(reader, segments[-1].name, self.summary)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._name, self._size = reader.segment, reader.offset
+            self._fd = os.open(self._name, flags, dir_fd=self._directory)
+            os.ftruncate(self._fd, self._size)
+            os.fsync(self._fd)
+        finally:
+            reader.close()
+        for segment in segments[:-1]:
+            size = size_of(self._directory, segment.name)
+            self._closed.append((segment.name, size))
+            self._used += size
+        self._used += self._size
+        if not self.sealed:
+            self._disk_full = not self._reserve()
 
 
 def open_runs(root: str) -> List[str]:
-    """The runs whose writer is alive and whose record goes on."""
-    found = []
-    for run_id in run_ids(root):
-        try:
-            os.close(_lock(os.path.join(root, run_id)))
-        except SpoolBusy:
-            found.append(run_id)
-        except OSError:
-            continue
-    return found
+    """The runs whose writer lives and has not sealed yet."""
+    from .repair import open_runs
+
+    return open_runs(root)
 
 
-def run_ids(root: str) -> List[str]:
-    """The runs that have a spool here."""
-    try:
-        names = os.listdir(root)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if not name.startswith("."))
+def seal_abandoned(root: str) -> None:
+    """End every record whose writer is gone, except of boots: see `repair.seal_abandoned`."""
+    from .repair import seal_abandoned
 
-
-def _lock(directory: str) -> int:
-    """Take the writer's lock; raises SpoolBusy."""
-    path = os.path.join(directory, LOCK_NAME)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise SpoolBusy(directory) from None
-    return descriptor
-
-
-def _spool_id(directory: str) -> str:
-    try:
-        return str(read_header(directory)["spoolId"])
-    except (OSError, ValueError, KeyError):
-        return ""
-
-
-def _give_up(temporary: str, lock_fd: int) -> None:
-    if lock_fd >= 0:
-        os.close(lock_fd)
-    shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _reserve(directory: str) -> None:
-    """Take room on the disk that is given back when it is needed; raises OSError."""
-    path = os.path.join(directory, RESERVE_NAME)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def _write_durably(path: str, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _ends_sealed(path: str, end: int) -> bool:
-    """Whether the last whole frame of a segment is the end of the record."""
-    kind = None
-    for content, position in contents(path):
-        kind = HEADER.unpack_from(content)[3]
-        if position >= end:
-            break
-    return kind == Kind.RECORD_SEALED
+    seal_abandoned(root)

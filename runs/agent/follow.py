@@ -1,0 +1,201 @@
+"""`agent tail`: a run's frames from a sequence on, until the record has ended and is acknowledged.
+
+Output: one line of JSON that says where the spool stands, then frames as they lie in the spool, and
+an empty frame after every five seconds without any. Input: acknowledgements, 8 bytes each (big
+endian): everything up to that sequence is committed, and whole segments of it are freed. Any number
+of these may run at once; only acknowledgements change anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from typing import Tuple, Union
+
+from .acks import acknowledge, read_acknowledged, remove_spool
+from .frames import PREFIX
+from .repair import is_of_a_boot, repair
+from .segments import IDENTITY, Reader, SpoolDamaged, list_segments, open_folder, read_json
+from .spool_folder import SpoolFailed
+
+EXIT_MISSING = 4
+EXIT_DAMAGED = 5
+
+_KEEPALIVE = bytes(PREFIX.size)
+_KEEPALIVE_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
+_IDLE_AFTER_SECONDS = 2.0
+_IDLE_LOOK_SECONDS = 0.03
+_LOOK_FOR_WRITER_SECONDS = 0.25
+_ACK_SECONDS = 0.1
+_ACK_BYTES = 8
+# While a write is under way its bytes may look damaged for a moment.
+_PATIENCE_SECONDS = 0.5
+
+
+def tail(root: str, run_id: str, start: int) -> int:
+    """Stream the spool of a run to stdout; the exit codes are in the package's README."""
+    try:
+        directory = open_folder(os.path.join(root, run_id))
+    except FileNotFoundError:
+        return EXIT_MISSING
+    try:
+        return _Tail(root, run_id, directory, start).run()
+    except (SpoolDamaged, SpoolFailed) as error:
+        print(f"agent: {error}", file=sys.stderr)
+        return EXIT_DAMAGED
+    except BrokenPipeError:
+        # Its reader is gone. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    finally:
+        os.close(directory)
+
+
+class _Tail:
+    def __init__(self, root: str, run_id: str, directory: int, start: int) -> None:
+        self._root = root
+        self._run_id = run_id
+        self._directory = directory
+        self._start = start
+        self._sealed_at = 0
+        self._acked = read_acknowledged(directory)
+        self._claimed = 0
+        self._ack_at = 0.0
+        self._ack_bytes = b""
+        self._input_open = True
+        self._is_boot = is_of_a_boot(directory)
+
+    def run(self) -> int:
+        self._repair()
+        self._greet()
+        self._reader = Reader(self._directory, self._start)
+        active = spoke = looked = time.monotonic()
+        damaged_since = 0.0
+        while True:
+            try:
+                sent = self._send()
+                damaged_since = 0.0
+            except SpoolDamaged:
+                now = time.monotonic()
+                damaged_since = damaged_since or now
+                # The writer may be in the middle of it; if it is dead, the tail of it is cut.
+                if not self._repair() and now - damaged_since >= _PATIENCE_SECONDS:
+                    raise
+                sent = False
+            now = time.monotonic()
+            if sent:
+                active = spoke = now
+            elif not self._sealed_at and now - looked >= _LOOK_FOR_WRITER_SECONDS:
+                looked = now
+                self._repair()
+                if self._is_gone():
+                    return 0
+            if now - spoke >= _KEEPALIVE_SECONDS:
+                _write(_KEEPALIVE)
+                spoke = now
+            if not sent and not self._input_open:
+                return 0
+            idle = now - active > _IDLE_AFTER_SECONDS
+            self._take_acks(0.0 if sent else _IDLE_LOOK_SECONDS if idle else _LOOK_SECONDS)
+            if self._sealed_at and (self._acked >= self._sealed_at or self._is_gone()):
+                if self._acked >= self._sealed_at:
+                    remove_spool(self._root, self._run_id)
+                return 0
+
+    def _greet(self) -> None:
+        identity = read_json(self._directory, IDENTITY)
+        first = list_segments(self._directory)[0].first
+        last, sealed = measure(self._directory)
+        line = {
+            "version": 1,
+            "runId": self._run_id,
+            "spoolId": identity["spoolId"],
+            "first": first,
+            "last": last,
+            "sealed": sealed,
+        }
+        _write(json.dumps(line).encode("ascii") + b"\n")
+
+    def _send(self) -> bool:
+        """Pass on what is new, up to one read's worth; whether there was any."""
+        before = self._reader.next_sequence
+        batch = self._reader.read()
+        if batch is None:
+            return False
+        data = batch.data
+        if batch.last >= self._start:
+            skipped = self._start - before
+            _write(data[_end_of(data, skipped) :] if skipped > 0 else data)
+        if batch.sealed:
+            # Also when the reader has it already: only the acknowledgement was lost then.
+            self._sealed_at = batch.last
+        return True
+
+    def _repair(self) -> bool:
+        """Whether a dead writer's spool has just been sealed."""
+        # PID 1 may be about to go on with its own after a restart.
+        return not self._is_boot and not self._is_gone() and repair(self._root, self._run_id)
+
+    def _is_gone(self) -> bool:
+        """Whether another one was told of the last acknowledgement, and has removed the spool."""
+        try:
+            there = os.stat(os.path.join(self._root, self._run_id))
+        except FileNotFoundError:
+            return True
+        return there.st_ino != os.fstat(self._directory).st_ino
+
+    def _take_acks(self, wait: float) -> None:
+        if not self._input_open:
+            time.sleep(wait)
+        elif select.select([0], [], [], wait)[0]:
+            chunk = os.read(0, 65536)
+            self._input_open = bool(chunk)
+            self._ack_bytes += chunk
+            while len(self._ack_bytes) >= _ACK_BYTES:
+                number = int.from_bytes(self._ack_bytes[:_ACK_BYTES], "big")
+                self._ack_bytes = self._ack_bytes[_ACK_BYTES:]
+                self._claimed = max(self._claimed, number)
+        # An acknowledgement of what is not here is none.
+        acked = min(self._claimed, self._reader.next_sequence - 1)
+        if acked <= self._acked:
+            return
+        now = time.monotonic()
+        if now >= self._ack_at or acked == self._sealed_at or not self._input_open:
+            self._ack_at = now + _ACK_SECONDS
+            self._acked = acknowledge(self._directory, acked)
+
+
+def measure(directory: int) -> Tuple[int, bool]:
+    """The last whole frame's sequence, and whether it seals the record."""
+    segments = list_segments(directory)
+    reader = Reader(directory, segments[-1].first)
+    sealed = False
+    try:
+        while True:
+            batch = reader.read()
+            if batch is None:
+                break
+            sealed = batch.sealed
+    except SpoolDamaged:
+        pass
+    finally:
+        reader.close()
+    return reader.next_sequence - 1, sealed
+
+
+def _end_of(data: memoryview, count: int) -> int:
+    """Where the frame after the first `count` ones begins."""
+    at = 0
+    for _ in range(count):
+        at += PREFIX.size + int(PREFIX.unpack_from(data, at)[0])
+    return at
+
+
+def _write(data: Union[bytes, memoryview]) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(1, left) :]
