@@ -51,17 +51,18 @@ class FrameReader:
         self.ended = False
         self._buffer = bytearray()
 
-    def read(self) -> None:
-        """Read once; at the end of the channel `ended` is set."""
+    def read(self) -> bool:
+        """Read once, and say whether something came; at the end of the channel `ended` is set."""
         try:
             part = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             part = b""
         if not part:
             self.ended = True
         self._buffer += part
+        return bool(part)
 
     def frames(self) -> Iterator[Frame]:
         """The whole frames that have arrived. Raises ChannelError for a length that none has."""

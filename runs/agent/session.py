@@ -27,6 +27,7 @@ from .terminal import end_of_file
 _SLOW_BYTES = 256 * 1024
 _AT_THE_END_BYTES = 8 * 1024 * 1024
 _INPUT_BYTES = 1024 * 1024
+_LAST_READS = 32
 _LAST_WORDS_SECONDS = 30.0
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
@@ -77,6 +78,8 @@ class _Session(Client):
             if (self._gone or self._detached) and self._writer.pending >= _SLOW_BYTES:
                 self._writer.give_up()
             self._writer.send(kind, data)
+            if self._writer.broken:
+                self._lose_reader()
 
         return send
 
@@ -101,7 +104,7 @@ class _Session(Client):
             self._take_frames()
         elif events & _BROKEN:
             self._writer.give_up()
-            self._lose_client()
+            self._lose_reader()
         else:
             self._writer.flush()
 
@@ -158,6 +161,16 @@ class _Session(Client):
             self._say(ToClient.ERROR, {"message": f"there is no signal {name[:32]!r}"})
         else:
             self._execution.signal_leader(number)
+
+    def _lose_reader(self) -> None:
+        """Nobody reads any longer; what the client has sent before, perhaps DETACH, counts."""
+        if self._gone or self._detached:
+            return
+        for _ in range(_LAST_READS):
+            if self._reader.ended or not self._reader.read():
+                break
+        self._take_frames()
+        self._lose_client()
 
     def _lose_client(self) -> None:
         if not self._gone and not self._detached:

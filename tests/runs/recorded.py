@@ -165,7 +165,13 @@ class Session:
 
     def __init__(self, runs: Runs, *argv: str, pty: bool = True, **members: Any) -> None:
         self.spec = runs.spec(*argv, **members)
-        self.spec |= {"mode": "interactive", "pty": pty, "columns": 100, "rows": 30, "term": "xterm"}
+        self.spec |= {
+            "mode": "interactive",
+            "pty": pty,
+            "columns": 100,
+            "rows": 30,
+            "term": "xterm",
+        }
         self.run_id: str = self.spec["runId"]
         self.received: list[tuple[int, bytes]] = []
         self.process = subprocess.Popen(
@@ -259,5 +265,3 @@ def listener() -> socket.socket:
 
 def _is_seal(event: Event) -> bool:
     return event.kind == Kind.RECORD_SEALED
-
-
