@@ -1,0 +1,1 @@
+"""What is watched besides a run's I/O: processes, files, network."""

@@ -1,0 +1,206 @@
+"""Which peers a run has TCP connections with, from polling the tables of its network namespace.
+
+Connections over the loopback and listening sockets are not recorded; nor is one that began and
+ended between two polls and left nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from ..frames import Confidence, Kind, Method
+from ..recording import Recording
+
+POLL_SECONDS = 1.0
+MOST_OPEN = 4096
+_SHARE = 0.02
+_TABLES = ("tcp", "tcp6")
+_MOST_DESCRIPTORS = 4096
+_LISTENING = "0A"
+_OVER = ("06", "07")
+_LOCAL = (b"\x7f", b"\0")
+_MAPPED = b"\0" * 10 + b"\xff\xff"
+
+Key = Tuple[str, str, str]
+
+
+class Row(NamedTuple):
+    """One connection of a table; addresses as the kernel prints them."""
+
+    key: Key
+    state: str
+    inode: str
+
+
+class Open(NamedTuple):
+    """A connection that was seen. `process`: 0 when it is not known."""
+
+    first_us: int
+    process: int
+
+
+class Network:
+    """The connections of one run; what was there before it is not its own."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        members: Callable[[], List[int]],
+        number_of: Callable[[int], int],
+        candidates: Callable[[], List[str]],
+    ) -> None:
+        self.full = False
+        self.due: Optional[float] = None
+        self._recording = recording
+        self._members = members
+        self._number_of = number_of
+        self._candidates = candidates
+        self._foreign: Set[Key] = set()
+        self._open: Dict[Key, Open] = {}
+
+    @staticmethod
+    def unavailable() -> Optional[str]:
+        """Why connections cannot be seen, if they cannot."""
+        try:
+            with open("/proc/net/tcp", "rb") as file:
+                file.readline()
+        except OSError as error:
+            return f"/proc/net/tcp cannot be read: {error.strerror}"
+        return None
+
+    def prepare(self) -> None:
+        """What is open now, before the leader, belongs to others."""
+        self._foreign = {row.key for row in _rows()}
+        self.due = time.monotonic()
+
+    def tick(self) -> None:
+        """Poll when it is time."""
+        started = time.monotonic()
+        if self.due is None or started < self.due:
+            return
+        self._poll()
+        now = time.monotonic()
+        self.due = now + max(POLL_SECONDS, (now - started) / _SHARE)
+
+    def finish(self) -> None:
+        """Poll a last time; what is still open is only recorded as such."""
+        if self.due is not None:
+            self._poll()
+        self.due = None
+
+    def _poll(self) -> None:
+        rows = {row.key: row for row in _rows()}
+        self._foreign &= rows.keys()
+        new = [row for key, row in rows.items() if key not in self._foreign]
+        new = [row for row in new if row.key not in self._open]
+        owners = self._owners({row.inode for row in new if row.inode != "0"}) if new else {}
+        for row in new:
+            if len(self._open) >= MOST_OPEN:
+                self.full = True
+                break
+            seen = Open(time.time_ns() // 1000, owners.get(row.inode, 0))
+            self._open[row.key] = seen
+            self._record(row.key, seen, "open")
+        for key in list(self._open):
+            if key not in rows or rows[key].state in _OVER:
+                self._record(key, self._open.pop(key), "closed")
+                if key in rows:
+                    self._foreign.add(key)
+
+    def _record(self, key: Key, seen: Open, state: str) -> None:
+        protocol, local, remote = key
+        meta: Dict[str, Any] = {
+            "protocol": protocol,
+            "peer": _text(_address(remote)),
+            "port": _port(remote),
+            "localPort": _port(local),
+            "state": state,
+            "firstSeenUs": seen.first_us,
+            "lastSeenUs": time.time_ns() // 1000,
+        }
+        confidence = Confidence.INFERRED
+        if seen.process:
+            meta["process"] = seen.process
+        else:
+            # Any process of the namespace may have opened it, not only those of runs.
+            confidence = Confidence.UNKNOWN
+            meta["candidates"] = self._candidates()
+        self._recording.event(
+            Kind.NETWORK_SOURCE_OBSERVED,
+            meta,
+            process=seen.process,
+            method=Method.POLL,
+            confidence=confidence,
+        )
+
+    def _owners(self, inodes: Set[str]) -> Dict[str, int]:
+        """The numbers of the run's processes that hold these sockets."""
+        found: Dict[str, int] = {}
+        for place, target in _descriptors(self._members()):
+            inode = target[len("socket:[") : -1]
+            if target.startswith("socket:[") and inode in inodes and inode not in found:
+                number = self._number_of(place)
+                if number:
+                    found[inode] = number
+            if len(found) == len(inodes):
+                break
+        return found
+
+
+def _descriptors(pids: Iterable[int]) -> Iterator[Tuple[int, str]]:
+    left = _MOST_DESCRIPTORS
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for name in names[:left]:
+            try:
+                yield pid, os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+        left -= len(names)
+        if left <= 0:
+            return
+
+
+def _rows() -> Iterator[Row]:
+    for table in _TABLES:
+        try:
+            with open(f"/proc/net/{table}") as file:
+                lines = file.read().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) < 10 or fields[3] == _LISTENING or _is_local(fields[2]):
+                continue
+            yield Row((table, fields[1], fields[2]), fields[3], fields[9])
+
+
+def _address(shown: str) -> bytes:
+    """The address in network order: the kernel prints words of the machine."""
+    raw = bytes.fromhex(shown.partition(":")[0])
+    if sys.byteorder == "little":
+        raw = struct.pack(f"<{len(raw) // 4}I", *struct.unpack(f">{len(raw) // 4}I", raw))
+    return raw[12:] if raw.startswith(_MAPPED) else raw
+
+
+def _port(shown: str) -> int:
+    return int(shown.partition(":")[2], 16)
+
+
+def _is_local(shown: str) -> bool:
+    raw = _address(shown)
+    if len(raw) == 16:
+        return raw[:15] == b"\0" * 15
+    return raw[:1] in _LOCAL
+
+
+def _text(address: bytes) -> str:
+    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)

@@ -1,0 +1,273 @@
+"""Which processes belong to a run, from polling `/proc`.
+
+A process belongs to it when its parent, session or process group does, or when its environment
+carries the run's id. It is known by pid and start time together, as pids are used again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+
+from ..frames import Confidence, Method
+from ..recording import Recording
+
+POLL_SECONDS = 0.25
+MOST_RECORDED = 65536
+_SHARE = 0.05
+_CALL_SECONDS = 0.004
+# A pid that was used again between two polls looks like the stranger it was before; so some of
+# them are looked at again each time.
+_STRANGERS_PER_POLL = 64
+_OTHER_RUN_SECONDS = 5.0
+_RUN_ID = b"SVC_RUN_ID="
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Stat(NamedTuple):
+    """What `/proc/<pid>/stat` tells. `start`: clock ticks since the machine started."""
+
+    state: str
+    parent: int
+    group: int
+    session: int
+    start: int
+
+
+class Member(NamedTuple):
+    """A process of the run. `number`: its number in the record, 0 when it has none."""
+
+    number: int
+    start: int
+    leader: bool
+    since: float
+
+
+class Processes:
+    """The processes of one run. Every call is short; the rest is done by the next one."""
+
+    def __init__(self, recording: Recording, run_id: str, recorded: bool = True) -> None:
+        """`recorded`: whether there are events; otherwise the members are only known."""
+        self._is_recorded = recorded
+        self.full = False
+        self._recording = recording
+        self._mark = _RUN_ID + os.fsencode(run_id)
+        self._members: Dict[int, Member] = {}
+        self._sessions: Set[int] = set()
+        self._strangers: Dict[int, int] = {}
+        self._checked: List[int] = []
+        self._waiting: List[int] = []
+        self._other_runs: Dict[str, float] = {}
+        self._recorded = 0
+        self._interval = POLL_SECONDS
+        self.due: Optional[float] = None
+
+    @staticmethod
+    def unavailable() -> Optional[str]:
+        """Why processes cannot be seen, if they cannot."""
+        if _stat_of(1) is None:
+            return "/proc cannot be read"
+        return None
+
+    def prepare(self) -> None:
+        """What runs now, before the leader, is not the run's; whose it is must still be known."""
+        for pid in _pids():
+            self._strangers.setdefault(pid, -1)
+        self._checked = list(self._strangers)
+
+    def leader_started(self, pid: int, number: int) -> None:
+        """A process that the recorder started itself, and records itself."""
+        found = _stat_of(pid)
+        self._strangers.pop(pid, None)
+        self._members[pid] = Member(number, found.start if found else 0, True, time.monotonic())
+        self._sessions.add(pid)
+        self.due = time.monotonic()
+
+    def pids(self) -> List[int]:
+        """The living processes of the run, as far as they are known now."""
+        alive = []
+        for pid, member in self._members.items():
+            found = _stat_of(pid)
+            if found is not None and found.start == member.start and found.state != "Z":
+                alive.append(pid)
+        return alive
+
+    def number_of(self, pid: int) -> int:
+        """The record's number of a process of the run; 0 when it has none."""
+        member = self._members.get(pid)
+        return member.number if member is not None else 0
+
+    def other_runs(self) -> List[str]:
+        """The ids of other runs that had processes a moment ago."""
+        oldest = time.monotonic() - _OTHER_RUN_SECONDS
+        return sorted(run for run, seen in self._other_runs.items() if seen >= oldest)
+
+    def tick(self) -> None:
+        """Poll when it is time."""
+        started = time.monotonic()
+        if self.due is None or started < self.due:
+            return
+        if not self._waiting:
+            self._begin_poll()
+        self._classify(started + _CALL_SECONDS)
+        cost = time.monotonic() - started
+        # Never more than a share of a core, however many processes there are.
+        self._interval = max(cost / _SHARE, 0.0 if self._waiting else POLL_SECONDS)
+        self.due = time.monotonic() + self._interval
+
+    def finish(self) -> None:
+        """Poll a last time; whatever is gone is recorded as ended."""
+        self._begin_poll()
+        self._classify(time.monotonic() + 1.0)
+        self.due = None
+
+    def _begin_poll(self) -> None:
+        present = set(_pids())
+        for pid in list(self._members):
+            found = _stat_of(pid) if pid in present else None
+            member = self._members[pid]
+            if found is None or found.state == "Z" or found.start != member.start:
+                self._ended(pid, member)
+        for pid in [pid for pid in self._strangers if pid not in present]:
+            del self._strangers[pid]
+        self._look_again()
+        known = self._strangers.keys() | self._members.keys() | {os.getpid()}
+        self._waiting = sorted(present - known, reverse=True)
+
+    def _look_again(self) -> None:
+        if not self._checked:
+            self._checked = list(self._strangers)
+        for pid in self._checked[:_STRANGERS_PER_POLL]:
+            start = self._strangers.get(pid)
+            if start is None:
+                continue
+            found = _stat_of(pid)
+            if start == -1 and found is not None:
+                self._strangers[pid] = found.start
+                self._note_other_run(pid)
+            elif found is None or found.start != start:
+                del self._strangers[pid]
+            else:
+                self._note_other_run(pid)
+        del self._checked[:_STRANGERS_PER_POLL]
+
+    def _classify(self, until: float) -> None:
+        while self._waiting:
+            self._place(self._waiting.pop(), set())
+            if time.monotonic() >= until:
+                return
+
+    def _place(self, pid: int, asking: Set[int]) -> bool:
+        """Decide whether a new process is the run's; its parents are decided first."""
+        if pid in self._members:
+            return True
+        if pid in self._strangers or pid in asking or pid in (0, os.getpid()):
+            return False
+        found = _stat_of(pid)
+        if found is None or found.state == "Z":
+            return False
+        asking.add(pid)
+        belongs = found.session in self._sessions or found.group in self._sessions
+        if not belongs and len(asking) < 64:
+            belongs = self._place(found.parent, asking)
+        if not belongs:
+            belongs = self._note_other_run(pid)
+        if belongs:
+            self._started(pid, found)
+        else:
+            self._strangers[pid] = found.start
+        return belongs
+
+    def _note_other_run(self, pid: int) -> bool:
+        """Whether the environment of a process names this run; notes when it names another."""
+        for line in _read(pid, "environ").split(b"\0"):
+            if line == self._mark:
+                return True
+            if line.startswith(_RUN_ID):
+                self._other_runs[os.fsdecode(line[len(_RUN_ID) :])] = time.monotonic()
+        return False
+
+    def _started(self, pid: int, found: Stat) -> None:
+        if found.session == pid or found.session in self._members:
+            self._sessions.add(found.session)
+        now = time.monotonic()
+        if not self._is_recorded or self._recorded >= MOST_RECORDED:
+            self.full = self._is_recorded
+            self._members[pid] = Member(0, found.start, False, now)
+            return
+        argv, cwd, name = _described(pid)
+        parent = self._members.get(found.parent)
+        number = self._recording.process_started(
+            pid=pid,
+            argv=argv,
+            cwd=cwd,
+            leader=False,
+            name=name,
+            parent=parent.number if parent is not None and parent.number else None,
+            method=Method.POLL,
+            confidence=Confidence.INFERRED,
+        )
+        self._recorded += 1
+        self._members[pid] = Member(number, found.start, False, now)
+
+    def _ended(self, pid: int, member: Member) -> None:
+        del self._members[pid]
+        if member.leader or not member.number:
+            return
+        self._recording.process_exited(
+            member.number,
+            code=None,
+            signal=None,
+            reason="exited",
+            duration_us=_age_us(member),
+            method=Method.POLL,
+            confidence=Confidence.INFERRED,
+        )
+
+
+def _age_us(member: Member) -> int:
+    by_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) - member.start / _TICKS
+    # Where the machine's start is hidden, what was seen is the best there is.
+    least = time.monotonic() - member.since
+    return int((by_ticks if by_ticks >= least else least) * 1e6)
+
+
+def _pids() -> List[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _stat_of(pid: int) -> Optional[Stat]:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    if len(fields) < 20:
+        return None
+    parent, group, session = (int(field) for field in fields[1:4])
+    return Stat(fields[0].decode(), parent, group, session, int(fields[19]))
+
+
+def _described(pid: int) -> Tuple[List[bytes], bytes, Optional[str]]:
+    argv = _read(pid, "cmdline").split(b"\0")
+    if argv[-1] == b"":
+        argv.pop()
+    try:
+        cwd = os.readlink(b"/proc/%d/cwd" % pid)
+    except OSError:
+        cwd = b""
+    name = _read(pid, "comm").strip().decode("utf-8", "replace")
+    return argv, cwd, name or None
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 262144)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
