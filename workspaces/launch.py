@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
+
 from workspaces.blueprint import Blueprint, CommandForeground, Step
 from workspaces.models import Attempt
 
@@ -73,6 +75,13 @@ def boot_configuration(
             "stepSeconds": limits.step_seconds,
             "graceSeconds": limits.grace_seconds,
             "tailBytes": limits.tail_bytes,
+        },
+        "record": {
+            "policy": settings.RUN_SPOOL_POLICY,
+            "input": settings.RUN_INPUT_RECORDING,
+            "spoolBytes": settings.RUN_SPOOL_BYTES,
+            "segmentBytes": settings.RUN_SPOOL_SEGMENT_BYTES,
+            "restart": runtime.persistence == "persistent",
         },
         "secrets": [],
     }

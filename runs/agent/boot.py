@@ -13,14 +13,17 @@ import signal
 import sys
 import time
 import traceback
-from typing import Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 from . import reaper
+from .boot_record import BootRecord, Ending, RecordError, ending_of, start_failed
 from .config import Config, ConfigError, Dotfiles, Step, load
 from .environment import account_of, environment_of, make_directory
 from .markers import DOTFILES_DONE, SETUP_DONE, Markers, setup_step_done
-from .process import can_execute
+from .masking import secret_values
+from .process import Account, can_execute
 from .signals import STOPPING, name_of
+from .spool import SpoolFailed
 from .status import StatusFile, StepStatus
 from .steps import Command, Runner, StepFailed, Stopped, command_of
 from .supervisor import Running, Supervisor
@@ -48,24 +51,37 @@ def boot(config_path: str, state_directory: str) -> int:
     supervisor = Supervisor(stdout_fd=1)
     secrets: Sequence[bytes] = ()
     grace_seconds = _DEFAULT_GRACE_SECONDS
+    ending: Ending = {"code": EXIT_FAILED, "signal": None, "reason": "exited"}
     try:
         config = load(config_path)
-        secrets, grace_seconds = config.secrets, config.limits.grace_seconds
+        grace_seconds = config.limits.grace_seconds
         status.run_id = config.run_id
-        return _Boot(config, Markers(state_directory), status, supervisor).run()
+        account, env = account_of(config), environment_of(config, os.environ)
+        secrets = (*config.secrets, *secret_values(env))
+        supervisor.record = BootRecord(
+            config, state_directory, boot_id=status.boot_id, account=account, secrets=secrets
+        )
+        runner = Runner(supervisor, account, env, config.limits, secrets)
+        workspace = _Boot(config, Markers(state_directory), status, supervisor, runner)
+        return workspace.run(account, env)
     except ConfigError as error:
-        _report(status, secrets, f"the workspace cannot be booted: {error}")
+        _report(status, supervisor, secrets, f"the workspace cannot be booted: {error}")
+    except RecordError as error:
+        _report(status, supervisor, secrets, f"the boot cannot be recorded: {error}")
     except StepFailed as error:
-        _report(status, secrets, str(error), error.step, error.tail)
+        ending = error.ending
+        _report(status, supervisor, secrets, str(error), error.step, error.tail)
     except Exception as error:
         traceback.print_exc()
-        _report(status, secrets, f"the agent failed: {error!r}")
+        _report(status, supervisor, secrets, f"the agent failed: {error!r}")
     supervisor.terminate_everything(grace_seconds)
+    _end_record(supervisor, "ended", ending)
     return EXIT_FAILED
 
 
 def _report(
     status: StatusFile,
+    supervisor: Supervisor,
     secrets: Sequence[bytes],
     message: str,
     step: Optional[StepStatus] = None,
@@ -77,30 +93,51 @@ def _report(
         status.write("failed", step=step, message=safe, tail=tail)
     except OSError as error:
         print(f"agent: cannot write the status file: {error}", file=sys.stderr, flush=True)
+    if supervisor.record is not None:
+        try:
+            supervisor.record.state("failed", step=step, message=safe)
+        except OSError as error:
+            _stop_recording(supervisor, error)
+
+
+def _end_record(supervisor: Supervisor, reason: str, ending: Optional[Ending]) -> None:
+    if supervisor.record is not None:
+        try:
+            supervisor.record.end(reason, ending)
+        except (SpoolFailed, OSError) as error:
+            _stop_recording(supervisor, error)
+
+
+def _stop_recording(supervisor: Supervisor, error: Exception) -> None:
+    print(f"agent: the record of the boot cannot be written: {error}", file=sys.stderr, flush=True)
+    supervisor.record = None
 
 
 class _Boot:
     def __init__(
-        self, config: Config, markers: Markers, status: StatusFile, supervisor: Supervisor
+        self,
+        config: Config,
+        markers: Markers,
+        status: StatusFile,
+        supervisor: Supervisor,
+        runner: Runner,
     ) -> None:
         self._config = config
         self._markers = markers
         self._status = status
         self._supervisor = supervisor
-        self._account = account_of(config)
-        self._env = environment_of(config, os.environ)
-        self._runner = Runner(supervisor, self._account, self._env, config.limits, config.secrets)
+        self._runner = runner
 
-    def run(self) -> int:
+    def run(self, account: Account, env: Dict[str, str]) -> int:
         try:
-            self._status.write("dotfiles")
-            make_directory(self._config.workspace_root, self._account)
-            make_directory(self._config.working_directory, self._account)
+            self._enter("dotfiles")
+            make_directory(self._config.workspace_root, account)
+            make_directory(self._config.working_directory, account)
             self._apply_dotfiles()
             self._set_up()
             self._start_up()
             if self._config.foreground.step is None:
-                self._check_harness(self._config.foreground.command)
+                _check_harness(self._config.foreground.command, account, env)
                 return self._hold_open()
             return self._run_foreground(self._config.foreground.step)
         except Stopped as stop:
@@ -138,23 +175,21 @@ class _Boot:
             self._run_step("startup", self._command(step, "startup", index))
 
     def _run_step(self, phase: str, command: Command) -> None:
-        self._status.write(phase, step=command.status())
+        self._enter(phase, step=command.status())
         self._runner.run(command)
+
+    def _enter(self, phase: str, *, step: Optional[StepStatus] = None) -> None:
+        """Say how far the boot has come, in the record first: it is what others wait for."""
+        if self._supervisor.record is not None:
+            self._supervisor.record.state(phase, step=step)
+        self._status.write(phase, step=step)
 
     def _command(self, step: Step, kind: str, index: int) -> Command:
         return command_of(step, kind, index, self._config.working_directory)
 
-    def _check_harness(self, command: Sequence[str]) -> None:
-        if command and not can_execute(self._account, self._env, command[0]):
-            raise StepFailed(
-                f"cannot be started: {command[0]} is not an executable program on the PATH "
-                f"of the user {self._account.name} ({self._env['PATH']})",
-                StepStatus("foreground", "foreground", 0),
-            )
-
     def _hold_open(self) -> int:
         """A harness without a terminal would end at once, so sessions and runs start it."""
-        self._status.write("ready")
+        self._enter("ready")
         while True:
             for number in self._supervisor.turn():
                 if number in STOPPING:
@@ -162,39 +197,65 @@ class _Boot:
 
     def _run_foreground(self, step: Step) -> int:
         command = self._command(step, "foreground", 0)
-        self._status.write("startup", step=command.status())
+        self._enter("startup", step=command.status())
         running = self._runner.start(command)
-        stop = _ForegroundStop(running, self._config.limits.grace_seconds)
+        stop = _ForegroundStop(self._supervisor, running, self._config.limits.grace_seconds)
 
         settled = time.monotonic() + _SETTLE_SECONDS
         while running.child.exit is None and time.monotonic() < settled:
             stop.handle(self._supervisor.turn(stop.deadline_before(settled)))
         if running.child.exit is None:
-            self._status.write("ready", step=command.status())
+            self._enter("ready", step=command.status())
         elif not stop.requested:
             ended = running.child.exit
-            tail = running.capture.finish()
-            raise StepFailed(f"{ended} at once", command.status(ended), tail)
+            status, ending = command.status(ended), ending_of(ended)
+            raise StepFailed(f"{ended} at once", status, ending, running.tail)
 
         while running.child.exit is None:
             stop.handle(self._supervisor.turn(stop.deadline))
         ended = running.child.exit
-        tail = running.capture.finish()
         message = f"the foreground {ended}"
-        self._status.write("stopped", step=command.status(ended), message=message, tail=tail)
-        self._supervisor.terminate_everything(stop.seconds_left())
+        status = command.status(ended)
+        self._status.write("stopped", step=status, message=message, tail=running.tail)
+        self._end(stop.seconds_left(), message, stop.requested, ending_of(ended), status)
         return ended.status
 
     def _stop(self, number: int) -> int:
-        self._status.write("stopped", message=f"stopped by {name_of(number)}")
-        self._supervisor.terminate_everything(self._config.limits.grace_seconds)
+        message = f"stopped by {name_of(number)}"
+        self._status.write("stopped", message=message)
+        self._end(self._config.limits.grace_seconds, message, True, None)
         return 128 + number
+
+    def _end(
+        self,
+        grace_seconds: float,
+        message: str,
+        requested: bool,
+        ending: Optional[Ending],
+        step: Optional[StepStatus] = None,
+    ) -> None:
+        """End everything, which gives other runs the time to end their records, then our own."""
+        if self._supervisor.record is not None:
+            self._supervisor.record.state("stopping", step=step, message=message)
+        self._supervisor.terminate_everything(grace_seconds)
+        _end_record(self._supervisor, "stopped" if requested else "ended", ending)
+
+
+def _check_harness(command: Sequence[str], account: Account, env: Dict[str, str]) -> None:
+    if command and not can_execute(account, env, command[0]):
+        raise StepFailed(
+            f"cannot be started: {command[0]} is not an executable program on the PATH "
+            f"of the user {account.name} ({env['PATH']})",
+            StepStatus("foreground", "foreground", 0),
+            start_failed(127),
+        )
 
 
 class _ForegroundStop:
     """Passes signals on to the foreground; ends everything when TERM was not obeyed in time."""
 
-    def __init__(self, running: Running, grace_seconds: float) -> None:
+    def __init__(self, supervisor: Supervisor, running: Running, grace_seconds: float) -> None:
+        self._supervisor = supervisor
         self._running = running
         self._grace_seconds = grace_seconds
         self.deadline: Optional[float] = None
@@ -205,11 +266,14 @@ class _ForegroundStop:
 
     def handle(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self._running.child.signal_group(number)
-            if number == signal.SIGTERM and self.deadline is None:
+            stops = number == signal.SIGTERM
+            self._supervisor.signal_group(self._running, number, "stop" if stops else "client")
+            if stops and self.deadline is None:
                 self.deadline = time.monotonic() + self._grace_seconds
+                # They need the time as much as the foreground does.
+                reaper.terminate_recorders()
         if self.deadline is not None and time.monotonic() >= self.deadline:
-            reaper.signal_everything(signal.SIGKILL)
+            self._supervisor.kill_everything()
 
     def deadline_before(self, other: float) -> float:
         return other if self.deadline is None else min(self.deadline, other)

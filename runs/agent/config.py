@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tu
 VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAIL_BYTES = 1024 * 1024
+MAX_SPOOL_BYTES = 1 << 40
 RESERVED_PREFIX = "SVC_"
 
 
@@ -61,6 +62,16 @@ class Limits(NamedTuple):
     tail_bytes: int
 
 
+class Record(NamedTuple):
+    """How the boot is recorded, and whether a restart of the container goes on with the record."""
+
+    policy: str
+    input: str
+    spool_bytes: int
+    segment_bytes: int
+    restart: bool
+
+
 class Config(NamedTuple):
     """Everything that one boot needs to know."""
 
@@ -79,6 +90,7 @@ class Config(NamedTuple):
     startup: Tuple[Step, ...]
     foreground: Foreground
     limits: Limits
+    record: Record
     secrets: Tuple[bytes, ...]
 
 
@@ -113,6 +125,7 @@ def parse(value: object) -> Config:
         startup=_steps(top, "startup"),
         foreground=_foreground(top),
         limits=_limits(top),
+        record=_record(top),
         secrets=tuple(text.encode() for text in top.texts("secrets")),
     )
     top.finish()
@@ -303,3 +316,16 @@ def _limits(top: _Members) -> Limits:
     )
     members.finish()
     return limits
+
+
+def _record(top: _Members) -> Record:
+    members = _Members(top.take("record"), top.pointer("record"))
+    record = Record(
+        policy=members.choice("policy", ["block", "drop"]),
+        input=members.choice("input", ["off", "masked", "full"]),
+        spool_bytes=members.count("spoolBytes", MAX_SPOOL_BYTES),
+        segment_bytes=members.count("segmentBytes", MAX_SPOOL_BYTES),
+        restart=members.flag("restart"),
+    )
+    members.finish()
+    return record

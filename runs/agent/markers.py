@@ -12,6 +12,8 @@ from .status import replace_file
 
 SETUP_DONE = "setup-done"
 DOTFILES_DONE = "dotfiles-done"
+RECORD_LEFT = "record-left"
+"""The last life has left the record in order, for the next one to go on with."""
 
 
 def setup_step_done(index: int) -> str:
@@ -32,3 +34,10 @@ class Markers:
     def add(self, name: str) -> None:
         """Remember durably that the work is finished."""
         replace_file(self._directory, name, b"")
+
+    def remove(self, name: str) -> None:
+        """Forget it again."""
+        try:
+            os.unlink(os.path.join(self._directory, name))
+        except FileNotFoundError:
+            pass

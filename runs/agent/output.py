@@ -1,4 +1,4 @@
-"""Output of user processes: from their pipes to the container's stdout, byte for byte and live.
+"""Output of user processes: from their pipes to the record and, live, to the container's stdout.
 
 Memory is bounded: when the container's stdout is slow, pipes are not read, and the programs wait
 as they would on any full pipe. When nobody reads the container's stdout any more, output is
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import struct
 import termios
-from typing import List, Optional, Sequence
+from typing import List, Optional
 
+from .recording import RecordedStream
 from .tail import Tail
 
 _READ_BYTES = 65536
@@ -85,46 +87,43 @@ def _reopened_without_blocking(descriptor: int) -> int:
 
 
 class Capture:
-    """The read end of one process's pipe for stdout and stderr together.
+    """The read end of one stream of a process: for the record, for the log and for the tail.
 
     It outlives the process: what a step has left in the background keeps its pipe, and would be
     killed by writing into one that nobody reads.
     """
 
-    def __init__(self, output: ContainerOutput, tail_bytes: int, secrets: Sequence[bytes]) -> None:
-        self.fd, self.write_fd = os.pipe()
+    def __init__(
+        self, fd: int, output: ContainerOutput, tail: Tail, stream: RecordedStream
+    ) -> None:
+        self.fd = fd
         self._output = output
-        self._tail: Optional[Tail] = Tail(tail_bytes, secrets)
+        self._tail: Optional[Tail] = tail
+        self._stream = stream
         self.closed = False
-
-    def started(self) -> None:
-        """The process has the write end now; without ours the pipe can come to its end."""
-        os.close(self.write_fd)
 
     def read(self) -> None:
         """Pass on one chunk; at the end of the pipe close it."""
         self._pass_on(os.read(self.fd, _READ_BYTES))
 
-    def finish(self) -> str:
-        """After the leader's exit: pass on what it has written, return the tail, keep no more.
-
-        Reads exactly what lies in the pipe now, so a child that goes on writing cannot hold this
-        up.
-        """
+    def drain(self) -> None:
+        """Pass on what lies in the pipe now: a child that goes on writing cannot hold this up."""
         left = self._available()
         while left > 0 and not self.closed:
             chunk = os.read(self.fd, min(left, _READ_BYTES))
             left -= len(chunk)
             self._pass_on(chunk)
-        text = self._tail.text() if self._tail else ""
-        self._tail = None
-        return text
+        if not self.closed and self._has_ended():
+            self._end("eof")
 
-    def close(self) -> None:
-        """Give the pipe up."""
+    def forget_tail(self) -> None:
+        """The leader has ended: what comes now is the background's."""
+        self._tail = None
+
+    def abandon(self) -> None:
+        """Read no more, although somebody may still write."""
         if not self.closed:
-            os.close(self.fd)
-            self.closed = True
+            self._end("abandoned")
 
     def _available(self) -> int:
         if self.closed:
@@ -132,10 +131,21 @@ class Capture:
         answer = fcntl.ioctl(self.fd, termios.FIONREAD, b"\0" * 4)
         return int(struct.unpack("i", answer)[0])
 
+    def _has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return [events for _, events in poll.poll(0)] == [select.POLLHUP]
+
+    def _end(self, reason: str) -> None:
+        os.close(self.fd)
+        self.closed = True
+        self._stream.close(reason)
+
     def _pass_on(self, chunk: bytes) -> None:
         if not chunk:
-            self.close()
+            self._end("eof")
             return
+        self._stream.feed(chunk)
         self._output.write(chunk)
         if self._tail is not None:
             self._tail.feed(chunk)

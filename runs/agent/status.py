@@ -44,7 +44,7 @@ class StatusFile:
 
     def __init__(self, state_directory: str) -> None:
         self._directory = state_directory
-        self._boot_id = random_uuid()
+        self.boot_id = random_uuid()
         self._process = {"pid": os.getpid(), "startTicks": start_ticks(os.getpid())}
         self.run_id: Optional[str] = None
 
@@ -55,7 +55,7 @@ class StatusFile:
         status = {
             "version": VERSION,
             "runId": self.run_id,
-            "bootId": self._boot_id,
+            "bootId": self.boot_id,
             "phase": phase,
             "since": utc_now(),
             "step": step.to_wire() if step else None,

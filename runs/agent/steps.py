@@ -6,6 +6,7 @@ import signal
 import time
 from typing import Dict, NamedTuple, Optional, Sequence
 
+from .boot_record import Ending, ending_of, start_failed
 from .config import Limits, Step
 from .process import Account, Exit, StartError
 from .signals import STOPPING, name_of
@@ -47,9 +48,10 @@ class Command(NamedTuple):
 class StepFailed(Exception):
     """A step did not succeed; carries what the status file says about it."""
 
-    def __init__(self, reason: str, step: StepStatus, tail: str = "") -> None:
+    def __init__(self, reason: str, step: StepStatus, ending: Ending, tail: str = "") -> None:
         super().__init__(f'{step.kind} step "{step.name}" {reason}')
         self.step = step
+        self.ending = ending
         self.tail = tail
 
 
@@ -75,6 +77,7 @@ class Runner:
         try:
             return self._supervisor.start(
                 command.argv,
+                name=command.name,
                 account=self._account,
                 cwd=command.cwd,
                 env=self._env,
@@ -82,7 +85,8 @@ class Runner:
                 secrets=self._secrets,
             )
         except StartError as error:
-            raise StepFailed(f"could not start: {error}", command.status()) from None
+            ending = start_failed(error.code)
+            raise StepFailed(f"could not start: {error}", command.status(), ending) from None
 
     def run(self, command: Command) -> None:
         """Run a command until its leader exits; raises StepFailed or Stopped.
@@ -94,14 +98,14 @@ class Runner:
         timed_out = not self._wait(running, time.monotonic() + self._limits.step_seconds)
         if timed_out:
             self._end_group(running)
-        tail = running.capture.finish()
         ended = running.child.exit
         status = command.status(ended, timed_out)
+        ending = ending_of(ended, timed_out=timed_out)
         if timed_out:
             limit = f"ran longer than {self._limits.step_seconds:g} seconds"
-            raise StepFailed(f"{limit} and was stopped: it {ended}", status, tail)
+            raise StepFailed(f"{limit} and was stopped: it {ended}", status, ending, running.tail)
         if ended is None or ended.status != 0:
-            raise StepFailed(str(ended), status, tail)
+            raise StepFailed(str(ended), status, ending, running.tail)
 
     def _wait(self, running: Running, deadline: float) -> bool:
         while running.child.exit is None:
@@ -114,12 +118,14 @@ class Runner:
 
     def _end_group(self, running: Running) -> None:
         child = running.child
+        running.timed_out = True
+        self._supervisor.signal_group(running, signal.SIGTERM, "timeout")
         deadline = time.monotonic() + self._limits.grace_seconds
-        child.signal_group(signal.SIGTERM)
         child.signal_group(signal.SIGCONT)
         while child.group_is_alive() and time.monotonic() < deadline:
             self._supervisor.turn(deadline)
-        child.signal_group(signal.SIGKILL)
+        if child.group_is_alive():
+            self._supervisor.signal_group(running, signal.SIGKILL, "timeout")
         while child.exit is None:
             self._supervisor.turn()
 

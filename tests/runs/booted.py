@@ -43,6 +43,14 @@ def command(run: str, *, cwd: str | None = None) -> dict[str, object]:
     return {"kind": "command", "run": run, "shell": "sh", "workingDirectory": cwd}
 
 
+RECORD: dict[str, object] = {
+    "policy": "block",
+    "input": "masked",
+    "spoolBytes": 256 * 1024**2,
+    "segmentBytes": 8 * 1024**2,
+    "restart": True,
+}
+
 HARNESS = {"kind": "harness", "command": []}
 
 UNTIL_GO = "while [ ! -e go ]; do sleep 0.01; done"
@@ -132,6 +140,7 @@ class Workspace:
             "startup": [],
             "foreground": HARNESS,
             "limits": {"stepSeconds": 20, "graceSeconds": 5, "tailBytes": 8192},
+            "record": RECORD,
             "secrets": [],
         }
         return config | members

@@ -34,6 +34,13 @@ VALID: dict[str, Any] = {
     "startup": [{"name": "two", "run": "true", "shell": "bash", "workingDirectory": "below"}],
     "foreground": {"kind": "harness", "command": ["opencode"]},
     "limits": {"stepSeconds": 1800, "graceSeconds": 10, "tailBytes": 8192},
+    "record": {
+        "policy": "block",
+        "input": "masked",
+        "spoolBytes": 268435456,
+        "segmentBytes": 8388608,
+        "restart": False,
+    },
     "secrets": ["s3cret"],
 }
 
@@ -114,6 +121,13 @@ def test_a_foreground_may_be_a_command() -> None:
         ("/limits/graceSeconds", 1e300),
         ("/limits/tailBytes", 1.5),
         ("/limits/tailBytes", 10**9),
+        ("/record", None),
+        ("/record/policy", "wait"),
+        ("/record/input", True),
+        ("/record/spoolBytes", -1),
+        ("/record/segmentBytes", "8"),
+        ("/record/restart", 0),
+        ("/record/extra", 1),
         ("/secrets", ["a", ""]),
         ("/secrets", [None]),
     ],

@@ -18,7 +18,7 @@ from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
 from runs.agent_archive import agent_archive
-from tests.runs.booted import bash_step, command, eventually, step
+from tests.runs.booted import RECORD, bash_step, command, eventually, step
 
 pytestmark = pytest.mark.docker
 
@@ -91,6 +91,7 @@ class Machine:
             "startup": [],
             "foreground": {"kind": "harness", "command": ["bash"]},
             "limits": {"stepSeconds": 30, "graceSeconds": 60, "tailBytes": 8192},
+            "record": RECORD,
             "secrets": [],
         } | members
         container = self.engine.containers.create(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from runs.agent.frames import Method, Stream
+from runs.agent.masking import Masker
 from runs.agent.output import Capture, ContainerOutput
+from runs.agent.recording import RecordedStream, Recording
+from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.tail import Tail
 
 
 @pytest.fixture
@@ -19,28 +25,47 @@ def log() -> Iterator[tuple[int, int]]:
     os.close(write)
 
 
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[RecordedStream]:
+    """The record's side of a pipe."""
+    writer = SpoolWriter.create(str(tmp_path / "runs"), "run", SpoolLimits(), "boot")
+    recording = Recording(writer, policy="block", masker=Masker([]))
+    yield recording.stream(1, Stream.STDOUT, Method.PIPE)
+    recording.seal("ended", None)
+
+
 def test_what_a_process_wrote_last_is_kept_although_it_was_never_waited_for(
-    log: tuple[int, int],
+    log: tuple[int, int], stream: RecordedStream
 ) -> None:
-    output = ContainerOutput(log[1])
-    capture = Capture(output, 8192, [])
-    os.write(capture.write_fd, b"last words")
-    assert capture.finish() == "last words"
+    output, tail = ContainerOutput(log[1]), Tail(8192)
+    reading, writing = os.pipe()
+    capture = Capture(reading, output, tail, stream)
+    os.write(writing, b"last words")
+    capture.drain()
+    assert tail.text() == "last words"
     assert os.read(log[0], 100) == b"last words"
-    capture.started()
-    capture.close()
+    assert stream.offset == 10
+    assert not capture.closed
+    os.close(writing)
+    capture.drain()
+    assert capture.closed
     os.close(output.fd)
 
 
-def test_what_comes_after_the_end_of_a_step_is_passed_on_but_not_kept(log: tuple[int, int]) -> None:
-    output = ContainerOutput(log[1])
-    capture = Capture(output, 8192, [])
-    capture.finish()
-    os.write(capture.write_fd, b"from the background")
+def test_what_comes_after_the_end_of_a_step_is_recorded_but_not_in_its_tail(
+    log: tuple[int, int], stream: RecordedStream
+) -> None:
+    output, tail = ContainerOutput(log[1]), Tail(8192)
+    reading, writing = os.pipe()
+    capture = Capture(reading, output, tail, stream)
+    capture.drain()
+    capture.forget_tail()
+    os.write(writing, b"from the background")
     capture.read()
     assert os.read(log[0], 100) == b"from the background"
-    assert capture.finish() == ""
-    capture.started()
+    assert stream.offset == 19
+    assert tail.text() == ""
+    os.close(writing)
     capture.read()
     assert capture.closed
     os.close(output.fd)

@@ -108,7 +108,7 @@ def test_a_daemon_survives_its_step_and_its_output_is_still_read(workspace: Work
     assert workspace.processes() != []
 
 
-def test_output_reaches_the_log_raw_and_in_order(workspace: Workspace) -> None:
+def test_output_reaches_the_log_raw_and_each_stream_in_order(workspace: Workspace) -> None:
     write = r"""
 import os
 for number in range(2000):
@@ -117,7 +117,10 @@ for number in range(2000):
     (workspace.home / "write.py").write_text(write)
     boot = workspace.boot(startup=[step("python3 ~/write.py")], env={"PATH": "/usr/bin:/bin"})
     assert boot.settle()["phase"] == "ready"
-    assert boot.output == b"".join(b"%d\0\xff\n" % number for number in range(2000))
+    lines = boot.output.splitlines(keepends=True)
+    for stream in (0, 1):
+        written = [b"%d\0\xff\n" % number for number in range(stream, 2000, 2)]
+        assert [line for line in lines if int(line.split(b"\0")[0]) % 2 == stream] == written
 
 
 def test_output_is_live_and_not_held_until_the_step_ends(workspace: Workspace) -> None:

@@ -21,6 +21,7 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 
 from runs.agent_archive import agent_archive, agent_digest
+from tests.runs.booted import RECORD
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 from workspaces.runtimes.docker import DockerAdapter
 
@@ -177,6 +178,7 @@ def boot_document(run_id: UUID, *, sudo: bool) -> dict[str, object]:
         "startup": [],
         "foreground": {"kind": "harness", "command": []},
         "limits": {"stepSeconds": 30, "graceSeconds": 2, "tailBytes": 8192},
+        "record": RECORD,
         "secrets": [],
     }
 
