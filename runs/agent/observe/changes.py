@@ -116,10 +116,11 @@ class Changes:
         reader = self._reader(before)
         home = self._home()
         git = _git(home) if self._repository else None
-        after = reader.all(_final_paths(self._root, before, self.ignored, self._repository, git))
+        found = _final_paths(self._root, before, self.ignored, self._repository, git)
+        after = reader.all(found)
         store = None
         if self._repository is not None and git is not None:
-            _add_nested(after, before, self._repository, git)
+            _add_nested(after, found, self._repository, git)
             store = PrivateStore(home, self._repository, git)
         paths = changed_paths(before, after)
         tree = _tree_name(store, after)
@@ -191,8 +192,9 @@ def _begin(send: Send, root: str, home: str) -> None:
         send({"repository": None, "ignored": [], "entries": entries, "tree": None}, b"")
         return
     reader = Reader(root, repository.hasher, GIT_HASH_BYTES, {}, 0)
-    entries = reader.all(repository.files(git))
-    _add_nested(entries, {}, repository, git)
+    found = repository.files(git)
+    entries = reader.all(found)
+    _add_nested(entries, found, repository, git)
     store = PrivateStore(home, repository, git)
     _keep(store, reader, entries)
     ignored = sorted(repository.ignored(git))
@@ -239,8 +241,8 @@ def _is_below(path: str, folders: Set[str]) -> bool:
     return False
 
 
-def _add_nested(entries: Manifest, before: Manifest, repository: Repository, git: Git) -> None:
-    for path in sorted((repository.files(git) | set(before)) - set(entries)):
+def _add_nested(entries: Manifest, found: Set[str], repository: Repository, git: Git) -> None:
+    for path in sorted(found - set(entries)):
         place = os.path.join(repository.root, path)
         if os.path.lexists(os.path.join(place, ".git")) and not os.path.islink(place):
             entries[path] = nested_repository(repository.nested_commit(path, git))

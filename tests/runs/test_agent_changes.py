@@ -1,0 +1,276 @@
+"""What a run changed: what is reported is what a naive comparison of before and after says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runs.agent.frames import Kind
+from runs.agent.observe.changes import Changes, ChangesFailed, Difference, Snapshot
+from tests.runs.observed import ACCOUNT, Watching, git
+
+
+class Compared:
+    """The changes between two moments of a folder."""
+
+    def __init__(self, base: Path, root: Path, **members: Any) -> None:
+        self.changes = Changes(
+            str(root), ACCOUNT, str(base), **{"patch_bytes": 1 << 22, "most": 1000, **members}
+        )
+        self.start = self.changes.begin()
+
+    def end(self) -> tuple[Snapshot, Difference]:
+        """Compare now."""
+        try:
+            return self.changes.end()
+        finally:
+            self.changes.close()
+
+    def kinds(self) -> dict[str, str]:
+        """Which path changed how."""
+        return {change.path: change.kind for change in self.end()[1].changes}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    root = tmp_path / "repo"
+    root.mkdir()
+    git(root, "init", "-q")
+    (root / "kept").write_text("kept\n")
+    (root / "long").write_text("".join(f"line {n}\n" for n in range(50)))
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def everything_below(folder: Path) -> dict[str, tuple[int, str]]:
+    """Times and content of all files, for what must stay as it is."""
+    return {
+        str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_users_git_directory_stays_as_it_is_to_the_last_time(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / "dirt").write_text("dirt\n")
+    git(repository, "add", "dirt")
+    (repository / "dirt").write_text("kept\n")
+    before = everything_below(repository)
+    compared = Compared(tmp_path, repository)
+    assert compared.end()[1].changes == []
+    assert everything_below(repository) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
+
+
+def test_dirt_from_before_the_run_is_no_change_and_commits_during_it_are(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / "dirt").write_text("dirt\n")
+    compared = Compared(tmp_path, repository)
+    (repository / "kept").write_text("changed\n")
+    git(repository, "commit", "-qam", "second")
+    assert compared.kinds() == {"kept": "modified"}
+
+
+def test_a_change_of_dirt_is_shown_against_the_dirt(repository: Path, tmp_path: Path) -> None:
+    (repository / "dirt").write_text("one\n")
+    compared = Compared(tmp_path, repository)
+    (repository / "dirt").write_text("one\ntwo\n")
+    (change,) = compared.end()[1].changes
+    assert (change.added_lines, change.removed_lines) == (1, 0)
+    assert change.patch is not None
+    assert change.patch.endswith(b"@@ -1 +1,2 @@\n one\n+two\n")
+
+
+def test_a_rename_with_an_edit_names_where_it_came_from(repository: Path, tmp_path: Path) -> None:
+    compared = Compared(tmp_path, repository)
+    (repository / "long").rename(repository / "moved")
+    with (repository / "moved").open("a") as file:
+        file.write("more\n")
+    (change,) = compared.end()[1].changes
+    assert (change.kind, change.old_path, change.added_lines) == ("renamed", "long", 1)
+
+
+def test_modes_links_and_binaries_are_told_apart(repository: Path, tmp_path: Path) -> None:
+    compared = Compared(tmp_path, repository)
+    (repository / "kept").chmod(0o755)
+    (repository / "long").unlink()
+    (repository / "long").symlink_to("kept")
+    (repository / "raw").write_bytes(b"\0\1\2")
+    found = {change.path: change for change in compared.end()[1].changes}
+    assert found["kept"].kind == "metadataChanged"
+    assert found["long"].kind == "modified"
+    assert found["long"].after is not None
+    assert found["long"].after.shown_mode == "120000"
+    assert found["long"].patch is not None
+    assert found["raw"].binary
+    assert found["raw"].patch == b""
+
+
+def test_a_mode_that_git_does_not_keep_is_a_change_too(repository: Path, tmp_path: Path) -> None:
+    compared = Compared(tmp_path, repository)
+    (repository / "kept").chmod(0o600)
+    assert compared.kinds() == {"kept": "metadataChanged"}
+
+
+def test_what_the_repository_names_is_not_executed(repository: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
+    trap.chmod(0o755)
+    for name in (
+        *("core.fsmonitor", "core.sshCommand", "diff.external", "core.pager"),
+        *("filter.x.clean", "filter.x.smudge", "filter.x.process", "diff.x.textconv"),
+        *("diff.x.command", "core.editor", "gpg.program"),
+    ):
+        git(repository, "config", name, str(trap))
+    (repository / ".gitattributes").write_text("* filter=x diff=x\n")
+    compared = Compared(tmp_path, repository)
+    (repository / "kept").write_text("changed\n")
+    assert compared.kinds() == {"kept": "modified"}
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_unborn_head_and_a_nested_repository_are_no_obstacle(tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    nested = root / "nested"
+    nested.mkdir(parents=True)
+    git(root, "init", "-q")
+    git(nested, "init", "-q")
+    git(nested, "commit", "-qm", "first", "--allow-empty")
+    compared = Compared(tmp_path, root)
+    (root / "file").write_text("x\n")
+    git(nested, "commit", "-qm", "second", "--allow-empty")
+    assert compared.kinds() == {"file": "added", "nested": "modified"}
+
+
+def test_what_is_ignored_is_left_out_and_new_rules_change_nothing(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / ".gitignore").write_text("out/\n")
+    (repository / "out").mkdir()
+    (repository / "out/a").write_text("a")
+    (repository / "seen").write_text("s")
+    compared = Compared(tmp_path, repository)
+    (repository / "out/b").write_text("b")
+    (repository / ".gitignore").write_text("seen\n")
+    assert compared.kinds() == {".gitignore": "modified"}
+
+
+def test_very_large_files_count_by_their_size(repository: Path, tmp_path: Path) -> None:
+    compared = Compared(tmp_path, repository)
+    with (repository / "huge").open("wb") as file:
+        file.truncate(33 * 1024 * 1024)
+    (change,) = compared.end()[1].changes
+    assert (change.path, change.kind, change.patch) == ("huge", "added", None)
+    assert change.after is not None
+    assert change.after.hash is None
+
+
+def test_a_repository_that_the_run_removed_still_has_its_changes(
+    repository: Path, tmp_path: Path
+) -> None:
+    compared = Compared(tmp_path, repository)
+    (repository / ".git").rename(tmp_path / "elsewhere")
+    (repository / "kept").unlink()
+    assert compared.kinds() == {"kept": "deleted"}
+
+
+def test_patches_and_entries_have_limits_and_say_so(repository: Path, tmp_path: Path) -> None:
+    compared = Compared(tmp_path, repository, patch_bytes=1000, most=3)
+    for name in ("a", "b", "c", "d"):
+        (repository / name).write_text(name * 300 + "\n")
+    _, difference = compared.end()
+    assert [change.path for change in difference.changes] == ["a", "b", "c"]
+    assert [change.patch is None for change in difference.changes] == [False, False, True]
+    assert difference.truncated
+    assert difference.counts == {"added": 4}
+
+
+def test_a_snapshot_that_takes_too_long_fails_and_a_comparison_needs_one(
+    repository: Path, tmp_path: Path
+) -> None:
+    changes = Changes(str(repository), ACCOUNT, str(tmp_path), patch_bytes=1, most=1)
+    changes.seconds = 0.0
+    with pytest.raises(ChangesFailed, match="not finished within 0 seconds"):
+        changes.begin()
+    with pytest.raises(ChangesFailed, match="no snapshot before"):
+        changes.end()
+    changes.close()
+
+
+def test_without_a_repository_a_manifest_says_what_changed(tmp_path: Path) -> None:
+    root = tmp_path / "plain"
+    (root / "node_modules").mkdir(parents=True)
+    (root / "old").write_text("same")
+    (root / "gone").write_text("gone")
+    compared = Compared(tmp_path, root)
+    assert compared.start.method == "manifest"
+    (root / "old").rename(root / "new")
+    (root / "gone").unlink()
+    (root / "node_modules/x").write_text("x")
+    assert compared.kinds() == {"new": "renamed", "gone": "deleted"}
+
+
+def test_the_record_has_snapshots_and_masked_patches(repository: Path, tmp_path: Path) -> None:
+    watching = Watching(tmp_path, repository, files=True)
+    assert watching.observers.coverage()["files"]["state"] == "on"
+    watching.observers.before_start()
+    (repository / "kept").write_text("a-secret-value\n")
+    watching.observers.finish()
+    snapshots = watching.metas(Kind.FILE_SNAPSHOT_COMPLETED)
+    assert [snapshot["when"] for snapshot in snapshots] == ["start", "end"]
+    assert all(len(snapshot["tree"]) == 40 for snapshot in snapshots)
+    (entry,) = watching.events(Kind.FILE_DIFF_ENTRY)
+    assert entry.body.endswith(b"-kept\n+**************\n")
+    (meta,) = watching.metas(Kind.FILE_DIFF_ENTRY)
+    assert (meta["position"], meta["path"], meta["patchTruncated"]) == (1, "kept", False)
+    watching.close()
+
+
+_NAMES = st.binary(min_size=1, max_size=12).filter(
+    lambda name: (
+        b"/" not in name and b"\0" not in name and name not in (b".", b"..") and b"git" not in name
+    )
+)
+_FILES = st.dictionaries(_NAMES, st.binary(max_size=40), max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(before=_FILES, after=_FILES)
+def test_changes_are_those_of_a_naive_comparison(
+    before: dict[bytes, bytes], after: dict[bytes, bytes]
+) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        root = Path(base) / "repo"
+        root.mkdir()
+        git(root, "init", "-q")
+        place = os.fsencode(root) + b"/"
+        for name, content in before.items():
+            Path(os.fsdecode(place + name)).write_bytes(content)
+        compared = Compared(Path(base), root)
+        for name in before:
+            Path(os.fsdecode(place + name)).unlink()
+        for name, content in after.items():
+            Path(os.fsdecode(place + name)).write_bytes(content)
+        told = dict(before)
+        for change in compared.end()[1].changes:
+            path = os.fsencode(change.path)
+            if change.old_path is not None:
+                del told[os.fsencode(change.old_path)]
+            if change.kind == "deleted":
+                del told[path]
+            else:
+                assert change.kind in ("renamed", "added") or before[path] != after[path]
+                told[path] = after[path]
+        assert told == after
