@@ -1,0 +1,195 @@
+"""`agent tail`: every frame from any sequence, live, until the end is committed elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runs.agent.frames import PREFIX, Event, Kind, decode
+from runs.agent.spool import SpoolExists, SpoolLimits, SpoolWriter
+
+RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
+
+
+class Tail:
+    """The subcommand as a process, and its two pipes."""
+
+    def __init__(self, state: Path, start: int) -> None:
+        arguments = ["tail", RUN, "--from", str(start), "--state-dir", str(state)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "runs.agent", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.input, self.output = self.process.stdin, self.process.stdout
+        line = self.output.readline()
+        self.hello: dict[str, Any] = json.loads(line) if line else {}
+
+    def event(self) -> Event | None:
+        """The next event; None at the end."""
+        while True:
+            prefix = self.output.read(PREFIX.size)
+            if len(prefix) < PREFIX.size:
+                return None
+            length = PREFIX.unpack(prefix)[0]
+            if length:
+                return decode(self.output.read(length))
+
+    def sequences(self, count: int) -> list[int]:
+        """The sequences of the next events."""
+        events = [self.event() for _ in range(count)]
+        return [event.sequence for event in events if event]
+
+    def acknowledge(self, sequence: int) -> None:
+        """Say that everything up to there is committed."""
+        self.input.write(sequence.to_bytes(8, "big"))
+        self.input.flush()
+
+    def end(self) -> int:
+        """Close the input, read on to the end, and return the exit code."""
+        self.input.close()
+        self.output.read()
+        return self.process.wait(30)
+
+
+@contextmanager
+def tail_of(state: Path, start: int = 1) -> Iterator[Tail]:
+    tail = Tail(state, start)
+    try:
+        yield tail
+    finally:
+        tail.process.kill()
+        with tail.process:
+            pass
+
+
+def spool(
+    state: Path, events: int = 0, *, size: int = 10, mode: str = "one-shot", segment: int = 1024
+) -> SpoolWriter:
+    limits = SpoolLimits(1 << 20, segment)
+    writer = SpoolWriter.create(str(state / "runs"), RUN, limits, mode)
+    add(writer, events, size=size)
+    return writer
+
+
+def add(writer: SpoolWriter, events: int, *, size: int = 10) -> None:
+    for _ in range(events):
+        assert writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x" * size)
+    writer.flush()
+
+
+def test_it_begins_at_any_sequence_and_follows_what_is_written(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 100)
+    with tail_of(tmp_path, 42) as tail:
+        assert tail.hello["last"] == 100
+        assert not tail.hello["sealed"]
+        assert tail.sequences(59) == list(range(42, 101))
+        add(writer, 3)
+        assert tail.sequences(3) == [101, 102, 103]
+    writer.close()
+
+
+def test_the_folder_is_removed_once_the_end_is_acknowledged_and_the_run_never_starts_again(
+    tmp_path: Path,
+) -> None:
+    spool(tmp_path, 5).seal({"reason": "ended"})
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(6) == [1, 2, 3, 4, 5, 6]
+        tail.acknowledge(6)
+        assert tail.event() is None
+        assert tail.process.wait(30) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+    with pytest.raises(SpoolExists):
+        spool(tmp_path)
+
+
+def test_a_lost_last_acknowledgement_can_be_given_again(tmp_path: Path) -> None:
+    spool(tmp_path, 5).seal({"reason": "ended"})
+    with tail_of(tmp_path, 7) as tail:
+        tail.acknowledge(6)
+        assert tail.process.wait(30) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+
+
+def test_nothing_is_freed_without_an_acknowledgement_and_whole_segments_with_one(
+    tmp_path: Path,
+) -> None:
+    writer = spool(tmp_path)
+    for _ in range(10):
+        add(writer, 10, size=100)
+    folder = tmp_path / "runs" / RUN
+    before = len(list(folder.glob("*.seg")))
+    with tail_of(tmp_path) as first, tail_of(tmp_path) as second:
+        assert first.sequences(100) == second.sequences(100)
+        assert len(list(folder.glob("*.seg"))) == before
+        first.acknowledge(55)
+        assert first.end() == 0
+        assert min(int(path.stem) for path in folder.glob("*.seg")) in range(40, 57)
+        assert second.end() == 0
+    writer.close()
+
+
+def test_a_dead_writers_record_is_repaired_and_sealed_as_lost(tmp_path: Path) -> None:
+    spool(tmp_path, 5).close()
+    (segment,) = (tmp_path / "runs" / RUN).glob("*.seg")
+    os.truncate(segment, segment.stat().st_size - 3)
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(4) == [1, 2, 3, 4]
+        last = tail.event()
+    assert last is not None
+    assert last.kind == Kind.RECORD_SEALED
+    told = json.loads(last.meta)
+    assert (told["reason"], told["events"]) == ("recorder-lost", 5)
+    assert told["exit"] == {"code": None, "signal": None, "reason": "lost"}
+    assert told["streams"] == [{"process": 1, "stream": "stdout", "bytes": 10, "dropped": 0}]
+
+
+def test_what_is_left_of_an_abandoned_run_is_ended_before_its_record(tmp_path: Path) -> None:
+    spool(tmp_path, 1).close()
+    left = subprocess.Popen(["sleep", "600"], env={**os.environ, "SVC_RUN_ID": RUN})
+    try:
+        with tail_of(tmp_path) as tail:
+            assert tail.sequences(2) == [1, 2]
+            assert left.poll() is not None or left.wait(30)
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_the_record_of_a_boot_is_left_to_the_next_boot(tmp_path: Path) -> None:
+    spool(tmp_path, 2, mode="boot").close()
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(2) == [1, 2]
+        writer = SpoolWriter.reopen(str(tmp_path / "runs"), RUN)
+        add(writer, 1)
+        assert tail.sequences(1) == [3]
+    writer.close()
+
+
+def test_damage_with_more_behind_it_is_told_after_what_is_sound(tmp_path: Path) -> None:
+    spool(tmp_path, 9).seal({"reason": "ended"})
+    segment = min((tmp_path / "runs" / RUN).glob("*.seg"))
+    content = bytearray(segment.read_bytes())
+    content[4 * len(content) // 10] ^= 1
+    segment.write_bytes(content)
+    with tail_of(tmp_path) as tail:
+        tail.output.read()
+        assert tail.process.wait(30) == 5
+        assert tail.process.stderr
+        assert b"sequence" in tail.process.stderr.read()
+
+
+def test_a_run_without_a_spool_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    with tail_of(tmp_path) as tail:
+        assert tail.process.wait(30) == 4
