@@ -1,7 +1,8 @@
-"""The main job, shown: a blueprint becomes an image, a container, a workspace that is ready."""
+"""The main job, shown: a blueprint becomes a workspace, and a run in it becomes a record."""
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import time
@@ -18,12 +19,20 @@ from deploy.up.progress import Progress, Step
 _EXAMPLE = "examples/hello.json"
 _SECONDS = 900.0
 _FINAL = {"ready", "failed", "cancelled", "stopped"}
+_RUN_SECONDS = 120.0
+_RUN_FINAL = {"completed", "failed", "cancelled"}
+_SCRIPT = """\
+echo "standard output, from $(whoami)"
+echo "standard error" >&2
+cat hello.txt
+echo "changed by a run" >> hello.txt
+"""
 
 Answer = dict[str, Any]
 
 
 def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress) -> int:
-    """Ask for a sandbox from the example, follow it until it is ready, prove that it runs."""
+    """Start a sandbox from the example, prove that it runs, and show the record of a run in it."""
     api = _Api(url, environ.get("SVC_OWNER_USER_ID") or "usr_local")
     body = {
         "ownerUserId": api.owner,
@@ -47,6 +56,7 @@ def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress
     workspace["spec"] = f"{_EXAMPLE}, every default filled in"
     progress.note(f"\nGET {url}{workspace_path}\n{_indented(workspace)}")
     _prove(accepted["workspaceId"], directory, environ, progress)
+    _show_record(api, _execute(api, accepted["workspaceId"], progress), progress)
     progress.note(
         f"\nThe same on a page: {url}/docs. The workspace keeps running. Stop everything: make down"
     )
@@ -102,6 +112,47 @@ def _prove(
     )
 
 
+def _execute(api: _Api, workspace_id: str, progress: Progress) -> str:
+    """Have a short script run in the workspace; return the run's id once it has completed."""
+    body = {
+        "ownerUserId": api.owner,
+        "workspaceId": workspace_id,
+        "harnessId": "shell",
+        "mode": "one-shot",
+        "command": {"executable": "sh", "args": ["-c", _SCRIPT]},
+    }
+    progress.note(f"\nA run in it: POST {api.url}/v1/runs")
+    run_id = str(api.call("POST", "/v1/runs", body)["runId"])
+    deadline = time.monotonic() + _RUN_SECONDS
+    with progress.step("run") as step:
+        while (run := api.get(f"/v1/runs/{run_id}"))["status"] not in _RUN_FINAL:
+            step.now(str(run["status"]))
+            if time.monotonic() > deadline:
+                raise SetupError(f"The run has not ended after {_RUN_SECONDS:.0f} s.")
+            time.sleep(0.1)
+        if run["status"] != "completed":
+            raise SetupError(f"The run is {run['status']}, not completed:\n{_indented(run)}")
+        step.done("completed")
+    return run_id
+
+
+def _show_record(api: _Api, run_id: str, progress: Progress) -> None:
+    """Print the record of a run: what happened, what it wrote, what is missing."""
+    path = f"/v1/runs/{run_id}"
+    items = api.get(f"{path}/timeline")["items"]
+    lines = [f"  {item['sequence']:>3}  {item['kind']:<22} {item['summary']}" for item in items]
+    progress.note(f"\nGET {api.url}{path}/timeline\n" + "\n".join(lines))
+    for stream in ("stdout", "stderr"):
+        told = api.get(f"{path}/scrollback", stream=stream)
+        text = base64.b64decode(told["contentBase64"]).decode(errors="replace").rstrip()
+        shown = "\n".join(f"  {line}" for line in text.splitlines())
+        progress.note(f"\nGET {api.url}{path}/scrollback?stream={stream}\n{shown}")
+    changes = api.get(f"{path}/changes")
+    progress.note(f"\nGET {api.url}{path}/changes\n{_indented(changes)}")
+    loss = {name: value for name, value in api.get(f"{path}/loss").items() if name != "coverage"}
+    progress.note(f"\nGET {api.url}{path}/loss\n{_indented(loss)}")
+
+
 def _output(argv: list[str]) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
@@ -130,9 +181,10 @@ class _Api:
         self.url = url
         self.owner = owner
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str, **parameters: str) -> Answer:
         """Read one resource of the owner's."""
-        return self.call("GET", f"{path}?{urllib.parse.urlencode({'ownerUserId': self.owner})}")
+        query = urllib.parse.urlencode({"ownerUserId": self.owner, **parameters})
+        return self.call("GET", f"{path}?{query}")
 
     def call(self, method: str, path: str, body: object = None) -> Answer:
         """Send one request. Raises SetupError with what was answered."""
