@@ -126,7 +126,10 @@ class _Drain:
         """Store the frames of one segment up to its end, or up to where it is torn or damaged."""
         buffer = b""
         while not self._over():
-            data = file.read(READ_BYTES)
+            try:
+                data = file.read(READ_BYTES)
+            except tarfile.TarError:  # cut off; the archive's own end says so
+                return
             if not data:
                 return
             self._left -= len(data)
