@@ -45,7 +45,7 @@ def test_a_connection_is_told_when_it_is_seen_and_when_it_is_gone(tmp_path: Path
     with socket.create_server((address, 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection((address, port)):
-            eventually(lambda: watching.observers.tick() or _told(watching, port) == ["open"])
+            eventually(lambda: _told_after_a_tick(watching, port) == ["open"])
     watching.observers.finish()
     assert _told(watching, port) == ["open", "closed"]
     metas = [meta for meta in watching.metas(Kind.NETWORK_SOURCE_OBSERVED) if meta["port"] == port]
@@ -56,3 +56,8 @@ def test_a_connection_is_told_when_it_is_seen_and_when_it_is_gone(tmp_path: Path
 def _told(watching: Watching, port: int) -> list[str]:
     metas = watching.metas(Kind.NETWORK_SOURCE_OBSERVED)
     return [meta["state"] for meta in metas if meta["port"] == port]
+
+
+def _told_after_a_tick(watching: Watching, port: int) -> list[str]:
+    watching.observers.tick()
+    return _told(watching, port)
