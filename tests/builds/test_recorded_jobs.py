@@ -1,0 +1,84 @@
+"""What whole jobs leave in the record of their boot run: the real engine, the real agent."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_django.fixtures import Settings
+
+from builds.assembly import job_runner
+from builds.models import BuildJob
+from builds.pipeline import JobControl
+from controlplane.errors import JobError
+from runs.agent.frames import Kind
+from runs.models import Run, RunEvent, RunLoss, RunProcess
+from runs.verify import verify_run
+from tests.factories import claim, make_job
+
+pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(settings: Settings, tmp_path: Path) -> None:
+    settings.SVC_DATA_DIR = tmp_path / "data"
+
+
+def fail(spec: dict[str, Any]) -> tuple[BuildJob, Run]:
+    """Run a job to its failure; return its row and its boot run."""
+    job = make_job(spec=spec)
+    with pytest.raises(JobError):
+        job_runner().run(claim(job), JobControl())
+    job.refresh_from_db()
+    return job, Run.objects.get(pk=job.attempt.run_id)
+
+
+def output(run: Run) -> bytes:
+    """All output in the record, in order."""
+    chunks = RunEvent.objects.filter(run_number=run.number, kind=Kind.IO_CHUNK)
+    return b"".join(bytes(chunk.body) for chunk in chunks.order_by("sequence"))
+
+
+def programs(run: Run) -> list[str]:
+    """The names of the run's leaders."""
+    leaders = RunProcess.objects.filter(run_number=run.number, leader=True)
+    return list(leaders.order_by("process_number").values_list("name", flat=True))
+
+
+def assert_whole(run: Run) -> None:
+    """Fail unless the record has ended, lacks nothing and is what was stored."""
+    assert run.status == "failed"
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+    assert verify_run(run).ok
+
+
+def test_a_build_that_fails_has_its_output_and_its_error_in_the_record() -> None:
+    word = uuid.uuid4().hex
+    install = {"id": "custom", "install": f"echo {word}; exit 7", "command": ["x"]}
+    job, run = fail({"harness": install})
+    assert word.encode() in output(run)
+    assert programs(run) == ["docker build"]
+    assert (run.error_code, run.error_message) == (job.error_code, job.error_message)
+    assert_whole(run)
+
+
+def test_a_boot_that_fails_has_its_last_words_in_the_record_although_its_container_is_gone() -> (
+    None
+):
+    word = uuid.uuid4().hex
+    setup = [{"id": "prepare", "run": f"echo {word}; exit 4"}]
+    spec = {"harness": {"id": "shell"}, "lifecycle": {"setup": setup}}
+    job, run = fail(spec)
+    assert job.error_code == "step-failed"
+    assert word.encode() in output(run)
+    assert programs(run)[-1] == "prepare"
+    assert_whole(run)
+
+
+def test_a_plan_that_cannot_be_built_ends_the_run_with_the_reason() -> None:
+    _, run = fail({"harness": {"id": "shell"}, "target": {"os": {"family": "arch"}}})
+    assert output(run) == b""
+    assert run.error_code != ""
+    assert_whole(run)
