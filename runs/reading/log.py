@@ -8,21 +8,24 @@ from runs.export_format import EVENT_COLUMNS, EventRow
 from runs.reading.rows import fetch
 
 BATCH_BYTES = 2 * 1024**2
-FIRST_ROWS, MIN_ROWS, MAX_ROWS = 128, 16, 4_096
+BATCH_EVENTS = 2_048
 
 _BATCH = f"""
-    SELECT {EVENT_COLUMNS}, total FROM (
+    SELECT {EVENT_COLUMNS} FROM (
         SELECT {EVENT_COLUMNS}, size,
             sum(size) OVER (ORDER BY sequence ROWS UNBOUNDED PRECEDING) AS total
         FROM (
             SELECT {EVENT_COLUMNS}, length + octet_length(meta) AS size FROM run_event
-            WHERE run_number = %(run)s AND sequence > %(after)s AND sequence <= %(last)s {{kinds}}
-            ORDER BY sequence LIMIT %(rows)s
+            WHERE run_number = %(run)s AND sequence BETWEEN %(first)s AND %(near)s {{kinds}}
         ) next
     ) counted WHERE total - size < {BATCH_BYTES} ORDER BY sequence
 """
 _ALL = _BATCH.format(kinds="")
 _SOME = _BATCH.format(kinds="AND kind = ANY(%(kinds)s)")
+_NEXT = """
+    SELECT min(sequence) FROM run_event
+    WHERE run_number = %(run)s AND sequence > %(near)s AND sequence <= %(last)s
+"""
 
 
 def events(
@@ -31,15 +34,20 @@ def events(
     """Yield the events up to sequence ``last``, of ``kinds`` or of all.
 
     Holds no transaction while the caller is slow; the log is append-only, so batches fit together.
+    A batch is a range of numbers rather than a number of rows: however wrong PostgreSQL guesses how
+    much is behind, it never sorts more than is sent.
     """
-    place: dict[str, object] = {
-        "run": run_number, "after": 0, "last": last, "rows": FIRST_ROWS
-    }  # fmt: skip
+    place: dict[str, object] = {"run": run_number, "last": last}
     if kinds is not None:
         place["kinds"] = sorted(kinds)
-    while rows := fetch(_ALL if kinds is None else _SOME, place):
-        for *members, _ in rows:
-            yield EventRow(*members)
-        place["after"] = rows[-1][0]
-        average = int(rows[-1][-1]) // len(rows) or 1
-        place["rows"] = min(max(BATCH_BYTES // average, MIN_ROWS), MAX_ROWS)
+    first: int | None = 1
+    while first is not None and first <= last:
+        near = min(last, first + BATCH_EVENTS - 1)
+        place |= {"first": first, "near": near}
+        rows = fetch(_ALL if kinds is None else _SOME, place)
+        for row in rows:
+            yield EventRow(*row)
+        if rows:
+            first = rows[-1][0] + 1
+        else:
+            (first,) = fetch(_NEXT, place)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import connection
+from django.db import connection, transaction
 from psycopg import Cursor
 
 Row = tuple[Any, ...]
@@ -19,6 +19,18 @@ def fetch(sql: str, parameters: Mapping[str, Any]) -> list[Row]:
     # Django's cursor is opened for what that checks: that there is a connection, and that it lives.
     with connection.cursor(), connection.wrap_database_errors, Cursor(_connection()) as cursor:
         return cursor.execute(sql, parameters, binary=True).fetchall()
+
+
+def fetch_in_order(sql: str, parameters: Mapping[str, Any]) -> list[Row]:
+    """Return all rows of a query that is to follow an index, whatever the statistics say.
+
+    Of a partition that was never analyzed PostgreSQL thinks that it is small, and may gather and
+    sort all of a run for every page of it.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
+        return fetch(sql, parameters)
 
 
 def _connection() -> Any:

@@ -19,7 +19,8 @@ from runs.reading.rows import fetch
 
 BATCH_BYTES = 2 * 1024**2
 """About what is held at a time: a frame is at most twice as long."""
-FIRST_ROWS, MIN_ROWS, MAX_ROWS = 64, 16, 4_096
+MAX_ROWS = 16_384
+LAST_ROWS = 64
 
 _CHUNKS = f"""
     run_number = %(run)s AND kind = {Kind.IO_CHUNK} AND process_number = %(process)s
@@ -32,9 +33,13 @@ _BATCH = f"""
         FROM (
             SELECT stream_offset, length, body FROM run_event
             WHERE {_CHUNKS} AND stream_offset >= %(offset)s AND stream_offset < %(end)s
-            ORDER BY stream_offset LIMIT %(rows)s
+            ORDER BY stream_offset LIMIT {MAX_ROWS}
         ) next
     ) counted WHERE total - length < {BATCH_BYTES} ORDER BY stream_offset
+"""
+_NEXT = f"""
+    SELECT min(stream_offset) FROM run_event
+    WHERE {_CHUNKS} AND stream_offset >= %(offset)s AND stream_offset < %(end)s
 """
 _COVERING = f"""
     SELECT stream_offset FROM run_event WHERE {_CHUNKS} AND stream_offset <= %(offset)s
@@ -44,7 +49,7 @@ _COVERING = f"""
 _LAST = f"""
     SELECT max(reached) FROM (
         SELECT stream_offset + length AS reached FROM run_event WHERE {_CHUNKS}
-        ORDER BY stream_offset DESC LIMIT {FIRST_ROWS}
+        ORDER BY stream_offset DESC LIMIT {LAST_ROWS}
     ) last
 """
 _SPANS = """
@@ -120,21 +125,24 @@ class StreamView:
         """
         place = self._place(offset=start)
         covering = fetch(_COVERING, place)
-        position = start
-        place |= {"offset": covering[0][0] if covering else start, "end": self.end}
-        place["rows"] = FIRST_ROWS
+        position, offset = start, covering[0][0] if covering else start
         while limit is None or limit > 0:
-            batch = fetch(_BATCH, place)
+            # A range of offsets rather than a number of rows: however wrong PostgreSQL guesses how
+            # much is behind, it never sorts more than is sent.
+            near = min(self.end, offset + BATCH_BYTES)
+            batch = fetch(_BATCH, place | {"offset": offset, "end": near})
             if not batch:
-                return
-            for offset, body in batch:
+                (following,) = fetch(_NEXT, place | {"offset": near, "end": self.end})[0]
+                if following is None:
+                    return
+                offset = following
+                continue
+            for begin, body in batch:
                 # Chunks do not overlap unless a workspace forged them; the first one counts.
-                piece = body[max(0, position - offset) : self.end - offset]
-                if limit is not None:
-                    piece = piece[:limit]
+                piece = body[max(0, position - begin) : self.end - begin][:limit]
                 if not piece:
                     continue
-                begin = max(offset, position)
+                begin = max(begin, position)
                 position = begin + len(piece)
                 if limit is not None:
                     limit -= len(piece)
@@ -142,9 +150,7 @@ class StreamView:
                 if limit == 0:
                     return
             last, body = batch[-1]
-            average = sum(len(row[1]) for row in batch) // len(batch) or 1
-            place["rows"] = min(max(BATCH_BYTES // average, MIN_ROWS), MAX_ROWS)
-            place["offset"] = max(position, last + len(body))
+            offset = max(position, last + len(body))
 
     def _place(self, **more: int) -> dict[str, Any]:
         return _place(self.run_number, self.process, self.stream, self.at) | more

@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from controlplane.serializers import format_timestamp
 from runs.agent.frames import KIND_NAMES, STREAM_NAMES, Kind
-from runs.reading.rows import Row, fetch
+from runs.reading.rows import Row, fetch, fetch_in_order
 from runs.reading.summaries import summary
 
 MAX_SEQUENCE = 2**63 - 1
@@ -83,19 +83,34 @@ def timeline_page(run_id: uuid.UUID, run_number: int, query: TimelineQuery) -> b
         "limit": query.limit + 1,
     }
     if query.kinds is None:
-        found = fetch(ALL_KINDS, parameters)
+        found = _all_kinds(parameters)
     elif Kind.IO_CHUNK not in query.kinds:
         each = " UNION ALL ".join(_ONE_KIND.format(kind=kind) for kind in sorted(query.kinds))
         merged = f"SELECT * FROM ({each}) merged ORDER BY sequence LIMIT %(limit)s"
-        found = fetch(merged, parameters)
+        found = fetch_in_order(merged, parameters)
     else:
         parameters["kinds"] = sorted(query.kinds)
-        found = fetch(_WITH_CHUNKS, parameters)
+        found = fetch_in_order(_WITH_CHUNKS, parameters)
         if len(found) <= query.limit:
-            behind = fetch(_BEHIND_SCANNED, parameters)
+            behind = fetch_in_order(_BEHIND_SCANNED, parameters)
             return _page(run_id, found, behind[0][0] if behind else None)
     more = found[query.limit][0] if len(found) > query.limit else None
     return _page(run_id, found[: query.limit], more)
+
+
+def _all_kinds(parameters: dict[str, Any]) -> list[Row]:
+    """Return a page of all kinds, by a range of numbers no longer than the page.
+
+    Numbers are dense, so that is nearly always enough, and the cost does not hang on how well
+    PostgreSQL guesses the length of the rest. Where a hole leaves room, the rest is asked for.
+    """
+    limit, last = parameters["limit"], parameters["last"]
+    near = min(last, parameters["first"] + limit)
+    found = fetch(ALL_KINDS, {**parameters, "last": near})
+    if len(found) == limit or near == last:
+        return found
+    rest = {"first": near + 1, "limit": limit - len(found)}
+    return [*found, *fetch_in_order(ALL_KINDS, {**parameters, **rest})]
 
 
 def _page(run_id: uuid.UUID, rows: Sequence[Row], more: int | None) -> bytes:
@@ -106,51 +121,52 @@ def _page(run_id: uuid.UUID, rows: Sequence[Row], more: int | None) -> bytes:
 def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
     """Return the JSON of each event.
 
-    What is equal in many events is made once: the text of each second, and the members that name
-    the process and how the event came to be known.
+    What is equal in many events is made once: the text of each second, the name of the stream, and
+    the members that name the process and how the event came to be known.
     """
     seconds: dict[int, str] = {}
-    ends: dict[tuple[int, int, int], str] = {}
+    ends: dict[tuple[int, int, int, int], tuple[str, str]] = {}
     head = f'{{"eventId":"{run_id}:'
     items = []
     for (
         sequence, kind, process, stream, offset, length, wall_us, monotonic_ns, method, confidence,
         meta, meta_length,
     ) in rows:  # fmt: skip
-        milliseconds = wall_us // 1000
-        day = seconds.get(milliseconds // 1000)
-        if day is None:
-            day = seconds[milliseconds // 1000] = _second(milliseconds // 1000)
-        how = (process, method, confidence)
-        end = ends.get(how)
-        if end is None:
-            end = ends[how] = _end(process, method, confidence)
-        when = f'"occurredAt":"{monotonic_ns}","observedAt":"{day}{_FRACTIONS[milliseconds % 1000]}'
+        second = wall_us // 1_000_000
+        if second not in seconds:
+            seconds[second] = f'","observedAt":"{_second(second)}'
+        how = (process, stream, method, confidence)
+        if how not in ends:
+            ends[how] = _end(*how)
+        name, end = ends[how]
         if kind == Kind.IO_CHUNK and not meta_length:
-            name = STREAM_NAMES.get(stream, "unknown")
             # The commonest event by far; the text is what `summary` and `_reference` would make.
+            number, size, place = str(sequence), str(length), str(offset)
             items.append(
-                f'{head}{sequence}","sequence":"{sequence}","kind":"ioChunk",{when}'
-                f'{name}: {length} bytes at {offset}","ref":{{"stream":"{name}",'
-                f'"byteCount":"{length}","streamOffset":"{offset}"}},{end}'
+                f'{head}{number}","sequence":"{number}","kind":"ioChunk","occurredAt":"'
+                f"{monotonic_ns}{seconds[second]}{_FRACTIONS[wall_us // 1000 % 1000]}"
+                f'"{name}: {size} bytes at {place}","ref":{{"stream":"{name}",'
+                f'"byteCount":"{size}","streamOffset":"{place}"}},{end}'
             )
             continue
         parsed, reference = _reference(kind, stream, offset, length, meta, meta_length)
-        line = _ESCAPED(summary(kind, stream, offset, length, parsed))[1:]
-        told = f'{line},"ref":{reference}' if reference else line
+        line = _ESCAPED(summary(kind, stream, offset, length, parsed))
         items.append(
-            f'{head}{sequence}","sequence":"{sequence}",'
-            f'"kind":"{KIND_NAMES.get(kind, "unknown")}",{when}{told},{end}'
+            f'{head}{sequence}","sequence":"{sequence}","kind":"{KIND_NAMES.get(kind, "unknown")}",'
+            f'"occurredAt":"{monotonic_ns}{seconds[second]}{_FRACTIONS[wall_us // 1000 % 1000]}'
+            f"{line},{reference}{end}"
         )
     return items
 
 
-_FRACTIONS = [f'.{milliseconds:03d}Z","summary":"' for milliseconds in range(1000)]
+_FRACTIONS = [f'.{milliseconds:03d}Z","summary":' for milliseconds in range(1000)]
 
 
-def _end(process: int, method: int, confidence: int) -> str:
+def _end(process: int, stream: int, method: int, confidence: int) -> tuple[str, str]:
+    """Return the name of a stream, and the last members of an event."""
     whose = f'"processId":"{process}",' if process else ""
-    return f'{whose}"captureMethod":{method},"confidence":{confidence}}}'
+    end = f'{whose}"captureMethod":{method},"confidence":{confidence}}}'
+    return STREAM_NAMES.get(stream, "unknown"), end
 
 
 def _second(second: int) -> str:
@@ -160,15 +176,15 @@ def _second(second: int) -> str:
 def _reference(
     kind: int, stream: int, offset: int, length: int, meta: bytes | None, meta_length: int
 ) -> tuple[object, str]:
-    """Return the parsed meta and the JSON of ``ref``; the JSON is empty when there is none."""
+    """Return the parsed meta, and ``ref`` as a member with its comma; without one, no text."""
     if meta is None:
-        return None, f'{{"omitted":true,"byteCount":"{meta_length}"}}'
+        return None, f'"ref":{{"omitted":true,"byteCount":"{meta_length}"}},'
     parsed, written = parse_meta(meta)
-    if kind != Kind.IO_CHUNK:
-        return parsed, written
-    members: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
-    chunk = chunk_members(stream, offset, length, members)
-    return members, json.dumps(chunk, separators=(",", ":"))
+    if kind == Kind.IO_CHUNK:
+        members: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
+        chunk = chunk_members(stream, offset, length, members)
+        written = json.dumps(chunk, separators=(",", ":"))
+    return parsed, f'"ref":{written},' if written else ""
 
 
 def parse_meta(meta: bytes) -> tuple[object, str]:

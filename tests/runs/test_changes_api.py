@@ -149,10 +149,12 @@ def test_a_forged_change_breaks_nothing(api: Api, run: Run, source: Source, chan
 
 
 def timed(workspace: Workspace, begin: int | None, end: int | None, **values: Any) -> Run:
-    finished = {} if end is None else {"finished_at": START + timedelta(minutes=end)}
+    finished = None if end is None else START + timedelta(minutes=end)
     status = Run.Status.RUNNING if end is None else Run.Status.COMPLETED
     started = None if begin is None else START + timedelta(minutes=begin)
-    return make_run(workspace=workspace, status=status, started_at=started, **finished, **values)
+    return make_run(
+        workspace=workspace, status=status, started_at=started, finished_at=finished, **values
+    )
 
 
 def test_runs_at_the_same_time_are_named(api: Api) -> None:

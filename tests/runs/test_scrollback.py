@@ -159,6 +159,17 @@ def test_dropped_bytes_are_named_with_their_reason(api: Api, run: Run, source: S
     assert inside.body["missing"][0]["fromOffset"] == "5"
 
 
+def test_a_stream_goes_on_behind_a_long_hole(api: Api, run: Run, source: Source) -> None:
+    process = source.process()
+    source.output(process, b"abc")
+    source.output(process, b"xyz", offset=2**40)
+    source.append()
+    answer = api.get(path(run))
+    assert content(answer) == b"abcxyz"
+    assert [hole["toOffset"] for hole in answer.body["missing"]] == [str(2**40)]
+    assert api.get(path(run), headers=BYTES).content == b"abcxyz"
+
+
 def test_bytes_lost_with_events_are_named(api: Api, run: Run, source: Source) -> None:
     process = source.process()
     source.output(process, b"abc")

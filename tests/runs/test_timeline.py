@@ -100,6 +100,22 @@ def test_bounds_are_inclusive(api: Api, run: Run) -> None:
     assert len(items(api, run, "fromSequence=0")) == 8
 
 
+def test_a_page_goes_on_behind_a_hole(api: Api, run: Run, source: Source) -> None:
+    for sequence in (1, 2, 9_000, 9_001, 2**40):
+        source.event(Kind.SIGNAL_SENT, {}, sequence=sequence)
+    source.append()
+    found, query = [], "limit=2"
+    while True:
+        body = api.get(path(run, query)).body
+        found.append([item["sequence"] for item in body["items"]])
+        if "nextFromSequence" not in body:
+            break
+        query = f"limit=2&fromSequence={body['nextFromSequence']}"
+    assert found == [["1", "2"], ["9000", "9001"], [str(2**40)]]
+    lines = api.get(f"/v1/runs/{run.pk}/export?format=ndjson").content.splitlines()
+    assert len([line for line in lines if b'"type":"event"' in line]) == 5
+
+
 def test_kinds_choose_events(api: Api, run: Run) -> None:
     record(run, [b"a", b"b"])
     shown = items(api, run, "kinds=processExited, recordStarted ,recordStarted")
