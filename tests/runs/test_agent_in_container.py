@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import tarfile
 import time
 import uuid
@@ -17,6 +18,7 @@ import pytest
 from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
+from runs.agent.frames import Event, Kind, decode, frames
 from runs.agent_archive import agent_archive
 from tests.runs.booted import RECORD, bash_step, command, eventually, step
 
@@ -267,6 +269,80 @@ def test_a_missing_configuration_ends_the_container_with_a_reason(
     container.start()
     assert container.wait()["StatusCode"] == 70
     assert "cannot read /etc/svc/boot.json" in left_behind(container)["message"]
+
+
+def start_run(container: Container, script: str) -> str:
+    """Start a one-shot run as the control plane does; returns its id."""
+    run_id = str(uuid.uuid4())
+    spec = {
+        "version": 1,
+        "runId": run_id,
+        "argv": ["/bin/sh", "-c", script],
+        "cwd": None,
+        "env": {},
+        "stdin": None,
+        "timeSeconds": None,
+        "graceSeconds": 1,
+        "secrets": [],
+        "record": {name: RECORD[name] for name in RECORD if name != "restart"}
+        | {"files": False, "network": False, "processes": False}
+        | {"patchBytes": 0, "maxFiles": 0},
+    }
+    given = shlex.quote(json.dumps(spec))
+    assert '"started"' in run(container, f"printf %s {given} | /usr/lib/svc/agent exec")
+    return run_id
+
+
+def record_of(container: Container, run_id: str) -> list[Event]:
+    """The events of a run's spool in a container that has stopped."""
+    chunks, _ = container.get_archive(f"/var/lib/svc/runs/{run_id}")
+    events: list[Event] = []
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            file = archive.extractfile(member)
+            if member.name.endswith(".seg") and file is not None:
+                events += [decode(content) for content in frames(file.read())]
+    return events
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM;"])
+def test_other_runs_end_their_records_before_the_boot_ends_its_own(
+    machine: Machine, trap: str
+) -> None:
+    container = machine.start(
+        foreground=command(f"{trap} while :; do sleep 0.05; done"),
+        limits={"stepSeconds": 30, "graceSeconds": 4, "tailBytes": 8192},
+        record=RECORD | {"restart": False},
+    )
+    boot_id = settled(container)["runId"]
+    run_id = start_run(container, "echo hello; exec sleep 600")
+    container.stop(timeout=30)
+    ran, booted = record_of(container, run_id), record_of(container, boot_id)
+    assert ran[-1].kind == booted[-1].kind == Kind.RECORD_SEALED
+    assert json.loads(ran[-1].meta)["by"] == "agent"
+    assert json.loads(ran[-1].meta)["reason"] != "recorder-lost"
+    assert json.loads(booted[-1].meta)["reason"] == "stopped"
+    assert ran[-1].monotonic_ns < booted[-1].monotonic_ns
+
+
+def test_a_container_that_was_killed_goes_on_with_its_record(machine: Machine) -> None:
+    container = machine.start(
+        startup=[step("echo hello")],
+        foreground=command("exec sleep 600"),
+        record=RECORD | {"restart": False},
+    )
+    run_id = settled(container)["runId"]
+    other = start_run(container, "exec sleep 600")
+    container.kill()
+    container.wait()
+    container.start()
+    assert settled(container)["phase"] == "ready"
+    container.stop(timeout=30)
+    events = record_of(container, run_id)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    exits = [json.loads(event.meta) for event in events if event.kind == Kind.PROCESS_EXITED]
+    assert [exit_["reason"] for exit_ in exits] == ["exited", "lost", "exited", "signaled"]
+    assert json.loads(record_of(container, other)[-1].meta)["reason"] == "recorder-lost"
 
 
 DOTFILES = {
