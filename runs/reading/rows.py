@@ -16,9 +16,10 @@ def fetch(sql: str, parameters: Mapping[str, Any]) -> list[Row]:
 
     Django's own cursors have no binary form, which spares ``bytea`` a text twice as long.
     """
-    # Django's cursor is opened for what that checks: that there is a connection, and that it lives.
-    with connection.cursor(), connection.wrap_database_errors, Cursor(_connection()) as cursor:
-        return cursor.execute(sql, parameters, binary=True).fetchall()
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        return Cursor(_connection()).execute(sql, parameters, binary=True).fetchall()
 
 
 def fetch_in_order(sql: str, parameters: Mapping[str, Any]) -> list[Row]:
