@@ -11,10 +11,11 @@ import os
 import select
 import signal
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
+from .client import Client
 from .config import Config
-from .environment import account_of, environment_of
+from .environment import account_of
 from .frames import Kind, Method, Stream
 from .masking import Masker, secret_values
 from .observers import Observers
@@ -22,6 +23,7 @@ from .pipes import InputPipe, OutputPipe
 from .process import Child, Exit, StartError, Stdio, start
 from .reaper import Reaper, adopt_orphans
 from .recording import Recording
+from .run_start import environment_of_run, record_started
 from .runspec import RunSpec
 from .signals import STOPPING, SignalQueue, name_of
 from .spool import SpoolWriter
@@ -36,31 +38,6 @@ _LOST_SECONDS = 10.0
 _ENDS_ALL = ("timeout", "cancelled", "stop")
 
 
-class Client:
-    """Who takes part in a run from outside; this one is nobody."""
-
-    def accepts(self, *, at_the_end: bool) -> bool:
-        """Whether more output may be read for the client; at the end of a run it must take more."""
-        return True
-
-    def output(self, stream: int) -> Optional[Callable[[bytes], None]]:
-        """What is to be given a copy of a stream."""
-        return None
-
-    def started(self) -> None:
-        """The record exists, and the program has been started or could not be."""
-
-    def poll_events(self, read: bool) -> List[Tuple[int, int]]:
-        """Descriptors to wait for. `read`: whether input can be taken now."""
-        return []
-
-    def handle(self, fd: int, events: int) -> None:
-        """One of them is ready."""
-
-    def ended(self, ending: Dict[str, Any]) -> None:
-        """The leader has ended and its output has been read."""
-
-
 class Execution:
     """Owns a run's program, its pipes and its record."""
 
@@ -70,7 +47,7 @@ class Execution:
         self.input: Optional[InputPipe] = None
         self._config = config
         self._account = account_of(config)
-        self._env = _environment(spec, config)
+        self._env = environment_of_run(spec, config)
         secrets = [*config.secrets, *spec.secrets, *secret_values(self._env)]
         self.recording = Recording(writer, policy=spec.record.policy, masker=Masker(secrets))
         self._cwd = os.path.join(config.working_directory, spec.cwd or ".")
@@ -218,33 +195,10 @@ class Execution:
     # What the record says.
 
     def _record_start(self) -> None:
-        record, spec = self.spec.record, self.spec
-        limits: Dict[str, Any] = {
-            "spoolBytes": record.spool_bytes,
-            "segmentBytes": record.segment_bytes,
-        }
-        if spec.time_seconds is not None:
-            limits["timeSeconds"] = spec.time_seconds
-        io_method = "pty" if spec.terminal else "pipe"
-        coverage: Dict[str, Any] = {"io": {"state": "on", "method": io_method}}
-        coverage.update(self._observers.coverage())
-        coverage["input"] = _input_coverage(record.input, io_method)
-        self.recording.event(
-            Kind.RECORD_STARTED,
-            {
-                "version": 1,
-                "runId": spec.run_id,
-                "spoolId": self.recording.writer.spool_id,
-                "mode": spec.mode,
-                "workspaceId": self._config.workspace_id,
-                "policy": record.policy,
-                "limits": limits,
-                "redaction": {"values": self.recording.masker.values, "shapes": True},
-                "input": record.input,
-                "isolated": self._account.uid != 0 and not self._config.sudo,
-                "coverage": coverage,
-            },
+        meta = record_started(
+            self.spec, self._config, self.recording, self._account, self._observers.coverage()
         )
+        self.recording.event(Kind.RECORD_STARTED, meta)
 
     def _record_leader(self, pid: int, start_failed: Optional[str] = None) -> None:
         streams = ["pty"] if self.spec.terminal else ["stdout", "stderr"]
@@ -485,24 +439,6 @@ class Execution:
 
 def _earliest(moments: List[Optional[float]]) -> Optional[float]:
     return min((moment for moment in moments if moment is not None), default=None)
-
-
-def _environment(spec: RunSpec, config: Config) -> Dict[str, str]:
-    env = environment_of(config, os.environ)
-    if spec.terminal is not None:
-        env["TERM"] = spec.terminal.term
-    env.update(spec.env)
-    env["SVC_RUN_ID"] = spec.run_id
-    return env
-
-
-def _input_coverage(policy: str, method: str) -> Dict[str, str]:
-    if policy == "off":
-        return {"state": "off", "method": "none", "reason": "not recorded by the run's policy"}
-    if policy == "masked" and method == "pty":
-        reason = "what is typed without echo is counted and not recorded"
-        return {"state": "limited", "method": method, "reason": reason}
-    return {"state": "on", "method": method}
 
 
 def _milliseconds(deadline: float) -> int:

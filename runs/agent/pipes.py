@@ -16,6 +16,7 @@ from typing import Callable, Optional
 from .recording import RecordedStream
 
 _READ_BYTES = 65536
+_TERMINAL_READ_BYTES = 8192
 _BATCH_BYTES = 65536
 _HANGUP_RETRY_SECONDS = 0.05
 
@@ -41,6 +42,8 @@ class OutputPipe:
         self._stream = stream
         self._copy = copy
         self._reopens = reopens
+        # A terminal hands over a page at a time: room for more would be made and thrown away.
+        self._read_bytes = _READ_BYTES if reopens is None else _TERMINAL_READ_BYTES
 
     def ready(self, now: float) -> bool:
         """Whether it makes sense to wait for output: not directly after a hangup."""
@@ -54,13 +57,13 @@ class OutputPipe:
 
     def read(self) -> None:
         """Take what is there now, up to a limit; at the end close the stream."""
-        fd = self.fd
+        fd, read_bytes = self.fd, self._read_bytes
         parts = []
         size = 0
         ended = False
         try:
             while size < _BATCH_BYTES:
-                part = os.read(fd, _READ_BYTES)
+                part = os.read(fd, read_bytes)
                 if not part:
                     ended = True
                     break

@@ -14,10 +14,11 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .channel import ChannelError, Frame, FrameReader, FrameWriter, FromClient, ToClient
+from .client import Client
 from .config import ConfigError, load
 from .environment import account_of
 from .exec_command import EXIT_NOT_RECORDED, EXIT_REFUSED, open_spool, runs_root
-from .execution import Client, Execution
+from .execution import Execution
 from .frames import Stream
 from .runspec import cells, parse_interactive
 from .spool import SpoolExists, SpoolFailed

@@ -13,7 +13,8 @@ import pytest
 from runs.agent import recording as module
 from runs.agent.frames import Confidence, Event, Kind, Method, Stream, decode, frames
 from runs.agent.masking import Masker
-from runs.agent.recording import CHUNK_BYTES, RecordedStream, Recording
+from runs.agent.recorded_stream import CHUNK_BYTES
+from runs.agent.recording import RecordedStream, Recording
 from runs.agent.spool import SpoolLimits, SpoolWriter
 from tests.runs.recorded import Record, meta_of
 
