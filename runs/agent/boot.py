@@ -74,7 +74,12 @@ def boot(config_path: str, state_directory: str) -> int:
     except Exception as error:
         traceback.print_exc()
         _report(status, supervisor, secrets, f"the agent failed: {error!r}")
-    supervisor.terminate_everything(grace_seconds)
+    try:
+        supervisor.terminate_everything(grace_seconds)
+    except (SpoolFailed, OSError) as error:
+        # Nothing goes on that is not recorded.
+        _stop_recording(supervisor, error)
+        reaper.signal_everything(signal.SIGKILL)
     _end_record(supervisor, "ended", ending)
     return EXIT_FAILED
 
@@ -96,7 +101,7 @@ def _report(
     if supervisor.record is not None:
         try:
             supervisor.record.state("failed", step=step, message=safe)
-        except OSError as error:
+        except (SpoolFailed, OSError) as error:
             _stop_recording(supervisor, error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,17 @@ def test_what_other_recorders_left_open_is_sealed(workspace: Workspace) -> None:
     ready(workspace.boot()).stop()
     sealed = recorded(workspace, "other").metas("recordSealed")[0]
     assert sealed["reason"] == "recorder-lost"
+
+
+def test_a_boot_whose_record_cannot_be_written_any_more_ends_with_all_it_started(
+    workspace: Workspace,
+) -> None:
+    small = ONCE | {"segmentBytes": 100_000}
+    write = "while :; do head -c 100000 /dev/zero; sleep 0.01; done"
+    boot = workspace.boot(startup=[step(f"{UNTIL_GO}; {write}")], record=small)
+    eventually(lambda: "processStarted" in recorded(workspace).kinds)
+    shutil.rmtree(workspace.state / "runs")
+    workspace.go()
+    assert boot.wait() == 70
+    assert workspace.status()["phase"] == "failed"
+    eventually(lambda: workspace.processes() == [])
