@@ -45,6 +45,11 @@ def command_line(argv: object) -> str:
 
 
 def _cut(line: str) -> str:
+    """Return a text on one line, without control characters, and not too long."""
+    # What is far behind the end need not be looked at: an argument may have 100 000 characters.
+    line = " ".join(line[: 8 * MAX_LENGTH].split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     return line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - 1]}…"
 
 

@@ -276,6 +276,7 @@ def test_a_long_meta_is_left_to_the_single_event(api: Api, run: Run, source: Sou
 SUMMARIES: list[tuple[int, dict[str, Any], str]] = [
     (Kind.RECORD_STARTED, {"mode": "boot"}, "recording starts: boot"),
     (Kind.PROCESS_STARTED, {"argv": ["ls", {"text": "�", "base64": "/w=="}]}, "ls �"),
+    (Kind.PROCESS_STARTED, {"argv": ["sh", "-c", "\n a\n\tb \x1b[2J\n"]}, "sh -c a b \ufffd[2J"),
     (Kind.PROCESS_STARTED, {"argv": ["x"], "startFailed": "no"}, "x could not be started: no"),
     (Kind.PROCESS_EXITED, {"code": 3, "reason": "exited"}, "exited with code 3"),
     (
