@@ -21,7 +21,7 @@ from workspaces.models import Attempt, RuntimeInstance
 
 OPEN = (Run.Status.QUEUED, Run.Status.RUNNING)
 
-BUILD_RECORDED_AFTER = timedelta(seconds=15)
+BUILD_RECORDED_AFTER = timedelta(seconds=20)
 """A build worker ends the record of a build that failed; after this time it is taken for dead."""
 
 

@@ -109,10 +109,10 @@ class Endings:
         if runtime is None or runtime.status not in RuntimeInstance.TERMINAL:
             return False
         attempt = Attempt.objects.get(pk=self._attempt_id)
-        if runtime.status == RuntimeInstance.Status.STOPPED:
-            self._close(reason, "The workspace was stopped.", Run.Status.COMPLETED)
-        elif attempt.status == Attempt.Status.CANCELLED:
+        if attempt.status == Attempt.Status.CANCELLED:
             self._close(reason, attempt.error_message or "Cancelled.", Run.Status.CANCELLED)
+        elif runtime.status == RuntimeInstance.Status.STOPPED:
+            self._close(reason, "The workspace was stopped.", Run.Status.COMPLETED)
         else:
             message = runtime.error_message or "The workspace's container ended."
             self._close(reason, message, Run.Status.FAILED, code=runtime.error_code)

@@ -341,10 +341,11 @@ class Recorder:
     def _give_up_sometime(self) -> bool:
         """End a record that cannot be read, and not only once."""
         self._damaged += 1
-        if self._damaged < MAX_DAMAGED:
-            return False
+        return self._damaged >= MAX_DAMAGED and self._end_unreadable(_UNREADABLE)
+
+    def _end_unreadable(self, detail: str) -> bool:
         cancelled = self._is_cancelled()
-        self._database(lambda: self._endings.lost("record-lost", _UNREADABLE, cancelled=cancelled))
+        self._database(lambda: self._endings.lost("record-lost", detail, cancelled=cancelled))
         return True
 
     def _end_silent(self) -> bool:

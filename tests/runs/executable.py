@@ -31,8 +31,9 @@ def make_runtime(attempt: Attempt, status: str = RuntimeInstance.Status.RUNNING)
 
 
 def make_executable(*, mode: str = Run.Mode.ONE_SHOT, **values: Any) -> Run:
-    """Create a queued, recorded run of a workspace whose container runs."""
+    """Create a queued, recorded run of a workspace whose container runs; its boot is over."""
     attempt = values.pop("attempt", None) or make_job().attempt
+    Run.objects.filter(pk=attempt.run_id).settle(Run.Status.COMPLETED)
     if not RuntimeInstance.objects.filter(attempt=attempt).exists():
         make_runtime(attempt)
     command = {"executable": "/bin/true", "args": []} if mode == Run.Mode.ONE_SHOT else None
@@ -55,10 +56,7 @@ def make_executable(*, mode: str = Run.Mode.ONE_SHOT, **values: Any) -> Run:
 def boot_run(status: str | None) -> Run:
     """Create the boot run of an attempt whose runtime has ``status``; None: there is none."""
     attempt = make_job().attempt
-    run = Run.objects.filter(pk=attempt.run_id).first()
-    if run is None:
-        run = make_executable(mode=Run.Mode.BOOT, attempt=attempt, id=attempt.run_id)
-        RuntimeInstance.objects.filter(attempt=attempt).delete()
+    run = Run.objects.get(pk=attempt.run_id)
     if status is not None:
         make_runtime(attempt, status)
     return run

@@ -63,6 +63,11 @@ def output(run: Run) -> bytes:
     return b"".join(bytes(body) for body in rows.values_list("body", flat=True))
 
 
+def early_close(run: Run) -> int | None:
+    """Return where the record says that its end is missing from."""
+    return RunLoss.objects.get(run_number=run.number, kind=RunLoss.Kind.EARLY_CLOSE).from_sequence
+
+
 def assert_whole(run: Run) -> None:
     """The record has everything, once, and says so."""
     assert output(run) == b"".join(OUTPUT)
@@ -170,8 +175,7 @@ def test_a_record_that_is_damaged_for_good_ends_with_what_could_be_read() -> Non
     assert run.status == Run.Status.FAILED
     assert run.error_code == "record-lost"
     assert output(run) == b"first\n"
-    loss = RunLoss.objects.get(run_number=run.number)
-    assert loss.kind == RunLoss.Kind.EARLY_CLOSE
+    assert early_close(run) == RunHead.objects.get(pk=run.number).last_sequence
 
 
 def test_an_engine_that_is_away_for_a_moment_is_waited_for() -> None:
@@ -231,8 +235,7 @@ def test_a_run_whose_container_goes_away_ends_with_a_named_loss(error: LaunchErr
 
     assert (run.status, run.error_code) == (Run.Status.FAILED, "workspace-ended")
     assert output(run) == b"first\n"
-    loss = RunLoss.objects.get(run_number=run.number)
-    assert (loss.kind, loss.from_sequence) == (RunLoss.Kind.EARLY_CLOSE, 4)
+    assert early_close(run) == 4
 
 
 def test_a_container_that_another_engine_should_have_is_not_gone() -> None:
@@ -254,7 +257,18 @@ def test_the_exit_decides_although_the_end_of_the_record_is_lost() -> None:
     run = record(run, ScriptedAgent(unreachable=[GONE] * 1000))
 
     assert (run.status, run.exit_code) == (Run.Status.COMPLETED, 0)
-    assert RunLoss.objects.get(run_number=run.number).kind == RunLoss.Kind.EARLY_CLOSE
+    assert early_close(run) == 8
+
+
+def test_what_can_be_part_of_no_record_ends_the_record_with_what_came_before() -> None:
+    run = make_executable()
+    spool = whole(run)
+    spool.contents[4] = b"no event"
+
+    run = record(run, ScriptedAgent(to_execute={run.pk: spool}))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+    assert early_close(run) == 5
 
 
 def test_a_spool_that_is_not_there_any_more_ends_the_record_with_a_loss() -> None:
@@ -266,7 +280,7 @@ def test_a_spool_that_is_not_there_any_more_ends_the_record_with_a_loss() -> Non
     run = record(run, ScriptedAgent())
 
     assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
-    assert RunLoss.objects.get(run_number=run.number).from_sequence == 5
+    assert early_close(run) == 5
 
 
 def test_a_run_whose_end_is_asked_for_before_it_began_is_cancelled() -> None:
