@@ -122,16 +122,14 @@ def start(
     account: Account,
     cwd: str,
     env: Dict[str, str],
-    output_fd: int = -1,
-    stdio: Optional[Stdio] = None,
+    stdio: Stdio,
     dies_with_us: bool = False,
 ) -> Child:
-    """Start `argv` in a session of its own, with `stdio` or with stdout and stderr in `output_fd`.
+    """Start `argv` in a session of its own, with `stdio` as its descriptors 0, 1 and 2.
 
     `argv[0]` is looked up on the PATH in `env` unless it has a slash. `dies_with_us`: the kernel
     kills it when this process ends. Raises StartError.
     """
-    stdio = stdio or Stdio(None, output_fd, output_fd)
     prctl = load_prctl() if dies_with_us else None
     report_read, report_write = os.pipe()
     # No handler of ours may run in the child, where it would write into the parent's wakeup pipe.
