@@ -62,7 +62,8 @@ def reconcile(
             found = observed.get(run_id)
             if found is None:
                 lost += _lose(adapter, run_id)
-            elif not found.running:
+            elif not found.running and found.exit_code is not None:
+                # Without an exit code it is just being removed; the next pass finds it gone.
                 ended += _end(run_id, found)
         wanted = _wanted(keep_ended)
         removed = _remove_unwanted(adapter, observed, wanted, grace)

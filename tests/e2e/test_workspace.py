@@ -199,10 +199,12 @@ def test_the_limits_of_the_blueprint_hold_inside(stack: Stack, rich: Started) ->
 def test_setup_runs_once_and_startup_at_every_start(stack: Stack, git_server: GitServer) -> None:
     started = stack.ready(
         {
+            # Any other workspace's record has ended with it, so it does not start again.
+            "runtime": {"persistence": "persistent"},
             "lifecycle": {
                 "setup": [{"run": "echo setup >> /workspace/history"}],
                 "startup": {"steps": [{"run": "echo startup >> /workspace/history"}]},
-            }
+            },
         }
     )
     read = "cat /workspace/history"
