@@ -155,6 +155,10 @@ class Runs:
         """Until the record shows that a program has written something."""
         eventually(lambda: text in self.record(run_id).stream(stream))
 
+    def forget(self, run_id: str) -> None:
+        """Remove the spool of a run that has ended."""
+        shutil.rmtree(self.root / run_id)
+
     def stop(self, run_id: str, *arguments: str) -> int:
         """`agent stop`."""
         return self.workspace.agent("stop", run_id, *arguments).returncode

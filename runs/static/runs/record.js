@@ -93,7 +93,8 @@
     const list = place.appendChild(element("ul"));
     for (const file of answer.files) {
       const was = file.oldPath ? ` (was ${file.oldPath})` : "";
-      const lines = file.binary ? ", binary" : ` +${file.addedLines || 0} −${file.removedLines || 0}`;
+      const counted = file.addedLines !== undefined;
+      const lines = file.binary ? ", binary" : counted ? ` +${file.addedLines} −${file.removedLines}` : "";
       list.appendChild(element("li", `${file.change} ${file.path}${was}${lines}`));
     }
     if (answer.diff) {
