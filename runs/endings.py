@@ -50,7 +50,7 @@ class Endings:
 
     def lost(self, code: str, message: str, *, cancelled: bool = False) -> None:
         """End a run whose agent cannot tell how it ended; its recorded exit decides, if any."""
-        self._close("recorder-lost", message, self._status(cancelled), code=code)
+        self._close("record-lost", message, self._status(cancelled), code=code)
 
     def may_come_back(self) -> bool:
         """Whether a boot run's container may be created, or started again, by somebody else."""

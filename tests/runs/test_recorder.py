@@ -65,7 +65,8 @@ def output(run: Run) -> bytes:
 
 def early_close(run: Run) -> int | None:
     """Return where the record says that its end is missing from."""
-    return RunLoss.objects.get(run_number=run.number, kind=RunLoss.Kind.EARLY_CLOSE).from_sequence
+    spans = RunLoss.objects.filter(run_number=run.number, process_number__isnull=True)
+    return spans.get(kind=RunLoss.Kind.EARLY_CLOSE).from_sequence
 
 
 def assert_whole(run: Run) -> None:
