@@ -33,6 +33,7 @@ def environment(**changes: str) -> dict[str, str]:
         "DATABASE_URL": f"postgres://{user}:{password}@{host}:{at['PORT']}/{at['NAME']}",
         "SVC_INSTANCE_ID": settings.SVC_INSTANCE_ID,
         "WORKSPACE_BUILD_QUEUE": settings.WORKSPACE_BUILD_QUEUE,
+        "WORKSPACE_RUN_QUEUE": settings.WORKSPACE_RUN_QUEUE,
         "SVC_LOG_FORMAT": "json",
         **changes,
     }

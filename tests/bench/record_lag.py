@@ -1,0 +1,120 @@
+"""How soon what a program writes in a workspace can be read from the timeline over the API.
+
+A real workspace, a real run worker: a program writes the time of its own clock line by line, and a
+client looks at the run's timeline as fast as it is answered. Runnable alone:
+``python -m tests.bench.record_lag``.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from statistics import median, quantiles
+
+import django
+from django.conf import settings
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+django.setup()
+
+from controlplane import amqp  # noqa: E402 - models need the settings first
+from runs.messages import topology  # noqa: E402
+from tests.bench.figures import Figure, milliseconds  # noqa: E402
+from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
+from tests.run_worker_process import RunWorkerProcess  # noqa: E402
+
+LINES = 200
+PAUSE_SECONDS = 0.05
+TARGET_SECONDS = 0.3
+PROGRAM = f"""
+import sys, time
+for number in range({LINES}):
+    print(time.time(), flush=True)
+    time.sleep({PAUSE_SECONDS})
+"""
+
+
+def measure() -> list[Figure]:
+    """Return the figure of the lag, measured in the default database."""
+    settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
+    with served() as api, tempfile.TemporaryDirectory(prefix="svc-bench-") as folder:
+        worker = RunWorkerProcess(
+            Path(folder) / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
+        )
+        try:
+            lags = _lags(api)
+        except RuntimeError as error:
+            error.add_note(f"The end of the worker's log:\n{worker.told[-4000:]}")
+            raise
+        finally:
+            worker.stop()
+            amqp.purge_and_delete(settings.RABBITMQ_URL, topology(), timeout=5)
+    p50, p95 = median(lags), quantiles(lags, n=20)[-1]
+    return [
+        Figure(
+            f"written in the workspace to visible in the timeline, p95 of {len(lags)}",
+            milliseconds(p95),
+            f"p50 {milliseconds(p50)}",
+            None,
+            "<= 300 ms",
+            p95 <= TARGET_SECONDS,
+        )
+    ]
+
+
+def _lags(api: Api) -> list[float]:
+    """Return, for each line, the seconds from its writing to the answer that shows its bytes."""
+    started = api.start(SHELL)
+    api.settled(started, "ready")
+    run = api.ask(
+        "POST",
+        "/v1/runs",
+        {
+            "ownerUserId": OWNER,
+            "workspaceId": started["workspaceId"],
+            "harnessId": "shell",
+            "command": {"executable": "python3", "args": ["-c", PROGRAM]},
+        },
+    )
+    path = f"/v1/runs/{run['runId']}"
+    seen: dict[str, float] = {}
+    following = "1"
+    while True:
+        page = api.ask("GET", f"{path}/timeline?fromSequence={following}")
+        now = time.time()
+        for item in page["items"]:
+            seen[item["sequence"]] = now
+            following = str(int(item["sequence"]) + 1)
+        if any(item["kind"] == "recordSealed" for item in page["items"]):
+            break
+    lags: list[float] = []
+    rest = b""
+    for sequence, at in seen.items():
+        event = api.ask("GET", f"{path}/events/{sequence}")
+        if event["payloadCase"] != "ioChunk":
+            continue
+        *lines, rest = (rest + base64.b64decode(event["contentBase64"])).split(b"\n")
+        lags += [at - float(line) for line in lines]
+    if len(lags) != LINES:
+        raise RuntimeError(f"{len(lags)} of {LINES} lines were found")
+    return lags
+
+
+def main() -> int:
+    """Measure and print."""
+    from tests.bench.database import bench_database
+    from tests.bench.figures import table
+
+    with bench_database():
+        figures = measure()
+    sys.stdout.write(table(figures) + "\n")
+    return int(not all(figure.met for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
