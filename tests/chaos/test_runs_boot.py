@@ -1,0 +1,44 @@
+"""The record of a sandbox's own start, from its build to its end, while run workers come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.processes import runs, wait_for
+from tests.chaos.records import wait_final
+from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.stack import Stack
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+
+
+def _told(stack: Stack, run_id: str) -> bytes:
+    rows = stack.database.rows(
+        "select body from run_event join runs_run on number = run_number"
+        " where id = %s and kind = 4 order by sequence",
+        run_id,
+    )
+    return b"".join(bytes(body) for (body,) in rows)
+
+
+def test_a_boot_is_recorded_to_its_end_although_its_recorder_is_killed(stack: Stack) -> None:
+    script, argument = nap(4)
+    stack.start_worker()
+    first = stack.start_run_worker()
+    job = stack.post(
+        blueprint(
+            setup=f"echo before; {script}; echo after",
+            foreground="echo working; sleep 3; echo over",
+        )
+    )
+    wait_for(lambda: runs(argument), "the setup step runs")
+    wait_for(lambda: b"before\n" in _told(stack, job.run_id), "its output is stored")
+    stack.start_run_worker()
+    first.kill()
+    stack.wait_status(job, "stopped", 60)
+    assert wait_final(stack, job.run_id)["status"] == "completed"
+    told = _told(stack, job.run_id)
+    assert [told.count(word) for word in (b"before\n", b"after\n", b"working\n", b"over\n")] == [
+        1
+    ] * 4
+    assert stack.get(f"/v1/runs/{job.run_id}/loss")["complete"]
