@@ -124,9 +124,12 @@ def _execute(api: _Api, workspace_id: str, progress: Progress) -> str:
     progress.note(f"\nA run in it: POST {api.url}/v1/runs")
     run_id = str(api.call("POST", "/v1/runs", body)["runId"])
     deadline = time.monotonic() + _RUN_SECONDS
+    last = ""
     with progress.step("run") as step:
         while (run := api.get(f"/v1/runs/{run_id}"))["status"] not in _RUN_FINAL:
-            step.now(str(run["status"]))
+            if run["status"] != last:
+                last = run["status"]
+                step.now(last)
             if time.monotonic() > deadline:
                 raise SetupError(f"The run has not ended after {_RUN_SECONDS:.0f} s.")
             time.sleep(0.1)
