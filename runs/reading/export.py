@@ -28,7 +28,7 @@ CONTENT_TYPES = {
     "text": "text/plain; charset=utf-8",
     "ndjson": "application/x-ndjson",
 }
-COLUMNS, ROWS = 100, 30
+COLUMNS, ROWS = 100, 24
 MAX_CELLS = 10_000
 TITLE_LENGTH = 200
 OUTPUT = frozenset({Stream.STDOUT, Stream.STDERR, Stream.PTY_OUTPUT})

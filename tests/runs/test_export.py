@@ -44,7 +44,7 @@ def text(api: Api, run: Run, query: str = "") -> str:
 
 def test_a_run_without_output_is_a_header_only(api: Api, run: Run) -> None:
     header, events = cast(api, run)
-    assert (header["version"], header["width"], header["height"]) == (2, 100, 30)
+    assert (header["version"], header["width"], header["height"]) == (2, 100, 24)
     assert events == []
     assert text(api, run) == ""
 
@@ -80,7 +80,7 @@ def test_output_of_pipes_is_merged_as_a_terminal_would_show_it(
     source.output(process, b"in", stream=Stream.STDIN)
     source.append()
     header, events = cast(api, run)
-    assert (header["width"], header["height"]) == (100, 30)
+    assert (header["width"], header["height"]) == (100, 24)
     assert [event[1:] for event in events] == [["o", "out\r\n"], ["o", "err\r\n"]]
 
 
@@ -206,4 +206,4 @@ def test_a_forged_size_is_passed_over(api: Api, run: Run, source: Source, size: 
     source.append()
     header, events = cast(api, run)
     assert events == []
-    assert header["height"] in {5, 30}
+    assert header["height"] in {5, 24}
