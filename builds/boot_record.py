@@ -191,6 +191,7 @@ class BuildRecord:
         self, name: str, argv: Sequence[str], streams: Sequence[str] = ("stdout", "stderr")
     ) -> ProgramRecord:
         """Tell of a program that is started now."""
+        self._writer.go_live()
         number = len(self._programs) + 1
         self._writer.event(
             Kind.PROCESS_STARTED,

@@ -1,7 +1,8 @@
 """Writes the events of one build to the record of its boot run, from a thread of its own.
 
 The thread that builds only puts events in a buffer; when the database is slow or away the buffer
-fills, and then the builder's pipe waits. Nothing is dropped here.
+fills, and then the builder's pipe waits. Nothing is dropped here. A build in which no program runs
+needs no such thread: its few events are stored when it closes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class SourceWriter:
         self._failure: Exception | None = None
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._thread = threading.Thread(target=self._work, name=f"record of {source_id}")
+        self._thread: threading.Thread | None = None
 
     def open(self, kind: int, meta: Mapping[str, Any]) -> None:
         """Open the source and store its first event, before anything happens that it tells of."""
@@ -71,7 +72,13 @@ class SourceWriter:
             self._persistently(write)
         except store.StoreError as error:
             raise _ended() from error
-        self._thread.start()
+
+    def go_live(self) -> None:
+        """From now on store events as they come."""
+        if self._thread is None:
+            name = f"record of {self._source_id}"
+            self._thread = threading.Thread(target=self._work, name=name)
+            self._thread.start()
 
     def event(
         self,
@@ -122,7 +129,10 @@ class SourceWriter:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._store_the_rest()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -135,14 +145,18 @@ class SourceWriter:
 
     def _work(self) -> None:
         try:
+            self._store_the_rest()
+        finally:
+            connections.close_all()
+
+    def _store_the_rest(self) -> None:
+        try:
             while self._store_next():
                 pass
         except Exception as exc:  # told to whoever feeds this, and to whoever closes it
             with self._changed:
                 self._failure = exc
                 self._changed.notify_all()
-        finally:
-            connections.close_all()
 
     def _store_next(self) -> bool:
         """Store one batch once it is due; False when it was the last one."""
