@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,15 +32,27 @@ from builds.models import BuildJob
 from builds.pipeline import JobControl, JobRunner
 from builds.planner import ImagePlan
 from registries.client import RegistryClient
+from runs.models import Run
+from runs.store import ensure_head
 from tests.bench.figures import Figure
 from workspaces.models import Attempt, Sandbox, Workspace
-from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, ObservedRuntime
+from workspaces.runtimes.base import (
+    AgentAnswer,
+    AgentChannel,
+    LaunchedRuntime,
+    LaunchError,
+    LaunchRequest,
+    ObservedRuntime,
+    Salvage,
+)
 
 JOBS_IN_A_BLOCK = 50
 BLOCKS = 15
 TARGET = 0.4
 LEASE = timedelta(minutes=15)
 WORKER = "bench-worker"
+FIRST_RUN_NUMBER = 7_000_000_000
+"""Of the seeded boot runs, so large that their numbers are recognised in SQL."""
 KINDS = {"workspace": 1, "sandbox": 2, "attempt": 3, "run": 4, "job": 5}
 
 
@@ -107,7 +120,20 @@ class NoEngine:
         """Know of none."""
         return []
 
-    def remove(self, run_id: uuid.UUID) -> bool:
+    def call_agent(self, *_: Any, **__: Any) -> AgentAnswer:
+        """Have no agent."""
+        raise LaunchError("runtime-gone", "There is no engine.")
+
+    def open_agent(self, *_: Any, **__: Any) -> AgentChannel:
+        """Have no agent."""
+        raise LaunchError("runtime-gone", "There is no engine.")
+
+    @contextmanager
+    def read_files(self, *_: Any, **__: Any) -> Iterator[None]:
+        """Have no files."""
+        yield None
+
+    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
         """Have nothing to remove."""
         return False
 
@@ -147,6 +173,21 @@ def seed(first: int, last: int) -> None:
         )
         for number in numbers
     )
+    Run.objects.bulk_create(
+        Run(
+            id=seeded_id("run", number),
+            number=FIRST_RUN_NUMBER + number,
+            workspace_id=seeded_id("workspace", number),
+            attempt_id=seeded_id("attempt", number),
+            owner_user_id="usr_bench",
+            harness_id="shell",
+            mode=Run.Mode.BOOT,
+            recorded=True,
+        )
+        for number in numbers
+    )
+    for run in Run.objects.filter(number__gte=FIRST_RUN_NUMBER + first):
+        ensure_head(run)
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE workspaces_sandbox SET latest_attempt_id ="
@@ -196,6 +237,9 @@ def _for_any_job(statement: str, number: int) -> str:
     for kind in KINDS:
         prefix, last = seeded_id(kind, number).hex[:20], seeded_id(kind, number).hex
         statement = statement.replace(f"'{last}'", f"('{prefix}' || lpad(to_hex(:n), 12, '0'))")
+    run_number = str(FIRST_RUN_NUMBER + number)
+    if not statement.startswith("SELECT pg_notify"):  # where it is part of a text
+        statement = statement.replace(run_number, f"({FIRST_RUN_NUMBER} + :n)")
     # What is left are ids that the job made for new rows.
     statement = re.sub(r"'[0-9a-f]{32}'::uuid", "gen_random_uuid()", statement)
     return statement.replace("\n", " ")

@@ -93,6 +93,7 @@ def test_a_boot_run_is_found_as_soon_as_there_may_be_a_container(status: str) ->
 def test_a_boot_run_is_left_to_the_build_until_that_has_failed_for_a_while() -> None:
     run = boot_run(None)
     assert found() == []
+    assert run.attempt_id is not None
     attempt = Attempt.objects.filter(pk=run.attempt_id)
 
     attempt.update(status=Attempt.Status.FAILED, finished_at=Now())
