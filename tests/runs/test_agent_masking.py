@@ -98,7 +98,10 @@ def test_only_masked_bytes_change_and_their_ranges_are_told(text: bytes, places:
 
 
 @given(
-    secret=st.binary(min_size=6, max_size=80).filter(lambda secret: len(secret.strip()) >= 6),
+    # A beginning that was given out, and a `*` of the secret itself, would look like it.
+    secret=st.binary(min_size=6, max_size=80).filter(
+        lambda secret: len(secret.strip()) >= 6 and b"*" not in secret
+    ),
     before=st.binary(max_size=20),
     after=st.binary(max_size=20),
     flushes=st.booleans(),
@@ -115,7 +118,7 @@ def test_a_value_cut_at_any_place_never_comes_through(
             out += stream.flush()[0]
         out += stream.feed(text[place:])[0] + stream.flush()[0]
         assert len(out) == len(text)
-        assert secret.strip() not in out or secret.strip() in b"*" * len(out)
+        assert secret.strip() not in out
 
 
 @pytest.mark.parametrize(
