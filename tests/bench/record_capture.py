@@ -57,18 +57,14 @@ def measure() -> list[Figure]:
 
 def _recorded(runs: Runs, content: Path) -> float:
     """Seconds from the program's start to its end, as its own record tells them."""
-    session = Session(
-        runs, "cat", str(content), timeSeconds=600, record={"spoolBytes": 4 << 30}
-    )
+    session = Session(runs, "cat", str(content), timeSeconds=600, record={"spoolBytes": 4 << 30})
     session.until(READY)
     session.send(DETACH)
     session.leave()
     record = runs.sealed(session.run_id)
     session.end()
     written = sum(
-        len(event.body)
-        for event in record.of(Kind.IO_CHUNK)
-        if event.stream == Stream.PTY_OUTPUT
+        len(event.body) for event in record.of(Kind.IO_CHUNK) if event.stream == Stream.PTY_OUTPUT
     )
     if written < BYTES or record.seal["exit"]["code"] != 0:
         raise RuntimeError(f"only {written} bytes were recorded: {record.seal}")
