@@ -3,6 +3,9 @@
 The first frame is the spec. A slow client slows the program, as a slow terminal would; one that is
 gone is hung up on: HUP for the program, KILL after the grace, and everything is recorded to the
 end. A client that leaves with DETACH lets the program go on.
+
+What a program does not take yet is kept, so that a signal or another size reaches it past that: up
+to 8 MiB, then the client waits too.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from .terminal import end_of_file
 
 _SLOW_BYTES = 256 * 1024
 _AT_THE_END_BYTES = 8 * 1024 * 1024
-_INPUT_BYTES = 1024 * 1024
+_INPUT_BYTES = 8 * 1024 * 1024
+# Each of them may leave an event, for which a spool that is full has only its reserve.
+_MOST_WITHOUT_ROOM = 1000
 _LAST_READS = 32
 _LAST_WORDS_SECONDS = 30.0
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
@@ -67,6 +72,7 @@ class _Session(Client):
         self._writer = writer
         self._gone = False
         self._detached = False
+        self._without_room = 0
 
     def accepts(self, *, at_the_end: bool) -> bool:
         limit = _AT_THE_END_BYTES if at_the_end else _SLOW_BYTES
@@ -95,7 +101,10 @@ class _Session(Client):
             waited_for.append((self._writer.fd, select.POLLOUT if self._writer.pending else 0))
         if not self._reader.ended:
             given = self._execution.input
-            may_read = read and (given is None or given.pending < _INPUT_BYTES)
+            if read:
+                self._without_room = 0
+            may_read = self._without_room < _MOST_WITHOUT_ROOM
+            may_read = may_read and (given is None or given.pending < _INPUT_BYTES)
             waited_for.append((self._reader.fd, select.POLLIN if may_read else 0))
         return waited_for
 
@@ -138,6 +147,7 @@ class _Session(Client):
 
     def _obey(self, frame: Frame) -> None:
         given = self._execution.input
+        self._without_room += 1
         if frame.type == FromClient.DATA:
             if given is not None:
                 given.give(frame.payload)

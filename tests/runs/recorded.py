@@ -159,6 +159,20 @@ class Runs:
         """Remove the spool of a run that has ended."""
         shutil.rmtree(self.root / run_id)
 
+    def is_sealed(self, run_id: str) -> bool:
+        """Whether the record of a run has come to its end."""
+        events = self.record(run_id).events
+        return bool(events) and _is_seal(events[-1])
+
+    def take_whole_segments(self, run_id: str) -> int:
+        """Remove the segments that are complete; how many bytes of output were in them."""
+        taken = 0
+        for path in sorted((self.root / run_id).glob("*.seg"))[:-1]:
+            events = [decode(content) for content in frames(path.read_bytes())]
+            taken += sum(len(event.body) for event in events)
+            path.unlink()
+        return taken
+
     def stop(self, run_id: str, *arguments: str) -> int:
         """`agent stop`."""
         return self.workspace.agent("stop", run_id, *arguments).returncode

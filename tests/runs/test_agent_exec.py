@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.frames import Kind, Stream, decode, frames
+from runs.agent.frames import Kind, Stream
 from tests.runs.booted import Workspace, eventually
 from tests.runs.recorded import Runs, given, is_alive, meta_of
 
@@ -217,8 +217,8 @@ def test_a_full_spool_makes_the_program_wait_and_loses_nothing(runs: Runs) -> No
 
     def over() -> bool:
         nonlocal taken
-        taken += _take(runs, run_id)
-        return _sealed(runs, run_id)
+        taken += runs.take_whole_segments(run_id)
+        return runs.is_sealed(run_id)
 
     eventually(over)
     taken += sum(len(event.body) for event in runs.record(run_id).of(Kind.IO_CHUNK))
@@ -273,21 +273,6 @@ def test_a_run_that_cannot_be_recorded_is_not_started(runs: Runs) -> None:
 
 def _bytes_in(runs: Runs, run_id: str) -> int:
     return sum(path.stat().st_size for path in (runs.root / run_id).glob("*.seg"))
-
-
-def _take(runs: Runs, run_id: str) -> int:
-    """Remove the segments that are complete; how many bytes of output were in them."""
-    taken = 0
-    for path in sorted((runs.root / run_id).glob("*.seg"))[:-1]:
-        events = [decode(content) for content in frames(path.read_bytes())]
-        taken += sum(len(event.body) for event in events)
-        path.unlink()
-    return taken
-
-
-def _sealed(runs: Runs, run_id: str) -> bool:
-    events = runs.record(run_id).events
-    return bool(events) and events[-1].kind == Kind.RECORD_SEALED
 
 
 def _parent(pid: int) -> int:

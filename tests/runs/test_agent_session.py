@@ -279,6 +279,40 @@ def test_a_program_that_does_not_read_keeps_nobody_from_being_stopped(
     assert runs.sealed(deaf.run_id).exit["signal"] == "SIGHUP"
 
 
+def test_signals_and_sizes_overtake_input_that_a_program_does_not_take(
+    runs: Runs, session: Opener
+) -> None:
+    deaf = session("sh", "-c", "stty raw -echo; echo here; exec sleep 600")
+    deaf.until_shown(b"here")
+    for _ in range(40):
+        deaf.send(DATA, bytes(65536))
+    deaf.send(RESIZE, b'{"columns": 50, "rows": 20}')
+    deaf.send(SIGNAL, b"TERM")
+    assert deaf.until(EXIT)["signal"] == "SIGTERM"
+    sizes = runs.sealed(deaf.run_id).metas(Kind.TERMINAL_RESIZED)
+    assert sizes[-1] == {"columns": 50, "rows": 20}
+
+
+def test_a_signal_reaches_a_program_that_waits_for_room_in_the_record(
+    runs: Runs, session: Opener
+) -> None:
+    room = {"spoolBytes": 1 << 20, "segmentBytes": 1 << 18}
+    loud = session("sh", "-c", "head -c 3000000 /dev/zero", pty=False, record=room)
+    while len(loud.output()) < 700_000:
+        assert loud.receive()
+    eventually(lambda: len(runs.record(loud.run_id).stream(Stream.STDOUT)) > 850_000)
+    loud.send(DATA, b"not taken")
+    loud.send(SIGNAL, b"TERM")
+    eventually(lambda: runs.record(loud.run_id).metas(Kind.SIGNAL_SENT))
+
+    def over() -> bool:
+        runs.take_whole_segments(loud.run_id)
+        return runs.is_sealed(loud.run_id)
+
+    eventually(over)
+    assert loud.until(EXIT)["signal"] == "SIGTERM"
+
+
 def test_a_session_that_cannot_start_its_program_says_so_and_ends(
     runs: Runs, session: Opener
 ) -> None:
