@@ -12,7 +12,7 @@ import json
 import re
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from .config import ConfigError, _environment, _is_text, _Members
+from .strict import ConfigError, Members, environment, is_text
 
 VERSION = 1
 MAX_BYTES = 32 * 1024 * 1024
@@ -90,19 +90,19 @@ def cells(value: object) -> bool:
     return type(value) is int and 0 < value <= _MAX_CELLS
 
 
-def _top(content: bytes) -> _Members:
+def _top(content: bytes) -> Members:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the spec is not JSON: {error}") from None
-    top = _Members(value, "")
+    top = Members(value, "")
     version = top.take("version")
     if type(version) is not int or version != VERSION:
         top.refuse("version", f"must be {VERSION}")
     return top
 
 
-def _spec(top: _Members, mode: str) -> RunSpec:
+def _spec(top: Members, mode: str) -> RunSpec:
     run_id = top.word("runId")
     if not _UUID.fullmatch(run_id):
         top.refuse("runId", "must be a UUID in lower case")
@@ -111,7 +111,7 @@ def _spec(top: _Members, mode: str) -> RunSpec:
         mode=mode,
         argv=_argv(top),
         cwd=top.optional("cwd"),
-        env=_environment(top),
+        env=environment(top),
         stdin=_bytes(top, "stdin"),
         time_seconds=_optional_seconds(top, "timeSeconds"),
         grace_seconds=top.seconds("graceSeconds"),
@@ -120,8 +120,8 @@ def _spec(top: _Members, mode: str) -> RunSpec:
     )
 
 
-def _record(top: _Members) -> RecordSpec:
-    members = _Members(top.take("record"), top.pointer("record"))
+def _record(top: Members) -> RecordSpec:
+    members = Members(top.take("record"), top.pointer("record"))
     record = RecordSpec(
         policy=members.choice("policy", ["block", "drop"]),
         input=members.choice("input", ["off", "masked", "full"]),
@@ -137,17 +137,17 @@ def _record(top: _Members) -> RecordSpec:
     return record
 
 
-def _argv(top: _Members) -> Tuple[str, ...]:
+def _argv(top: Members) -> Tuple[str, ...]:
     values = top.items("argv")
     for index, value in enumerate(values):
-        if not _is_text(value):
+        if not is_text(value):
             top.refuse(f"argv/{index}", "must be text without NUL")
     if not values or not values[0]:
         top.refuse("argv", "must begin with the name of a program")
     return tuple(values)
 
 
-def _bytes(top: _Members, name: str) -> Optional[bytes]:
+def _bytes(top: Members, name: str) -> Optional[bytes]:
     value = top.take(name)
     if value is None:
         return None
@@ -157,7 +157,7 @@ def _bytes(top: _Members, name: str) -> Optional[bytes]:
         top.refuse(name, "must be null or base64")
 
 
-def _optional_seconds(top: _Members, name: str) -> Optional[float]:
+def _optional_seconds(top: Members, name: str) -> Optional[float]:
     value = top.take(name)
     if value is None:
         return None
@@ -166,7 +166,7 @@ def _optional_seconds(top: _Members, name: str) -> Optional[float]:
     return float(value)
 
 
-def _cells(top: _Members, name: str, default: int) -> int:
+def _cells(top: Members, name: str, default: int) -> int:
     value = top.take(name)
     if value is None:
         return default
