@@ -27,7 +27,7 @@ from .run_start import environment_of_run, record_started
 from .runspec import RunSpec
 from .signals import STOPPING, SignalQueue, name_of
 from .spool import SpoolWriter
-from .stop import ControlSocket, StopRequest, members_of, signal_all
+from .stop import ControlSocket, StopRequest, kill_all, members_of, signal_all
 from .terminal import input_visibility, open_terminal, resize
 
 # How long something that outlives the leader may keep its output open, or its background work.
@@ -125,7 +125,7 @@ class Execution:
             return self._finish()
         except BaseException:
             # Nothing goes on that is not recorded.
-            signal_all(members_of(self.spec.run_id), signal.SIGKILL)
+            kill_all(members_of(self.spec.run_id))
             raise
 
     def _finish(self) -> Dict[str, Any]:
@@ -434,7 +434,11 @@ class Execution:
     def _signal_everything(self, number: int) -> None:
         if self._child is not None and self._leader_runs():
             self._child.signal_group(number)
-        signal_all(members_of(self.spec.run_id, self._observers.pids()), number)
+        members = members_of(self.spec.run_id, self._observers.pids())
+        if number == signal.SIGKILL:
+            kill_all(members)
+        else:
+            signal_all(members, number)
 
 
 def _earliest(moments: List[Optional[float]]) -> Optional[float]:

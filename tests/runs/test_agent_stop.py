@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import stat
+import subprocess
 import uuid
 
 import pytest
 
 from runs.agent.frames import Kind, Stream
+from runs.agent.stop import kill_all
 from tests.runs.booted import Workspace, eventually
 from tests.runs.recorded import Runs, is_alive
 
@@ -83,3 +86,22 @@ def test_only_the_agents_user_can_reach_the_control_socket(runs: Runs) -> None:
     assert stat.S_IMODE((runs.root / run_id).stat().st_mode) == 0o700
     assert runs.stop(run_id) == 0
     runs.sealed(run_id)
+
+
+def test_killing_one_process_of_a_run_kills_those_of_its_group_that_nobody_has_listed() -> None:
+    script = "for i in 1 2 3; do sleep 600 & echo $!; done; echo; wait"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
+        assert leader.stdout is not None
+        children = [int(line) for line in iter(leader.stdout.readline, b"\n")]
+        kill_all([children[0]])
+        # The pipe ends when the last of those that hold it is gone.
+        assert leader.stdout.read() == b""
+        assert leader.wait() == -signal.SIGKILL
+
+
+def test_our_own_group_is_never_killed_as_one() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        kill_all([child.pid])
+        assert child.wait() == -signal.SIGKILL
