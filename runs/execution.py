@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.errors import JobError
+from runs.ingest import meta as metas
 from runs.models import Run
 from workspaces.runtimes.base import RuntimeAdapter
 
 SPEC_REFUSED = 2
 CANNOT_BE_RECORDED = 3
 CALL_SECONDS = 20.0
+MESSAGE_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ def start(adapter: RuntimeAdapter, run: Run, limits: RecordLimits) -> None:
 
 def _message(stdout: bytes, stderr: bytes) -> str:
     try:
-        return str(json.loads(stdout)["message"])
-    except (ValueError, KeyError, TypeError):
-        return stderr[-2000:].decode(errors="replace").strip() or "The agent gave no reason."
+        said = metas.text(json.loads(stdout)["message"], MESSAGE_LENGTH)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        said = ""
+    said = said or metas.text(stderr[-MESSAGE_LENGTH:].decode(errors="replace").strip())
+    return said or "The agent gave no reason."

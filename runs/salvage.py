@@ -36,6 +36,8 @@ BATCH_EVENTS = 2048
 MAX_IDENTITY_BYTES = 64 * 1024
 MAX_SPOOL_BYTES = 4 * 1024**3
 """No spool is larger; what is more comes from a workspace that wants to keep us busy."""
+MAX_FOLDER_BYTES = MAX_SPOOL_BYTES + 64 * 1024**2
+"""A spool, and what its archive and the files beside its segments add."""
 
 _SEGMENT = re.compile(r"\d{20}\.seg")
 
@@ -63,17 +65,17 @@ def drain(read: FileReader, boot_run_id: uuid.UUID, *, seconds: float = DRAIN_SE
         if time.monotonic() > deadline:
             log.warning("drain_out_of_time", boot_run_id=str(boot_run_id))
             return
-        spool_id = _spool_id(read, run)
+        spool_id = _spool_id(read, run, deadline)
         if spool_id is not None:
             _Drain(run, spool_id, deadline).store_all(read)
 
 
-def _spool_id(read: FileReader, run: Run) -> str | None:
+def _spool_id(read: FileReader, run: Run, deadline: float) -> str | None:
     """Return whose spool the run's folder holds; None when there is none to be read."""
     with read(f"{RUNS_DIRECTORY}/{run.pk}/{IDENTITY_NAME}") as chunks:
         if chunks is None:
             return None
-        for _, file in _files(chunks):
+        for _, file in _files(_bounded(chunks, deadline)):
             try:
                 told = json.loads(file.read(MAX_IDENTITY_BYTES))
                 return str(uuid.UUID(told["spoolId"]))
@@ -103,7 +105,7 @@ class _Drain:
                 lambda: store.open_source(number, spool_id), patience=DATABASE_SECONDS
             )
             with read(f"{RUNS_DIRECTORY}/{self._run.pk}") as chunks:
-                for name, file in _files(chunks or iter(())):
+                for name, file in _files(_bounded(chunks or iter(()), self._deadline)):
                     if _SEGMENT.fullmatch(name) and not self._over():
                         self._store_segment(file)
             self._flush()
@@ -160,6 +162,20 @@ class _Drain:
             )
             self._last = appended.last_sequence
             self._stored += appended.events
+
+
+def _bounded(chunks: Iterator[bytes], deadline: float) -> Iterator[bytes]:
+    """Yield the chunks until ``deadline``, and no more than a folder with a whole spool takes.
+
+    Also what is passed over has to be read: a workspace may have put an endless file there.
+    """
+    left = MAX_FOLDER_BYTES
+    for chunk in chunks:
+        if left <= 0 or time.monotonic() > deadline:
+            log.warning("container_archive_given_up", bytes_left=max(left, 0))
+            return
+        left -= len(chunk)
+        yield chunk
 
 
 def _files(chunks: Iterator[bytes]) -> Iterator[tuple[str, IO[bytes]]]:

@@ -16,6 +16,9 @@ HELLO_SECONDS = 20.0
 SILENT_SECONDS = 20.0
 """The agent sends something every five seconds; one that does not is not connected any more."""
 
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading an object out of forged JSON may raise."""
+
 _ACK = struct.Struct("!Q")
 _HELLO_LIMIT = 64 * 1024
 
@@ -129,10 +132,11 @@ class TailChannel:
         try:
             members = json.loads(line)
             return Hello(
-                str(members["spoolId"]),
+                # Only what names a spool: other sources of a record have names of other forms.
+                str(uuid.UUID(members["spoolId"])),
                 int(members["first"]),
                 int(members["last"]),
                 bool(members["sealed"]),
             )
-        except (ValueError, KeyError, TypeError) as exc:
+        except _NOT_OURS as exc:
             raise FrameError("the greeting is not one of ours") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import timedelta
 
@@ -201,6 +202,29 @@ def test_a_run_that_cannot_be_recorded_is_not_started(answer: AgentAnswer, code:
     assert run.error_message in {"no argv", "disk full"}
     assert RunHead.objects.get(pk=run.number).sealed_at is not None
     assert not RunLoss.objects.filter(run_number=run.number).exists()
+
+
+@pytest.mark.parametrize(
+    "said", [b"[" * 100_000, json.dumps({"message": "\0\ud800" + "x" * 10**6}).encode()]
+)
+def test_a_refusal_of_a_forged_agent_is_cut_and_cleaned(said: bytes) -> None:
+    run = record(make_executable(), ScriptedAgent(exec_answer=AgentAnswer(2, said, b"")))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "command-refused")
+    assert 0 < len(run.error_message) <= 2000
+
+
+@pytest.mark.parametrize("spool_id", ["control-plane", "build:1:1", "\ud800", "x" * 1000, ""])
+def test_a_greeting_that_names_no_spool_is_no_source_of_the_record(spool_id: str) -> None:
+    run = make_executable()
+    spool = whole(run)
+    spool.spool_id = spool_id
+
+    run = record(run, ScriptedAgent(to_execute={run.pk: spool}))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+    head = RunHead.objects.get(pk=run.number)
+    assert (head.past_sources, head.event_count) == ([], 1)
 
 
 def test_an_answer_of_the_agent_that_makes_no_sense_is_asked_for_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import tarfile
 import uuid
 from collections.abc import Iterator
@@ -197,6 +198,42 @@ def test_no_more_is_read_than_a_spool_can_hold(
     writer.close()
     drain(reader(tmp_path), run.pk)
     assert 10 < len(stored(run)) < 25
+
+
+def test_an_endless_file_beside_the_segments_ends_the_drain_in_its_time(
+    tmp_path: Path, run: Run
+) -> None:
+    writer = spool_of(tmp_path, run)
+    say(writer, 10)
+    writer.close()
+    whole = reader(tmp_path)
+    served = 0
+
+    @contextlib.contextmanager
+    def endless(path: str) -> Iterator[Iterator[bytes] | None]:
+        with whole(path) as chunks:
+            assert chunks is not None
+            data = b"".join(chunks)
+            if path.endswith("spool.json"):
+                yield chunked(data)
+            else:
+                files = data.rstrip(b"\0")
+                files += bytes(-len(files) % tarfile.BLOCKSIZE)
+                yield itertools.chain(chunked(files), forever())
+
+    def forever() -> Iterator[bytes]:
+        nonlocal served
+        member = tarfile.TarInfo(f"{run.pk}/{'0' * 19}.more")
+        member.size = 2**60
+        yield member.tobuf()
+        while True:
+            served += 1
+            assert served < 10**6
+            yield bytes(256 * 1024)
+
+    drain(endless, run.pk, seconds=0.5)
+
+    assert stored(run) == list(range(1, 12))
 
 
 def test_an_archive_that_is_cut_off_gives_what_it_held(
