@@ -133,6 +133,25 @@ def test_a_container_that_has_ended_does_not_run(place: Place) -> None:
     assert caught.value.code == "runtime-not-running"
 
 
+def test_a_container_that_is_paused_has_not_ended(place: Place) -> None:
+    place.container.pause()
+    try:
+        with pytest.raises(LaunchError) as caught:
+            place.call("true")
+    finally:
+        place.container.unpause()
+    assert caught.value.code == "adapter-unavailable"
+
+
+def test_a_program_that_floods_its_standard_error_holds_nobody_up(place: Place) -> None:
+    flood = ("bash", "-c", "while echo flood; do :; done >&2")
+    with place.open(*flood) as channel:
+        assert [channel.read(0.2) for _ in range(3)] == [None, None, None]
+    with pytest.raises(LaunchError) as caught:
+        place.call(*flood, timeout=2.0)
+    assert caught.value.code == "agent-silent"
+
+
 def test_an_engine_that_never_answers_is_unavailable(silent_engine: str) -> None:
     adapter = DockerAdapter(silent_engine, str(uuid4()), engine_timeout=0.3)
     for use in (

@@ -172,6 +172,9 @@ class DockerAdapter:
             container = self._container(engine, run_id)
             if container is None:
                 raise wire.refusal(404, b"")
+            if container.status == "paused":
+                # It holds everything still, and may go on: that is no end.
+                raise LaunchError("adapter-unavailable", "The workspace's container is paused.")
             try:
                 exec_id = engine.client.api.exec_create(
                     container.id, [boot.AGENT, *arguments], stdin=True, user="root"

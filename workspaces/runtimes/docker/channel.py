@@ -71,6 +71,9 @@ class ExecChannel:
                 if not self._wait(select.POLLIN, deadline):
                     return None
                 self._receive()
+                # Its standard error alone can keep the connection readable for ever.
+                if time.monotonic() >= deadline:
+                    return self._take_pending() or None
 
     def _receive(self) -> None:
         try:
@@ -161,7 +164,7 @@ class ExecChannel:
             if self._ended:
                 break
             ready = self._wait(select.POLLIN | (select.POLLOUT if rest else 0), deadline)
-            if not ready:
+            if not ready or time.monotonic() >= deadline:
                 return None
             if ready & ~select.POLLOUT:
                 self._receive()
