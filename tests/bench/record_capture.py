@@ -61,8 +61,9 @@ def _recorded(runs: Runs, content: Path) -> float:
     session.until(READY)
     session.send(DETACH)
     session.leave()
-    record = runs.sealed(session.run_id)
+    # Its end is waited for without looking: to read the growing record would take half the machine.
     session.end()
+    record = runs.sealed(session.run_id)
     written = sum(
         len(event.body) for event in record.of(Kind.IO_CHUNK) if event.stream == Stream.PTY_OUTPUT
     )
