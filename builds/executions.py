@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from builds.planner.harnesses import HARNESSES
-from builds.standing import standings
-from controlplane.errors import Conflict, Fault, NotFound, ValidationFailed
-from controlplane.serializers import format_timestamp, suggestion
+from builds.standing import require_ready
+from controlplane.errors import Fault, NotFound, ValidationFailed
+from controlplane.serializers import suggestion
 from runs.models import Run
 from runs.services import RunIntent
 from workspaces.models import Attempt, Workspace
 from workspaces.services import get_workspace
-from workspaces.status import SurfacedStatus
 
 CUSTOM = "custom"
 
@@ -40,7 +39,7 @@ def run_intent(*, owner_user_id: str, values: Mapping[str, Any], from_gateway: b
     command = _command(values, attempt, executed=executed)
     recorded = executed or (mode == Run.Mode.INTERACTIVE and from_gateway)
     if recorded:
-        _require_ready(attempt)
+        require_ready(attempt)
     return RunIntent(
         workspace=workspace,
         attempt=attempt if recorded or "attempt_id" in values else None,
@@ -112,24 +111,3 @@ def harness_command(harness_id: str, prompt: str, attempt: Attempt | None) -> li
         else f"A prompt needs one of {', '.join(names)}.{suggestion(harness_id, names)}"
     )
     raise ValidationFailed([Fault("not-allowed", detail, pointer="/harnessId")])
-
-
-def _require_ready(attempt: Attempt | None) -> None:
-    if attempt is None:
-        raise Conflict("Nothing was started in the workspace.", code="workspace-not-ready")
-    standing = standings([attempt])[attempt.pk]
-    if standing.status is SurfacedStatus.READY:
-        return
-    error = Conflict("The workspace is not ready.", code="workspace-not-ready")
-    if standing.reason is not None:
-        reason = standing.reason
-        error = Conflict(
-            f"The workspace is not ready: {reason.message}", code="workspace-not-ready"
-        )
-        error.members["reason"] = {
-            "code": reason.code,
-            "message": reason.message,
-            "since": format_timestamp(reason.since),
-            "next": reason.next,
-        }
-    raise error

@@ -15,6 +15,7 @@ from typing import Any
 from django.conf import settings
 
 from builds.models import BuildJob, Worker
+from controlplane.errors import Conflict
 from controlplane.serializers import format_timestamp
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace
 from workspaces.status import SurfacedStatus, surfaced_status
@@ -124,6 +125,31 @@ def standings(attempts: Iterable[Attempt]) -> dict[uuid.UUID, Standing]:
             attempt, job, runtime, status, _reason(attempt, job, runtime, status, queue)
         )
     return found
+
+
+def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
+    """Return the attempt with its runtime when the workspace can be entered.
+
+    Raises ``Conflict`` (``workspace-not-ready``) otherwise, with ``reason`` in the answer.
+    """
+    if attempt is None:
+        raise Conflict("Nothing was started in the workspace.", code="workspace-not-ready")
+    standing = standings([attempt])[attempt.pk]
+    if standing.status is SurfacedStatus.READY and standing.runtime is not None:
+        return attempt, standing.runtime
+    error = Conflict("The workspace is not ready.", code="workspace-not-ready")
+    if standing.reason is not None:
+        reason = standing.reason
+        error = Conflict(
+            f"The workspace is not ready: {reason.message}", code="workspace-not-ready"
+        )
+        error.members["reason"] = {
+            "code": reason.code,
+            "message": reason.message,
+            "since": format_timestamp(reason.since),
+            "next": reason.next,
+        }
+    raise error
 
 
 class _Queue:

@@ -1,7 +1,7 @@
 """Locks that every process of the installation sees: PostgreSQL advisory locks.
 
 Session locks, so they may be held while other systems are called, and a process that dies gives
-them back with its connection.
+them back with its connection; ``lock_until_commit`` is for one transaction.
 """
 
 from __future__ import annotations
@@ -74,3 +74,9 @@ def _unlock(name: str) -> None:
     except (DatabaseError, InterfaceError):
         # The connection broke, and the lock went with it.
         log.info("advisory_lock_lost", lock=name)
+
+
+def lock_until_commit(name: str) -> None:
+    """Wait for the lock ``name`` and hold it until the surrounding transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_key(name)])

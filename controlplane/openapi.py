@@ -11,11 +11,34 @@ from typing import Any
 from django.http import HttpResponse
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from controlplane.gateway import HEADER, PRINCIPAL_HEADER
 from controlplane.serializers import InputSerializer, OutputSerializer, PatternField, camel_case
+
+OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
+OWNER_REQUIRED = OpenApiParameter(
+    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
+)
+CREATED_LOCATION = OpenApiParameter(
+    "Location", str, OpenApiParameter.HEADER, description="Its own path.", response=[201]
+)
+GATEWAY_TOKEN_REQUIRED = OpenApiParameter(
+    HEADER,
+    str,
+    OpenApiParameter.HEADER,
+    required=True,
+    description="The secret that the installation and its SSH gateway share.",
+)
+PRINCIPAL = OpenApiParameter(
+    PRINCIPAL_HEADER,
+    str,
+    OpenApiParameter.HEADER,
+    required=True,
+    description="The owner whose key the gateway has verified, in UTF-8.",
+)
 
 PROBLEM_EXAMPLE: dict[str, Any] = {
     "type": "urn:controlplane:problem:validation-failed",

@@ -24,6 +24,7 @@ from controlplane.parsers import escape_pointer
 
 CANONICAL_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MAX_SHOWN_NAME = 80
+NAME_MAX_LENGTH = 120
 MAX_UNKNOWN_MEMBERS = 100
 """No answer names more; a body may hold a hundred thousand."""
 
@@ -167,6 +168,25 @@ class TextField(serializers.CharField):
         return super().run_validation(data)
 
 
+class NameField(TextField):
+    """A name for people: runs of blanks count as one."""
+
+    # The joiners that Persian and Indic scripts and composed emoji need.
+    invisible_allowed = "\u200c\u200d"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=NAME_MAX_LENGTH, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the name with single blanks."""
+        if isinstance(data, str):
+            blanks = "".join(" " if unicodedata.category(c) == "Zs" else c for c in data)
+            data = " ".join(word for word in blanks.split(" ") if word)
+            if not data.strip(self.invisible_allowed + " "):
+                self.fail("blank")
+        return super().to_internal_value(data)
+
+
 class PatternField(TextField):
     """A :class:`TextField` that matches ``pattern`` as a whole; ``hint`` says what is expected."""
 
@@ -207,6 +227,16 @@ class TimestampField(serializers.Field[datetime, datetime, str, Any]):
     def to_representation(self, value: datetime) -> str:
         """Return ``value`` cut to milliseconds."""
         return format_timestamp(value)
+
+
+def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:
+    """Return the serializer of a keyset page of ``item``."""
+    members = {
+        "items": item(many=True),
+        "next_cursor": serializers.CharField(required=False),
+        "__doc__": "One page of a list; `nextCursor` leads to the next one, when there is one.",
+    }
+    return type(name, (OutputSerializer,), members)
 
 
 def format_timestamp(value: datetime) -> str:

@@ -413,6 +413,7 @@ SPECTACULAR_SETTINGS = {
         "LossKind": "runs.models.RunLoss.Kind",
         "ReportedChange": "runs.serializers.REPORTED_CHANGES",
         "RecordedChange": "runs.serializers.RECORDED_CHANGES",
+        "SshKeyAlgorithm": "accounts.serializers.KEY_ALGORITHMS",
         "ExportFormat": "runs.serializers.EXPORT_FORMATS",
     },
     "TAGS": [
@@ -423,6 +424,7 @@ SPECTACULAR_SETTINGS = {
             "description": "Requests to start a workspace: each builds an image, publishes and "
             "launches it.",
         },
+        {"name": "SSH keys", "description": "Public keys that people enter workspaces with."},
         {
             "name": "Runs",
             "description": "Pieces of work in workspaces, and the records of what happened.",

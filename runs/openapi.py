@@ -11,10 +11,6 @@ from controlplane.gateway import HEADER
 from runs.reading.export import CONTENT_TYPES
 from runs.serializers import ScrollbackSerializer
 
-OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
-OWNER_REQUIRED = OpenApiParameter(
-    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
-)
 GATEWAY_TOKEN = OpenApiParameter(
     HEADER,
     str,

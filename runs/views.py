@@ -17,8 +17,10 @@ from builds.executions import run_intent
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.gateway import is_gateway
 from controlplane.negotiation import asks_for
+from controlplane.openapi import OWNER_QUERY, OWNER_REQUIRED
 from controlplane.pagination import page
 from controlplane.requests import read
+from controlplane.serializers import page_of
 from runs.fields import INT64_MAX, STREAM_NUMBERS, OffsetField
 from runs.models import Run, RunProcess
 from runs.openapi import (
@@ -28,8 +30,6 @@ from runs.openapi import (
     EXPORT_RESPONSES,
     GATEWAY_TOKEN,
     LOCATION,
-    OWNER_QUERY,
-    OWNER_REQUIRED,
     SCROLLBACK_DESCRIPTION,
     SCROLLBACK_RESPONSES,
     SEQUENCE,
@@ -69,7 +69,6 @@ from runs.services import (
     request_cancel,
     update_reported,
 )
-from workspaces.serializers import page_of
 
 BYTES = "application/octet-stream"
 SHOWN_RANGES = 100

@@ -51,6 +51,18 @@ Records the intent and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` 
 | 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
 """
 
+SSH_TARGET_DESCRIPTION = """\
+For the SSH gateway alone. The token is looked at first.
+
+| Status | `code` | When |
+|---|---|---|
+| 401 | `gateway-token-invalid` | the token is missing or wrong |
+| 401 | `principal-missing` | no header says for whom |
+| 404 | `workspace-not-found` | the principal has no such workspace |
+| 409 | `workspace-not-ready` | `reason` says why, since when and what happens next |
+| 503 | `gateway-token-unset` | the installation has no token |
+"""
+
 CREATE_EXAMPLES = [
     OpenApiExample(
         "The smallest", value={**REQUEST, "spec": SMALLEST_BLUEPRINT}, request_only=True

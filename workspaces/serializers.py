@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-from typing import Any
-
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
@@ -12,6 +9,7 @@ from controlplane.oci_names import REPOSITORY, TAG
 from controlplane.serializers import (
     IdField,
     InputSerializer,
+    NameField,
     OutputSerializer,
     OwnedInputSerializer,
     PatternField,
@@ -21,7 +19,6 @@ from controlplane.serializers import (
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import SurfacedStatus
 
-NAME_MAX_LENGTH = 120
 SOURCE_PROVIDERS = ["github"]
 STARTED_STATUSES = [SurfacedStatus.QUEUED.value]
 RESTART_RELATIONS = [
@@ -34,25 +31,6 @@ RESTART_RELATIONS = [
 @extend_schema_field({"$ref": "#/components/schemas/Blueprint"})
 class BlueprintField(serializers.JSONField):
     """A blueprint; its own parser says what is wrong with it, after the request's other members."""
-
-
-class NameField(TextField):
-    """A name for people: runs of blanks count as one."""
-
-    # The joiners that Persian and Indic scripts and composed emoji need.
-    invisible_allowed = "\u200c\u200d"
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(max_length=NAME_MAX_LENGTH, **kwargs)
-
-    def to_internal_value(self, data: Any) -> str:
-        """Return the name with single blanks."""
-        if isinstance(data, str):
-            blanks = "".join(" " if unicodedata.category(c) == "Zs" else c for c in data)
-            data = " ".join(word for word in blanks.split(" ") if word)
-            if not data.strip(self.invisible_allowed + " "):
-                self.fail("blank")
-        return super().to_internal_value(data)
 
 
 class SelectionSerializer(InputSerializer):
@@ -249,11 +227,22 @@ class EventSerializer(OutputSerializer):
     )
 
 
-def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:
-    """Return the serializer of a keyset page of ``item``."""
-    members = {
-        "items": item(many=True),
-        "next_cursor": serializers.CharField(required=False),
-        "__doc__": "One page of a list; `nextCursor` leads to the next one, when there is one.",
-    }
-    return type(name, (OutputSerializer,), members)
+class TargetRuntimeSerializer(OutputSerializer):
+    """The container of a workspace, as the SSH gateway addresses it."""
+
+    adapter = serializers.CharField()
+    resource_id = serializers.CharField()
+    reference = serializers.CharField()
+    status = serializers.ChoiceField(choices=RuntimeInstance.Status.choices)
+    endpoint = serializers.CharField(help_text="How the adapter reaches it.")
+
+
+class SshTargetSerializer(OutputSerializer):
+    """Where the SSH gateway finds a workspace."""
+
+    workspace_id = serializers.UUIDField()
+    attempt_id = serializers.UUIDField()
+    runtime = TargetRuntimeSerializer()
+    working_directory = serializers.CharField(
+        required=False, help_text="Where sessions begin: the blueprint's working directory."
+    )

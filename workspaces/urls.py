@@ -10,6 +10,7 @@ urlpatterns = [
     path("v1/workspaces/<uuid:workspace_id>", views.WorkspaceDetail.as_view()),
     path("v1/workspaces/<uuid:workspace_id>/attempts", views.WorkspaceAttempts.as_view()),
     path("v1/workspaces/<uuid:workspace_id>/events", views.WorkspaceEvents.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>/ssh-target", views.WorkspaceSshTarget.as_view()),
     path("v1/sandboxes", views.SandboxList.as_view()),
     path("v1/sandboxes/<uuid:sandbox_id>", views.SandboxDetail.as_view()),
 ]

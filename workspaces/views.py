@@ -15,18 +15,26 @@ from rest_framework.views import APIView
 from builds.services import SandboxIntent, StartedSandbox, start_sandbox
 from builds.standing import (
     attempt_members,
+    require_ready,
     sandbox_members,
     standings,
     workspace_members,
 )
 from controlplane.errors import Fault, NotFound, ValidationFailed
+from controlplane.gateway import principal, require_gateway
+from controlplane.openapi import GATEWAY_TOKEN_REQUIRED, OWNER_QUERY, OWNER_REQUIRED, PRINCIPAL
 from controlplane.pagination import list_query, page
 from controlplane.problems import faults_of
 from controlplane.requests import examine, read
-from controlplane.serializers import InputSerializer, TextField
+from controlplane.serializers import InputSerializer, TextField, page_of
 from workspaces.blueprint import Blueprint
 from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
-from workspaces.openapi import ACCEPTED_HEADERS, CREATE_EXAMPLES, START_DESCRIPTION
+from workspaces.openapi import (
+    ACCEPTED_HEADERS,
+    CREATE_EXAMPLES,
+    SSH_TARGET_DESCRIPTION,
+    START_DESCRIPTION,
+)
 from workspaces.serializers import (
     AttemptSerializer,
     EventSerializer,
@@ -34,19 +42,15 @@ from workspaces.serializers import (
     RenameSerializer,
     SandboxRequestSerializer,
     SandboxSerializer,
+    SshTargetSerializer,
     StartedSandboxSerializer,
     WorkspaceRequestSerializer,
     WorkspaceSerializer,
     WorkspaceSummarySerializer,
-    page_of,
 )
 from workspaces.services import get_workspace, rename_workspace
 from workspaces.status import SurfacedStatus
 
-OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
-OWNER_REQUIRED = OpenApiParameter(
-    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
-)
 IDEMPOTENCY_KEY = OpenApiParameter(
     "idempotency-key",
     str,
@@ -361,3 +365,32 @@ def _present_events(rows: Sequence[WorkspaceEvent]) -> list[Any]:
         }
         for event in rows
     ]
+
+
+class WorkspaceSshTarget(APIView):
+    """Where the SSH gateway finds a workspace."""
+
+    @extend_schema(
+        operation_id="workspaces.getSshTarget",
+        tags=["Workspaces"],
+        summary="Tell the SSH gateway where a workspace runs",
+        description=SSH_TARGET_DESCRIPTION,
+        parameters=[GATEWAY_TOKEN_REQUIRED, PRINCIPAL],
+        responses=SshTargetSerializer,
+    )
+    def get(self, request: Request, workspace_id: uuid.UUID) -> Response:
+        """Show where a workspace that is ready runs, to its owner's gateway session."""
+        require_gateway(request)
+        owner = principal(request)
+        if read(request).owner not in (None, owner):
+            raise NotFound("There is no such workspace.", code="workspace-not-found")
+        workspace = get_workspace(workspace_id, owner_user_id=owner)
+        latest = Attempt.objects.filter(workspace=workspace).order_by("-pk").first()
+        attempt, runtime = require_ready(latest)
+        members = {
+            "workspace_id": workspace.pk,
+            "attempt_id": attempt.pk,
+            "runtime": runtime,
+            "working_directory": attempt.spec.get("runtime", {}).get("workingDirectory"),
+        }
+        return Response(SshTargetSerializer(members).data)

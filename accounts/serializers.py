@@ -1,0 +1,86 @@
+"""The wire shapes of SSH keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.fields import empty
+
+from accounts.public_keys import (
+    ALGORITHMS,
+    PublicKey,
+    PublicKeyRefused,
+    parse_public_key,
+    refuse_private_key,
+)
+from controlplane.serializers import (
+    InputSerializer,
+    NameField,
+    OutputSerializer,
+    OwnedInputSerializer,
+    TextField,
+    TimestampField,
+)
+
+MAX_KEY_LENGTH = 16384
+KEY_ALGORITHMS = list(ALGORITHMS)
+
+
+class PublicKeyField(TextField):
+    """One line of an OpenSSH ``.pub`` file; its value is a :class:`PublicKey`."""
+
+    # Tabs part the words of a line, and comments are text for people, as names are.
+    invisible_allowed = "\t\r\n\u200c\u200d"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=MAX_KEY_LENGTH, **kwargs)
+
+    def run_validation(self, data: Any = empty) -> PublicKey:
+        """Return the key; the refusal of a private one comes before any other."""
+        try:
+            if isinstance(data, str):
+                refuse_private_key(data)
+            return parse_public_key(super().run_validation(data))
+        except PublicKeyRefused as exc:
+            raise serializers.ValidationError(str(exc), code=exc.code) from exc
+
+
+@extend_schema_serializer(component_name="RegisterSshKey")
+class SshKeyRequestSerializer(OwnedInputSerializer):
+    """A public key to enter workspaces with."""
+
+    public_key = PublicKeyField(
+        help_text="One line of an OpenSSH `.pub` file: algorithm, base64, and perhaps a comment."
+    )
+    name = NameField(required=False, help_text="The key's comment when absent.")
+
+
+class SshKeySerializer(OutputSerializer):
+    """A registered public key; the key itself is not shown."""
+
+    ssh_key_id = serializers.UUIDField(source="pk")
+    owner_user_id = serializers.CharField()
+    name = serializers.CharField()
+    algorithm = serializers.ChoiceField(choices=KEY_ALGORITHMS)
+    fingerprint = serializers.CharField(help_text="As `ssh-keygen -lf` shows it.")
+    created_at = TimestampField()
+
+
+@extend_schema_serializer(component_name="ResolvePrincipal")
+class PrincipalRequestSerializer(InputSerializer):
+    """The key that a client of the SSH gateway has shown."""
+
+    algo = TextField(help_text="What the client called the algorithm; the key itself decides.")
+    public_key_base64 = TextField(
+        max_length=MAX_KEY_LENGTH, help_text="The key's blob, as in a `.pub` file."
+    )
+
+
+class PrincipalSerializer(OutputSerializer):
+    """Whose key it is."""
+
+    principal_id = serializers.CharField(source="owner_user_id", help_text="The key's owner.")
+    ssh_key_id = serializers.UUIDField(source="pk")
+    fingerprint = serializers.CharField()
