@@ -140,6 +140,13 @@ class Recorder:
             # Not the record's fault, whatever it is: a migration that is still to come, say.
             log.error("record_not_stored", error=type(exc).__name__, reason=str(exc)[:500])
             return False
+        except (StoppedError, claims.LeaseLostError):
+            raise
+        except Exception:
+            # A fault of ours, or a forgery that nobody thought of: without an end the run would
+            # go from worker to worker for ever.
+            log.exception("record_not_understood")
+            return self._give_up_sometime()
 
     def _has_ended(self) -> bool:
         return self._database(lambda: self._endings.head().sealed_at is not None)
@@ -261,6 +268,8 @@ class Recorder:
     def _stop_run(self) -> None:
         """Ask the agent to end the run; when it does not answer, the next look asks again."""
         grace = self._limits.grace_seconds
+        # Also when it cannot be told: a run that is to end does not go on because it is silent.
+        self._last_moment = min(self._last_moment, time.monotonic() + grace)
         arguments = ["stop", str(self._run.pk), "--reason", "cancelled", "--grace", f"{grace:g}"]
         try:
             answer = self._adapter.call_agent(
@@ -271,7 +280,6 @@ class Recorder:
             return
         log.info("run_stop_asked", exit_code=answer.exit_code)
         self._stop_accepted = answer.exit_code in (0, NO_SUCH_RUN)
-        self._last_moment = min(self._last_moment, time.monotonic() + grace)
 
     def _pause(self) -> None:
         """Wait before the next try, longer each time in a row."""
@@ -349,6 +357,16 @@ class Recorder:
         return True
 
     def _end_silent(self) -> bool:
+        """End a run that should be over and is not heard, unless it is the engine that is away.
+
+        Its record may be whole in the workspace.
+        """
+        try:
+            self._adapter.engine_id()
+        except LaunchError as exc:
+            log.info("engine_not_reached", code=exc.code)
+            self._heard = time.monotonic()
+            return False
         cancelled = self._is_cancelled()
         self._database(
             lambda: self._endings.lost("time-limit-exceeded", _SILENT, cancelled=cancelled)

@@ -13,15 +13,16 @@ from django.db.models.functions import Now
 from runs import claims, heartbeats
 from runs.agent.frames import FrameError
 from runs.models import Run, RunHead
-from runs.tail_channel import TailChannel, TailEndedError
+from runs.tail_channel import NOT_OURS, TailChannel, TailEndedError
 from workspaces.models import RuntimeInstance
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
 
 CALL_SECONDS = 20.0
-LEFTOVER_AGE = timedelta(minutes=10)
-"""Workspaces are looked at for this long after a run of theirs has ended."""
+LEFTOVER_AGE = timedelta(days=1)
+"""Workspaces are looked at for this long after a run of theirs has ended: longer than workers, an
+engine or a paused container are away."""
 
 
 def claimable_runs(
@@ -45,7 +46,8 @@ def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:
     """Have workspaces remove spools of records that have ended; return how many.
 
     A worker that dies between its last commit and its acknowledgement leaves such a spool, and so
-    does a record that was ended without its agent.
+    does a record that was ended without its agent: what still runs of that one is stopped, because
+    nobody records it any more.
     """
     ended = Run.objects.filter(
         attempt_id=OuterRef("attempt_id"),
@@ -63,17 +65,39 @@ def _acknowledge_in(adapter: RuntimeAdapter, boot_run_id: uuid.UUID) -> int:
     try:
         answer = adapter.call_agent(boot_run_id, ["runs"], timeout=CALL_SECONDS)
         spools = json.loads(answer.stdout) if answer.exit_code == 0 else []
-    except (LaunchError, ValueError) as exc:
+        last = {
+            uuid.UUID(spool["runId"]): int(spool["lastSequence"]) if spool["sealed"] else None
+            for spool in spools
+        }
+    except (LaunchError, *NOT_OURS) as exc:
+        # One workspace that cannot be asked, or answers nonsense, is not the end of the round.
         log.info("leftovers_not_seen", boot_run_id=str(boot_run_id), reason=type(exc).__name__)
         return 0
-    sealed = {uuid.UUID(spool["runId"]): spool for spool in spools if spool["sealed"]}
-    over = Run.objects.filter(pk__in=sealed, status__in=Run.TERMINAL).filter(
-        Exists(RunHead.objects.filter(run_number=OuterRef("number"), sealed_at__isnull=False))
-    )
-    return sum(
-        _acknowledge(adapter, boot_run_id, run_id, sealed[run_id]["lastSequence"])
-        for run_id in over.values_list("pk", flat=True)
-    )
+    over = Run.objects.filter(
+        Exists(RunHead.objects.filter(run_number=OuterRef("number"), sealed_at__isnull=False)),
+        pk__in=last,
+        attempt__run_id=boot_run_id,
+        status__in=Run.TERMINAL,
+    ).exclude(mode=Run.Mode.BOOT)
+    removed = 0
+    for run_id in list(over.values_list("pk", flat=True)):
+        sequence = last[run_id]
+        if sequence is None:
+            _stop(adapter, boot_run_id, run_id)
+        else:
+            removed += _acknowledge(adapter, boot_run_id, run_id, sequence)
+    return removed
+
+
+def _stop(adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID) -> None:
+    """Stop what runs of a run that has ended; its spool is removed in a later round."""
+    try:
+        adapter.call_agent(
+            boot_run_id, ["stop", str(run_id), "--reason", "stop"], timeout=CALL_SECONDS
+        )
+        log.warning("unrecorded_run_stopped", run_id=str(run_id))
+    except LaunchError as exc:
+        log.info("unrecorded_run_not_stopped", run_id=str(run_id), code=exc.code)
 
 
 def _acknowledge(

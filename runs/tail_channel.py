@@ -16,7 +16,7 @@ HELLO_SECONDS = 20.0
 SILENT_SECONDS = 20.0
 """The agent sends something every five seconds; one that does not is not connected any more."""
 
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading an object out of forged JSON may raise."""
 
 _ACK = struct.Struct("!Q")
@@ -138,5 +138,5 @@ class TailChannel:
                 int(members["last"]),
                 bool(members["sealed"]),
             )
-        except _NOT_OURS as exc:
+        except NOT_OURS as exc:
             raise FrameError("the greeting is not one of ours") from exc

@@ -240,9 +240,17 @@ class Worker:
             with self._lock:
                 self._held[run_id] = held
             # A daemon: the second signal does not wait for it.
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._record, args=(run, held), name=f"run {run_id}", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                # No thread to be had: held by us without a recorder, it would be nobody's.
+                with self._lock:
+                    del self._held[run_id]
+                self._give_back(held)
+                raise
         finally:
             with self._lock:
                 self._claiming.discard(run_id)

@@ -58,6 +58,8 @@ class ScriptedAgent:
     calls: list[tuple[str, ...]] = field(default_factory=list)
     specs: list[dict[str, object]] = field(default_factory=list)
     engine: str = ""
+    engine_away: bool = False
+    runs_answer: bytes | None = None
 
     def _reach(self, arguments: Sequence[str]) -> None:
         self.calls.append(tuple(arguments))
@@ -80,6 +82,8 @@ class ScriptedAgent:
             found = uuid.UUID(arguments[1]) in self.spools
             return AgentAnswer(0 if found else 4, b"", b"")
         assert list(arguments) == ["runs"]
+        if self.runs_answer is not None:
+            return AgentAnswer(0, self.runs_answer, b"")
         told = [
             {
                 "runId": str(run),
@@ -137,6 +141,8 @@ class ScriptedAgent:
 
     def engine_id(self) -> str:
         """Return the engine's name."""
+        if self.engine_away:
+            raise LaunchError("adapter-unavailable", "The engine does not answer.")
         return self.engine
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from runs import claims, store
+from runs import claims, store, sweeper
 from runs.agent.frames import Kind
 from runs.claims import LeaseLostError
 from runs.execution import RecordLimits
@@ -369,6 +369,68 @@ def test_a_run_that_is_silent_long_after_its_time_is_ended() -> None:
 
     run.refresh_from_db()
     assert (run.status, run.error_code) == (Run.Status.FAILED, "time-limit-exceeded")
+
+
+def test_a_run_whose_engine_is_away_is_not_taken_for_silent() -> None:
+    run = make_executable(
+        time_limit_ms=1000, status=Run.Status.RUNNING, started_at=Now() - timedelta(hours=1)
+    )
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, engine_away=True)
+    recorder = Recorder(claim(run), RunControl(), adapter=agent, limits=LIMITS)
+    recorder._heard -= 120
+
+    recorder.record()
+
+    assert_whole(Run.objects.get(pk=run.pk))
+
+
+def test_a_session_whose_agent_says_nothing_is_ended_when_its_end_is_asked_for() -> None:
+    run = make_executable(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
+    silent = LaunchError("agent-silent", "The agent in the workspace gave no answer for 20 s.")
+    control = RunControl()
+    control.cancelled.set()
+    recorder = Recorder(
+        claim(run), control, adapter=ScriptedAgent(unreachable=[silent] * 1000), limits=LIMITS
+    )
+    recorder._heard -= 120
+    recorder._stop_run()
+    recorder._last_moment -= 120
+
+    recorder.record()
+
+    run.refresh_from_db()
+    assert run.status == Run.Status.CANCELLED
+
+
+def test_an_error_that_nobody_thought_of_does_not_keep_a_run_open_for_ever() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(unreachable=[ZeroDivisionError()] * 1000)  # type: ignore[list-item]
+
+    run = record(run, agent)
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+
+
+def test_what_still_runs_of_a_run_that_has_ended_is_stopped() -> None:
+    run = make_executable()
+    store.close_early(run.number, reason="record-lost", detail="Lost.")
+    spool = whole(run)
+    spool.sealed = False
+    agent = ScriptedAgent(spools={run.pk: spool})
+
+    assert sweeper.acknowledge_leftovers(agent) == 0
+    assert ("stop", str(run.pk), "--reason", "stop") in agent.calls
+
+    spool.sealed = True
+    assert sweeper.acknowledge_leftovers(agent) == 1
+    assert agent.spools == {}
+
+
+@pytest.mark.parametrize("told", [b"[7]", b"{}", b'[{"runId":1}]', b"[" * 100_000, b"\xff"])
+def test_a_workspace_that_tells_nonsense_of_its_spools_is_passed_over(told: bytes) -> None:
+    store.close_early(make_executable().number, reason="record-lost", detail="Lost.")
+
+    assert sweeper.acknowledge_leftovers(ScriptedAgent(runs_answer=told)) == 0
 
 
 # ------------------------------------------------------------------------------------- boot runs
