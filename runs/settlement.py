@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from runs.agent.frames import Kind
 from runs.ingest import meta as metas
 from runs.ingest.meta import INT32_MAX
-from runs.models import Run, RunProcess
+from runs.models import Run, RunEvent, RunProcess
+
+START_FAILED = "run-start-failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def _fault(reason: str, code: int | None, signal: str) -> tuple[str, str]:
     if reason == "timeout":
         return "run-timeout", "The time limit of the run was reached."
     if reason == "startFailed":
-        return "run-start-failed", "The command could not be started."
+        return START_FAILED, "The command could not be started."
     if signal:
         return "run-signaled", f"The command was ended by {signal}."
     if code is not None:
@@ -83,7 +86,18 @@ def ended(run: Run, told: Mapping[str, Any]) -> Outcome:
     exit_ = told.get("exit")
     if not isinstance(exit_, Mapping) or exit_.get("reason") == "lost":
         told = {**told, "exit": recorded_exit(run) or exit_}
-    return outcome(run.mode, told)
+    end = outcome(run.mode, told)
+    if end.error_code == START_FAILED:
+        return replace(end, error_message=_start_failure(run) or end.error_message)
+    return end
+
+
+def _start_failure(run: Run) -> str:
+    """Return what the agent said of a command that could not be started; empty when nothing."""
+    started = RunEvent.objects.filter(run_number=run.number, kind=Kind.PROCESS_STARTED)
+    meta = started.order_by("sequence").values_list("meta", flat=True).first()
+    said = metas.text(metas.read(bytes(meta or b"")).get("startFailed"), 500)
+    return f"The command could not be started: {said}." if said else ""
 
 
 def recorded_exit(run: Run) -> dict[str, Any] | None:

@@ -178,7 +178,9 @@ class Derived:
 
     def _stream_closed(self, event: Event, told: Mapping[str, Any]) -> None:
         self.reach(*_place(event), event.offset, event.offset)
-        if told.get("reason") == "abandoned":
+        # Of an input, what the program did not take was never part of the stream.
+        output = event.stream not in (Stream.STDIN, Stream.PTY_INPUT)
+        if told.get("reason") == "abandoned" and output:
             self.losses.append(
                 Loss(
                     "dropped_event",

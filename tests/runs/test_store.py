@@ -130,6 +130,32 @@ def test_a_run_ends_as_its_record_says(
     assert (run.status, run.error_code) == (status, error_code)
 
 
+def test_a_command_that_could_not_be_started_says_why() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    why = "cannot run no-such-program: No such file or directory"
+    source.process(["no-such-program"], startFailed=why)
+    source.sealed(code=127, reason="startFailed")
+    source.append()
+    run.refresh_from_db()
+    assert run.error_message == f"The command could not be started: {why}."
+
+
+def test_input_that_a_program_did_not_take_is_no_loss() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    process = source.process(streams=["stdin", "stdout"])
+    source.output(process, b"taken", stream=Stream.STDIN)
+    source.closed(process, Stream.STDIN, reason="abandoned")
+    source.sealed()
+    source.append()
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+
+
 def test_a_final_run_stays_as_it_is_when_its_record_ends() -> None:
     run = make_run()
     Run.objects.filter(pk=run.pk).settle(Run.Status.CANCELLED)
