@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
@@ -231,6 +231,28 @@ def begin_session(run: Run) -> Run:
     if run.mode != Run.Mode.INTERACTIVE:
         raise refused_transition(run, Run.Status.RUNNING)
     return _move(run, Run.Status.RUNNING, started_at=Now())
+
+
+def end_sessions_not_begun(*, older_than: timedelta) -> int:
+    """End the sessions that were announced ``older_than`` ago and never begun; return how many.
+
+    The gateway that announced them has died, or its client went away before.
+    """
+    waiting = Run.objects.filter(
+        mode=Run.Mode.INTERACTIVE,
+        recorded=True,
+        status=Run.Status.QUEUED,
+        queued_at__lt=Now() - older_than,
+    )
+    return sum(
+        _end_queued(
+            run,
+            status=Run.Status.FAILED,
+            error_code="session-not-begun",
+            error_message="Nobody began the session.",
+        )
+        for run in waiting.order_by("id")[:100]
+    )
 
 
 def update_reported(run: Run, report: Report) -> Run:

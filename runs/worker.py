@@ -40,6 +40,7 @@ from runs.execution import RecordLimits
 from runs.messages import MalformedMessageError, RunRequested, topology
 from runs.models import Run
 from runs.recorder import Recorder, RunControl, StoppedError
+from runs.services import end_sessions_not_begun
 from workspaces.runtimes.base import RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -47,6 +48,8 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS = 1.0
 """How often a worker asks whose end was asked for."""
 CLAIM_THREADS = 4
+ANNOUNCED_FOR = timedelta(minutes=10)
+"""A session that has not begun for so long will not any more."""
 
 
 def _boot_time() -> float:
@@ -352,6 +355,7 @@ class Worker:
             close_old_connections()
             self._guarded("sweep", self._sweep_runs)
             self._guarded("sessions", self._end_sessions)
+            self._guarded("announced", lambda: end_sessions_not_begun(older_than=ANNOUNCED_FOR))
             if self._stopped.wait(self._times.sweep.total_seconds()):
                 break
         connections.close_all()

@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from runs import claims, sweeper
 from runs.claims import LeaseLostError, fence_of
 from runs.models import Run, RunWorker
+from runs.services import end_sessions_not_begun
 from tests.runs.executable import LEASE, boot_run, claim, make_executable, make_run_worker
 from workspaces.models import Attempt, RuntimeInstance
 
@@ -201,6 +202,25 @@ def test_claims_that_no_recorder_knows_of_are_given_back_unless_young() -> None:
 
     assert released == 1
     assert found() == [stray.pk]
+
+
+@pytest.mark.django_db
+def test_a_session_that_was_announced_long_ago_and_never_began_is_ended() -> None:
+    old = make_executable(mode=Run.Mode.INTERACTIVE, queued_at=Now() - timedelta(minutes=11))
+    young = make_executable(mode=Run.Mode.INTERACTIVE)
+    begun = claim(
+        make_executable(
+            mode=Run.Mode.INTERACTIVE,
+            status=Run.Status.RUNNING,
+            queued_at=Now() - timedelta(minutes=11),
+        )
+    )
+
+    assert end_sessions_not_begun(older_than=timedelta(minutes=10)) == 1
+
+    old.refresh_from_db()
+    assert (old.status, old.error_code) == (Run.Status.FAILED, "session-not-begun")
+    assert set(Run.objects.open().values_list("pk", flat=True)) == {young.pk, begun.pk}
 
 
 @pytest.mark.django_db
