@@ -37,14 +37,22 @@ def acknowledge(directory: int, sequence: int) -> int:
             os.pwrite(fd, _ACK.pack(sequence, zlib.crc32(number)), 0)
             os.fdatasync(fd)
         sequence = max(sequence, known)
-        segments = list_segments(directory)
-        for segment, following in zip(segments, segments[1:]):
-            if following.first - 1 > sequence:
-                break
-            _unlink(directory, segment.name)
+        free(directory, sequence)
     finally:
         os.close(fd)
     return sequence
+
+
+def free(directory: int, acknowledged: int) -> None:
+    """Remove the segments that hold nothing newer than what is durably acknowledged, but the last.
+
+    Any number of processes may do so at once.
+    """
+    segments = list_segments(directory)
+    for segment, following in zip(segments, segments[1:]):
+        if following.first - 1 > acknowledged:
+            break
+        _unlink(directory, segment.name)
 
 
 def remove_spool(root: str, run_id: str) -> None:

@@ -25,7 +25,7 @@ EXIT_MISSING = 4
 EXIT_DAMAGED = 5
 
 _KEEPALIVE = bytes(PREFIX.size)
-_KEEPALIVE_SECONDS = 5.0
+KEEPALIVE_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
 _IDLE_AFTER_SECONDS = 2.0
 _IDLE_LOOK_SECONDS = 0.03
@@ -36,14 +36,16 @@ _ACK_BYTES = 8
 _PATIENCE_SECONDS = 0.5
 
 
-def tail(root: str, run_id: str, start: int) -> int:
+def tail(
+    root: str, run_id: str, start: int, *, keepalive_seconds: float = KEEPALIVE_SECONDS
+) -> int:
     """Stream the spool of a run to stdout; the exit codes are in the package's README."""
     try:
         directory = open_folder(os.path.join(root, run_id))
     except FileNotFoundError:
         return EXIT_MISSING
     try:
-        return _Tail(root, run_id, directory, start).run()
+        return _Tail(root, run_id, directory, start, keepalive_seconds).run()
     except (SpoolDamaged, SpoolFailed) as error:
         print(f"agent: {error}", file=sys.stderr)
         return EXIT_DAMAGED
@@ -56,11 +58,14 @@ def tail(root: str, run_id: str, start: int) -> int:
 
 
 class _Tail:
-    def __init__(self, root: str, run_id: str, directory: int, start: int) -> None:
+    def __init__(
+        self, root: str, run_id: str, directory: int, start: int, keepalive_seconds: float
+    ) -> None:
         self._root = root
         self._run_id = run_id
         self._directory = directory
         self._start = start
+        self._keepalive_seconds = keepalive_seconds
         self._sealed_at = 0
         self._acked = read_acknowledged(directory)
         self._claimed = 0
@@ -94,7 +99,7 @@ class _Tail:
                 self._repair()
                 if self._is_gone():
                     return 0
-            if now - spoke >= _KEEPALIVE_SECONDS:
+            if now - spoke >= self._keepalive_seconds:
                 _write(_KEEPALIVE)
                 spoke = now
             if not sent and not self._input_open:
@@ -122,13 +127,12 @@ class _Tail:
 
     def _send(self) -> bool:
         """Pass on what is new, up to one read's worth; whether there was any."""
-        before = self._reader.next_sequence
         batch = self._reader.read()
         if batch is None:
             return False
         data = batch.data
         if batch.last >= self._start:
-            skipped = self._start - before
+            skipped = self._start - batch.first
             _write(data[_end_of(data, skipped) :] if skipped > 0 else data)
         if batch.sealed:
             # Also when the reader has it already: only the acknowledgement was lost then.
@@ -166,6 +170,9 @@ class _Tail:
         now = time.monotonic()
         if now >= self._ack_at or acked == self._sealed_at or not self._input_open:
             self._ack_at = now + _ACK_SECONDS
+            if acked == self._sealed_at:
+                # An end that is committed must not get lost and be written a second time.
+                self._reader.sync()
             self._acked = acknowledge(self._directory, acked)
 
 

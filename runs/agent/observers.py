@@ -20,7 +20,7 @@ from .observe.network import POLL_SECONDS as NETWORK_SECONDS
 from .observe.processes import MOST_RECORDED, POLL_SECONDS, Processes
 from .process import Account
 from .recording import Recording, text_of
-from .spool import open_runs
+from .repair import open_runs
 
 _LOOK_FOR_RUNS_SECONDS = 1.0
 _COUNTED = {"added": "added", "deleted": "deleted", "renamed": "renamed"}
@@ -64,7 +64,12 @@ class Observers:
         if files:
             state = os.path.dirname(os.path.abspath(runs_root))
             self._changes = Changes(
-                self._root, account, state, patch_bytes=patch_bytes, most=max_files
+                self._root,
+                account,
+                state,
+                patch_bytes=patch_bytes,
+                most=max_files,
+                run_id=run_id,
             )
         self._live: Optional[LiveFiles] = None
         self._said: Dict[str, str] = {}

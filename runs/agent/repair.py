@@ -9,7 +9,7 @@ import time
 from typing import List, Set
 
 from .acks import clear_removed
-from .segments import IDENTITY, open_folder, read_json
+from .segments import IDENTITY, SNAPSHOT_FOLDER, open_folder, read_json
 from .spool import SpoolWriter
 from .spool_folder import SpoolBusy, SpoolFailed, SpoolMissing, take_lock
 
@@ -46,7 +46,19 @@ def seal_abandoned(root: str) -> List[str]:
                 sealed.append(run_id)
         except SpoolFailed:
             continue
+    _remove_snapshots(root)
     return sealed
+
+
+def _remove_snapshots(root: str) -> None:
+    """Remove what killed recorders kept to compare with; a recorder that lives holds its lock."""
+    state = os.path.dirname(os.path.abspath(root))
+    for name in os.listdir(state):
+        run_id = name[len(SNAPSHOT_FOLDER) :].rpartition("-")[0]
+        if name.startswith(SNAPSHOT_FOLDER) and not (
+            run_id and has_writer(os.path.join(root, run_id))
+        ):
+            shutil.rmtree(os.path.join(state, name), ignore_errors=True)
 
 
 def repair(root: str, run_id: str) -> bool:

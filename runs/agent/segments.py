@@ -23,6 +23,8 @@ ACKED = "acked"
 SUMMARY = "summary.json"
 RESERVE = "reserve"
 DONE = ".done"
+SNAPSHOT_FOLDER = "snapshot-"
+"""How folders beside the runs begin to be named; the id of the run that they belong to follows."""
 
 READ_BYTES = 1024 * 1024
 
@@ -43,9 +45,10 @@ class Segment(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Whole frames that follow each other: `data[start:end]`, up to sequence `last`."""
+    """Whole frames that follow each other, from sequence `first` up to `last`."""
 
     data: memoryview
+    first: int
     last: int
     sealed: bool
 
@@ -101,7 +104,7 @@ class Reader:
     """Reads the frames of a spool in order, while it grows too.
 
     It holds nothing between two calls but a position, which is always the start of a frame: what
-    was torn there may be cut and written anew.
+    was torn there may be cut and written anew. Sequences are left out only when they were freed.
     """
 
     def __init__(self, directory: int, first: int) -> None:
@@ -170,6 +173,10 @@ class Reader:
             parts.append(part)
             at += len(part)
 
+    def sync(self) -> None:
+        """Wait until the disk has the segment that is being read."""
+        os.fdatasync(self._fd)
+
     def close(self) -> None:
         """Give the descriptor back."""
         if self._fd >= 0:
@@ -206,12 +213,16 @@ class Reader:
             if problem:
                 raise SpoolDamaged(f"{problem}: {self.place}")
             return None
+        first = self.next_sequence
         self._offset += at
         self.next_sequence = sequence
-        return Batch(view[:at], sequence - 1, sealed)
+        return Batch(view[:at], first, sequence - 1, sealed)
 
     def _advance(self) -> bool:
-        """Go to the next segment if there is one. It begins where this one has ended."""
+        """Go to the next segment if there is one. It begins where this one has ended.
+
+        When others had it freed meanwhile, to the oldest that is left: all before is acknowledged.
+        """
         name = segment_name(self.next_sequence)
         if name == self._name:
             return False
@@ -219,12 +230,27 @@ class Reader:
         try:
             self._open(name)
         except FileNotFoundError:
-            return False
+            return self._pass_over_freed()
         left_over = os.fstat(before).st_size > ended
         os.close(before)
         if left_over:
             raise SpoolDamaged(f"torn, though not at the end of the spool: before segment {name}")
         return True
+
+    def _pass_over_freed(self) -> bool:
+        if os.fstat(self._fd).st_nlink:
+            return False
+        before = self._fd
+        for segment in list_segments(self._directory):
+            if segment.first > self.next_sequence:
+                try:
+                    self._open(segment.name)
+                except FileNotFoundError:
+                    continue
+                os.close(before)
+                self.next_sequence = segment.first
+                return True
+        return False
 
     def _open(self, name: str) -> None:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW

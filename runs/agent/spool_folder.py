@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, NamedTuple, Tuple
 
-from .segments import IDENTITY, LOCK, open_folder, read_json
+from .segments import DONE, IDENTITY, LOCK, open_folder, read_json, sync_folder
+from .status import random_uuid, replace_file
 
+_VERSION = 1
 _LOOK_SECONDS = 0.01
 
 
@@ -45,13 +48,61 @@ class SpoolFailed(Exception):
 
 
 def folder_of(root: str, run_id: str) -> str:
+    """Where a run's spool lies; raises SpoolMissing for what can be no run's id."""
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise SpoolMissing(f"{run_id!r} is no run id")
     return os.path.join(root, run_id)
 
 
-def refuse_existing(path: str, done: str, run_id: str) -> None:
-    if os.path.isdir(done):
+def new_folder(
+    root: str, run_id: str, limits: SpoolLimits, mode: str
+) -> Tuple[str, Dict[str, Any]]:
+    """Begin a folder beside those of the runs; returns its path and whose spool it will be.
+
+    Raises SpoolExists and SpoolFailed.
+    """
+    spool_id = random_uuid()
+    fresh = os.path.join(root, ".new-" + spool_id)
+    identity = {
+        "version": _VERSION,
+        "runId": run_id,
+        "spoolId": spool_id,
+        "mode": mode,
+        "spoolBytes": limits.total_bytes,
+        "segmentBytes": limits.segment_bytes,
+    }
+    try:
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.join(root, DONE), mode=0o700, exist_ok=True)
+        _refuse_existing(root, run_id)
+        os.mkdir(fresh, 0o700)
+        replace_file(fresh, IDENTITY, json.dumps(identity).encode("ascii"))
+    except OSError as error:
+        discard(fresh)
+        raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error
+    return fresh, identity
+
+
+def put_in_place(root: str, run_id: str, fresh: str) -> None:
+    """Make a whole new folder that of the run, durably; raises SpoolExists and SpoolFailed."""
+    path = folder_of(root, run_id)
+    try:
+        # Fails when there is one, as that is not empty: of two only one comes to be.
+        os.rename(fresh, path)
+        sync_folder(root)
+    except OSError as error:
+        discard(fresh)
+        _refuse_existing(root, run_id)
+        raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error
+    if os.path.isdir(os.path.join(root, DONE, run_id)):
+        # The run came to its end between the look and the move.
+        discard(path)
+        raise SpoolExists(run_id, "")
+
+
+def _refuse_existing(root: str, run_id: str) -> None:
+    path = folder_of(root, run_id)
+    if os.path.isdir(os.path.join(root, DONE, run_id)):
         raise SpoolExists(run_id, "")
     try:
         directory = open_folder(path)
@@ -82,11 +133,15 @@ def take_lock(directory: int, *, patience: float = 0.0) -> int:
 
 
 def replace_in(directory: int, name: str, content: bytes) -> None:
+    """Replace a file of the folder by a whole one; the name is durable with the folder."""
     temporary = name + ".new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600, dir_fd=directory)
     try:
-        os.write(fd, content)
+        left = memoryview(content)
+        while left:
+            left = left[os.write(fd, left) :]
+        os.fdatasync(fd)
     finally:
         os.close(fd)
     os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)

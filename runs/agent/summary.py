@@ -64,6 +64,12 @@ class Summary:
         if end > total[0]:
             total[0] = end
 
+    def skip(self, through: int, count: int) -> None:
+        """Go on behind events that were committed elsewhere and cannot be read here any more."""
+        self.through = through
+        # Each may have started a process. No number is given out twice.
+        self.processes += count
+
     def totals(self) -> Dict[str, Any]:
         """The members `processes` and `streams` of `recordSealed`."""
         return {

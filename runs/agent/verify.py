@@ -49,7 +49,8 @@ def check(directory: int) -> str:
     # With the first segment missing too, what is not acknowledged must be here.
     if segments and segments[0].first > max(acknowledged, 0) + 1:
         raise SpoolDamaged(f"sequences {acknowledged + 1} to {segments[0].first - 1} are missing")
-    reader = Reader(directory, 1)
+    # Older segments may be freed at any time, and need not be there to the end any more.
+    reader = Reader(directory, acknowledged + 1)
     try:
         last, sealed = read_to_end(reader, segments[-1].name, Summary())
         torn = size_of(directory, reader.segment) - reader.offset

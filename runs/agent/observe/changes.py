@@ -15,6 +15,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from ..process import Account
+from ..segments import SNAPSHOT_FOLDER
 from .diff import Change, compare, compare_with_git
 from .git import Git, GitFailed, PrivateStore, Repository, program
 from .helper import HelperFailed, Message, Send, ask
@@ -55,10 +56,20 @@ class ChangesFailed(Exception):
 
 
 class Changes:
-    """The two snapshots of one run. `state_directory` is root's; a folder is made below it."""
+    """The two snapshots of one run. `state_directory` is root's; a folder is made below it.
+
+    Its name has the run's id, so that it can be removed when this process was killed.
+    """
 
     def __init__(
-        self, root: str, account: Account, state_directory: str, *, patch_bytes: int, most: int
+        self,
+        root: str,
+        account: Account,
+        state_directory: str,
+        *,
+        patch_bytes: int,
+        most: int,
+        run_id: str = "",
     ) -> None:
         self.ignored: Set[str] = set()
         self.seconds = SNAPSHOT_SECONDS
@@ -67,6 +78,7 @@ class Changes:
         self._state_directory = state_directory
         self._patch_bytes = patch_bytes
         self._most = most
+        self._run_id = run_id
         self._holder: Optional[str] = None
         self._repository: Optional[Repository] = None
         self._before: Optional[Manifest] = None
@@ -169,7 +181,8 @@ class Changes:
 
     def _open_holder(self) -> None:
         if self._holder is None:
-            self._holder = tempfile.mkdtemp(prefix="snapshot-", dir=self._state_directory)
+            prefix = SNAPSHOT_FOLDER + self._run_id + "-"
+            self._holder = tempfile.mkdtemp(prefix=prefix, dir=self._state_directory)
             os.mkdir(self._home(), 0o700)
             if os.geteuid() == 0:
                 os.chown(self._home(), self._account.uid, self._account.gid)
