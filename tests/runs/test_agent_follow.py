@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,10 +23,13 @@ RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 class Tail:
     """The subcommand as a process, and its two pipes."""
 
-    def __init__(self, state: Path, start: int) -> None:
-        arguments = ["tail", RUN, "--from", str(start), "--state-dir", str(state)]
+    def __init__(self, state: Path, start: int, *, keepalive_seconds: float | None = None) -> None:
+        program = ["-m", "runs.agent", "tail", RUN, "--from", str(start), "--state-dir", str(state)]
+        if keepalive_seconds is not None:
+            called = f"{str(state / 'runs')!r}, {RUN!r}, 1, keepalive_seconds={keepalive_seconds}"
+            program = ["-c", f"from runs.agent.follow import tail; tail({called})"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runs.agent", *arguments],
+            [sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,8 +68,10 @@ class Tail:
 
 
 @contextmanager
-def tail_of(state: Path, start: int = 1) -> Iterator[Tail]:
-    tail = Tail(state, start)
+def tail_of(
+    state: Path, start: int = 1, *, keepalive_seconds: float | None = None
+) -> Iterator[Tail]:
+    tail = Tail(state, start, keepalive_seconds=keepalive_seconds)
     try:
         yield tail
     finally:
@@ -193,3 +199,57 @@ def test_damage_with_more_behind_it_is_told_after_what_is_sound(tmp_path: Path) 
 def test_a_run_without_a_spool_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     with tail_of(tmp_path) as tail:
         assert tail.process.wait(30) == 4
+
+
+def test_an_idle_tail_sends_empty_frames_and_goes_on_with_what_is_written(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 1)
+    with tail_of(tmp_path, keepalive_seconds=0.01) as tail:
+        assert tail.sequences(1) == [1]
+        assert tail.output.read(4 * PREFIX.size) == bytes(4 * PREFIX.size)
+        add(writer, 1)
+        assert tail.sequences(1) == [2]
+        assert tail.end() == 0
+    writer.close()
+
+
+_WRITE = """
+import sys
+from runs.agent.frames import Kind
+from runs.agent.spool import SpoolLimits, SpoolWriter
+writer = SpoolWriter.create(sys.argv[1], sys.argv[2], SpoolLimits(1 << 18, 1 << 14), "one-shot")
+number = 0
+while True:
+    body = b"%8d" % number * 20
+    if writer.append(Kind.IO_CHUNK, process=1, stream=2, offset=160 * number, body=body):
+        number += 1
+    writer.tick()
+"""
+
+
+def test_a_writer_that_fills_its_spool_is_followed_until_it_is_killed_and_to_the_end(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "runs"
+    with subprocess.Popen([sys.executable, "-c", _WRITE, str(root), RUN]) as writer:
+        while not (root / RUN).exists():
+            assert writer.poll() is None
+        with tail_of(tmp_path) as tail:
+            # Many times what the spool holds: the writer waits for what is acknowledged here.
+            for sequence in range(1, 10_001):
+                event = tail.event()
+                assert event is not None
+                assert event.sequence == sequence
+                assert event.body == b"%8d" % (sequence - 1) * 20
+                if sequence % 100 == 0:
+                    tail.acknowledge(sequence)
+            writer.send_signal(signal.SIGKILL)
+            sequence += 1
+            while (event := tail.event()) is not None:
+                assert event.sequence == sequence
+                if event.kind == Kind.RECORD_SEALED:
+                    assert json.loads(event.meta)["reason"] == "recorder-lost"
+                    assert json.loads(event.meta)["events"] == sequence
+                    tail.acknowledge(sequence)
+                sequence += 1
+            assert tail.process.wait(30) == 0
+    assert not (root / RUN).exists()

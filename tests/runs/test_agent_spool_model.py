@@ -1,7 +1,8 @@
 """Whatever happens to a spool, what was stored stays as it was written, in a dense sequence.
 
-Random schedules of writing, crashing, tearing, opening again, acknowledging and reading, against a
-list of what was written. A disk that is full refuses what does not fit, as the kernel would.
+Random schedules of writing, crashes, outages, opening again, acknowledging and reading, against a
+list of what was written. A disk that is full refuses what does not fit, as the kernel would. Time
+is the test's own. A crash goes on with a copy of the folder, as it was at that moment.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from runs.agent import spool as spool_module
 from runs.agent.acks import acknowledge, read_acknowledged
 from runs.agent.frames import Kind, decode, frames
-from runs.agent.segments import Reader, SpoolDamaged, list_segments, open_folder
+from runs.agent.segments import Reader, Segment, SpoolDamaged, list_segments, open_folder
 from runs.agent.spool import SpoolLimits, SpoolWriter
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
-LIMITS = SpoolLimits(total_bytes=8192, segment_bytes=1024)
+LIMITS = SpoolLimits(total_bytes=4096, segment_bytes=700)
 
 
 class SmallDisk:
@@ -61,55 +65,81 @@ class SmallDisk:
         if self.left is not None:
             self.left += size
 
-    def install(self) -> Callable[[], None]:
-        """Put these in the place of the kernel's; returns what takes them away again."""
-        saved = {name: getattr(os, name) for name in ("write", "posix_fallocate", "unlink")}
-        for name in saved:
-            setattr(os, name, getattr(self, name))
-
-        def restore() -> None:
-            for name, function in saved.items():
-                setattr(os, name, function)
-
-        return restore
+    def install(self) -> ExitStack:
+        """Put these in the place of the kernel's; closing the result takes them away again."""
+        stack = ExitStack()
+        for name in ("write", "posix_fallocate", "unlink"):
+            stack.enter_context(patch.object(os, name, getattr(self, name)))
+        return stack
 
 
 class SpoolMachine(RuleBasedStateMachine):
-    """The model is `stored`: the bodies that were accepted, by sequence."""
+    """The model: the bodies that the spool must hold, by sequence, and what was acknowledged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = tempfile.mkdtemp()
-        self.path = Path(self.root, RUN)
+        self.base = Path(tempfile.mkdtemp())
+        self.lives = 1
         self.disk = SmallDisk()
-        self.restore = self.disk.install()
-        self.writer = SpoolWriter.create(self.root, RUN, LIMITS, "one-shot")
+        self.patched = self.disk.install()
+        self.now = 1.0
+        clock = SimpleNamespace(
+            monotonic=lambda: self.now,
+            monotonic_ns=lambda: int(self.now * 1e9),
+            time_ns=lambda: int(self.now * 1e9),
+        )
+        self.patched.enter_context(patch.object(spool_module, "time", clock))
+        self.writer = SpoolWriter.create(str(self.root), RUN, LIMITS, "one-shot")
         self.alive = True
         self.stored: dict[int, bytes] = {}
+        self.acknowledged = 0
+
+    @property
+    def root(self) -> Path:
+        return self.base / str(self.lives)
+
+    @property
+    def path(self) -> Path:
+        return self.root / RUN
 
     def teardown(self) -> None:
-        self.restore()
+        self.patched.close()
         if self.alive:
             self.writer.close()
-        shutil.rmtree(self.root)
+        shutil.rmtree(self.base)
+
+    def append(self, kind: int, size: int) -> bool:
+        sequence = self.writer.last_sequence + 1
+        assert sequence > self.acknowledged
+        body = bytes([sequence % 251]) * size
+        if self.writer.append(kind, process=1, stream=2, body=body):
+            self.stored[sequence] = body
+        assert self.writer.last_sequence == sequence - (sequence not in self.stored)
+        return sequence in self.stored
 
     @precondition(lambda self: self.alive)
-    @rule(body=st.binary(max_size=700))
-    def append_output(self, body: bytes) -> None:
-        before = self.writer.last_sequence
-        if self.writer.append(Kind.IO_CHUNK, process=1, stream=2, body=body):
-            self.stored[before + 1] = body
-        else:
-            assert self.writer.full_reason in ("spool-full", "disk-full")
-        assert self.writer.last_sequence == before + (before + 1 in self.stored)
+    @rule(size=st.integers(0, 300), count=st.integers(1, 12), flushed=st.booleans())
+    def append_output(self, size: int, count: int, flushed: bool) -> None:
+        for _ in range(count):
+            if not self.append(Kind.IO_CHUNK, size):
+                assert self.writer.full_reason in ("spool-full", "disk-full")
+        if flushed:
+            self.writer.flush()
 
     @precondition(lambda self: self.alive)
-    @rule(body=st.binary(max_size=40))
-    def append_lifecycle(self, body: bytes) -> None:
-        assert self.writer.append(Kind.SIGNAL_SENT, body=body)
-        self.stored[self.writer.last_sequence] = body
+    @rule(size=st.integers(0, 40))
+    def append_lifecycle(self, size: int) -> None:
+        assert self.append(Kind.SIGNAL_SENT, size)
 
-    @precondition(lambda self: self.alive and self.disk.left is None)
+    @rule(seconds=st.sampled_from([0.006, 0.02, 0.11, 0.3]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        if self.alive:
+            self.writer.tick()
+            due = self.writer.deadline()
+            assert due is None or due > self.now
+
+    @precondition(lambda self: self.alive)
     @rule()
     def flush(self) -> None:
         self.writer.flush()
@@ -120,60 +150,71 @@ class SpoolMachine(RuleBasedStateMachine):
         self.writer.sync()
 
     @precondition(lambda self: self.alive)
-    @rule(torn=st.integers(0, 2000), junk=st.binary(max_size=20))
-    def crash(self, torn: int, junk: bytes) -> None:
-        """The batch is lost, and of what was not flushed any number of bytes."""
-        self.writer._let_go()
+    @rule(
+        torn=st.one_of(st.just(0), st.integers(0, 600)),
+        behind=st.sampled_from(["nothing", "zeros", "part", "twice"]),
+    )
+    def crash(self, torn: int, behind: str) -> None:
+        """The batch is lost, and in an outage any part of the last segment; it may end in junk."""
+        before = self.path
+        self.lives += 1
+        shutil.copytree(before, self.path)
+        self.disk.left = None
+        self.writer.close()
+        shutil.rmtree(before)
         self.alive = False
-        directory = open_folder(str(self.path))
-        try:
-            last = self.path / list_segments(directory)[-1].name
-            acknowledged = read_acknowledged(directory)
-        finally:
-            os.close(directory)
-        # What was acknowledged had been written; what is older than that is not torn.
-        keep = self._size_up_to(last, acknowledged)
-        size = last.stat().st_size
-        cut = max(keep, size - torn)
-        with last.open("r+b") as file:
-            file.truncate(cut)
-        if cut < size:
-            with last.open("ab") as file:
-                file.write(junk)
-
-    def _size_up_to(self, path: Path, sequence: int) -> int:
-        size = 0
-        for content in frames(path.read_bytes()):
-            if decode(content).sequence > sequence:
-                break
-            size += 8 + len(content)
-        return size
+        segment = self._segments()[-1]
+        file = self.path / segment.name
+        content = file.read_bytes()
+        content = content[: max(0, len(content) - torn)]
+        whole = list(frames(content))
+        self.kept = segment.first - 1 + len(whole)
+        if behind == "zeros":
+            content += bytes(100)
+        elif behind == "part":
+            content += b"\0\0\0\x39torn"
+        elif behind == "twice" and whole and sum(map(len, whole)) + 8 * len(whole) == len(content):
+            content += content[-len(whole[-1]) - 8 :]
+        file.write_bytes(content)
 
     @precondition(lambda self: not self.alive)
     @rule()
     def reopen(self) -> None:
-        self.disk.left = None
-        self.writer = SpoolWriter.reopen(self.root, RUN)
+        self.writer = SpoolWriter.reopen(str(self.root), RUN)
         self.alive = True
-        last = self.writer.last_sequence
-        assert last >= self._acknowledged()
-        self.stored = {sequence: body for sequence, body in self.stored.items() if sequence <= last}
+        self.stored = {each: body for each, body in self.stored.items() if each <= self.kept}
+        if self.kept < self.acknowledged:
+            # Only what is newer is kept, behind two events that tell of the outage.
+            self.stored = dict.fromkeys((self.acknowledged + 1, self.acknowledged + 2), b"")
+        assert self.writer.last_sequence == max(self.stored, default=self.acknowledged)
+        assert self.writer.last_sequence >= self.acknowledged
 
     @rule(data=st.data())
     def acknowledge_some(self, data: st.DataObject) -> None:
         read = self._read(1)
-        if not read:
-            return
+        if read:
+            # Around the borders of segments it matters most.
+            firsts = [segment.first for segment in self._segments()]
+            borders = {first - before for first in firsts for before in (1, 2)} & set(read)
+            borders.add(max(read))
+            self._acknowledge(data.draw(st.sampled_from(sorted(borders))))
+
+    def _acknowledge(self, sequence: int) -> None:
+        self.acknowledged = max(self.acknowledged, sequence)
+        before = self._segments()
         directory = open_folder(str(self.path))
         try:
-            # Around the borders of segments it matters most.
-            borders = {
-                segment.first - before for segment in list_segments(directory) for before in (1, 2)
-            }
-            chosen = sorted(borders & set(read)) or sorted(read)
-            acknowledge(directory, data.draw(st.sampled_from(chosen)))
+            assert acknowledge(directory, sequence) == self.acknowledged
+            assert read_acknowledged(directory) == self.acknowledged
         finally:
             os.close(directory)
+        following = [segment.first - 1 for segment in before[1:]]
+        kept = [
+            segment
+            for segment, end in zip(before, [*following, None], strict=True)
+            if end is None or end > self.acknowledged
+        ]
+        assert self._segments() == kept
 
     @rule(start=st.integers(1, 60))
     def read_from(self, start: int) -> None:
@@ -194,46 +235,40 @@ class SpoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.alive and self.disk.left is None)
     @rule()
     def everything_that_was_accepted_is_there(self) -> None:
-        self.writer._look_at = 0
-        self.writer.room()
-        self.writer.flush()
+        self._look_and_write()
         read = self._read(1)
         first = min(read, default=self.writer.last_sequence + 1)
-        assert first <= self._acknowledged() + 1
-        assert read == {
-            sequence: body for sequence, body in self.stored.items() if sequence >= first
-        }
+        assert first <= self.acknowledged + 1
+        assert read == {each: body for each, body in self.stored.items() if each >= first}
+        assert self.writer.last_sequence == max(read, default=self.writer.last_sequence)
+
+    @precondition(lambda self: self.alive)
+    @rule(left=st.integers(0, 900), size=st.integers(0, 300), count=st.integers(1, 12))
+    def the_disk_is_full_for_a_moment(self, left: int, size: int, count: int) -> None:
+        self.disk.left = left
+        self.append_output(size, count, True)
+        self.disk.left = None
+        self.everything_that_was_accepted_is_there()
 
     @precondition(lambda self: self.alive and self.disk.left is None)
     @rule()
     def room_comes_back_once_all_is_acknowledged(self) -> None:
-        self.writer._look_at = 0
-        sequence = self.writer.last_sequence + 1
-        if self.writer.append(Kind.IO_CHUNK, body=b"x" * 7000):
-            self.stored[sequence] = b"x" * 7000
-        self.writer._look_at = 0
-        self.writer.room()
-        self.writer.flush()
-        directory = open_folder(str(self.path))
-        try:
-            acknowledge(directory, self.writer.last_sequence)
-        finally:
-            os.close(directory)
-        self.writer._look_at = 0
+        self.append(Kind.IO_CHUNK, 3000)
+        self._look_and_write()
+        if self.writer.last_sequence in self._read(1):
+            self._acknowledge(self.writer.last_sequence)
+        self.now += 1
         assert self.writer.room()
 
-    @invariant()
-    def nothing_is_freed_without_an_acknowledgement(self) -> None:
-        directory = open_folder(str(self.path))
-        try:
-            assert list_segments(directory)[0].first <= read_acknowledged(directory) + 1
-        finally:
-            os.close(directory)
+    def _look_and_write(self) -> None:
+        self.now += 1
+        self.writer.room()
+        self.writer.flush()
 
-    def _acknowledged(self) -> int:
+    def _segments(self) -> list[Segment]:
         directory = open_folder(str(self.path))
         try:
-            return read_acknowledged(directory)
+            return list_segments(directory)
         finally:
             os.close(directory)
 
@@ -257,4 +292,4 @@ class SpoolMachine(RuleBasedStateMachine):
 
 
 TestSpool = SpoolMachine.TestCase
-TestSpool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSpool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

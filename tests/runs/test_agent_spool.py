@@ -1,0 +1,319 @@
+"""The writer of a spool: borders of segments, outages, and a disk that is really full."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runs.agent.acks import acknowledge, read_acknowledged
+from runs.agent.frames import Event, Kind, decode, frames
+from runs.agent.repair import seal_abandoned
+from runs.agent.segments import Reader, list_segments, open_folder
+from runs.agent.spool import SpoolFailed, SpoolLimits, SpoolWriter
+from runs.agent.verify import check
+
+RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
+SMALL = SpoolLimits(1 << 16, 1 << 12)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+class Folder:
+    """The spool as somebody else than its writer sees it."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / RUN
+
+    def firsts(self) -> list[int]:
+        """Where the segments begin."""
+        return sorted(int(path.stem) for path in self.path.glob("*.seg"))
+
+    def acknowledge(self, sequence: int) -> None:
+        """Say that everything up to there is committed."""
+        directory = open_folder(str(self.path))
+        try:
+            acknowledge(directory, sequence)
+        finally:
+            os.close(directory)
+
+    def acknowledged(self) -> int:
+        """What is remembered of that."""
+        directory = open_folder(str(self.path))
+        try:
+            return read_acknowledged(directory)
+        finally:
+            os.close(directory)
+
+    def events(self) -> list[Event]:
+        """Everything that can be read."""
+        directory = open_folder(str(self.path))
+        reader = Reader(directory, 1)
+        found = []
+        try:
+            while (batch := reader.read()) is not None:
+                found += [decode(content) for content in frames(bytes(batch.data))]
+        finally:
+            reader.close()
+            os.close(directory)
+        return found
+
+    def lose(self, events: int) -> None:
+        """Take events from the end of the last segment, as an outage does before a sync."""
+        last = max(self.path.glob("*.seg"))
+        contents = list(frames(last.read_bytes()))
+        os.truncate(last, sum(8 + len(content) for content in contents[: len(contents) - events]))
+
+    def check(self) -> str:
+        """What the offline check says."""
+        directory = open_folder(str(self.path))
+        try:
+            return check(directory)
+        finally:
+            os.close(directory)
+
+
+def three_segments(root: Path) -> SpoolWriter:
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+    for _ in range(3):
+        for _ in range(10):
+            writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x" * 450)
+        writer.flush()
+    return writer
+
+
+def test_a_segment_is_freed_by_the_acknowledgement_of_its_last_event_and_not_before(
+    root: Path,
+) -> None:
+    writer = three_segments(root)
+    folder = Folder(root)
+    before = folder.firsts()
+    assert len(before) >= 3
+    second, third = before[1], before[2]
+    folder.acknowledge(second - 2)
+    assert folder.firsts() == before
+    folder.acknowledge(second - 1)
+    assert folder.firsts() == before[1:]
+    folder.acknowledge(third - 2)
+    assert folder.firsts() == before[1:]
+    folder.acknowledge(third - 1)
+    assert folder.firsts() == before[2:]
+    writer.close()
+
+
+def test_the_last_segment_stays_and_an_older_acknowledgement_changes_nothing(root: Path) -> None:
+    writer = three_segments(root)
+    folder = Folder(root)
+    last = folder.firsts()[-1]
+    folder.acknowledge(writer.last_sequence)
+    folder.acknowledge(1)
+    assert folder.firsts() == [last]
+    assert folder.acknowledged() == writer.last_sequence
+    writer.close()
+
+
+def test_a_reader_passes_over_what_others_had_freed_before_it_came_there(root: Path) -> None:
+    writer = three_segments(root)
+    folder = Folder(root)
+    first, *_, last = folder.firsts()
+    directory = open_folder(str(folder.path))
+    reader = Reader(directory, first)
+    folder.acknowledge(last - 1)
+    found = []
+    while (batch := reader.read()) is not None:
+        found.append((batch.first, batch.last))
+    assert [each[0] for each in found] == [first, last]
+    assert found[0][1] < last - 1
+    assert found[1][1] == writer.last_sequence
+    reader.close()
+    os.close(directory)
+    writer.close()
+
+
+def test_a_sequence_that_was_acknowledged_is_never_given_out_again(root: Path) -> None:
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "boot")
+    writer.append(Kind.PROCESS_STARTED, process=1, meta=b'{"leader":true}')
+    for _ in range(9):
+        writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x")
+    writer.close()
+    folder = Folder(root)
+    folder.acknowledge(8)
+    folder.lose(5)
+    assert folder.events()[-1].sequence == 5
+
+    writer = SpoolWriter.reopen(str(root), RUN)
+    # Each of the three that are gone here may have started a process.
+    assert writer.summary.processes == 4
+    writer.append(Kind.IO_CHUNK, process=5, stream=2, body=b"after")
+    writer.close()
+    told = folder.events()
+    assert [event.sequence for event in told] == [9, 10, 11]
+    assert [event.kind for event in told[:2]] == [Kind.COVERAGE_CHANGED] * 2
+    assert [json.loads(event.meta)["state"] for event in told[:2]] == ["off", "on"]
+    assert folder.check().endswith("open, sound up to sequence 11")
+
+    writer = SpoolWriter.reopen(str(root), RUN)
+    assert writer.last_sequence == 11
+    assert writer.summary.processes == 4
+    writer.close()
+
+
+def test_an_outage_that_took_nothing_acknowledged_leaves_a_dense_sequence(root: Path) -> None:
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "boot")
+    for _ in range(10):
+        writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x")
+    writer.close()
+    folder = Folder(root)
+    folder.acknowledge(5)
+    folder.lose(5)
+    writer = SpoolWriter.reopen(str(root), RUN)
+    assert writer.last_sequence == 5
+    assert writer.append(Kind.SIGNAL_SENT)
+    writer.close()
+    assert [event.sequence for event in folder.events()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_abandoned_record_is_sealed_behind_what_was_acknowledged(root: Path) -> None:
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+    for _ in range(10):
+        writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x")
+    writer.close()
+    folder = Folder(root)
+    folder.acknowledge(10)
+    folder.lose(10)
+    assert seal_abandoned(str(root)) == [RUN]
+    last = folder.events()[-1]
+    assert (last.sequence, last.kind) == (13, Kind.RECORD_SEALED)
+    assert json.loads(last.meta)["events"] == 13
+
+
+def test_a_life_that_ended_while_it_went_past_lost_events_is_gone_on_from(root: Path) -> None:
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "boot")
+    for _ in range(10):
+        writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x")
+    writer.close()
+    folder = Folder(root)
+    folder.acknowledge(10)
+    folder.lose(3)
+    (folder.path / f"{11:020d}.seg").touch()
+    assert "sound up to sequence 10" in folder.check()
+    writer = SpoolWriter.reopen(str(root), RUN)
+    assert writer.last_sequence == 10
+    assert folder.firsts() == [11]
+    writer.close()
+
+
+def test_a_full_disk_refuses_output_and_takes_the_end_of_the_record_and_goes_on_with_room(
+    small_disk: Path,
+) -> None:
+    root = small_disk / "runs"
+    writer = SpoolWriter.create(str(root), RUN, SpoolLimits(1 << 26, 1 << 18), "one-shot")
+    other = small_disk / "other"
+    other.write_bytes(b"x" * 500_000)
+    content = random.Random(3).randbytes(40_000)
+    accepted: list[int] = []
+    refused: list[int] = []
+    for number in range(200):
+        fits = writer.append(Kind.IO_CHUNK, process=1, stream=2, offset=number, body=content)
+        (accepted if fits else refused).append(number)
+        writer.tick()
+        writer.flush()
+    assert accepted
+    assert refused
+    assert writer.full_reason == "disk-full"
+    assert not writer.room()
+
+    # Lifecycle events are taken all the same, however many wait for the disk.
+    for _ in range(100):
+        assert writer.append(Kind.SIGNAL_SENT, body=b"y" * 100)
+    writer.flush()
+
+    other.unlink()
+    refused_before = len(refused)
+    while not writer.room():
+        writer.tick()
+    for number in range(200, 204):
+        fits = writer.append(Kind.IO_CHUNK, process=1, stream=2, offset=number, body=content)
+        (accepted if fits else refused).append(number)
+    assert accepted[-1] >= 200
+
+    for number in range(204, 400):
+        fits = writer.append(Kind.IO_CHUNK, process=1, stream=2, offset=number, body=content)
+        (accepted if fits else refused).append(number)
+        writer.flush()
+    assert len(refused) > refused_before
+    meta = json.dumps({"count": len(refused), "what": "ioChunk", "reason": "disk-full"})
+    assert writer.append(Kind.TELEMETRY_DROPPED, meta=meta.encode())
+    writer.seal({"by": "agent", "reason": "ended", "exit": None})
+
+    events = Folder(root).events()
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    chunks = [event for event in events if event.kind == Kind.IO_CHUNK]
+    assert [event.offset for event in chunks] == accepted
+    assert all(event.body == content for event in chunks)
+    assert sorted(accepted + refused) == list(range(400))
+    assert sum(event.kind == Kind.SIGNAL_SENT for event in events) == 100
+    assert [event.kind for event in events[-2:]] == [Kind.TELEMETRY_DROPPED, Kind.RECORD_SEALED]
+
+
+def test_a_run_that_a_full_disk_cannot_record_leaves_nothing_behind(small_disk: Path) -> None:
+    (small_disk / "other").write_bytes(b"x" * 2_900_000)
+    root = small_disk / "runs"
+    with pytest.raises(SpoolFailed, match="No space left"):
+        SpoolWriter.create(str(root), RUN, SpoolLimits(), "one-shot")
+    assert [path.name for path in root.iterdir()] == [".done"]
+
+
+def test_what_killed_recorders_kept_to_compare_with_goes_at_the_next_boot(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+    living, dead = tmp_path / f"snapshot-{RUN}-ab_c", tmp_path / f"snapshot-{RUN[::-1]}-abc"
+    for folder in (living, dead):
+        (folder / "work").mkdir(parents=True)
+        (folder / "work" / "index").touch()
+    seal_abandoned(str(root))
+    assert living.exists()
+    assert not dead.exists()
+    writer.close()
+    seal_abandoned(str(root))
+    assert not living.exists()
+    assert root.exists()
+
+
+def test_room_returns_when_all_was_acknowledged_before_the_last_segment_could_go(
+    root: Path,
+) -> None:
+    writer = SpoolWriter.create(str(root), RUN, SpoolLimits(4096, 256), "one-shot")
+    while writer.append(Kind.IO_CHUNK, body=b"x" * 50):
+        writer.flush()
+    assert not writer.room()
+    Folder(root).acknowledge(writer.last_sequence)
+    for _ in range(1_000_000):
+        if writer.room():
+            break
+    assert writer.room()
+    directory = open_folder(str(root / RUN))
+    assert len(list_segments(directory)) == 1
+    os.close(directory)
+    writer.close()
