@@ -13,12 +13,23 @@ from runs.models import Run, RunChange
 from runs.reading.rows import fetch
 
 MAX_DIFF_BYTES = 16 * 1024**2
+MAX_FILES = 50_000
+"""More than a run is ever recorded with; a workspace may have forged any number."""
 MAX_OVERLAPPING = 200
 KNOWN_CHANGES = frozenset({"added", "modified", "deleted", "renamed", "metadataChanged"})
 
 _SNAPSHOTS = """
     SELECT kind, meta FROM run_event
     WHERE run_number = %(run)s AND kind = %(kind)s AND kind <> 4 ORDER BY sequence LIMIT 16
+"""
+_PATCHES = """
+    SELECT patch, position FROM (
+        SELECT patch, position, sum(octet_length(patch) + 1) OVER (ORDER BY position) AS total
+        FROM run_change WHERE run_number = %(run)s AND octet_length(patch) > 0
+    ) counted WHERE total <= %(limit)s ORDER BY position
+"""
+_ALL_PATCHES = """
+    SELECT count(*) FROM run_change WHERE run_number = %(run)s AND octet_length(patch) > 0
 """
 
 
@@ -29,8 +40,11 @@ def changes(run: Run) -> dict[str, Any]:
     it is not UTF-8, ``diff`` is the readable form and ``diffBase64`` the exact one. ``exclusive``
     is false when other runs worked in the workspace at the same time: the changes may be theirs.
     """
-    rows = list(RunChange.objects.filter(run_number=run.number).order_by("position"))
+    # Without the patches: together they may be far more than an answer holds.
+    found = RunChange.objects.filter(run_number=run.number).order_by("position").defer("patch")
+    rows = list(found[: MAX_FILES + 1])
     diff, truncated = _diff(run, rows)
+    truncated, rows = truncated or len(rows) > MAX_FILES, rows[:MAX_FILES]
     overlapping = _overlapping(run)
     answer: dict[str, Any] = {
         "files": [_file(row) for row in rows],
@@ -46,15 +60,10 @@ def changes(run: Run) -> dict[str, Any]:
 def _diff(run: Run, rows: list[RunChange]) -> tuple[bytes, bool]:
     if not run.recorded:
         return run.reported_diff.encode(), False
-    parts, size, truncated = [], 0, False
-    for row in rows:
-        patch = bytes(row.patch)
-        truncated = truncated or row.patch_truncated
-        if size + len(patch) > MAX_DIFF_BYTES:
-            truncated = True
-            break
-        parts.append(patch if not patch or patch.endswith(b"\n") else patch + b"\n")
-        size += len(parts[-1])
+    found = fetch(_PATCHES, {"run": run.number, "limit": MAX_DIFF_BYTES})
+    parts = [patch if patch.endswith(b"\n") else patch + b"\n" for patch, _ in found]
+    ((wanted,),) = fetch(_ALL_PATCHES, {"run": run.number})
+    truncated = wanted > len(found) or any(row.patch_truncated for row in rows)
     return b"".join(parts), truncated
 
 
