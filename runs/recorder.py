@@ -33,7 +33,7 @@ from runs.endings import GONE, NOT_RUNNING, Endings
 from runs.execution import RecordLimits, StartUnknownError, time_limit_seconds
 from runs.models import Run
 from runs.salvage import drain_container
-from runs.tail_channel import NO_SUCH_RUN, TailChannel, TailEndedError
+from runs.tail_channel import NO_SUCH_RUN, UNREADABLE, TailChannel, TailEndedError
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -51,6 +51,7 @@ LAST_ACK_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 3.0
 MAX_DAMAGED = 5
+UNREADABLE_SECONDS = 15.0
 """So many connections in a row that bring nothing sound are no accident."""
 NOT_BEGUN_SECONDS = 20.0
 """How long a session that was announced may take to begin."""
@@ -92,6 +93,7 @@ class Recorder:
         self._last_moment = self._began + self._seconds_left()
         self._retry = RETRY_SECONDS
         self._damaged = 0
+        self._unreadable_since = 0.0
         self._stop_accepted = False
 
     def record(self) -> None:
@@ -120,6 +122,8 @@ class Recorder:
             return exc.code in (GONE, NOT_RUNNING) and self._without_container(exc)
         except TailEndedError as exc:
             log.info("tail_ended", reason=str(exc))
+            if exc.exit_code in UNREADABLE:
+                return self._give_up_after_a_while()
             return exc.exit_code == NO_SUCH_RUN and self._not_there()
         except StartUnknownError as exc:
             log.warning("start_unknown", reason=str(exc))
@@ -224,7 +228,7 @@ class Recorder:
         """Commit, then acknowledge; True when that was the end of the record."""
         appended = self._database(lambda: self._append(tail.hello.spool_id, batch))
         self._stored_at = self._heard = time.monotonic()
-        self._retry, self._damaged = RETRY_SECONDS, 0
+        self._retry, self._damaged, self._unreadable_since = RETRY_SECONDS, 0, 0.0
         tail.acknowledge(appended.last_sequence)
         if appended.sealed:
             tail.wait_end(LAST_ACK_SECONDS)
@@ -350,6 +354,16 @@ class Recorder:
         """End a record that cannot be read, and not only once."""
         self._damaged += 1
         return self._damaged >= MAX_DAMAGED and self._end_unreadable(_UNREADABLE)
+
+    def _give_up_after_a_while(self) -> bool:
+        """End a record that the agent itself cannot read, unless that passes.
+
+        It also cannot while the workspace is out of memory or processes.
+        """
+        now = time.monotonic()
+        self._unreadable_since = self._unreadable_since or now
+        lasted = now - self._unreadable_since >= UNREADABLE_SECONDS
+        return lasted and self._end_unreadable(_UNREADABLE)
 
     def _end_unreadable(self, detail: str) -> bool:
         cancelled = self._is_cancelled()

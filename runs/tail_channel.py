@@ -12,6 +12,8 @@ from runs.agent.frames import FrameError, next_frame
 from workspaces.runtimes.base import AgentChannel, RuntimeAdapter
 
 NO_SUCH_RUN = 4
+UNREADABLE = frozenset({1, 2, 5})
+"""How the agent ends when it cannot read the spool: it failed, it refused, it found damage."""
 HELLO_SECONDS = 20.0
 SILENT_SECONDS = 20.0
 """The agent sends something every five seconds; one that does not is not connected any more."""

@@ -54,6 +54,8 @@ class ScriptedAgent:
     damage: list[tuple[int, bytes | None]] = field(default_factory=list)
     """For the next tails: after how many bytes they are cut, or which byte is written there."""
     exec_answer: AgentAnswer | None = None
+    unreadable: list[int] = field(default_factory=list)
+    """For the next tails: the exit code with which the agent says that it cannot read the spool."""
     piece: int = 1 << 16
     calls: list[tuple[str, ...]] = field(default_factory=list)
     specs: list[dict[str, object]] = field(default_factory=list)
@@ -113,6 +115,8 @@ class ScriptedAgent:
         spool = self.spools.get(uuid.UUID(run))
         if spool is None:
             return Tailed(b"", 4)
+        if self.unreadable:
+            return Tailed(b"", self.unreadable.pop(0))
         hello = {
             "version": 1,
             "runId": run,

@@ -180,6 +180,26 @@ def test_a_record_that_is_damaged_for_good_ends_with_what_could_be_read() -> Non
     assert early_close(run) == RunHead.objects.get(pk=run.number).last_sequence
 
 
+@pytest.mark.parametrize("exit_code", [1, 2, 5])
+def test_a_spool_that_the_agent_cannot_read_any_more_ends_the_run(
+    exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runs.recorder.UNREADABLE_SECONDS", 0.0)
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreadable=[exit_code] * 1000)
+
+    run = record(run, agent)
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+
+
+def test_a_spool_that_the_agent_can_read_again_is_read_to_its_end() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreadable=[1, 5, 1])
+
+    assert_whole(record(run, agent))
+
+
 def test_an_engine_that_is_away_for_a_moment_is_waited_for() -> None:
     run = make_executable()
     agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreachable=[AWAY, AWAY])
