@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
 from .frames import Confidence, Kind
+from .masking import Masker
 from .meta import encode_meta
-
-if TYPE_CHECKING:
-    from .recording import Recording
+from .spool import SpoolWriter
 
 CHUNK_BYTES = 32768
 COALESCE_SECONDS = 0.02
@@ -18,10 +17,37 @@ HIDDEN_SECONDS = 1.0
 tells something about it."""
 
 
+class Record(Protocol):
+    """What a stream needs of the record that it is part of; `Recording` is it."""
+
+    writer: SpoolWriter
+    masker: Masker
+
+    def event(
+        self,
+        kind: int,
+        meta: Dict[str, Any],
+        *,
+        process: int = 0,
+        stream: int = 0,
+        method: int = ...,
+        confidence: int = ...,
+        offset: int = 0,
+        body: bytes = b"",
+    ) -> bool:
+        """Append an event; False when there was no room for it."""
+
+    def may_drop(self) -> bool:
+        """Whether output without room is left out now, instead of waited for."""
+
+    def forget(self, stream: RecordedStream) -> None:
+        """The stream has told its end."""
+
+
 class RecordedStream:
     """One stream of one process: raw bytes in, events of the record out."""
 
-    def __init__(self, recording: Recording, process: int, stream: int, method: int) -> None:
+    def __init__(self, recording: Record, process: int, stream: int, method: int) -> None:
         self.process = process
         self.stream = stream
         self.offset = 0
