@@ -200,7 +200,10 @@ class _Stream:
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """Return ``size`` bytes, fewer only at the end."""
+        """Return ``size`` bytes, fewer only at the end; raise ``ReadError`` behind it.
+
+        Nothing, as files say it, would not do: who skips a member reads until it is over.
+        """
         pieces, missing = [self._rest], size - len(self._rest)
         while missing > 0:
             chunk = next(self._chunks, b"")
@@ -209,5 +212,7 @@ class _Stream:
             pieces.append(chunk)
             missing -= len(chunk)
         data = b"".join(pieces)
+        if not data and size > 0:
+            raise tarfile.ReadError("the archive was cut off")
         self._rest = data[size:]
         return data[:size]
