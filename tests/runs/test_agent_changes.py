@@ -197,6 +197,29 @@ def test_patches_and_entries_have_limits_and_say_so(repository: Path, tmp_path: 
     assert difference.counts == {"added": 4}
 
 
+def test_a_folder_that_became_a_link_to_elsewhere_is_not_followed(
+    repository: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "not-of-this-run").write_text("x")
+    compared = Compared(tmp_path, repository)
+    repository.rename(tmp_path / "aside")
+    repository.symlink_to(elsewhere)
+    with pytest.raises(ChangesFailed, match="a link to elsewhere"):
+        compared.end()
+
+
+def test_a_folder_that_has_always_been_a_link_is_looked_at(
+    repository: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(repository)
+    compared = Compared(tmp_path, link)
+    (repository / "fresh").write_text("x")
+    assert compared.kinds() == {"fresh": "added"}
+
+
 def test_a_snapshot_that_takes_too_long_fails_and_a_comparison_needs_one(
     repository: Path, tmp_path: Path
 ) -> None:

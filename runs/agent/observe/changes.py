@@ -81,12 +81,14 @@ class Changes:
         self._run_id = run_id
         self._holder: Optional[str] = None
         self._repository: Optional[Repository] = None
+        self._place = ""
         self._before: Optional[Manifest] = None
         self._before_ns = 0
 
     def begin(self) -> Snapshot:
         """Take the first snapshot; raises ChangesFailed."""
         started, self._before_ns = time.monotonic(), time.time_ns()
+        self._place = os.path.realpath(self._root)
         answer = self._ask(lambda send: _begin(send, self._root, self._home()))
         told: Dict[str, Any] = answer[0][0]
         if told["repository"] is not None:
@@ -100,6 +102,9 @@ class Changes:
         before = self._before
         if before is None:
             raise ChangesFailed("there was no snapshot before the run")
+        if os.path.realpath(self._root) != self._place:
+            # What lies there now is not what the run found changed; it may be the whole system.
+            raise ChangesFailed("the folder has become a link to elsewhere")
         started = time.monotonic()
         failure = ""
         try:
