@@ -38,6 +38,7 @@ from builds.models import BuildJob, LeaseLostError, Worker
 from builds.pipeline import JobControl, JobRunner, ShutdownError
 from builds.reconciler import reconcile
 from builds.settlement import fail_claimed_job
+from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
 from controlplane.errors import JobError
 
@@ -147,7 +148,7 @@ class BuildWorker:
 
     def _on_connection(self, connection: BaseDatabaseWrapper, **_: object) -> None:
         # So that others can close what is left of us when we stand still.
-        sweeper.name_session(connection, self.worker_id)
+        sessions.name_session(connection, self.worker_id)
 
     def _on_tick(self) -> None:
         """On the main thread, about twice a second: act on signals, and end when drained."""
@@ -384,7 +385,7 @@ class BuildWorker:
 
     def _end_sessions(self) -> None:
         if self._may_judge():
-            sweeper.end_sessions_of_dead_workers(stale=self._times.stale)
+            sessions.end_sessions_of_dead_workers(Worker, stale=self._times.stale)
 
     def _reconcile(self) -> None:
         result = reconcile(

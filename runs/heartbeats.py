@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import structlog
-from django.db import connection, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import transaction
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
@@ -15,8 +14,6 @@ from runs.models import Run, RunWorker
 log = structlog.get_logger(__name__)
 
 FORGET_WORKERS_AFTER = timedelta(days=1)
-SESSION_NAME_LENGTH = 63
-"""PostgreSQL cuts longer names; the end of a worker's id is what is unique."""
 
 
 def beat(worker_id: str, *, hostname: str, pid: int, capacity: int, draining: bool) -> None:
@@ -61,36 +58,6 @@ def expire_leases_of_dead_workers(*, stale: timedelta) -> int:
     if ended:
         log.warning("leases_of_dead_workers_ended", runs=ended)
     return ended
-
-
-def end_sessions_of_dead_workers(*, stale: timedelta) -> int:
-    """Close the database connections of workers that stopped beating ``stale`` ago.
-
-    A process that stands still, or whose machine is gone, keeps its connections open and with them
-    its locks. One that wakes up connects anew. Returns how many connections there were.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FILTER (WHERE pg_terminate_backend(session.pid))"
-            " FROM pg_stat_activity AS session JOIN runs_runworker AS worker"
-            " ON session.application_name = right(worker.worker_id, %s)"
-            " WHERE worker.seen_at <= now() - make_interval(secs => %s)"
-            " AND session.usename = current_user AND session.datname = current_database()",
-            [SESSION_NAME_LENGTH, stale.total_seconds()],
-        )
-        row = cursor.fetchone()
-    ended = int(row[0]) if row else 0
-    if ended:
-        log.warning("sessions_of_dead_workers_ended", sessions=ended)
-    return ended
-
-
-def name_session(session: BaseDatabaseWrapper, worker_id: str) -> None:
-    """Give a database connection the name of its worker, as far as a name may be long."""
-    with session.cursor() as cursor:
-        cursor.execute(
-            "SELECT set_config('application_name', %s, false)", [worker_id[-SESSION_NAME_LENGTH:]]
-        )
 
 
 def forget_workers() -> int:

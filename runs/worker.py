@@ -32,13 +32,14 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
 from controlplane.errors import JobError
 from runs import claims, heartbeats, sweeper
 from runs.claims import Fence, LeaseLostError
 from runs.execution import RecordLimits
 from runs.messages import MalformedMessageError, RunRequested, topology
-from runs.models import Run
+from runs.models import Run, RunWorker
 from runs.recorder import Recorder, RunControl, StoppedError
 from runs.services import end_sessions_not_begun
 from workspaces.runtimes.base import RuntimeAdapter
@@ -157,7 +158,7 @@ class Worker:
 
     def _on_connection(self, connection: BaseDatabaseWrapper, **_: object) -> None:
         # So that others can close what is left of us when we stand still.
-        heartbeats.name_session(connection, self.worker_id)
+        sessions.name_session(connection, self.worker_id)
 
     def _on_tick(self) -> None:
         """On the main thread, about twice a second: act on signals, and end when drained."""
@@ -398,4 +399,4 @@ class Worker:
 
     def _end_sessions(self) -> None:
         if self._may_judge():
-            heartbeats.end_sessions_of_dead_workers(stale=self._times.stale)
+            sessions.end_sessions_of_dead_workers(RunWorker, stale=self._times.stale)

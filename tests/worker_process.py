@@ -39,15 +39,14 @@ def environment(**changes: str) -> dict[str, str]:
     }
 
 
-class WorkerProcess:
-    """A build worker as a process of its own; its log is kept for messages."""
+class CommandProcess:
+    """A management command as a process of its own; its log is kept for messages."""
 
-    def __init__(self, log: Path, *, max_jobs: int | None = None, **changes: str) -> None:
+    def __init__(self, log: Path, *command: str, **changes: str) -> None:
         self.log = log
-        limit = () if max_jobs is None else ("--max-jobs", str(max_jobs))
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "buildworker", *limit],
+                [sys.executable, "manage.py", *command],
                 cwd=ROOT,
                 env=environment(**changes),
                 stdin=subprocess.DEVNULL,
@@ -77,6 +76,14 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             return self.process.wait()
+
+
+class WorkerProcess(CommandProcess):
+    """A build worker."""
+
+    def __init__(self, log: Path, *, max_jobs: int | None = None, **changes: str) -> None:
+        limit = () if max_jobs is None else ("--max-jobs", str(max_jobs))
+        super().__init__(log, "buildworker", *limit, **changes)
 
 
 def eventually(look: Callable[[], T], *, what: str, timeout: float = 60.0, every: float = 0.1) -> T:

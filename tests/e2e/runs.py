@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -92,6 +93,21 @@ class Place:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.worker.told[-4000:]}") from None
         return self.read(run)
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Have the run worker stand still for the block, so that spools fill."""
+        self.worker.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.worker.process.send_signal(signal.SIGCONT)
+
+    def waits_sealed(self, run: str) -> bool:
+        """Whether the whole record of a run lies in the workspace and waits to be taken over."""
+        boot = Run.objects.get(pk=self.started.answer["runId"]).pk
+        answer = configured_adapter().call_agent(boot, ["runs"], timeout=20)
+        return any(found["runId"] == run and found["sealed"] for found in json.loads(answer.stdout))
 
     def completed(self, run: str) -> Any:
         """Wait until the run has ended, which it has to with nothing of it missing."""

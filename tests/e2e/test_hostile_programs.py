@@ -9,10 +9,11 @@ import pytest
 from django.db import connection
 from pytest_django.fixtures import Settings
 
-from runs.agent.channel import FromClient
+from runs.agent.channel import ToClient
 from runs.models import Run
 from tests.e2e.conftest import GitServer, Stack
 from tests.e2e.runs import GATEWAY_TOKEN, RECORD, REPOSITORY, Place, place_of
+from tests.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 
@@ -86,9 +87,11 @@ def test_what_does_not_fit_a_small_spool_is_declared_byte_by_byte(
     record = {**RECORD, "policy": "drop", "spoolBytes": 256 * 1024, "segmentBytes": 64 * 1024}
     lines = 400_000
     script = f"for number in range({lines}): print('%015d' % number)"
-    session = place.session("python3", "-c", script, record=record)
-    session.send(FromClient.DETACH)
-    session.close()
+    with place.unrecorded():
+        session = place.session("python3", "-c", script, record=record)
+        session.until(ToClient.EXIT)
+        session.close()
+        eventually(lambda: place.waits_sealed(session.run), what="the program ends")
     place.ended(session.run)
 
     kept = place.output(session.run)
