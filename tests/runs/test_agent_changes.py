@@ -83,6 +83,39 @@ def test_dirt_from_before_the_run_is_no_change_and_commits_during_it_are(
     assert compared.kinds() == {"kept": "modified"}
 
 
+def test_a_rebase_during_the_run_leaves_what_differs_in_the_end(
+    repository: Path, tmp_path: Path
+) -> None:
+    git(repository, "branch", "upstream")
+    (repository / "mine").write_text("mine\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "mine")
+    compared = Compared(tmp_path, repository)
+    git(repository, "checkout", "-q", "-b", "work")
+    git(repository, "checkout", "-q", "upstream")
+    (repository / "theirs").write_text("theirs\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "theirs")
+    git(repository, "checkout", "-q", "work")
+    git(repository, "rebase", "-q", "upstream")
+    git(repository, "commit", "-q", "--amend", "-m", "mine, in other words")
+    assert compared.kinds() == {"theirs": "added"}
+
+
+@pytest.mark.slow
+def test_one_change_among_twenty_thousand_files_is_found(repository: Path, tmp_path: Path) -> None:
+    for folder in range(200):
+        (repository / f"{folder}").mkdir()
+        for number in range(100):
+            (repository / f"{folder}" / f"{number}").write_text(f"{folder}/{number}\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "many")
+    compared = Compared(tmp_path, repository, most=20_000)
+    (repository / "77" / "7").write_text("changed\n")
+    (repository / "78" / "8").unlink()
+    assert compared.kinds() == {"77/7": "modified", "78/8": "deleted"}
+
+
 def test_a_change_of_dirt_is_shown_against_the_dirt(repository: Path, tmp_path: Path) -> None:
     (repository / "dirt").write_text("one\n")
     compared = Compared(tmp_path, repository)
