@@ -13,10 +13,12 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import re
 import secrets as stdlib_secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dj_database_url
 from environs import Env, EnvValidationError, validate
@@ -71,6 +73,52 @@ def _positive(name: str, default: int) -> int:
     return value
 
 
+def _port(name: str, default: int) -> int:
+    value: int = env.int(name, default, validate=validate.Range(min=1, max=65_535))
+    return value
+
+
+def _zero_or_more(name: str, default: int) -> int:
+    value: int = env.int(name, default, validate=validate.Range(min=0))
+    return value
+
+
+def _words(name: str, default: list[str], word: str) -> list[str]:
+    """Return the comma-separated words of ``name``; each matches the pattern ``word``."""
+    value: list[str] | None = env.list(name, default, subcast=str.strip, validate=_each(word))
+    return [item for item in value or () if item]
+
+
+def _each(word: str) -> Callable[[list[str]], None]:
+    def check(items: list[str]) -> None:
+        wrong = [item for item in items if item and not re.fullmatch(word, item)]
+        if wrong:
+            raise ValidationError(f"Not valid here: {', '.join(map(repr, wrong))}.")
+
+    return check
+
+
+def _reachable(bound: str) -> str:
+    """Return the host of a URL at which this machine reaches what listens on ``bound``."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104
+    return f"[{host}]" if ":" in host else host
+
+
+def _base_url(value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or parts.query or parts.fragment or parts.username is not None:
+        raise ValidationError("Must be an http or https address without account, query and #.")
+
+
+def _shown_text(value: str) -> None:
+    if any(not character.isprintable() and character not in "\n\t" for character in value):
+        raise ValidationError("Must not hold control characters.")
+
+
 def _network(value: str) -> None:
     try:
         ipaddress.IPv4Network(value)
@@ -97,14 +145,10 @@ SVC_INSTANCE_ID: str = env.str(
     "SVC_INSTANCE_ID", "svc", validate=validate.Regexp(r"^[a-z0-9][a-z0-9-]{0,62}\Z")
 )
 SVC_VERSION: str = env.str("SVC_VERSION", SVC_RELEASE)
+SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
 SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "127.0.0.1")
-SVC_API_PORT = _positive("SVC_API_PORT", 4000)
-SVC_SSH_HOST: str = env.str("SVC_SSH_HOST", "localhost")
-SVC_SSH_PORT = _positive("SVC_SSH_PORT", 2222)
-SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX: str = env.str(
-    "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX", "ws", validate=validate.Regexp(r"^[A-Za-z0-9_.]+\Z")
-)
-SVC_WEB_PORT = _positive("SVC_WEB_PORT", 3000)
+SVC_API_PORT = _port("SVC_API_PORT", 4000)
+SVC_WEB_PORT = _port("SVC_WEB_PORT", 3000)
 SVC_WEB_URL: str = env.str("SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT}")
 SVC_WEB_TRUSTED_ORIGINS: list[str] = env.list(
     "SVC_WEB_TRUSTED_ORIGINS",
@@ -179,6 +223,50 @@ RUN_CHANGES_PATCH_BYTES = _positive("RUN_CHANGES_PATCH_BYTES", 1024**2)
 RUN_CHANGES_MAX_FILES = _positive("RUN_CHANGES_MAX_FILES", 20_000)
 SVC_RECORD_SIGNING_KEY = _secret("SVC_RECORD_SIGNING_KEY", check=_credentials_key)
 
+# ---------------------------------------------------------------- the SSH gateway
+SVC_SSH_HOST: str = env.str("SVC_SSH_HOST", "localhost")
+SVC_SSH_PORT = _port("SVC_SSH_PORT", 2222)
+SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX: str = env.str(
+    "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX", "ws", validate=validate.Regexp(r"^[A-Za-z0-9_.]+\Z")
+)
+SSH_GATEWAY_BANNER: str = env.str(
+    "SSH_GATEWAY_BANNER", "Welcome. This session is recorded.", validate=_shown_text
+)
+SSH_GATEWAY_API_BASE_URL: str = env.str(
+    "SSH_GATEWAY_API_BASE_URL",
+    f"http://{_reachable(SVC_BIND_HOST)}:{SVC_API_PORT}",
+    validate=_base_url,
+)
+SSH_GATEWAY_HOST_KEY_PATH = Path(
+    env.str("SSH_GATEWAY_HOST_KEY_PATH", str(SVC_DATA_DIR / "ssh" / "host_ed25519_key"))
+)
+SSH_GATEWAY_RECORD_POLICY: str = env.str(
+    "SSH_GATEWAY_RECORD_POLICY", "require", validate=validate.OneOf(["require", "off"])
+)
+SSH_GATEWAY_ACCEPT_ENV = _words(
+    "SSH_GATEWAY_ACCEPT_ENV",
+    ["LANG", "LC_*", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "NO_COLOR"],
+    r"[A-Za-z_*?][A-Za-z0-9_*?]*",
+)
+SSH_GATEWAY_FORWARD_HOSTS = _words(
+    "SSH_GATEWAY_FORWARD_HOSTS", ["localhost", "127.0.0.1", "::1"], r"\*|[A-Za-z0-9_.:-]+"
+)
+SSH_GATEWAY_LOGIN_GRACE_MS = _positive("SSH_GATEWAY_LOGIN_GRACE_MS", 30_000)
+SSH_GATEWAY_IDLE_TIMEOUT_MS = _zero_or_more("SSH_GATEWAY_IDLE_TIMEOUT_MS", 43_200_000)
+SSH_GATEWAY_KEEPALIVE_MS = _positive("SSH_GATEWAY_KEEPALIVE_MS", 15_000)
+SSH_GATEWAY_KEEPALIVE_COUNT = _positive("SSH_GATEWAY_KEEPALIVE_COUNT", 4)
+SSH_GATEWAY_DISCONNECT_GRACE_MS = _zero_or_more("SSH_GATEWAY_DISCONNECT_GRACE_MS", 10_000)
+SSH_GATEWAY_MAX_CONNECTIONS = _positive("SSH_GATEWAY_MAX_CONNECTIONS", 1_000)
+SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL = _positive(
+    "SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL", 256
+)
+SSH_GATEWAY_MAX_CHANNELS = _positive("SSH_GATEWAY_MAX_CHANNELS", 64)
+SSH_GATEWAY_MAX_LOGINS = _positive("SSH_GATEWAY_MAX_LOGINS", 128)
+SSH_GATEWAY_MAX_KEYS = _positive("SSH_GATEWAY_MAX_KEYS", 6)
+SSH_GATEWAY_FAILED_LOGINS = _positive("SSH_GATEWAY_FAILED_LOGINS", 10)
+SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS = _positive("SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS", 60_000)
+SSH_GATEWAY_DRAIN_MS = _zero_or_more("SSH_GATEWAY_DRAIN_MS", 5_000)
+
 # ---------------------------------------------------------------- limits of one build and launch
 WORKSPACE_SOURCE_TIMEOUT_MS = _positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
 WORKSPACE_SOURCE_MAX_BYTES = _positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)
@@ -209,7 +297,6 @@ SVC_BASE_IMAGES: dict[str, str] = {
 SVC_DEFAULT_OS_FAMILY: str = env.str(
     "SVC_DEFAULT_OS_FAMILY", "debian", validate=validate.OneOf(sorted(SVC_BASE_IMAGES))
 )
-SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
 
 # ---------------------------------------------------------------- limits of one request
 SVC_MAX_BODY_BYTES = _positive("SVC_MAX_BODY_BYTES", 1024 * 1024)

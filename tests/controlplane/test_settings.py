@@ -49,10 +49,26 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         "WORKSPACE_BUILD_QUEUE_PREFETCH": 1,
         "WORKSPACE_BUILD_JOB_LEASE_DURATION_MS": 900_000,
         "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX": "ws",
+        "SSH_GATEWAY_RECORD_POLICY": "require",
+        "SSH_GATEWAY_API_BASE_URL": "http://127.0.0.1:4000",
+        "SSH_GATEWAY_FORWARD_HOSTS": ["localhost", "127.0.0.1", "::1"],
         "SVC_CREDENTIALS_KEY": "",
     }
     shown = ", ".join(f"s.{name}" for name in names)
     assert value_of(f"[{shown}]", {}) == list(names.values())
+
+
+NOT_VALID_FOR_THE_GATEWAY = {
+    "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX": "a-b",
+    "SSH_GATEWAY_BANNER": "red: \x1b[31m",
+    "SSH_GATEWAY_API_BASE_URL": "http://user@api.example",
+    "SSH_GATEWAY_RECORD_POLICY": "sometimes",
+    "SSH_GATEWAY_ACCEPT_ENV": "LANG, A=B",
+    "SSH_GATEWAY_FORWARD_HOSTS": "localhost, a b",
+    "SSH_GATEWAY_IDLE_TIMEOUT_MS": "-1",
+    "SSH_GATEWAY_DRAIN_MS": "soon",
+    "SSH_GATEWAY_MAX_KEYS": "0",
+}
 
 
 def test_every_fault_is_told_at_once() -> None:
@@ -67,10 +83,12 @@ def test_every_fault_is_told_at_once() -> None:
             "SVC_LOG_LEVEL": "LOUD",
             "DEFAULT_RUNTIME_ADAPTER": "k8s",
             "SVC_INSTANCE_ID": "Not An Id",
+            **NOT_VALID_FOR_THE_GATEWAY,
         }
     )
     assert done.returncode != 0
     for name in (
+        *NOT_VALID_FOR_THE_GATEWAY,
         "SVC_API_PORT",
         "SVC_SSH_PORT",
         "WORKSPACE_CPUS",
@@ -143,3 +161,29 @@ def test_origins_that_are_not_origins_are_a_failed_check() -> None:
     )
     assert done.returncode != 0
     assert "web.example" in done.stderr
+
+
+def test_the_names_the_gateway_takes_over_are_a_list() -> None:
+    shown = "[s.SSH_GATEWAY_ACCEPT_ENV, s.SSH_GATEWAY_FORWARD_HOSTS]"
+    given = {"SSH_GATEWAY_ACCEPT_ENV": "LANG , LC_*,", "SSH_GATEWAY_FORWARD_HOSTS": "*"}
+    assert value_of(shown, given) == [["LANG", "LC_*"], ["*"]]
+    assert value_of(shown, dict.fromkeys(given, "")) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("bound", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:4001"),  # noqa: S104 - read, not bound
+        ("::", "http://[::1]:4001"),
+        ("10.0.0.7", "http://10.0.0.7:4001"),
+        ("fd00::7", "http://[fd00::7]:4001"),
+    ],
+)
+def test_the_gateway_finds_the_api_of_its_machine_wherever_it_listens(bound: str, url: str) -> None:
+    given = {"SVC_BIND_HOST": bound, "SVC_API_PORT": "4001"}
+    assert value_of("s.SSH_GATEWAY_API_BASE_URL", given) == url
+
+
+def test_the_gateways_host_key_lies_in_the_data_directory(tmp_path: Path) -> None:
+    found = value_of("str(s.SSH_GATEWAY_HOST_KEY_PATH)", {"SVC_DATA_DIR": str(tmp_path)})
+    assert found == str(tmp_path / "ssh" / "host_ed25519_key")
