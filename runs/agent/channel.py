@@ -1,14 +1,29 @@
-"""The framed channel of a session: u8 type, u32 length (big endian), payload, both ways."""
+"""The frames of a session: u8 type, u32 channel, u32 length (big endian), payload, both ways.
+
+Channel 0 is the connection; the client numbers the others from 1 up. The gateway imports this
+module too, so that both ends speak the same bytes.
+"""
 
 from __future__ import annotations
 
 import os
 import struct
-from typing import Iterator, List, NamedTuple
+from collections import deque
+from typing import Deque, List, NamedTuple, Optional, Union
 
-HEADER = struct.Struct("!BI")
+HEADER = struct.Struct("!BII")
+WINDOW = struct.Struct("!I")
+INITIAL_WINDOW = 2 * 1024 * 1024
+"""How many bytes each side of a channel may send before it is granted more."""
+GRANT_BYTES = INITIAL_WINDOW // 4
+"""How much must have been consumed before a window is granted."""
+MAX_DATA = 256 * 1024
+"""A frame of data carries at most so much."""
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
-_READ_BYTES = 65536
+
+_READ_BYTES = 256 * 1024
+_GATHERED_BUFFERS = 64
+_COPIED_BYTES = 1024
 
 
 class FromClient:
@@ -20,6 +35,9 @@ class FromClient:
     RESIZE = 3
     SIGNAL = 4
     DETACH = 5
+    OPEN = 6
+    WINDOW = 7
+    CLOSE = 8
 
 
 class ToClient:
@@ -30,29 +48,87 @@ class ToClient:
     STDERR = 18
     EXIT = 19
     ERROR = 20
+    OPENED = 21
+    EOF = 22
+    REFUSED = 23
+    WINDOW = 24
 
 
 class ChannelError(Exception):
-    """The client does not speak this protocol; the message says what was wrong."""
+    """The other side does not speak this protocol; the message says what was wrong."""
 
 
 class Frame(NamedTuple):
-    """One message of the channel."""
+    """One message."""
 
     type: int
+    channel: int
     payload: bytes
 
 
-class FrameReader:
+def encode_frame(kind: int, channel: int, payload: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    return HEADER.pack(kind, channel, len(payload)) + payload
+
+
+class FrameDecoder:
     """Takes bytes as they come, gives whole frames."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._start = 0
+        self._later: List[bytes] = []
+        self._size = 0
+        self._wanted = HEADER.size
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._later.append(data)
+        self._size += len(data)
+
+    def take(self) -> Optional[Frame]:
+        """The next whole frame, None when it has not arrived yet.
+
+        Raises ChannelError for a length that no frame has.
+        """
+        if self._size < self._wanted:
+            return None
+        if len(self._buffer) - self._start < self._wanted:
+            self._join()
+        kind, channel, length = HEADER.unpack_from(self._buffer, self._start)
+        if length > MAX_PAYLOAD_BYTES:
+            raise ChannelError(f"a frame of {length} bytes; {MAX_PAYLOAD_BYTES} are allowed")
+        whole = HEADER.size + length
+        if self._size < whole:
+            self._wanted = whole
+            return None
+        if len(self._buffer) - self._start < whole:
+            self._join()
+        end = self._start + whole
+        payload = self._buffer[self._start + HEADER.size : end]
+        self._start = end
+        self._size -= whole
+        self._wanted = HEADER.size
+        return Frame(kind, channel, payload)
+
+    def _join(self) -> None:
+        """Make one buffer of what is left; happens once or twice per frame, never per read."""
+        with memoryview(self._buffer) as view, view[self._start :] as left:
+            self._buffer = b"".join([left, *self._later])
+        self._start = 0
+        self._later = []
+
+
+class FrameReader:
+    """Frames from a descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.ended = False
-        self._buffer = bytearray()
+        self._decoder = FrameDecoder()
 
     def read(self) -> bool:
-        """Read once, and say whether something came; at the end of the channel `ended` is set."""
+        """Read once, and say whether something came; at the end of the stream `ended` is set."""
         try:
             part = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -61,21 +137,13 @@ class FrameReader:
             part = b""
         if not part:
             self.ended = True
-        self._buffer += part
-        return bool(part)
+            return False
+        self._decoder.feed(part)
+        return True
 
-    def frames(self) -> Iterator[Frame]:
-        """The whole frames that have arrived. Raises ChannelError for a length that none has."""
-        while len(self._buffer) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self._buffer)
-            if length > MAX_PAYLOAD_BYTES:
-                raise ChannelError(f"a frame of {length} bytes; {MAX_PAYLOAD_BYTES} are allowed")
-            end = HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            payload = bytes(self._buffer[HEADER.size : end])
-            del self._buffer[:end]
-            yield Frame(kind, payload)
+    def take(self) -> Optional[Frame]:
+        """As FrameDecoder.take."""
+        return self._decoder.take()
 
 
 class FrameWriter:
@@ -85,32 +153,40 @@ class FrameWriter:
         self.fd = fd
         self.broken = False
         self.pending = 0
-        self._parts: List[bytes] = []
+        self._parts: Deque[Union[bytes, memoryview]] = deque()
 
-    def send(self, kind: int, payload: bytes) -> None:
-        """Append a frame and send what can be sent."""
+    def send(self, kind: int, channel: int, payload: bytes = b"") -> None:
+        """Append a frame; `flush` sends it."""
         if self.broken:
             return
-        self._parts.append(HEADER.pack(kind, len(payload)) + payload)
-        self.pending += HEADER.size + len(payload)
-        self.flush()
+        header = HEADER.pack(kind, channel, len(payload))
+        if len(payload) <= _COPIED_BYTES:
+            self._parts.append(header + payload)
+        else:
+            self._parts.append(header)
+            self._parts.append(payload)
+        self.pending += len(header) + len(payload)
 
     def flush(self) -> None:
         """Send what the client takes now."""
-        while self._parts:
-            part = self._parts[0]
+        parts = self._parts
+        while parts:
+            gathered = [parts[index] for index in range(min(len(parts), _GATHERED_BUFFERS))]
             try:
-                written = os.write(self.fd, part)
+                written = os.writev(self.fd, gathered)
             except BlockingIOError:
                 return
             except OSError:
                 self.give_up()
                 return
             self.pending -= written
-            if written == len(part):
-                del self._parts[0]
-            else:
-                self._parts[0] = part[written:]
+            while written:
+                part = parts[0]
+                if written < len(part):
+                    parts[0] = memoryview(part)[written:]
+                    break
+                written -= len(part)
+                parts.popleft()
 
     def give_up(self) -> None:
         """Nobody reads any longer."""
