@@ -22,6 +22,7 @@ ARCH = OsFamily(
         "openssh",
         "procps-ng",
         "python",
+        "rsync",
         "shadow",
         "sudo",
         "tar",

@@ -19,7 +19,8 @@ class OsFamily:
     libc: Literal["glibc", "musl"]
     base_packages: tuple[str, ...]
     """In every image, whatever the blueprint says: what the agent, the harnesses' installers and
-    people at a terminal need. They are one constant layer that all blueprints share."""
+    people at a terminal need, and what SSH clients start in a workspace: an SFTP server, ``scp``
+    and ``rsync``. They are one constant layer that all blueprints share."""
     anchors: str
     """The folder whose certificates the system's tools add to the trusted ones."""
     certificates: str

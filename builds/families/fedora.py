@@ -21,8 +21,11 @@ FEDORA = OsFamily(
         "gzip",
         "less",
         "openssh-clients",
+        # The SFTP server has no package of its own; nothing starts the daemon.
+        "openssh-server",
         "procps-ng",
         "python3",
+        "rsync",
         "shadow-utils",
         "sudo",
         "tar",

@@ -58,6 +58,11 @@ def test_the_packages_and_what_always_belongs_are_installed(rich_image: str) -> 
     assert len(found.splitlines()) == 11
 
 
+def test_what_ssh_clients_start_in_a_workspace_is_there(bare_image: str) -> None:
+    found = images.run(bare_image, "command -v scp rsync /usr/lib/openssh/sftp-server")
+    assert len(found.splitlines()) == 3
+
+
 def test_a_custom_harness_is_installed_after_the_packages(rich_image: str) -> None:
     assert images.run(rich_image, "mine").startswith("jq-")
 
