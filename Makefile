@@ -13,7 +13,7 @@ TEST_RUN := $(UP) run --test --
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test lint format bench-builds bench-record schema \
+.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-migrations lint-schema
 
 help: ## list the targets
@@ -84,3 +84,10 @@ bench-builds: ## measure the build path against its floors (not a test)
 bench-record: ## measure the execution record against its floors (not a test)
 	@$(UP) prepare-test
 	@$(TEST_RUN) python -m tests.bench.record
+
+# Options: make bench-ssh BENCH_ARGS="--quick logins bulk"
+BENCH_ARGS ?=
+
+bench-ssh: ## measure the SSH gateway against sshd in one container (not a test)
+	@$(UP) prepare-test
+	@$(TEST_RUN) python -m tests.bench.ssh $(BENCH_ARGS)

@@ -1,0 +1,302 @@
+"""``make bench-ssh``: our gateway against ``sshd`` in the same container. Not a test.
+
+Every way in is measured in turn, by the same client with the same options, so that a busy machine
+is busy for all of them. A figure that misses its target is said to, and nothing fails for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from tests.bench.figures import Figure, table
+
+if TYPE_CHECKING:
+    from tests.bench.ssh_clients import Transfer
+    from tests.bench.ssh_place import Place, Side
+
+CONNECT = 1.5
+BULK = 0.5
+ECHO_SECONDS = 0.005
+RECORDING = 0.85
+_PAUSE_SECONDS = 0.005
+_WARM_KEYS = 50
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often and how much."""
+
+    logins: int = 15
+    rounds: int = 3
+    mib: int = 256
+    terminal_mib: int = 96
+    keys: int = 2000
+    sessions: int = 200
+
+
+QUICK = Effort(logins=5, rounds=2, mib=32, terminal_mib=16, keys=300, sessions=20)
+
+
+class Observation(Figure):
+    """A figure without a target."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The figure as a line of the table."""
+        return (*super().cells[:-2], "", "")
+
+
+@dataclass
+class Samples:
+    """What was measured for one thing, by way in."""
+
+    of: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, side: Side, value: float) -> None:
+        """Take one measurement."""
+        self.of.setdefault(side.name, []).append(value)
+
+    def median(self, side: Side) -> float:
+        """Return the middle one."""
+        return median(self.of[side.name])
+
+    def percentile(self, side: Side, percent: int) -> float:
+        """Return the value that so many percent do not exceed."""
+        return quantiles(self.of[side.name], n=100, method="inclusive")[percent - 1]
+
+    def shown(self, side: Side, unit: float, name: str) -> str:
+        """Return the median and, behind it, where the middle half lies."""
+        values = [value / unit for value in self.of[side.name]]
+        middle = f"{median(values):.0f} {name}"
+        if len(values) < 2:
+            return middle
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return f"{middle} ({low:.0f}-{high:.0f})"
+
+
+def logins(place: Place, effort: Effort) -> list[Figure]:
+    """Logins: until the prompt is there, and a command from beginning to end."""
+    from tests.bench.ssh_clients import command, prompt
+    from tests.bench.ssh_place import CIPHER
+
+    figures = []
+    kinds: dict[str, Callable[..., float]] = {"prompt": prompt, "`true`": command}
+    taken = {(kind, cipher): Samples() for kind in kinds for cipher in (CIPHER, None)}
+    for number in range(effort.logins):
+        for (kind, cipher), samples in taken.items():
+            for side in _turn(place.sides, number):
+                samples.add(side, kinds[kind](side, cipher=cipher))
+                place.rest()
+    for (kind, cipher), samples in taken.items():
+        ratio = samples.median(place.recorded) / samples.median(place.sshd)
+        figures.append(
+            Figure(
+                f"connect to {kind}, {_cipher(cipher)}, median of {effort.logins}",
+                samples.shown(place.recorded, 0.001, "ms"),
+                samples.shown(place.sshd, 0.001, "ms"),
+                ratio,
+                f"<= {CONNECT}x",
+                ratio <= CONNECT,
+            )
+        )
+        off = samples.median(place.unrecorded)
+        figures.append(
+            Observation(
+                "  recording on, against off",
+                samples.shown(place.recorded, 0.001, "ms"),
+                samples.shown(place.unrecorded, 0.001, "ms"),
+                samples.median(place.recorded) / off,
+                "",
+                True,
+            )
+        )
+    return figures
+
+
+def bulk(place: Place, effort: Effort) -> list[Figure]:
+    """Large transfers both ways."""
+    from tests.bench.ssh_clients import Transfer
+    from tests.bench.ssh_place import CIPHER, FILE, RANDOM_FILE
+
+    size = effort.mib << 20
+    noise = os.urandom(1 << 18)
+    plans: list[tuple[Transfer, str | None]] = [
+        (Transfer("down, text", size, FILE), CIPHER),
+        (Transfer("down, random", size, RANDOM_FILE), CIPHER),
+        (Transfer("up, zeros", size, content=bytes(1 << 18)), CIPHER),
+        (Transfer("up, random", size, content=noise), CIPHER),
+        (Transfer("down, terminal", effort.terminal_mib << 20, FILE, terminal=True), CIPHER),
+        (Transfer("down, text", size, FILE), None),
+        (Transfer("up, random", size, content=noise), None),
+    ]
+    figures = []
+    taken = [Samples() for _ in plans]
+    for number in range(effort.rounds):
+        for (transfer, cipher), samples in zip(plans, taken, strict=True):
+            # Without a cipher named, only what is compared with sshd.
+            sides = place.sides if cipher else place.sides[:2]
+            for side in _turn(sides, number):
+                samples.add(side, transfer.rate(side, cipher=cipher))
+                place.rest()
+    for (transfer, cipher), samples in zip(plans, taken, strict=True):
+        name = f"{transfer.name}, {transfer.size >> 20} MiB"
+        figures += _rates(place, name, cipher, samples)
+    return figures
+
+
+def _rates(place: Place, name: str, cipher: str | None, samples: Samples) -> list[Figure]:
+    ours = samples.median(place.recorded)
+    shown = samples.shown(place.recorded, 1e6, "MB/s")
+    ratio = ours / samples.median(place.sshd)
+    floor = samples.shown(place.sshd, 1e6, "MB/s")
+    name = f"{name}, {_cipher(cipher)}"
+    figures = [Figure(name, shown, floor, ratio, f">= {BULK}x", ratio >= BULK)]
+    if cipher:
+        ratio = ours / samples.median(place.unrecorded)
+        floor = samples.shown(place.unrecorded, 1e6, "MB/s")
+        target = f">= {RECORDING}x"
+        name = "  recording on, against off"
+        figures.append(Figure(name, shown, floor, ratio, target, ratio >= RECORDING))
+    return figures
+
+
+def echo(place: Place, effort: Effort) -> list[Figure]:
+    """A key and its echo: one session for each way in, open all the time, keys in turn."""
+    from tests.bench.ssh_clients import Keyboard, client
+
+    samples = Samples()
+    with ExitStack() as stack:
+        keyboards = {}
+        for side in place.sides:
+            process = stack.enter_context(client(side, "-tt", Keyboard.SCRIPT))
+            keyboards[side.name] = Keyboard(process)
+        for number in range(effort.keys + _WARM_KEYS):
+            for side in _turn(place.sides, number):
+                taken = keyboards[side.name].press(b"x")
+                if number >= _WARM_KEYS:
+                    samples.add(side, taken)
+            time.sleep(_PAUSE_SECONDS)
+    place.rest()
+    p99 = {side.name: samples.percentile(side, 99) for side in place.sides}
+    more = p99["recorded"] - p99["sshd"]
+    on, off = samples.median(place.recorded), samples.median(place.unrecorded)
+    return [
+        Figure(
+            f"echo of a key, p99 of {effort.keys}",
+            _fine(p99["recorded"]),
+            _fine(p99["sshd"]),
+            p99["recorded"] / p99["sshd"],
+            f"<= +{ECHO_SECONDS * 1000:.0f} ms",
+            more <= ECHO_SECONDS,
+        ),
+        Observation(
+            f"echo of a key, p50 of {effort.keys}",
+            _fine(on),
+            _fine(samples.median(place.sshd)),
+            on / samples.median(place.sshd),
+            "",
+            True,
+        ),
+        Figure(
+            "  recording on, against off (p50, speed)",
+            f"{_fine(on)}, p99 {_fine(p99['recorded'])}",
+            f"{_fine(off)}, p99 {_fine(p99['unrecorded'])}",
+            off / on,
+            f">= {RECORDING}x",
+            off / on >= RECORDING,
+        ),
+    ]
+
+
+def idle(place: Place, effort: Effort) -> list[Figure]:
+    """Sessions that nobody uses."""
+    from tests.bench.ssh_idle import LIMIT_MIB, measure
+
+    cost = measure(place, effort.sessions)
+    return [
+        Figure(
+            f"memory of the gateway for each of {cost.sessions} idle sessions",
+            f"{cost.gateway:.2f} MiB",
+            f"{cost.gateway_before:.0f} MiB without any",
+            None,
+            f"<= {LIMIT_MIB:.0f} MiB",
+            cost.gateway <= LIMIT_MIB,
+        ),
+        Observation(
+            "  memory in the container, each",
+            f"{cost.container:.1f} MiB in {cost.processes:.1f} processes",
+            f"{cost.sshd:.1f} MiB",
+            cost.container / cost.sshd,
+            "",
+            True,
+        ),
+        Observation(
+            "  memory of the run worker, each", f"{cost.run_worker:.2f} MiB", "", None, "", True
+        ),
+        Observation(
+            "  processor time of all of them while idle",
+            f"gateway {cost.gateway_cpu:.0f} %, container {cost.container_cpu:.0f} %",
+            "",
+            None,
+            "",
+            True,
+        ),
+    ]
+
+
+def _turn(sides: tuple[Side, ...], number: int) -> Iterable[Side]:
+    """Let each of them be first as often as the others."""
+    first = number % len(sides)
+    return sides[first:] + sides[:first]
+
+
+def _cipher(cipher: str | None) -> str:
+    return "default cipher" if cipher is None else cipher.partition("@")[0]
+
+
+def _fine(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"
+
+
+MEASURES: dict[str, Callable[[Place, Effort], list[Figure]]] = {
+    "logins": logins,
+    "bulk": bulk,
+    "echo": echo,
+    "idle": idle,
+}
+
+
+def main() -> int:
+    """Measure and print the table; a figure that misses its target is no failure."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
+    import django
+
+    django.setup()
+    from tests.bench.database import bench_database
+    from tests.bench.ssh_place import place
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", choices=[*MEASURES, []], help="measure these only")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, rough figures")
+    options = parser.parse_args()
+    effort = QUICK if options.quick else Effort()
+    figures: list[Figure] = []
+    with bench_database(), place(effort.mib << 20) as found:
+        for name in options.only or list(MEASURES):
+            started = time.monotonic()
+            figures += MEASURES[name](found, effort)
+            sys.stderr.write(f"{name}: {time.monotonic() - started:.0f} s\n")
+    sys.stdout.write(table(figures) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
