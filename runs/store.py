@@ -139,8 +139,8 @@ def close_early(
     """End a record whose source cannot; False when it has ended already.
 
     Unless the source told its end in order, or none ever began, the record says that its end is
-    missing and why. The run gets ``status``; without one, what its leader's recorded exit says, and
-    failed when there is none.
+    missing and why. The run gets ``status``; without one, what the recorded exit of its last leader
+    says, and failed when there is none.
     """
     with transaction.atomic():
         head = _locked(run_number)
@@ -150,7 +150,7 @@ def close_early(
         if not head.source_ended:
             tables.add_losses(head, [_early(head, f"{reason}: {detail}")])
         exit_ = settlement.recorded_exit(run)
-        end = settlement.outcome(run.mode, {"exit": exit_, "reason": reason})
+        end = settlement.ended(run, {"exit": exit_, "reason": reason})
         if status is not None or exit_ is None:
             end = settlement.Outcome(
                 status or Run.Status.FAILED,

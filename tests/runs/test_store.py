@@ -95,8 +95,8 @@ def test_the_end_of_a_record_seals_it_and_settles_its_run() -> None:
         (
             "interactive",
             {"code": None, "signal": "SIGHUP", "reason": "signaled"},
-            "failed",
-            "run-signaled",
+            "completed",
+            "",
         ),
         (
             "one-shot",
