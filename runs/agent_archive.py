@@ -2,6 +2,10 @@
 
 Entries are sorted and stored uncompressed with fixed timestamps and modes, so the same sources
 give the same bytes with every Python and zlib, and the digest can be part of a plan's hash.
+
+A start of it compiles what it imports. An image that has run its subcommand `compile` has the same
+modules compiled beside it; their folder is named after the digest of the sources and the kind of
+Python, so they are never used with another archive or by another Python.
 """
 
 from __future__ import annotations
@@ -13,17 +17,29 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent / "agent"
-_SHEBANG = b"#!/usr/bin/python3 -I\n"
-_ENTRY = b"import sys\n\nfrom agent.__main__ import main\n\nsys.exit(main())\n"
+# Neither the user's settings nor what is installed beside the standard library counts.
+_SHEBANG = b"#!/usr/bin/python3 -IS\n"
+_ENTRY = """\
+import sys
+
+COMPILED = f"{{__file__.rpartition('/')[0]}}.{sources}.{{sys.implementation.cache_tag}}"
+sys.path.insert(0, COMPILED)
+
+from agent.__main__ import main
+
+sys.exit(main(compiled=COMPILED))
+"""
 _OLDEST_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @cache
 def agent_archive() -> bytes:
     """The executable archive; ask for Python 3.8 or later as `/usr/bin/python3`."""
-    entries = {"__main__.py": _ENTRY}
-    for path in _PACKAGE.rglob("*.py"):
-        entries[f"agent/{path.relative_to(_PACKAGE).as_posix()}"] = path.read_bytes()
+    entries = {
+        f"agent/{path.relative_to(_PACKAGE).as_posix()}": path.read_bytes()
+        for path in _PACKAGE.rglob("*.py")
+    }
+    entries["__main__.py"] = _ENTRY.format(sources=_digest_of(entries)).encode()
 
     archive = io.BytesIO()
     archive.write(_SHEBANG)
@@ -40,3 +56,8 @@ def agent_archive() -> bytes:
 def agent_digest() -> str:
     """SHA-256 of the archive, in hex."""
     return hashlib.sha256(agent_archive()).hexdigest()
+
+
+def _digest_of(entries: dict[str, bytes]) -> str:
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in entries.items()}
+    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]

@@ -1,8 +1,10 @@
 """The Dockerfile: constant for a family, but for the operator's base image.
 
 What a blueprint says travels in the copied files. The order is by how much blueprints share: the
-base is the same for all, a harness for many, the rest belongs to one. Both builders of the engine
-(BuildKit of 20.10 and the classic one) read it, so it uses no mounts, here-documents or ``--link``.
+base is the same for all, a harness for many, the rest belongs to one. The agent comes last, so that
+another release of it replaces nothing else, and is compiled with the Python of the finished image.
+Both builders of the engine (BuildKit of 20.10 and the classic one) read it, so it uses no mounts,
+here-documents or ``--link``.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ RUN ["/usr/bin/python3", "-I", "{install}/workspace.py"]
 
 ADD sources.tar /
 COPY svc-agent {agent}
+RUN ["{agent}", "compile"]
 ENTRYPOINT ["{agent}", "boot"]
 """
 

@@ -14,12 +14,13 @@ CONFIG_PATH = "/etc/svc/boot.json"
 STATE_DIRECTORY = "/var/lib/svc"
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: Optional[List[str]] = None, *, compiled: Optional[str] = None) -> int:
     """Run one subcommand and return the exit code of the process.
 
     Each one is imported when it is called: a call through the engine waits for the interpreter.
+    `compiled`: where this archive's modules are looked for as byte code.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments, argparse.Namespace(compiled=compiled))
     code: int = _COMMANDS[options.subcommand](options)
     return code
 
@@ -84,6 +85,12 @@ def _dotfiles(options: argparse.Namespace) -> int:
     return apply(options.source, options.manager, options.home, options.target)
 
 
+def _compile(options: argparse.Namespace) -> int:
+    from .compiled import compile_archive
+
+    return compile_archive(os.path.abspath(sys.argv[0]), options.compiled)
+
+
 _COMMANDS = {
     "boot": _boot,
     "status": _status,
@@ -95,6 +102,7 @@ _COMMANDS = {
     "runs": _list_runs,
     "verify": _verify,
     "dotfiles": _dotfiles,
+    "compile": _compile,
 }
 
 
@@ -138,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     dotfiles.add_argument("--manager", required=True, choices=["auto", "copy", "stow", "chezmoi"])
     dotfiles.add_argument("--home", required=True)
     dotfiles.add_argument("--target", required=True, choices=["home", "config"])
+    command("compile", "compile this archive once for all starts; done while an image is built")
     return parser
 
 

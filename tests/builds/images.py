@@ -30,10 +30,13 @@ def extra_ca() -> bytes:
     return b"\n".join(path.read_bytes() for path in paths)
 
 
-def build(plan: ImagePlan, folder: Path, *, buildkit: bool, ca: bytes = b"") -> str:
+def build(
+    plan: ImagePlan, folder: Path, *, buildkit: bool, ca: bytes = b"", agent: bytes = AGENT
+) -> str:
     """Return the tag of the image; raise ``AssertionError`` with the output if it fails.
 
-    Each source of the plan is a folder with a README, and the agent only says that it started.
+    Each source of the plan is a folder with a README. The agent only says that it started, unless
+    the test brings one.
     """
     checkouts = {}
     for source in plan.sources:
@@ -41,7 +44,7 @@ def build(plan: ImagePlan, folder: Path, *, buildkit: bool, ca: bytes = b"") -> 
         checkouts[source.id].mkdir()
         (checkouts[source.id] / "README").write_text("from the source\n")
     context = folder / "context"
-    write_context(plan, context, checkouts=checkouts, agent=AGENT, extra_ca=ca)
+    write_context(plan, context, checkouts=checkouts, agent=agent, extra_ca=ca)
     tag = f"svc-test/{uuid4().hex}"
     done = subprocess.run(
         [*_DOCKER, "build", "--force-rm", "--tag", tag, str(context)],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from builds.planner import ImagePlan, plan
+from runs.agent_archive import agent_archive
 from tests.builds import images
 from workspaces.blueprint import Blueprint
 
@@ -97,6 +98,20 @@ def test_sudo_is_inert_where_the_blueprint_denies_it(bare_image: str) -> None:
 def test_the_agent_is_the_entry_and_belongs_to_root(bare_image: str) -> None:
     assert images.run(bare_image, "/usr/lib/svc/agent boot").strip() == "agent boot"
     assert images.run(bare_image, "stat -c '%U %a' /usr/lib/svc/agent").strip() == "root 755"
+
+
+def test_the_agent_is_compiled_with_the_python_of_the_image(tmp_path: Path) -> None:
+    tag = images.build(planned(), tmp_path, buildkit=False, agent=agent_archive())
+    try:
+        compiled = images.run(tag, "echo /usr/lib/svc/agent.*")
+        assert compiled.endswith(".cpython-311\n")
+        assert images.run(tag, f"stat -c '%U %a' {compiled}").strip() == "root 755"
+        traced = "/usr/bin/python3 -ISv /usr/lib/svc/agent runs 2>&1 | grep \"^import 'agent\""
+        imported = images.run(tag, traced).splitlines()
+        assert imported
+        assert all("SourcelessFileLoader" in line for line in imported)
+    finally:
+        images.remove(tag)
 
 
 def test_extra_certificates_are_trusted_by_the_system_and_by_languages(rich_image: str) -> None:

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def test_the_digest_is_the_sha_256_of_the_archive() -> None:
 
 
 def test_it_starts_isolated_from_the_users_python() -> None:
-    assert agent_archive().startswith(b"#!/usr/bin/python3 -I\n")
+    assert agent_archive().startswith(b"#!/usr/bin/python3 -IS\n")
 
 
 def test_entries_are_sorted_and_without_traces_of_this_machine() -> None:
@@ -90,3 +91,61 @@ def test_its_sources_import_themselves_and_the_standard_library_only(path: Path)
             continue
         for name in imported:
             assert name.partition(".")[0] in sys.stdlib_module_names, name
+
+
+def test_compiled_it_gives_the_same_answers_without_compiling_again(workspace: Workspace) -> None:
+    started = [PYTHON, "-ISv", str(workspace.archive), "status", "--state-dir", str(workspace.root)]
+
+    def loaders() -> set[str]:
+        told = subprocess.run(started, capture_output=True, text=True, check=False)
+        assert (told.returncode, '"phase": "starting"' in told.stdout) == (3, True)
+        found = re.findall(r"^import 'agent[.a-z_]*' # <(?:class ')?(\S+?)[ >']", told.stderr, re.M)
+        return {loader.rpartition(".")[2] for loader in found}
+
+    assert loaders() == {"zipimporter"}
+    _compile(workspace.archive)
+    assert loaders() == {"SourcelessFileLoader"}
+
+
+def test_what_was_compiled_of_another_archive_is_not_used(workspace: Workspace) -> None:
+    _compile(workspace.archive)
+    (compiled,) = workspace.archive.parent.glob(f"{workspace.archive.name}.*")
+    for module in compiled.rglob("*.pyc"):
+        module.write_bytes(b"not what these sources say")
+    other = workspace.archive.read_bytes().replace(compiled.name.split(".")[-2].encode(), b"0" * 16)
+    workspace.archive.write_bytes(other)
+    assert _told(workspace.archive, "status", "--state-dir", str(workspace.root)).returncode == 3
+
+
+def test_compiling_leaves_byte_code_that_everybody_can_read_and_nothing_else(
+    workspace: Workspace,
+) -> None:
+    before = set(workspace.archive.parent.iterdir())
+    for _ in range(2):
+        _compile(workspace.archive)
+    (compiled,) = set(workspace.archive.parent.iterdir()) - before
+    made = {path.relative_to(compiled).as_posix() for path in compiled.rglob("*.pyc")}
+    assert made == {f"agent/{path.relative_to(PACKAGE).as_posix()}c" for path in SOURCES}
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in compiled.rglob("*")}
+    assert (modes, compiled.stat().st_mode & 0o777) == ({True: 0o755, False: 0o644}, 0o755)
+
+
+def test_a_package_that_is_no_archive_is_not_compiled() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "runs.agent", "compile"],
+        cwd=PACKAGE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (told.returncode, told.stderr) == (1, "agent: only an archive is compiled\n")
+
+
+def _told(archive: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    started = [PYTHON, "-IS", str(archive), *arguments]
+    return subprocess.run(started, capture_output=True, text=True, check=False)
+
+
+def _compile(archive: Path) -> None:
+    told = _told(archive, "compile")
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
