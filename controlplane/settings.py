@@ -32,7 +32,8 @@ SVC_RELEASE = "0.4.0"
 env = Env(eager=False)
 
 
-_file_faults: dict[str, list[str]] = {}
+# What `env` does not see: faults of secrets' files, and of settings that belong together.
+_other_faults: dict[str, list[str]] = {}
 
 
 def _secret(name: str, default: str = "", check: Callable[[str], None] = lambda _: None) -> str:
@@ -46,9 +47,9 @@ def _secret(name: str, default: str = "", check: Callable[[str], None] = lambda 
         secret = Path(path).read_text(encoding="utf-8").strip()
         check(secret)
     except (OSError, UnicodeDecodeError) as exc:
-        _file_faults[f"{name}_FILE"] = [f"The file cannot be read ({type(exc).__name__})."]
+        _other_faults[f"{name}_FILE"] = [f"The file cannot be read ({type(exc).__name__})."]
     except ValidationError as exc:
-        _file_faults[f"{name}_FILE"] = [str(message) for message in exc.messages]
+        _other_faults[f"{name}_FILE"] = [str(message) for message in exc.messages]
     else:
         return secret
     return ""
@@ -62,7 +63,7 @@ def _tell_all_faults() -> None:
     except EnvValidationError as exc:
         assert isinstance(exc.error_messages, Mapping)
         faults.update(exc.error_messages)
-    faults.update(_file_faults)
+    faults = {**_other_faults, **faults}
     if faults:
         told = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in sorted(faults.items()))
         raise EnvValidationError(f"The environment is not valid. {told}", faults)
@@ -114,6 +115,20 @@ def _base_url(value: str) -> None:
         raise ValidationError("Must be an http or https address without account, query and #.")
 
 
+def _basic_user(value: str) -> None:
+    if ":" in value or not value.isprintable():
+        raise ValidationError("Must hold neither a colon nor control characters.")
+
+
+def _together(name: str, value: str, other: str, other_value: str) -> None:
+    """Note a fault at the one of two settings that is missing while the other one is set."""
+    if bool(value) != bool(other_value):
+        missing, given = (other, name) if value else (name, other)
+        if f"{missing}_FILE" in _other_faults:
+            return
+        _other_faults.setdefault(missing, []).append(f"Set it together with {given}, or neither.")
+
+
 def _shown_text(value: str) -> None:
     if any(not character.isprintable() and character not in "\n\t" for character in value):
         raise ValidationError("Must not hold control characters.")
@@ -161,6 +176,8 @@ SVC_WEB_TRUSTED_ORIGINS: list[str] = env.list(
 WEB_AUTH_SECRET = _secret("WEB_AUTH_SECRET", check=_signing_secret)
 WORKSPACE_SSH_GATEWAY_TOKEN = _secret("WORKSPACE_SSH_GATEWAY_TOKEN")
 SVC_CREDENTIALS_KEY = _secret("SVC_CREDENTIALS_KEY", check=_credentials_key)
+SVC_CREDENTIALS_KEY_PREVIOUS = _secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=_credentials_key)
+SVC_CREDENTIALS_KEY_PREVIOUS = _secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=_credentials_key)
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
 ALLOWED_HOSTS: list[str] = env.list("SVC_ALLOWED_HOSTS", ["*"])
@@ -176,12 +193,14 @@ RABBITMQ_URL = _secret("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/")
 RABBITMQ_CONNECT_TIMEOUT_MS = _positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
 RABBITMQ_CONSUMER_TIMEOUT_MS = _positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
 REGISTRY_NAME: str = env.str("REGISTRY_NAME", "default")
-REGISTRY_BASE_URL: str = env.str("REGISTRY_BASE_URL", "http://127.0.0.1:5000")
+REGISTRY_BASE_URL: str = env.str("REGISTRY_BASE_URL", "http://127.0.0.1:5000", validate=_base_url)
 REGISTRY_PUSH_REGISTRY: str = env.str("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000")
-REGISTRY_USERNAME: str = env.str("REGISTRY_USERNAME", "")
+REGISTRY_USERNAME: str = env.str("REGISTRY_USERNAME", "", validate=_basic_user) or ""
 REGISTRY_PASSWORD = _secret("REGISTRY_PASSWORD")
+_together("REGISTRY_USERNAME", REGISTRY_USERNAME, "REGISTRY_PASSWORD", REGISTRY_PASSWORD)
 REGISTRY_CONNECT_TIMEOUT_MS = _positive("REGISTRY_CONNECT_TIMEOUT_MS", 3_000)
 REGISTRY_READ_TIMEOUT_MS = _positive("REGISTRY_READ_TIMEOUT_MS", 15_000)
+REGISTRY_TOTAL_TIMEOUT_MS = _positive("REGISTRY_TOTAL_TIMEOUT_MS", 30_000)
 CONTAINER_SOCKET_PATH: str = env.str("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
 DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
@@ -487,6 +506,7 @@ SPECTACULAR_SETTINGS = {
         "RestartRelation": "workspaces.serializers.RESTART_RELATIONS",
         "TriggerType": "workspaces.models.Attempt.TriggerType",
         "EventType": "workspaces.models.WorkspaceEvent.Type",
+        "AccountProvider": "accounts.providers.Provider",
         "SourceProvider": "workspaces.serializers.SOURCE_PROVIDERS",
         "LivenessStatus": ["ok"],
         "ReadinessStatus": "controlplane.views.READINESS_STATUSES",
@@ -513,8 +533,17 @@ SPECTACULAR_SETTINGS = {
         },
         {"name": "SSH keys", "description": "Public keys that people enter workspaces with."},
         {
+            "name": "Connected accounts",
+            "description": "Accounts elsewhere that workspaces act with; what they hold is sealed.",
+        },
+        {"name": "Profiles", "description": "Which connected accounts a workspace gets."},
+        {
             "name": "Runs",
             "description": "Pieces of work in workspaces, and the records of what happened.",
+        },
+        {
+            "name": "Registries",
+            "description": "The registry that images are published to, as it is now.",
         },
     ],
 }

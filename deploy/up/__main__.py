@@ -12,10 +12,12 @@ if sys.version_info < (3, 11):  # noqa: UP036 - the one place that an older Pyth
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.services.errors import SetupError
 from deploy.up import demo, setup, teardown
+from deploy.up.addresses import api_url, ssh_host, ssh_port, ssh_user
 from deploy.up.environment import (
     complete,
     current_environ,
@@ -78,7 +80,7 @@ def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> i
         return 1
     with setup.only_one(layout, progress):
         if command in {"up", "demo"}:
-            system = setup.up(layout, progress)
+            system = setup.up(layout, progress, ssh_client=command == "demo")
             _summarize(layout, system, progress)
         elif command == "down":
             setup.down(layout, progress)
@@ -91,7 +93,7 @@ def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> i
             setup.make_secrets(layout, progress)
             ensure_venv(layout, progress, development=True)
     if command == "demo":
-        return demo.run(layout, setup.api_url(system.environ), system.environ, progress)
+        return demo.run(layout, api_url(system.environ), system.environ, progress)
     return 0
 
 
@@ -132,17 +134,24 @@ def _status(layout: Layout) -> int:
     if states is None:
         print("  Nothing of ours runs. Start it: make up")
         return 1
-    print(f"\n  API  {setup.api_url(environ)}")
+    print(f"\n  API  {api_url(environ)}\n  SSH  {_ssh_line(environ)}")
     return 0
 
 
+def _ssh_line(environ: Mapping[str, str]) -> str:
+    """How a workspace is entered."""
+    user = ssh_user(environ, "<workspaceId>")
+    return f"ssh -p {ssh_port(environ)} {user}@{ssh_host(environ)}"
+
+
 def _summarize(layout: Layout, system: setup.System, progress: Progress) -> None:
-    url = setup.api_url(system.environ)
+    url = api_url(system.environ)
     print(
         f"\nReady after {progress.seconds:.1f} s.\n\n"
         f"  API             {url}\n"
         f"  API reference   {url}/docs\n"
         f"  Admin           {url}/admin/    (an account for it: make staff)\n"
+        f"  SSH             {_ssh_line(system.environ)}\n"
         f"  Settings, data  {layout.secrets}, {layout.data}\n"
         f"  Logs            {layout.log}\n"
         f"  Stop            make down    (starts again with: make up; no data is lost)\n"

@@ -56,6 +56,16 @@ def missing_browser() -> list[Missing]:
     return [Missing("Chromium", ("chromium", "fonts-dejavu-core"))]
 
 
+def missing_ssh_clients(*, rsync: bool) -> list[Missing]:
+    """The programs with which the demo and, with `rsync` as well, the tests enter workspaces."""
+    missing = []
+    if any(find_program(name) is None for name in ("ssh", "scp", "sftp", "ssh-keygen")):
+        missing.append(Missing("OpenSSH client", ("openssh-client",)))
+    if rsync and find_program("rsync") is None:
+        missing.append(Missing("rsync", ("rsync",)))
+    return missing
+
+
 def can_install() -> bool:
     """True for root on Debian, Ubuntu and what is made from them."""
     return os.geteuid() == 0 and _is_debian_like() and shutil.which("apt-get") is not None

@@ -37,6 +37,7 @@ PROCESSES: tuple[Process, ...] = (
     Process("api", "{bin}/gunicorn -c deploy/gunicorn.conf.py controlplane.wsgi", 40),
     Process("buildworker", "{bin}/python manage.py buildworker", 60),
     Process("runworker", "{bin}/python manage.py runworker", 20),
+    Process("sshgateway", "{bin}/python manage.py sshgateway", 30),
 )
 
 

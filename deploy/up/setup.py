@@ -6,20 +6,15 @@ Every function may be called again at any time: what is there already is used an
 from __future__ import annotations
 
 import fcntl
-import json
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deploy.services import engine
-from deploy.services.errors import MissingPartsError, SetupError, StartError
-from deploy.services.ports import PortBook, is_free
+from deploy.services.errors import MissingPartsError, SetupError
 from deploy.services.private import PrivateService, find_program
-from deploy.services.process import tail, wait_until
 from deploy.up import base_image, packages
+from deploy.up.addresses import remembered_ports, settle_ports
 from deploy.up.environment import (
     bundle_extra_ca,
     complete,
@@ -33,14 +28,9 @@ from deploy.up.logged import run_logged
 from deploy.up.parts import PARTS, Choice, EnginePart, Part, PostgresPart
 from deploy.up.processes import OwnProcesses
 from deploy.up.progress import Progress
+from deploy.up.ready import wait_ready
 from deploy.up.secrets import ensure_secrets
 from deploy.up.venv import ensure_venv
-
-_READY_SECONDS = 90.0
-# A process that has not stayed up by then does not come up by waiting.
-_HOPELESS_SECONDS = 15.0
-_SOUND = {"RUNNING", "STARTING"}
-_API_PORT = 4000
 
 
 @contextmanager
@@ -64,11 +54,14 @@ class System:
     environ: Mapping[str, str]
 
 
-def prepare(layout: Layout, progress: Progress, *, test: bool = False) -> System:
+def prepare(
+    layout: Layout, progress: Progress, *, test: bool = False, ssh_client: bool = False
+) -> System:
     """Everything that our own processes, or the tests, stand on. Raises SetupError.
 
     The tests also stop and kill services of their own, so the programs of the private ones must
-    be installed for them even where other services are used; and they look at pages in a browser.
+    be installed for them even where other services are used; they look at pages in a browser, and
+    enter workspaces with the clients that people use.
     """
     make_secrets(layout, progress)
     if layout.moved_because:
@@ -84,6 +77,8 @@ def prepare(layout: Layout, progress: Progress, *, test: bool = False) -> System
             and part.title not in {lacking.name for lacking in missing}
         ]
         missing += packages.missing_browser()
+    if test or ssh_client:
+        missing += packages.missing_ssh_clients(rsync=test)
     client_missing = find_program("docker") is None and not any(
         lacking.name == EnginePart.title for lacking in missing
     )
@@ -105,7 +100,7 @@ def prepare(layout: Layout, progress: Progress, *, test: bool = False) -> System
     ca_file = bundle_extra_ca(layout)
     if ca_file is not None:
         derived["SVC_EXTRA_CA_FILE"] = ca_file
-    derived["SVC_API_PORT"] = str(_remembered_api_port(layout))
+    derived.update(remembered_ports(layout))
     derived["SVC_UP_PARTS"] = ",".join(
         f"{part.key}:{choice.how}" for part, choice in zip(parts, choices, strict=True)
     )
@@ -121,22 +116,22 @@ def make_secrets(layout: Layout, progress: Progress) -> None:
             step.done(f"generated in {layout.secrets}, never overwritten")
 
 
-def up(layout: Layout, progress: Progress) -> System:
+def up(layout: Layout, progress: Progress, *, ssh_client: bool = False) -> System:
     """Services, migrations and our own processes, waiting until the system says it is ready."""
-    system = prepare(layout, progress)
+    system = prepare(layout, progress, ssh_client=ssh_client)
     processes = OwnProcesses(layout)
     if processes.is_current(system.environ):
         with progress.step("processes") as step:
-            step.now("asking /readyz")
+            step.now("asking /readyz and the SSH gateway")
             step.done("running, unchanged")
-            _wait_ready(layout, processes, system.environ)
+            wait_ready(processes, system.environ)
         return system
     if processes.running:
         with progress.step("processes") as step:
             step.now("settings or code changed: stopping, once work under way is finished")
             processes.stop()
             step.done("stopped: settings or code changed")
-    environ = _settle_api_port(layout, system.environ, progress)
+    environ = settle_ports(layout, system.environ, progress)
     with progress.step("database") as step:
         step.now("migrating")
         python = layout.venv / "bin/python"
@@ -151,8 +146,8 @@ def up(layout: Layout, progress: Progress) -> System:
     with progress.step("processes") as step:
         step.now("starting")
         processes.start(environ)
-        step.now("waiting for /readyz")
-        _wait_ready(layout, processes, environ)
+        step.now("waiting for /readyz and the SSH gateway")
+        wait_ready(processes, environ)
         step.done(", ".join(processes.states() or ()))
     return System(system.choices, environ)
 
@@ -178,15 +173,6 @@ def down(layout: Layout, progress: Progress) -> None:
 def private_services(layout: Layout) -> list[PrivateService]:
     """The private services that were ever started from this checkout."""
     return [part.private() for part in _parts(layout) if part.root.exists()]
-
-
-def api_url(environ: Mapping[str, str]) -> str:
-    """Where the API answers, as seen from this machine."""
-    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - read, not bound
-        host = "127.0.0.1"
-    bracketed = f"[{host}]" if ":" in host else host
-    return f"http://{bracketed}:{environ.get('SVC_API_PORT') or _API_PORT}"
 
 
 def _parts(layout: Layout) -> list[Part]:
@@ -279,72 +265,3 @@ def _may_need_to_build_base(layout: Layout, choices: list[Choice]) -> bool:
     except MissingPartsError:
         return True
     return base_image.present(client, hosts[0]) is None
-
-
-def _remembered_api_port(layout: Layout) -> int:
-    return PortBook(layout.ports).get("api") or _API_PORT
-
-
-def _settle_api_port(
-    layout: Layout, environ: Mapping[str, str], progress: Progress
-) -> dict[str, str]:
-    """The port the API will listen on: the operator's, the one used before, 4000, or a free one."""
-    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
-    port = int(environ["SVC_API_PORT"])
-    settled = dict(environ)
-    # The processes of a moment ago may still be letting go of it.
-    if wait_until(lambda: is_free(port, host), 3):
-        return settled
-    if operator_values(layout, current_environ()).get("SVC_API_PORT"):
-        raise SetupError(f"SVC_API_PORT says {port}, but something else listens on {host}:{port}.")
-    book = PortBook(layout.ports)
-    chosen = book.replace("api")
-    progress.note(f"  Port {port} is taken by another program: the API listens on {chosen}.")
-    settled["SVC_API_PORT"] = str(chosen)
-    save_derived(layout, {**load_derived(layout), "SVC_API_PORT": str(chosen)})
-    return settled
-
-
-def _wait_ready(layout: Layout, processes: OwnProcesses, environ: Mapping[str, str]) -> None:
-    """Wait until the API says that everything it needs works and that a worker is alive."""
-    started = time.monotonic()
-    problem = "no answer"
-    failing: dict[str, str] = {}
-
-    def settled() -> bool:
-        nonlocal problem, failing
-        problem = _readiness_problem(environ)
-        if not problem:
-            return True
-        states = processes.states() or {}
-        failing = {name: state for name, state in states.items() if state not in _SOUND}
-        return bool(failing) and time.monotonic() - started > _HOPELESS_SECONDS
-
-    wait_until(settled, _READY_SECONDS, every=0.3)
-    if problem:
-        logs = "".join(
-            f"\n{name} is {failing.get(name, 'running')}; the end of {processes.log_of(name)}:\n"
-            f"{tail(processes.log_of(name), 10)}"
-            for name in failing or (processes.states() or {})
-        )
-        seconds = time.monotonic() - started
-        raise StartError(
-            f"{api_url(environ)}/readyz is not ready after {seconds:.0f} s: {problem}{logs}"
-        )
-
-
-def _readiness_problem(environ: Mapping[str, str]) -> str:
-    """Empty when every part works and a worker is alive, otherwise what `/readyz` says."""
-    request = f"{api_url(environ)}/readyz"
-    try:
-        with urllib.request.urlopen(request, timeout=15) as answer:  # noqa: S310 - our own address
-            body = json.load(answer)
-    except urllib.error.HTTPError as error:
-        body = json.load(error)
-    except (OSError, ValueError) as error:
-        return str(error)
-    return "; ".join(
-        f"{check['name']}: {check['detail']}"
-        for check in body["checks"]
-        if not check["ok"] and (check["required"] or check["name"] == "buildWorker")
-    )

@@ -104,7 +104,7 @@ def test_every_fault_is_told_at_once() -> None:
     assert "bm90IDMyIGJ5dGVz" not in done.stderr
 
 
-SECRETS = ["WEB_AUTH_SECRET", "WORKSPACE_SSH_GATEWAY_TOKEN", "REGISTRY_PASSWORD", "RABBITMQ_URL"]
+SECRETS = ["WEB_AUTH_SECRET", "WORKSPACE_SSH_GATEWAY_TOKEN", "RABBITMQ_URL"]
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -187,3 +187,38 @@ def test_the_gateway_finds_the_api_of_its_machine_wherever_it_listens(bound: str
 def test_the_gateways_host_key_lies_in_the_data_directory(tmp_path: Path) -> None:
     found = value_of("str(s.SSH_GATEWAY_HOST_KEY_PATH)", {"SVC_DATA_DIR": str(tmp_path)})
     assert found == str(tmp_path / "ssh" / "host_ed25519_key")
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "told"),
+    [
+        ({"REGISTRY_USERNAME": "robot"}, "REGISTRY_PASSWORD", "together with REGISTRY_USERNAME"),
+        ({"REGISTRY_PASSWORD": "x"}, "REGISTRY_USERNAME", "together with REGISTRY_PASSWORD"),
+        (
+            {"REGISTRY_USERNAME": "a:b", "REGISTRY_PASSWORD": "x"},
+            "REGISTRY_USERNAME",
+            "neither a colon",
+        ),
+        ({"REGISTRY_BASE_URL": "https://robot:x@registry.example"}, "REGISTRY_BASE_URL", "account"),
+        ({"REGISTRY_BASE_URL": "registry.example:5000"}, "REGISTRY_BASE_URL", "http or https"),
+    ],
+)
+def test_half_an_account_at_the_registry_is_a_fault(
+    given: dict[str, str], name: str, told: str
+) -> None:
+    done = load(given)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode != 0
+    assert f"{name}: " in last
+    assert told in last
+
+
+def test_an_account_at_the_registry_may_keep_its_password_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret\n")
+    given = {"REGISTRY_USERNAME": "robot", "REGISTRY_PASSWORD_FILE": str(file)}
+    assert value_of("[s.REGISTRY_USERNAME, s.REGISTRY_PASSWORD]", given) == ["robot", "secret"]
+    given["REGISTRY_PASSWORD_FILE"] = str(tmp_path / "none")
+    last = load(given).stderr.splitlines()[-1]
+    assert "REGISTRY_PASSWORD_FILE: The file cannot be read" in last
+    assert "REGISTRY_PASSWORD: " not in last

@@ -1,0 +1,94 @@
+"""Where our own processes listen, and how they are reached from this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deploy.services.errors import SetupError
+from deploy.services.ports import PortBook, is_free
+from deploy.services.process import wait_until
+from deploy.up.environment import current_environ, load_derived, operator_values, save_derived
+from deploy.up.layout import Layout
+from deploy.up.progress import Progress
+
+
+@dataclass(frozen=True)
+class Listener:
+    """One address that a process of ours listens on, and the setting that says its port."""
+
+    name: str
+    setting: str
+    customary: int
+    title: str
+
+
+API = Listener("api", "SVC_API_PORT", 4000, "the API")
+SSH = Listener("sshgateway", "SVC_SSH_PORT", 2222, "the SSH gateway")
+LISTENERS = (API, SSH)
+
+
+def remembered_ports(layout: Layout) -> dict[str, str]:
+    """The port of each listener as a setting: the one used before, otherwise the customary one."""
+    book = PortBook(layout.ports)
+    return {each.setting: str(book.get(each.name) or each.customary) for each in LISTENERS}
+
+
+def settle_ports(layout: Layout, environ: Mapping[str, str], progress: Progress) -> dict[str, str]:
+    """The environment with ports that are free: a taken one is replaced and the new one kept.
+
+    Raises SetupError for a taken one that the operator asked for.
+    """
+    settled = dict(environ)
+    for listener in LISTENERS:
+        port = _settle(layout, settled, listener, progress)
+        settled[listener.setting] = str(port)
+    return settled
+
+
+def api_url(environ: Mapping[str, str]) -> str:
+    """Where the API answers, as seen from this machine."""
+    host = local_host(environ)
+    bracketed = f"[{host}]" if ":" in host else host
+    return f"http://{bracketed}:{environ.get(API.setting) or API.customary}"
+
+
+def ssh_port(environ: Mapping[str, str]) -> int:
+    """The port of the SSH gateway."""
+    return int(environ.get(SSH.setting) or SSH.customary)
+
+
+def ssh_host(environ: Mapping[str, str]) -> str:
+    """The SSH gateway's host as people are told it."""
+    return environ.get("SVC_SSH_HOST") or "localhost"
+
+
+def ssh_user(environ: Mapping[str, str], workspace_id: str) -> str:
+    """The user name that enters a workspace."""
+    return f"{environ.get('SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX') or 'ws'}-{workspace_id}"
+
+
+def local_host(environ: Mapping[str, str]) -> str:
+    """The address under which this machine reaches what listens on `SVC_BIND_HOST`."""
+    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
+    every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
+    return every.get(host, host)
+
+
+def _settle(
+    layout: Layout, environ: Mapping[str, str], listener: Listener, progress: Progress
+) -> int:
+    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
+    setting = listener.setting
+    port = int(environ.get(setting) or listener.customary)
+    # The processes of a moment ago may still be letting go of it.
+    if wait_until(lambda: is_free(port, host), 3):
+        return port
+    if operator_values(layout, current_environ()).get(setting):
+        raise SetupError(f"{setting} says {port}, but something else listens on {host}:{port}.")
+    chosen = PortBook(layout.ports).replace(listener.name)
+    progress.note(
+        f"  Port {port} is taken by another program: {listener.title} listens on {chosen}."
+    )
+    save_derived(layout, {**load_derived(layout), setting: str(chosen)})
+    return chosen
