@@ -24,6 +24,7 @@ def compile_archive(archive: str, folder: Optional[str]) -> int:
         return 1
     if os.path.isdir(folder):
         return 0
+    os.umask(0o022)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as scratch:
         sources, made = os.path.join(scratch, "sources"), os.path.join(scratch, "made")
         with zipfile.ZipFile(archive) as file:
@@ -39,13 +40,5 @@ def compile_archive(archive: str, folder: Optional[str]) -> int:
                 doraise=True,
                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
             )
-        _open_to_all(made)
         os.rename(made, folder)
     return 0
-
-
-def _open_to_all(root: str) -> None:
-    for folder, _, names in os.walk(root):
-        os.chmod(folder, 0o755)
-        for name in names:
-            os.chmod(os.path.join(folder, name), 0o644)
