@@ -15,6 +15,7 @@ urlpatterns = [
     path("", include("workspaces.urls")),
     path("", include("accounts.urls")),
     path("", include("runs.urls")),
+    path("", include("registries.urls")),
     path("openapi.json", Description.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),
     path("admin/", admin.site.urls),
