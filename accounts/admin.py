@@ -1,12 +1,17 @@
-"""The admin of SSH keys."""
+"""The admin of SSH keys, connected accounts and profiles. Nothing here shows a secret."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from django import forms
 from django.contrib import admin
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from accounts.models import SshKey
+from accounts.connected import delete_account, mark_account_invalid
+from accounts.models import ConnectedAccount, CredentialBinding, Profile, SshKey
 from accounts.services import delete_ssh_key
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import NotFound
@@ -35,3 +40,94 @@ class SshKeyAdmin(HistoryAdmin):
                 continue
             deleted += 1
         self.message_user(request, f"{deleted} deleted.")
+
+
+@admin.register(ConnectedAccount)
+class ConnectedAccountAdmin(HistoryAdmin):
+    """Connected accounts without their secrets, and the actions that take them out of use."""
+
+    list_display = [
+        "provider", "name", "owner_user_id", "kind", "status", "created_at", "last_used_at",
+    ]  # fmt: skip
+    list_filter = ["provider", "status", "created_at"]
+    exclude = ["sealed"]
+    id_fields = ["id"]
+    search_fields = ["name", "owner_user_id"]
+    search_help_text = "Account id, name or owner"
+    ordering = ["-id"]
+    actions = ["mark_invalid", "erase"]
+
+    @admin.action(permissions=["operate"], description="Mark as refused by the provider")
+    def mark_invalid(self, request: HttpRequest, queryset: QuerySet[ConnectedAccount]) -> None:
+        """Take accounts out of use until their owners connect them again."""
+        self._each(request, queryset, mark_account_invalid, "marked invalid")
+
+    @admin.action(permissions=["operate"], description="Delete: the secret is erased for good")
+    def erase(self, request: HttpRequest, queryset: QuerySet[ConnectedAccount]) -> None:
+        """Erase the secrets of accounts."""
+        self._each(request, queryset, delete_account, "erased")
+
+    def _each(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[ConnectedAccount],
+        change: Any,
+        done: str,
+    ) -> None:
+        changed = 0
+        for account_id in queryset.values_list("pk", flat=True):
+            try:
+                change(account_id, owner_user_id=None)
+            except NotFound:
+                continue
+            changed += 1
+        self.message_user(request, f"{changed} {done}.")
+
+
+class BindingForm(forms.ModelForm):  # type: ignore[type-arg]  # no generic at run time
+    """Binds an account to a profile of the same owner, as the API does."""
+
+    class Meta:
+        model = CredentialBinding
+        fields = ["account"]
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse another owner's account, and take over its provider."""
+        cleaned = super().clean() or {}
+        account, profile = cleaned.get("account"), cleaned.get("profile")
+        if account is None or profile is None:
+            return cleaned
+        if account.owner_user_id != profile.owner_user_id:
+            raise ValidationError({"account": "This account belongs to another owner."})
+        if account.status != ConnectedAccount.Status.ACTIVE:
+            raise ValidationError({"account": f"This account is {account.status}."})
+        self.instance.provider = account.provider
+        return cleaned
+
+
+class BindingInline(admin.TabularInline):  # type: ignore[type-arg]  # no generic at run time
+    """What a profile gives."""
+
+    model = CredentialBinding
+    form = BindingForm
+    extra = 0
+    autocomplete_fields = ["account"]
+
+
+@admin.register(Profile)
+class ProfileAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
+    """Profiles: operators add them, describe them, and choose their accounts."""
+
+    list_display = ["slug", "name", "owner_user_id", "status", "updated_at"]
+    list_filter = ["status"]
+    search_fields = ["slug", "name", "owner_user_id"]
+    inlines = [BindingInline]
+    show_full_result_count = False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Profile | None = None) -> list[str]:
+        """Leave an owner's profile his: its accounts are his too."""
+        return [] if obj is None else ["owner_user_id", "slug"]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Profile | None = None) -> bool:
+        """Profiles are archived."""
+        return False

@@ -40,3 +40,77 @@ REGISTER_EXAMPLES = [
         request_only=True,
     )
 ]
+
+CONNECT_DESCRIPTION = """\
+The secret is sealed and never shown again. A second call for the same owner, provider and name
+replaces the secret and makes the account active again, under its id.
+
+| Provider | Secret |
+|---|---|
+| `claude` | what `claude setup-token` prints |
+| `codex` | the content of `~/.codex/auth.json` |
+| `github` | a personal access token, or what `gh auth token` prints |
+| `generic` | any text, for the environment variable that `name` names |
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | the secret is not what its provider gives out; `errors` says more |
+| 503 | `credentials-key-unset` | the installation has no `SVC_CREDENTIALS_KEY` |
+"""
+
+DISCONNECT_DESCRIPTION = """\
+The sealed secret is erased at once, and the name is free again. Profiles that give the account
+keep showing it, as archived. A second call finds nothing: 404 `connected-account-not-found`, as for
+a foreign or an unknown account.
+"""
+
+INVALID_DESCRIPTION = """\
+Nothing uses the account until it is connected again. Marking it twice changes nothing. 404
+`connected-account-not-found` for what is unknown, deleted or another owner's.
+"""
+
+PROFILES_DESCRIPTION = """\
+Every owner has a profile called `default` from the first call on. Operators make more of them in
+the admin.
+"""
+
+BINDINGS_DESCRIPTION = """\
+The whole set is replaced at once or not at all. A profile gives one account of each provider, and
+any number of `generic` ones.
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | an account is another provider's, or is named twice |
+| 404 | `profile-not-found`, `connected-account-not-found` | unknown, or another owner's |
+| 409 | `connected-account-not-active` | an account is invalid or was deleted |
+| 409 | `profile-archived` | the profile is not in use any more |
+"""
+
+CONNECT_EXAMPLES = [
+    OpenApiExample(
+        "A token for the environment",
+        value={
+            "ownerUserId": "usr_local",
+            "provider": "generic",
+            "name": "STAGING_API_TOKEN",
+            "secret": "not-a-real-token",
+        },
+        request_only=True,
+    )
+]
+
+BINDINGS_EXAMPLES = [
+    OpenApiExample(
+        "One account",
+        value={
+            "ownerUserId": "usr_local",
+            "bindings": [
+                {
+                    "provider": "claude",
+                    "connectedAccountId": "01890a5d-ac96-774b-bcce-b302099a8057",
+                }
+            ],
+        },
+        request_only=True,
+    )
+]

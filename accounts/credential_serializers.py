@@ -1,0 +1,119 @@
+"""The wire shapes of connected accounts, profiles and bindings. No answer holds a secret."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_serializer
+from rest_framework import serializers
+
+from accounts.connected import DEFAULT_NAME
+from accounts.models import ConnectedAccount, Profile
+from accounts.providers import MAX_SECRET_LENGTH, Kind, Provider
+from controlplane.serializers import (
+    IdField,
+    InputSerializer,
+    NameField,
+    OutputSerializer,
+    OwnedInputSerializer,
+    TimestampField,
+    json_kind,
+)
+
+MAX_BINDINGS = 100
+
+
+class SecretField(serializers.CharField):
+    """A secret as it was pasted: blanks around it are kept, and no error repeats it."""
+
+    default_error_messages = {
+        "wrong-type": "A string is expected here, not {kind}.",
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            max_length=MAX_SECRET_LENGTH, trim_whitespace=False, write_only=True, **kwargs
+        )
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text as it is."""
+        if not isinstance(data, str):
+            self.fail("wrong-type", kind=json_kind(data))
+        if not data.strip():
+            self.fail("blank")
+        return data
+
+
+@extend_schema_serializer(component_name="ConnectAccount")
+class AccountRequestSerializer(OwnedInputSerializer):
+    """A secret of a provider."""
+
+    provider = serializers.ChoiceField(choices=Provider.choices)
+    name = NameField(
+        required=False,
+        default=DEFAULT_NAME,
+        help_text="`default` when absent; of a `generic` account the environment variable.",
+    )
+    secret = SecretField(help_text="As the provider gives it out; sealed, and never shown again.")
+
+
+class ConnectedAccountSerializer(OutputSerializer):
+    """An account that was connected, without its secret."""
+
+    connected_account_id = serializers.UUIDField(source="pk")
+    owner_user_id = serializers.CharField()
+    provider = serializers.ChoiceField(choices=Provider.choices)
+    name = serializers.CharField()
+    kind = serializers.ChoiceField(choices=Kind.choices)
+    status = serializers.ChoiceField(choices=ConnectedAccount.Status.choices)
+    metadata = serializers.DictField(help_text="What may be shown of it; depends on the provider.")
+    connected_at = TimestampField(source="created_at")
+    updated_at = TimestampField()
+    last_used_at = TimestampField(required=False)
+    last_synced_at = TimestampField(required=False)
+
+
+class ProfileSerializer(OutputSerializer):
+    """A set of connected accounts under one name."""
+
+    profile_id = serializers.UUIDField(source="pk")
+    owner_user_id = serializers.CharField()
+    slug = serializers.CharField()
+    name = serializers.CharField()
+    description = serializers.SerializerMethodField(required=False)
+    status = serializers.ChoiceField(choices=Profile.Status.choices)
+    created_at = TimestampField()
+    updated_at = TimestampField()
+
+    def get_description(self, profile: Profile) -> str | None:
+        """Leave an empty description out."""
+        return profile.description or None
+
+
+class BindingRequestSerializer(InputSerializer):
+    """One account that the profile is to give."""
+
+    provider = serializers.ChoiceField(choices=Provider.choices)
+    connected_account_id = IdField()
+
+
+@extend_schema_serializer(component_name="ReplaceCredentialBindings")
+class BindingsRequestSerializer(OwnedInputSerializer):
+    """All accounts that the profile is to give; those that are not named are taken away."""
+
+    bindings = serializers.ListField(child=BindingRequestSerializer(), max_length=MAX_BINDINGS)
+
+
+class BindingSerializer(OutputSerializer):
+    """An account that a profile gives."""
+
+    profile_id = serializers.UUIDField()
+    provider = serializers.ChoiceField(choices=Provider.choices)
+    connected_account_id = serializers.UUIDField(source="account_id")
+    account = ConnectedAccountSerializer()
+
+
+class BindingListSerializer(OutputSerializer):
+    """Everything that a profile gives."""
+
+    items = BindingSerializer(many=True)

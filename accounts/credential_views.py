@@ -1,0 +1,193 @@
+"""The endpoints of connected accounts, profiles and their bindings."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from accounts import profiles
+from accounts.connected import connect_account, delete_account, mark_account_invalid
+from accounts.credential_serializers import (
+    AccountRequestSerializer,
+    BindingListSerializer,
+    BindingsRequestSerializer,
+    ConnectedAccountSerializer,
+    ProfileSerializer,
+)
+from accounts.models import ConnectedAccount, CredentialBinding, Profile
+from accounts.openapi import (
+    BINDINGS_DESCRIPTION,
+    BINDINGS_EXAMPLES,
+    CONNECT_DESCRIPTION,
+    CONNECT_EXAMPLES,
+    DISCONNECT_DESCRIPTION,
+    INVALID_DESCRIPTION,
+    PROFILES_DESCRIPTION,
+)
+from accounts.providers import Provider
+from accounts.sealing import require_key
+from controlplane.openapi import CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
+from controlplane.pagination import list_query, page
+from controlplane.requests import read
+from controlplane.serializers import OwnedInputSerializer, page_of
+
+AccountListQuery = list_query(default=50, maximum=200)
+ProfileListQuery = list_query(default=50, maximum=200)
+ConnectedAccountPageSerializer = page_of(ConnectedAccountSerializer, "ConnectedAccountPage")
+ProfilePageSerializer = page_of(ProfileSerializer, "ProfilePage")
+
+
+class ConnectedAccountList(APIView):
+    """Connecting and listing accounts."""
+
+    @extend_schema(
+        operation_id="connectedAccounts.create",
+        tags=["Connected accounts"],
+        summary="Connect an account",
+        description=CONNECT_DESCRIPTION,
+        parameters=[CREATED_LOCATION],
+        examples=CONNECT_EXAMPLES,
+        request=AccountRequestSerializer,
+        responses={201: ConnectedAccountSerializer},
+    )
+    def post(self, request: Request) -> Response:
+        """Seal a provider's secret; one that is connected already is replaced."""
+        require_key()
+        given = read(request, body=AccountRequestSerializer, owner_required=True)
+        account = connect_account(
+            owner_user_id=given.required_owner,
+            provider=Provider(given.body["provider"]),
+            name=given.body["name"],
+            secret=given.body["secret"],
+        )
+        headers = {"Location": f"/v1/connected-accounts/{account.pk}"}
+        return Response(ConnectedAccountSerializer(account).data, status=201, headers=headers)
+
+    @extend_schema(
+        operation_id="connectedAccounts.list",
+        tags=["Connected accounts"],
+        summary="List an owner's connected accounts, newest first",
+        parameters=[OWNER_REQUIRED, AccountListQuery],
+        responses=ConnectedAccountPageSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """List an owner's accounts that were not deleted, newest first."""
+        given = read(request, query=AccountListQuery, owner_required=True)
+        rows = ConnectedAccount.objects.owned_by(given.required_owner).kept().defer("sealed")
+        query = given.query
+        answer = page(
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_accounts
+        )
+        return Response(answer)
+
+
+def _present_accounts(rows: Sequence[ConnectedAccount]) -> list[Any]:
+    return list(ConnectedAccountSerializer(rows, many=True).data)
+
+
+class ConnectedAccountDetail(APIView):
+    """One connected account."""
+
+    @extend_schema(
+        operation_id="connectedAccounts.delete",
+        tags=["Connected accounts"],
+        summary="Delete a connected account and erase its secret",
+        description=DISCONNECT_DESCRIPTION,
+        parameters=[OWNER_QUERY],
+        responses={200: ConnectedAccountSerializer},
+    )
+    def delete(self, request: Request, connected_account_id: uuid.UUID) -> Response:
+        """Erase the secret and show what is left."""
+        account = delete_account(connected_account_id, owner_user_id=read(request).owner)
+        return Response(ConnectedAccountSerializer(account).data)
+
+
+class ConnectedAccountInvalidation(APIView):
+    """Saying that a provider refuses an account."""
+
+    @extend_schema(
+        operation_id="connectedAccounts.markInvalid",
+        tags=["Connected accounts"],
+        summary="Mark a connected account as refused by its provider",
+        description=INVALID_DESCRIPTION,
+        parameters=[OWNER_QUERY],
+        request=OwnedInputSerializer,
+        responses={200: ConnectedAccountSerializer},
+    )
+    def post(self, request: Request, connected_account_id: uuid.UUID) -> Response:
+        """Take an account out of use until it is connected again."""
+        given = read(request, body=OwnedInputSerializer)
+        account = mark_account_invalid(connected_account_id, owner_user_id=given.owner)
+        return Response(ConnectedAccountSerializer(account).data)
+
+
+class ProfileList(APIView):
+    """Listing profiles."""
+
+    @extend_schema(
+        operation_id="profiles.list",
+        tags=["Profiles"],
+        summary="List an owner's profiles, newest first",
+        description=PROFILES_DESCRIPTION,
+        parameters=[OWNER_REQUIRED, ProfileListQuery],
+        responses=ProfilePageSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """List an owner's profiles; the first call makes the one called ``default``."""
+        given = read(request, query=ProfileListQuery, owner_required=True)
+        profiles.ensure_default_profile(given.required_owner)
+        rows = Profile.objects.owned_by(given.required_owner)
+        query = given.query
+        answer = page(
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_profiles
+        )
+        return Response(answer)
+
+
+def _present_profiles(rows: Sequence[Profile]) -> list[Any]:
+    return list(ProfileSerializer(rows, many=True).data)
+
+
+class CredentialBindings(APIView):
+    """The accounts that a profile gives."""
+
+    @extend_schema(
+        operation_id="profiles.getCredentialBindings",
+        tags=["Profiles"],
+        summary="Read which accounts a profile gives",
+        parameters=[OWNER_QUERY],
+        responses=BindingListSerializer,
+    )
+    def get(self, request: Request, profile_id: uuid.UUID) -> Response:
+        """List what a profile gives, with accounts that became invalid or were deleted."""
+        profile = profiles.get_profile(profile_id, owner_user_id=read(request).owner)
+        return _bindings(profiles.bindings_of(profile))
+
+    @extend_schema(
+        operation_id="profiles.replaceCredentialBindings",
+        tags=["Profiles"],
+        summary="Replace the accounts that a profile gives",
+        description=BINDINGS_DESCRIPTION,
+        examples=BINDINGS_EXAMPLES,
+        request=BindingsRequestSerializer,
+        responses=BindingListSerializer,
+    )
+    def put(self, request: Request, profile_id: uuid.UUID) -> Response:
+        """Replace the whole set at once."""
+        given = read(request, body=BindingsRequestSerializer, owner_required=True)
+        wanted = [
+            profiles.Binding(Provider(entry["provider"]), entry["connected_account_id"])
+            for entry in given.body["bindings"]
+        ]
+        bound = profiles.replace_bindings(profile_id, wanted, owner_user_id=given.required_owner)
+        return _bindings(bound)
+
+
+def _bindings(rows: Sequence[CredentialBinding]) -> Response:
+    return Response(BindingListSerializer({"items": rows}).data)

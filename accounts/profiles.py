@@ -1,0 +1,128 @@
+"""Profiles, and which accounts they give to the workspaces started with them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from django.db import transaction
+from django.db.models.functions import Now
+
+from accounts.connected import account_not_found
+from accounts.models import ConnectedAccount, CredentialBinding, Profile
+from accounts.providers import Provider
+from controlplane.errors import Conflict, Fault, NotFound, ValidationFailed
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One account that a profile is to give, as a client names it."""
+
+    provider: Provider
+    account_id: uuid.UUID
+
+
+def ensure_default_profile(owner_user_id: str) -> Profile:
+    """Return the owner's profile ``default``, made when it is asked for the first time."""
+    profile, _ = Profile.objects.get_or_create(
+        owner_user_id=owner_user_id, slug=Profile.DEFAULT_SLUG, defaults={"name": "Default"}
+    )
+    return profile
+
+
+def get_profile(profile_id: uuid.UUID, *, owner_user_id: str | None) -> Profile:
+    """Return a profile; a foreign one is as absent as an unknown one (``NotFound``)."""
+    profile = Profile.objects.owned_by(owner_user_id).filter(pk=profile_id).first()
+    if profile is None:
+        raise _profile_not_found()
+    return profile
+
+
+def bindings_of(profile: Profile) -> Sequence[CredentialBinding]:
+    """Return what a profile gives, in the order of providers; accounts of every status."""
+    rows = CredentialBinding.objects.filter(profile=profile).select_related("account")
+    return list(rows.order_by("provider", "account__name", "id"))
+
+
+def replace_bindings(
+    profile_id: uuid.UUID, bindings: Sequence[Binding], *, owner_user_id: str
+) -> Sequence[CredentialBinding]:
+    """Give a profile these accounts and no others, all at once or not at all; return them.
+
+    Raises ``NotFound`` (``profile-not-found``, ``connected-account-not-found``), ``Conflict``
+    (``profile-archived``, ``connected-account-not-active``) and ``ValidationFailed``; each names
+    the members that are wrong.
+    """
+    with transaction.atomic():
+        profile = (
+            Profile.objects.owned_by(owner_user_id)
+            .select_for_update()
+            .filter(pk=profile_id)
+            .first()
+        )
+        if profile is None:
+            raise _profile_not_found()
+        if profile.status == Profile.Status.ARCHIVED:
+            raise Conflict("The profile is archived.", code="profile-archived")
+        # Locked, so that none of them is deleted before it is bound.
+        wanted = sorted({binding.account_id for binding in bindings})
+        rows = ConnectedAccount.objects.owned_by(owner_user_id).select_for_update()
+        accounts = {row.pk: row for row in rows.filter(pk__in=wanted).order_by("id")}
+        _refuse_wrong(bindings, accounts)
+        CredentialBinding.objects.filter(profile=profile).delete()
+        CredentialBinding.objects.bulk_create(
+            CredentialBinding(profile=profile, account_id=b.account_id, provider=b.provider)
+            for b in bindings
+        )
+        Profile.objects.filter(pk=profile.pk).update(updated_at=Now())
+    log.info("bindings_replaced", profile=str(profile.pk), accounts=len(bindings))
+    return bindings_of(profile)
+
+
+def _refuse_wrong(bindings: Sequence[Binding], accounts: dict[uuid.UUID, ConnectedAccount]) -> None:
+    """Raise for what cannot be bound: what is unknown first, then what is wrong, then its state."""
+    unknown, wrong, unfit = [], [], []
+    providers: set[str] = set()
+    bound: set[uuid.UUID] = set()
+    for index, binding in enumerate(bindings):
+        place = f"/bindings/{index}"
+        account = accounts.get(binding.account_id)
+        if account is None:
+            pointer = f"{place}/connectedAccountId"
+            unknown.append(Fault("not-found", "There is no such account.", pointer=pointer))
+            continue
+        if account.provider != binding.provider:
+            detail = f"The account's provider is {account.provider}."
+            wrong.append(Fault("provider-mismatch", detail, pointer=f"{place}/provider"))
+        if account.pk in bound:
+            pointer = f"{place}/connectedAccountId"
+            wrong.append(Fault("repeated", "The account is bound twice.", pointer=pointer))
+        elif binding.provider in providers and binding.provider != Provider.GENERIC:
+            detail = f"A profile has one {binding.provider} account at the most."
+            wrong.append(Fault("repeated", detail, pointer=f"{place}/provider"))
+        if account.status != ConnectedAccount.Status.ACTIVE:
+            detail = f"The account is {account.status}: connect it again."
+            pointer = f"{place}/connectedAccountId"
+            unfit.append(Fault("not-active", detail, pointer=pointer))
+        bound.add(account.pk)
+        providers.add(binding.provider)
+    if unknown:
+        error = account_not_found()
+        error.errors = tuple(unknown)
+        raise error
+    if wrong:
+        raise ValidationFailed(wrong)
+    if unfit:
+        raise Conflict(
+            "An account that is not active cannot be bound.",
+            code="connected-account-not-active",
+            errors=unfit,
+        )
+
+
+def _profile_not_found() -> NotFound:
+    return NotFound("There is no such profile.", code="profile-not-found")

@@ -1,0 +1,182 @@
+"""Profiles and the accounts they give."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connections
+from django.test import Client
+from django.urls import reverse
+from pytest_django.fixtures import Settings
+
+from accounts.connected import connect_account, delete_account, mark_account_invalid
+from accounts.models import ConnectedAccount, CredentialBinding, Profile
+from accounts.providers import Provider
+from tests.conftest import OWNER, Answer, Api
+
+pytestmark = pytest.mark.django_db
+CLAUDE = "sk-ant-oat01-" + "c" * 40
+GITHUB = "ghp_" + "g" * 36
+
+
+@pytest.fixture(autouse=True)
+def _key(settings: Settings) -> None:
+    settings.SVC_CREDENTIALS_KEY = base64.b64encode(bytes(32)).decode()
+
+
+def account(provider: str = "claude", name: str = "default", owner: str = OWNER) -> str:
+    made = connect_account(
+        owner_user_id=owner,
+        provider=Provider(provider),
+        name=name,
+        secret={"claude": CLAUDE, "github": GITHUB}.get(provider, "anything"),
+    )
+    return str(made.pk)
+
+
+def default_profile(api: Api, owner: str = OWNER) -> str:
+    (profile,) = api.get(f"/v1/profiles?ownerUserId={owner}").body["items"]
+    return str(profile["profileId"])
+
+
+def bind(
+    api: Api, profile: str, *bindings: tuple[str, str], owner: str = OWNER, expect: int = 200
+) -> Answer:
+    body = {
+        "ownerUserId": owner,
+        "bindings": [
+            {"provider": provider, "connectedAccountId": account_id}
+            for provider, account_id in bindings
+        ],
+    }
+    path = f"/v1/profiles/{profile}/credential-bindings"
+    return api.request("PUT", path, body, expect=expect)
+
+
+def bound(api: Api, profile: str) -> list[tuple[str, str]]:
+    items = api.get(f"/v1/profiles/{profile}/credential-bindings?ownerUserId={OWNER}").body["items"]
+    return [(item["provider"], item["account"]["status"]) for item in items]
+
+
+def test_every_owner_has_a_default_profile_from_the_first_moment(api: Api) -> None:
+    first = api.get(f"/v1/profiles?ownerUserId={OWNER}").body["items"]
+    assert [(profile["slug"], profile["status"]) for profile in first] == [("default", "active")]
+    assert api.get(f"/v1/profiles?ownerUserId={OWNER}").body["items"] == first
+    assert default_profile(api, "usr_b") != first[0]["profileId"]
+
+
+def test_many_first_questions_at_once_make_one_default_profile(
+    transactional_db: None, api: Api
+) -> None:
+    def ask(_: int) -> str:
+        try:
+            return default_profile(Api())
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert len(set(pool.map(ask, range(12)))) == 1
+
+
+def test_the_whole_set_is_replaced(api: Api) -> None:
+    profile = default_profile(api)
+    claude, github = account("claude"), account("github")
+    assert len(bind(api, profile, ("claude", claude), ("github", github)).body["items"]) == 2
+    (item,) = bind(api, profile, ("github", github)).body["items"]
+    assert (item["profileId"], item["connectedAccountId"]) == (profile, github)
+    assert item["account"]["provider"] == "github"
+    assert bind(api, profile).body == {"items": []}
+
+
+def test_many_variables_are_given_but_one_account_of_each_provider(api: Api) -> None:
+    profile = default_profile(api)
+    first, second = account("generic", "A"), account("generic", "B")
+    bind(api, profile, ("generic", first), ("generic", second))
+    one, other = account("github", "one"), account("github", "other")
+    refused = bind(api, profile, ("github", one), ("github", other), expect=400)
+    assert refused.codes == {"/bindings/1/provider": "repeated"}
+    refused = bind(api, profile, ("generic", first), ("generic", first), expect=400)
+    assert refused.codes == {"/bindings/1/connectedAccountId": "repeated"}
+    assert len(bound(api, profile)) == 2
+
+
+def test_what_cannot_be_bound_is_named_and_nothing_changes(api: Api) -> None:
+    profile, good = default_profile(api), account("claude")
+    bind(api, profile, ("claude", good))
+    invalid, deleted = account("github", "invalid"), account("github", "deleted")
+    mark_account_invalid(uuid.UUID(invalid), owner_user_id=OWNER)
+    delete_account(uuid.UUID(deleted), owner_user_id=OWNER)
+    cases: list[tuple[str, str, int, str, dict[str, str]]] = [
+        ("github", account("github", owner="usr_b"), 404, "connected-account-not-found",
+         {"/bindings/1/connectedAccountId": "not-found"}),
+        ("github", str(uuid.uuid4()), 404, "connected-account-not-found",
+         {"/bindings/1/connectedAccountId": "not-found"}),
+        ("codex", account("github"), 400, "validation-failed",
+         {"/bindings/1/provider": "provider-mismatch"}),
+        ("github", invalid, 409, "connected-account-not-active",
+         {"/bindings/1/connectedAccountId": "not-active"}),
+        ("github", deleted, 409, "connected-account-not-active",
+         {"/bindings/1/connectedAccountId": "not-active"}),
+    ]  # fmt: skip
+    for provider, target, status, code, faults in cases:
+        refused = bind(api, profile, ("claude", good), (provider, target), expect=status)
+        assert (refused.body["code"], refused.codes) == (code, faults)
+    assert bound(api, profile) == [("claude", "active")]
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [None, {}, "x", [5], [{}], [{"provider": "claude"}], [{"provider": "x"}], [{}] * 101,
+     [{"provider": "claude", "connectedAccountId": "1"}]],
+)  # fmt: skip
+def test_bindings_of_another_shape_are_refused(api: Api, bindings: Any) -> None:
+    path = f"/v1/profiles/{default_profile(api)}/credential-bindings"
+    refused = api.request("PUT", path, {"ownerUserId": OWNER, "bindings": bindings}, expect=400)
+    assert all(place.startswith("/bindings") for place in refused.codes)
+
+
+def test_a_foreign_and_an_unknown_profile_are_absent_alike(api: Api) -> None:
+    profile = default_profile(api)
+    for target, owner in ((profile, "usr_b"), (str(uuid.uuid4()), OWNER)):
+        path = f"/v1/profiles/{target}/credential-bindings?ownerUserId={owner}"
+        assert api.get(path, expect=404).body["code"] == "profile-not-found"
+        assert bind(api, target, owner=owner, expect=404).body["code"] == "profile-not-found"
+
+
+def test_an_archived_profile_is_listed_and_takes_nothing(api: Api) -> None:
+    profile = default_profile(api)
+    Profile.objects.update(status="archived")
+    assert bind(api, profile, expect=409).body["code"] == "profile-archived"
+    assert default_profile(api) == profile
+
+
+def test_an_account_that_ends_stays_listed_with_its_status(api: Api) -> None:
+    profile, claude, github = default_profile(api), account("claude"), account("github")
+    bind(api, profile, ("claude", claude), ("github", github))
+    mark_account_invalid(uuid.UUID(claude), owner_user_id=OWNER)
+    delete_account(uuid.UUID(github), owner_user_id=OWNER)
+    assert bound(api, profile) == [("claude", "invalid"), ("github", "archived")]
+
+
+def test_operators_add_profiles_and_bind_accounts_of_their_owner_only(api: Api) -> None:
+    get_user_model().objects.create_superuser("op", "op@example.org", "password")
+    client = Client()
+    client.login(username="op", password="password")
+    mine, foreign = account("claude"), account("claude", owner="usr_b")
+    form = {
+        "owner_user_id": OWNER, "slug": "work", "name": "Work", "description": "",
+        "status": "active", "bindings-TOTAL_FORMS": "1", "bindings-INITIAL_FORMS": "0",
+    }  # fmt: skip
+    add = reverse("admin:accounts_profile_add")
+    refused = client.post(add, {**form, "bindings-0-account": foreign})
+    assert b"another owner" in refused.content
+    assert not CredentialBinding.objects.exists()
+    assert client.post(add, {**form, "bindings-0-account": mine}).status_code == 302
+    binding = CredentialBinding.objects.get()
+    assert (binding.provider, binding.profile.slug) == ("claude", "work")
+    assert binding.account == ConnectedAccount.objects.get(pk=mine)
