@@ -1,0 +1,124 @@
+"""The endpoints of the registry: what is in it now, always asked of itself."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.requests import read
+from registries.openapi import (
+    DETAIL_DESCRIPTION,
+    EXTENSIONS_DESCRIPTION,
+    MANIFEST_DESCRIPTION,
+    PING_DESCRIPTION,
+    TAGS_DESCRIPTION,
+)
+from registries.serializers import (
+    ManifestQuery,
+    RegistryExtensionsSerializer,
+    RegistryManifestSerializer,
+    RegistryPingSerializer,
+    RegistrySerializer,
+    RegistryTagsSerializer,
+    TagListQuery,
+)
+from registries.services import describe_registry, open_registry, read_manifest
+
+
+class RegistryDetail(APIView):
+    """The registry as it is configured."""
+
+    @extend_schema(
+        operation_id="registries.get",
+        tags=["Registries"],
+        summary="Show a registry",
+        description=DETAIL_DESCRIPTION,
+        responses=RegistrySerializer,
+    )
+    def get(self, request: Request, registry_id: str) -> Response:
+        """Show what is configured."""
+        registry = describe_registry(registry_id)
+        read(request)
+        return Response(RegistrySerializer(registry).data)
+
+
+class RegistryPing(APIView):
+    """Whether the registry answers."""
+
+    @extend_schema(
+        operation_id="registries.ping",
+        tags=["Registries"],
+        summary="Ask whether a registry answers",
+        description=PING_DESCRIPTION,
+        responses=RegistryPingSerializer,
+    )
+    def get(self, request: Request, registry_id: str) -> Response:
+        """Ask it."""
+        with open_registry(registry_id) as client:
+            read(request)
+            client.ping()
+        return Response({"name": registry_id, "reachable": True})
+
+
+class RegistryExtensions(APIView):
+    """The extensions of the registry's API."""
+
+    @extend_schema(
+        operation_id="registries.extensions",
+        tags=["Registries"],
+        summary="List a registry's extensions",
+        description=EXTENSIONS_DESCRIPTION,
+        responses=RegistryExtensionsSerializer,
+    )
+    def get(self, request: Request, registry_id: str) -> Response:
+        """Ask which it has."""
+        with open_registry(registry_id) as client:
+            read(request)
+            extensions = client.list_extensions()
+        return Response(RegistryExtensionsSerializer({"extensions": extensions}).data)
+
+
+class RegistryTags(APIView):
+    """The tags of a repository."""
+
+    @extend_schema(
+        operation_id="registries.tags",
+        tags=["Registries"],
+        summary="List the tags of a repository",
+        description=TAGS_DESCRIPTION,
+        parameters=[TagListQuery],
+        responses=RegistryTagsSerializer,
+    )
+    def get(self, request: Request, registry_id: str) -> Response:
+        """Ask for all of them."""
+        with open_registry(registry_id) as client:
+            repository = read(request, query=TagListQuery).query["repository"]
+            tags = client.list_tags(repository) or []
+        return Response(RegistryTagsSerializer({"repository": repository, "tags": tags}).data)
+
+
+class RegistryManifest(APIView):
+    """One manifest."""
+
+    @extend_schema(
+        operation_id="registries.manifest",
+        tags=["Registries"],
+        summary="Show a manifest",
+        description=MANIFEST_DESCRIPTION,
+        parameters=[ManifestQuery],
+        responses=RegistryManifestSerializer,
+    )
+    def get(self, request: Request, registry_id: str) -> Response:
+        """Ask for it by tag or digest."""
+        with open_registry(registry_id) as client:
+            given = read(request, query=ManifestQuery).query
+            manifest = read_manifest(client, **given)
+            shown = {
+                **given,
+                "digest": manifest.digest,
+                "content_type": manifest.media_type or None,
+                "manifest": manifest.parsed(),
+            }
+        return Response(RegistryManifestSerializer(shown).data)
