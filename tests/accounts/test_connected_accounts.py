@@ -156,7 +156,8 @@ def test_a_generic_account_is_called_like_a_variable_that_may_be_set(api: Api, n
 @pytest.mark.parametrize(
     ("secret", "code"),
     [("", "blank"), (" \n", "blank"), ("x" * 65537, "max-length"), ("a\0b", "invalid-character"),
-     ("\ud800", "invalid-character"), (5, "wrong-type"), ({"a": SECRET}, "wrong-type"), (None, "required")],
+     ("\ud800", "invalid-character"), (5, "wrong-type"), ({"a": SECRET}, "wrong-type"),
+     (None, "required")],
 )  # fmt: skip
 def test_what_is_no_secret_is_refused_without_being_repeated(
     api: Api, secret: Any, code: str
