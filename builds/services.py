@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from accounts.services import refuse_unknown_credentials
+from accounts.services import refuse_credentials
 from builds.boot_record import end_boot_run, is_being_recorded
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
@@ -87,8 +87,9 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
 
     Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
-    ``ValidationFailed``, ``ServiceUnavailable`` (``scm-app-unconfigured``), or ``BadGateway``
-    (``queue-publish-failed``) after the failure was written.
+    ``ValidationFailed``, ``ServiceUnavailable`` (``scm-app-unconfigured``,
+    ``credentials-unsupported``), or ``BadGateway`` (``queue-publish-failed``) after the failure was
+    written.
     """
     if (earlier := _earlier_answer(intent)) is not None:
         return earlier
@@ -97,9 +98,13 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     refuse_selections(intent)
     check_ceilings(blueprint)
     if intent.credentials is not None:
-        refuse_unknown_credentials(intent.credentials)
+        refuse_credentials(intent.credentials, owner_user_id=intent.owner_user_id)
     else:
-        refuse_unknown_credentials(_spec_credentials(blueprint), pointer="/spec/credentials")
+        refuse_credentials(
+            _spec_credentials(blueprint),
+            owner_user_id=intent.owner_user_id,
+            pointer="/spec/credentials",
+        )
     spec = resolve_spec(blueprint)
     try:
         job, answer = _persist(intent, spec, name=intent.name or infer_name(intent, blueprint))
