@@ -49,6 +49,7 @@ Records the intent and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` 
 | 409 | `workspace-active` | the workspace has not ended |
 | 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
 | 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
+| 503 | `credentials-unsupported` | accounts are named; no workspace can be given them yet |
 """
 
 SSH_TARGET_DESCRIPTION = """\
