@@ -1,0 +1,281 @@
+"""Connections that carry more than one thing: shared ones, forwarded ports, editors' servers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shlex
+import socket
+import tarfile
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.conftest import GitServer, Stack
+from tests.e2e.ssh import HOST, Client
+from tests.e2e.ssh_door import Door, door_of, gone
+from tests.gateway_process import free_port
+from tests.worker_process import eventually
+
+pytestmark = pytest.mark.docker
+
+MIB = 1024 * 1024
+CHANNELS = 20
+REQUESTS = 8
+
+WEB_SERVER = """
+import hashlib, http.server, os, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        size = int(self.path.strip("/") or 0)
+        body = hashlib.shake_256(self.path.encode()).digest(size) or b"root"
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        answer = hashlib.sha256(body).hexdigest().encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], os.getpid(), flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def door(
+    stack: Stack, git_server: GitServer, run_queue: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Door]:
+    """One workspace for all tests here."""
+    with door_of(stack, git_server, run_queue, tmp_path_factory.mktemp("connections")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(door: Door) -> Client:
+    """A client that may enter it."""
+    return door.client()
+
+
+def fetched(url: str, data: bytes | None = None) -> bytes:
+    """Return what a web server answers."""
+    with urllib.request.urlopen(url, data, timeout=60) as answer:  # noqa: S310 - http, ours
+        return bytes(answer.read())
+
+
+# ---------------------------------------------------------------- one connection for many
+
+
+def test_20_channels_of_one_connection_are_one_run_whose_commands_are_told_apart(
+    door: Door, client: Client
+) -> None:
+    with door.run() as run, client.connection() as shared, ThreadPoolExecutor(CHANNELS) as pool:
+        command = "echo here; cat; sleep 0.1; echo number {0} >&2; exit {0}"
+        asked = [
+            pool.submit(client.command, command.format(number), *shared, given=b"%d\n" % number)
+            for number in range(CHANNELS)
+        ]
+        for number, one in enumerate(asked):
+            done = one.result()
+            assert (done.code, done.out, done.err) == (
+                number,
+                b"here\n%d\n" % number,
+                f"number {number}\n",
+            )
+    assert door.place.ended(run.id)["status"] == "completed"
+    assert door.place.loss(run.id)["complete"]
+    started = door.place.timeline(run.id, "processStarted")
+    leaders = [event for event in started if "channel" in event["ref"]]
+    assert len({event["ref"]["channel"] for event in leaders}) == CHANNELS
+    wrote = set()
+    for event in leaders:
+        path = f"/v1/runs/{run.id}/scrollback?stream=stdout&processId={event['processId']}"
+        raw = {"accept": "application/octet-stream"}
+        wrote.add(door.place.stack.api.get(path, headers=raw).content)
+    assert wrote == {b"here\n%d\n" % number for number in range(CHANNELS)}
+    door.place.verify(run.id)
+
+
+def test_channels_of_one_connection_are_open_at_once(client: Client) -> None:
+    with client.connection() as shared, contextlib.ExitStack() as all_of_them:
+        script = "echo open; cat; echo closed"
+        open_ones = [
+            all_of_them.enter_context(client.begun(script, *shared)) for _ in range(CHANNELS)
+        ]
+        for begun in reversed(open_ones):
+            out, _ = begun.process.communicate(b"told\n", 30)
+            assert out == b"told\nclosed\n"
+
+
+@pytest.mark.slow
+def test_every_exit_code_is_told(client: Client) -> None:
+    with client.connection() as shared:
+        assert [client.command(f"exit {code}", *shared).code for code in range(256)] == [
+            *range(256)
+        ]
+
+
+def test_a_channel_whose_client_is_killed_ends_alone(door: Door, client: Client) -> None:
+    with client.connection() as shared:
+        script = "echo $$; exec sleep 600"
+        with client.begun(script, *shared) as killed, client.begun(script, *shared) as kept:
+            killed.process.kill()
+            gone(door.place, killed.line)
+            assert client.said(f"kill -0 {kept.line} && echo still", *shared) == b"still\n"
+            assert kept.process.poll() is None
+
+
+def test_a_slow_reader_holds_nobody_else_up(client: Client) -> None:
+    # What is not read fills every buffer on the way.
+    with client.connection() as shared, client.begun("yes", *shared):
+        assert len(client.said(f"head -c {16 * MIB} /dev/zero", *shared)) == 16 * MIB
+
+
+def test_a_connection_of_nothing_but_keepalives_stays_and_is_a_run(
+    door: Door, client: Client
+) -> None:
+    path = client.folder / "idle.log"
+    alive = ("-v", "-E", str(path), "-o", "ServerAliveInterval=1")
+    with door.run() as run, client.connection(*alive) as shared:
+        eventually(
+            lambda: path.read_text().count("keepalive@openssh.com") >= 5,
+            what="the gateway has asked five times whether the client is there",
+        )
+        assert door.place.read(door.runs()[0])["status"] == "running"
+        assert client.said("echo still", *shared) == b"still\n"
+    assert door.place.completed(run.id)
+
+
+def test_a_connection_without_any_command_is_a_run_that_completed(
+    door: Door, client: Client
+) -> None:
+    with door.run() as run, client.connection():
+        pass
+    shown = door.place.completed(run.id)
+    assert "exitCode" not in shown
+    assert door.place.timeline(run.id, "processStarted") == []
+
+
+# ---------------------------------------------------------------- forwarded ports
+
+
+@pytest.fixture(scope="module")
+def web(client: Client) -> Iterator[int]:
+    """A web server in the workspace; its port."""
+    with client.begun(f"exec python3 -c {shlex.quote(WEB_SERVER)}") as begun:
+        yield int(begun.line.split()[0])
+
+
+def test_a_forwarded_port_carries_many_requests_at_once(
+    door: Door, client: Client, web: int
+) -> None:
+    port = free_port()
+    with door.run() as run, client.connection("-L", f"{port}:localhost:{web}"):
+        url = f"http://127.0.0.1:{port}"
+        sizes = [4 * MIB + number for number in range(REQUESTS)]
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            bodies = list(pool.map(lambda size: fetched(f"{url}/{size}"), sizes))
+        for size, body in zip(sizes, bodies, strict=True):
+            assert body == hashlib.shake_256(f"/{size}".encode()).digest(size)
+        sent = os.urandom(8 * MIB)
+        assert fetched(url, sent) == hashlib.sha256(sent).hexdigest().encode()
+    door.place.completed(run.id)
+    opened = door.place.timeline(run.id, "forwardOpened")
+    assert {(event["ref"]["host"], event["ref"]["port"]) for event in opened} == {
+        ("localhost", web)
+    }
+    closed = [event["ref"] for event in door.place.timeline(run.id, "forwardClosed")]
+    assert len(opened) == len(closed) == REQUESTS + 1
+    assert max(event["sentBytes"] for event in closed) > 8 * MIB
+    assert sum(event["receivedBytes"] > 4 * MIB for event in closed) == REQUESTS
+
+
+def test_one_connection_may_be_carried_over_the_clients_own_input_and_output(
+    client: Client, web: int
+) -> None:
+    argv = ("ssh", "-F", str(client.config), "-W", f"127.0.0.1:{web}", HOST)
+    with client.start(*argv) as process:
+        out, _ = process.communicate(b"GET / HTTP/1.0\r\n\r\n", 30)
+    assert out.endswith(b"\r\n\r\nroot")
+
+
+def test_a_port_at_which_nobody_listens_is_refused_and_the_connection_stays(
+    client: Client,
+) -> None:
+    with client.connection() as shared:
+        done = client.ssh(*shared, "-o", "LogLevel=INFO", "-W", "localhost:1", HOST)
+        assert done.code != 0
+        assert client.said("echo still", *shared) == b"still\n"
+    done = client.ssh("-o", "LogLevel=INFO", "-W", "localhost:1", HOST)
+    assert "open failed: connect failed" in done.err
+
+
+def test_a_proxy_for_the_browser_reaches_the_workspace(client: Client, web: int) -> None:
+    port = free_port()
+    name = b"localhost"
+    with client.connection("-D", str(port)), socket.create_connection(("127.0.0.1", port)) as proxy:
+        proxy.settimeout(30)
+        proxy.sendall(b"\5\1\0")  # SOCKS 5, without a password
+        assert proxy.recv(2) == b"\5\0"
+        proxy.sendall(b"\5\1\0\3" + bytes([len(name)]) + name + web.to_bytes(2, "big"))
+        assert proxy.recv(10)[:2] == b"\5\0"
+        proxy.sendall(b"GET /1000 HTTP/1.0\r\n\r\n")
+        with proxy.makefile("rb") as answer:
+            assert answer.read().endswith(hashlib.shake_256(b"/1000").digest(1000))
+
+
+# ---------------------------------------------------------------- an editor's remote mode
+
+
+def server_archive() -> bytes:
+    """Return an archive with the editor's server."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, body in (("server.py", WEB_SERVER.encode()), ("assets", os.urandom(2 * MIB))):
+            member = tarfile.TarInfo(f"server/{name}")
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    return content.getvalue()
+
+
+def test_an_editor_installs_its_server_starts_it_and_finds_it_again(
+    door: Door, client: Client
+) -> None:
+    start = (
+        "cd ~/.editor-server/server && { setsid nohup python3 server.py > log 2>&1 < /dev/null &"
+        " } && until [ -s log ]; do sleep 0.05; done && cat log"
+    )
+    port = free_port()
+    forward = ("-L", f"{port}:127.0.0.1:")
+    with door.run() as run, client.connection() as shared:
+        assert client.said("uname -sm", *shared).startswith(b"Linux ")
+        assert client.said("mkdir -p ~/.editor-server && echo made", *shared) == b"made\n"
+        assert client.command("test -e ~/.editor-server/server", *shared).code == 1
+        unpack = "tar -xzf - -C ~/.editor-server && echo unpacked"
+        archive = server_archive()
+        assert client.said(unpack, *shared, given=archive) == b"unpacked\n"
+        web, pid = client.said(start, *shared).decode().split()
+        added = client.ssh(*shared, "-O", "forward", forward[0], f"{forward[1]}{web}", HOST)
+        assert added.code == 0, added
+        assert fetched(f"http://127.0.0.1:{port}/5") == hashlib.shake_256(b"/5").digest(5)
+    door.place.completed(run.id)
+
+    with client.connection(forward[0], f"{forward[1]}{web}") as shared:
+        assert fetched(f"http://127.0.0.1:{port}/7") == hashlib.shake_256(b"/7").digest(7)
+        assert client.said(f"kill {pid} && echo killed", *shared) == b"killed\n"
+    gone(door.place, pid)
+    client.said("rm -r ~/.editor-server")

@@ -1,0 +1,228 @@
+"""Terminals over SSH: what a person sees is what the record holds, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import GitServer, Stack
+from tests.e2e.runs import REPOSITORY
+from tests.e2e.ssh import Client, Terminal
+from tests.e2e.ssh_door import Door, door_of, found_in_records, gone
+
+pytestmark = pytest.mark.docker
+
+PLAIN = "PS1='ready> ' exec bash --norc --noprofile"
+PROMPT = b"ready> "
+
+
+@pytest.fixture(scope="module")
+def door(
+    stack: Stack, git_server: GitServer, run_queue: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Door]:
+    """One workspace for all tests here."""
+    with door_of(stack, git_server, run_queue, tmp_path_factory.mktemp("terminals")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(door: Door) -> Client:
+    """A client that may enter it."""
+    return door.client()
+
+
+def ask(terminal: Terminal, line: str) -> str:
+    """Type a line at the prompt, and return what is shown before the next one."""
+    terminal.type(f"{line}\n")
+    return terminal.until(PROMPT).decode()
+
+
+def replayed(door: Door, run: str) -> tuple[Any, str, list[str]]:
+    """Return head, output and resizes of the run's terminal recording."""
+    cast = door.place.stack.api.get(f"/v1/runs/{run}/export?format=asciicast").content
+    head, *events = [json.loads(line) for line in cast.splitlines()]
+    output = "".join(data for _, kind, data in events if kind == "o")
+    return head, output, [data for _, kind, data in events if kind == "r"]
+
+
+def assert_kept(door: Door, run: str, terminal: Terminal) -> None:
+    """The record has what the terminal showed: no byte more, none less, none else."""
+    assert door.place.output(run, "pty") == terminal.said
+    assert door.place.loss(run)["complete"]
+    door.place.verify(run)
+
+
+# ---------------------------------------------------------------- the shell
+
+
+def test_a_login_is_a_login_shell_in_a_terminal_and_is_recorded_as_it_was_shown(
+    door: Door, client: Client
+) -> None:
+    with door.run() as run, client.terminal(columns=97, rows=31) as terminal:
+        terminal.until(b"$ ")
+        terminal.type("shopt -q login_shell && echo 'lo''gin'; pwd; echo \"$TERM\"; stty size\n")
+        shown = terminal.until(b"31 97\r\n").decode()
+        for line in ("login", REPOSITORY, "xterm-256color"):
+            assert f"\n{line}\r\n" in shown
+        terminal.type("tty; exit 5\n")
+        assert terminal.ended() == 5
+        assert b"/dev/pts/" in terminal.said
+    shown = door.place.ended(run.id)
+    assert (shown["status"], shown["exitCode"]) == ("completed", 5)
+    assert_kept(door, run.id, terminal)
+
+
+def test_a_command_may_have_a_terminal(door: Door, client: Client) -> None:
+    with door.run() as run, client.terminal("tty; stty size; exit 7", columns=40) as terminal:
+        assert terminal.ended() == 7
+    assert b"\r\n24 40\r\n" in terminal.said
+    assert door.place.ended(run.id)["exitCode"] == 7
+    assert_kept(door, run.id, terminal)
+
+
+def test_every_new_size_of_the_window_is_seen_and_recorded(door: Door, client: Client) -> None:
+    sizes = [(120, 40), (20, 5), (300, 100)]
+    # A size that was told is there when the program is: it asks for no other one.
+    waiting = "trap 'stty size' WINCH; echo begun; until [ -e /tmp/enough ]; do sleep 0.05; done"
+    with door.run() as run, client.terminal(waiting, columns=97, rows=31) as terminal:
+        terminal.until(b"begun\r\n")
+        for columns, rows in sizes:
+            terminal.resize(columns, rows)
+            terminal.until(f"{rows} {columns}\r\n".encode())
+        client.said("touch /tmp/enough")
+        assert terminal.ended() == 0
+    client.said("rm /tmp/enough")
+    assert_kept(door, run.id, terminal)
+    events = [event["ref"] for event in door.place.timeline(run.id, "terminalResized")]
+    assert [(size["columns"], size["rows"]) for size in events] == [(97, 31), *sizes]
+    head, output, resized = replayed(door, run.id)
+    assert (head["width"], head["height"]) == (97, 31)
+    assert output == terminal.said.decode()
+    assert resized == [f"{columns}x{rows}" for columns, rows in sizes]
+
+
+def test_full_screen_output_is_replayed_as_it_was(door: Door, client: Client) -> None:
+    script = (
+        r"printf '\033[?1049h\033[2J\033[1;1Hüber ✓ 漢字 🎉\033[31mred\033[0m'; stty raw;"
+        r" printf 'one\ntwo\n'; stty sane; seq 1 5000; printf '\033[?1049l\007'"
+    )
+    with door.run() as run, client.terminal(script) as terminal:
+        assert terminal.ended() == 0
+    assert b"one\ntwo\n" in terminal.said
+    assert b"\r\n5000\r\n" in terminal.said
+    assert_kept(door, run.id, terminal)
+    _, output, _ = replayed(door, run.id)
+    assert output == terminal.said.decode()
+
+
+def test_bytes_that_are_no_text_are_kept_too(door: Door, client: Client) -> None:
+    with door.run() as run, client.terminal(r"stty raw; printf '\377\376\0\200'") as terminal:
+        terminal.ended()
+    assert b"\xff\xfe\0\x80" in terminal.said
+    assert_kept(door, run.id, terminal)
+
+
+# ---------------------------------------------------------------- keys
+
+
+def test_keys_do_what_they_do_in_any_terminal(door: Door, client: Client) -> None:
+    with door.run() as run, client.terminal(PLAIN) as terminal:
+        terminal.until(PROMPT)
+        terminal.type("echo be''gun; sleep 600\n")
+        terminal.until(b"begun\r\n")
+        terminal.type(b"\x03")
+        terminal.until(PROMPT)
+        assert "\r\n130\r\n" in ask(terminal, "echo $?")
+        terminal.type("echo be''gun; sleep 600\n")
+        terminal.until(b"begun\r\n")
+        terminal.type(b"\x1a")
+        assert b"Stopped" in terminal.until(PROMPT)
+        ask(terminal, "kill %1; wait")
+        terminal.type("cat\nline\n")
+        terminal.until(b"line\r\nline\r\n")
+        terminal.type(b"\x04")
+        terminal.until(PROMPT)
+        terminal.type(b"\x04")
+        assert terminal.ended() == 0
+    assert_kept(door, run.id, terminal)
+    assert b"sleep 600" in door.place.output(run.id, "ptyInput")
+
+
+def test_a_terminal_that_is_turned_off_hangs_its_shell_up(door: Door, client: Client) -> None:
+    with door.run() as run:
+        with client.terminal(PLAIN) as terminal:
+            terminal.until(PROMPT)
+            (pid,) = ask(terminal, "echo pid $$").split("pid ")[-1].split()
+            assert pid.isdecimal()
+        gone(door.place, pid)
+    shown = door.place.ended(run.id)
+    assert shown["exitSignal"] == "SIGHUP" or shown["exitCode"] == 129, shown
+    assert door.place.output(run.id, "pty").startswith(terminal.said)
+    assert door.place.loss(run.id)["complete"]
+
+
+def test_an_escape_key_of_the_client_ends_the_connection(door: Door, client: Client) -> None:
+    with door.run() as run, client.terminal(PLAIN) as terminal:
+        terminal.until(PROMPT)
+        terminal.type("\n")
+        terminal.until(PROMPT)
+        terminal.type("~.")
+        assert terminal.ended() == 255
+    assert door.place.ended(run.id)["status"] == "completed"
+    assert door.place.loss(run.id)["complete"]
+
+
+# ---------------------------------------------------------------- what is not recorded
+
+
+PASSWORD = "Xy7-pass-word-{}"
+
+
+@pytest.mark.parametrize(
+    ("name", "asking", "question"),
+    [
+        ("read", "read -rsp 'Secret: ' it; echo \"got ${#it}\"", b"Secret: "),
+        (
+            "getpass",
+            "python3 -c 'import getpass; print(\"got\", len(getpass.getpass()))'",
+            b"Password: ",
+        ),
+    ],
+)
+def test_a_password_typed_at_a_prompt_is_nowhere_in_the_database(
+    door: Door, client: Client, name: str, asking: str, question: bytes
+) -> None:
+    password = PASSWORD.format(name)
+    with door.run() as run, client.terminal(PLAIN) as terminal:
+        terminal.until(PROMPT)
+        ask(terminal, f"echo seen-{name}")
+        terminal.type(f"{asking}\n")
+        terminal.until(question)
+        if name == "read":  # the question is part of the command, which was echoed
+            terminal.until(question)
+        terminal.type(f"{password}\n")
+        terminal.until(f"got {len(password)}\r\n".encode())
+        terminal.type("exit\n")
+        terminal.ended()
+    assert_kept(door, run.id, terminal)
+    assert password.encode() not in door.place.output(run.id, "ptyInput")
+    assert "run_event.body" in found_in_records(f"seen-{name}".encode())
+    assert found_in_records(password.encode()) == []
+    (hidden,) = door.place.timeline(run.id, "inputHidden")
+    assert hidden["ref"]["byteCount"] == len(password) + 1
+
+
+def test_a_password_for_another_account_is_nowhere_in_the_database(
+    door: Door, client: Client
+) -> None:
+    password = PASSWORD.format("su")
+    with door.run() as run, client.terminal("su root -c true") as terminal:
+        terminal.until(b"assword: ")
+        terminal.type(f"{password}\n")
+        assert terminal.ended() == 1
+    assert b"ailure" in terminal.said
+    assert_kept(door, run.id, terminal)
+    assert found_in_records(password.encode()) == []
