@@ -43,6 +43,14 @@ def greeting(port: int) -> bytes:
         return b""
 
 
+def known_host(host_key: Path, port: int) -> str:
+    """Return the line of a ``known_hosts`` file for a gateway at this port."""
+    done = subprocess.run(
+        ["ssh-keygen", "-y", "-f", str(host_key)], check=True, capture_output=True, text=True
+    )
+    return f"[127.0.0.1]:{port} {done.stdout.strip()}\n"
+
+
 class ApiProcess:
     """The API as it is served in earnest."""
 
@@ -120,10 +128,4 @@ class GatewayProcess(CommandProcess):
     @property
     def known_host(self) -> str:
         """The line of a ``known_hosts`` file that says who it is."""
-        done = subprocess.run(
-            ["ssh-keygen", "-y", "-f", str(self.host_key)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return f"[127.0.0.1]:{self.port} {done.stdout.strip()}\n"
+        return known_host(self.host_key, self.port)
