@@ -37,6 +37,7 @@ def run_worker(*, max_runs: int | None = None) -> Worker:
         broker_url=settings.RABBITMQ_URL,
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
         capacity=settings.RUN_WORKER_CAPACITY,
+        sessions=getattr(settings, "RUN_WORKER_SESSIONS", 256),
         times=WorkerTimes(
             lease=_milliseconds(settings.RUN_LEASE_DURATION_MS),
             heartbeat=_milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS),

@@ -43,6 +43,12 @@ def fence_of(run: Run) -> Fence:
     return Fence(run.pk, run.worker_id, run.claim_count)
 
 
+def mode_of(run_id: uuid.UUID) -> Run.Mode | None:
+    """Return what kind of work a run is, which never changes; None when there is no such run."""
+    mode = Run.objects.filter(pk=run_id).values_list("mode", flat=True).first()
+    return None if mode is None else Run.Mode(mode)
+
+
 def to_be_recorded() -> RunQuerySet:
     """Keep the open runs that a worker has to be at.
 

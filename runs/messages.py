@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
 import uuid
 from dataclasses import dataclass
 
+import structlog
 from django.conf import settings
 
 from controlplane import amqp
 
+log = structlog.get_logger(__name__)
+
 KIND = "run-execution.requested"
+MAX_ANNOUNCED = 1_000
+"""So many announcements may wait for the broker; the runs of more are found by a sweeper."""
 
 
 class MalformedMessageError(Exception):
@@ -19,7 +26,7 @@ class MalformedMessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunRequested:
-    """``{"runId": "<uuid>"}``: a run waits to be executed. The row says everything else."""
+    """``{"runId": "<uuid>"}``: a run waits for a worker. The row says everything else."""
 
     run_id: uuid.UUID
 
@@ -40,7 +47,7 @@ class RunRequested:
 
 
 def topology() -> amqp.Topology:
-    """Return the queue of runs that are to be executed."""
+    """Return the queue of runs that wait for a worker."""
     return amqp.Topology(settings.WORKSPACE_RUN_QUEUE)
 
 
@@ -54,3 +61,47 @@ def publish_run_requested(run_id: uuid.UUID) -> None:
         kind=KIND,
         timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
     )
+
+
+class _Announcer:
+    """Publishes one message after the other on a thread of its own, which the first one starts."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[uuid.UUID] = queue.Queue(MAX_ANNOUNCED)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def announce(self, run_id: uuid.UUID) -> None:
+        """Have the message published soon, if the broker takes it."""
+        try:
+            self._waiting.put_nowait(run_id)
+        except queue.Full:
+            log.warning("run_not_announced", run_id=str(run_id), reason="too many wait")
+            return
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._publish_all, name="announcer", daemon=True
+                )
+                self._thread.start()
+
+    def _publish_all(self) -> None:
+        while True:
+            run_id = self._waiting.get()
+            try:
+                publish_run_requested(run_id)
+            except amqp.BrokerError as exc:
+                log.warning("run_not_announced", run_id=str(run_id), reason=str(exc))
+            except Exception:
+                log.exception("run_not_announced", run_id=str(run_id))
+
+
+_announcer = _Announcer()
+
+
+def announce_run(run_id: uuid.UUID) -> None:
+    """Tell the workers of a run soon, without waiting and without failing.
+
+    For runs that do not depend on it: a sweeper finds one whose message is lost.
+    """
+    _announcer.announce(run_id)

@@ -11,24 +11,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import structlog
-from django.db import (
-    DatabaseError,
-    DataError,
-    IntegrityError,
-    InterfaceError,
-    OperationalError,
-    connection,
-)
+from django.db import DatabaseError, DataError, IntegrityError
 
 from controlplane.errors import JobError
-from controlplane.patience import persistently
 from runs import claims, execution, store
 from runs.agent.frames import FrameError
+from runs.connections import Connections, Database, StoppedError
 from runs.endings import GONE, NOT_RUNNING, Endings
 from runs.execution import RecordLimits, StartUnknownError, time_limit_seconds
 from runs.models import Run
@@ -37,8 +28,6 @@ from runs.tail_channel import NO_SUCH_RUN, UNREADABLE, TailChannel, TailEndedErr
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 BATCH_BYTES = 1024 * 1024
 BATCH_EVENTS = 2048
@@ -54,13 +43,9 @@ MAX_DAMAGED = 5
 UNREADABLE_SECONDS = 15.0
 """So many connections in a row that bring nothing sound are no accident."""
 NOT_BEGUN_SECONDS = 20.0
-"""How long a session that was announced may take to begin."""
+"""How long a session that its gateway has begun may be without a spool."""
 SILENCE_SECONDS = 60.0
 """How long after its last moment a run may go on without a word."""
-
-
-class StoppedError(Exception):
-    """The worker gives the run up: its lease is lost, or the worker is told to stop."""
 
 
 class _SilentError(Exception):
@@ -79,7 +64,13 @@ class Recorder:
     """Records one claimed run. :meth:`record` is called once, on a thread of its own."""
 
     def __init__(
-        self, run: Run, control: RunControl, *, adapter: RuntimeAdapter, limits: RecordLimits
+        self,
+        run: Run,
+        control: RunControl,
+        *,
+        adapter: RuntimeAdapter,
+        limits: RecordLimits,
+        connections: Connections | None = None,
     ) -> None:
         assert run.attempt is not None
         self._run = run
@@ -88,8 +79,10 @@ class Recorder:
         self._control = control
         self._adapter = adapter
         self._limits = limits
+        self._database = Database(connections or Connections(1), control.stopped)
         self._endings = Endings(run, self._fence, adapter)
         self._began = self._heard = self._stored_at = time.monotonic()
+        self._begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
         self._last_moment = self._began + self._seconds_left()
         self._retry = RETRY_SECONDS
         self._damaged = 0
@@ -106,7 +99,7 @@ class Recorder:
             while not self._go_on():
                 self._pause()
         finally:
-            connection.close()
+            self._database.leave()
 
     # ------------------------------------------------------------ one try after the other
 
@@ -218,7 +211,7 @@ class Recorder:
                 batch += contents
                 size += sum(map(len, contents))
             elif not batch and now - self._stored_at > IDLE_SECONDS:
-                connection.close()
+                self._database.leave()
             if batch and (now >= due or size >= BATCH_BYTES or len(batch) >= BATCH_EVENTS):
                 if self._store(tail, batch):
                     return True
@@ -235,13 +228,6 @@ class Recorder:
         return appended.sealed
 
     # ------------------------------------------------------------ the database
-
-    def _database(self, write: Callable[[], T]) -> T:
-        """Return ``write()``, however long the database is away; raise ``StoppedError`` if told."""
-        try:
-            return persistently(write, patience=float("inf"), given_up=self._control.stopped)
-        except (OperationalError, InterfaceError) as exc:
-            raise StoppedError from exc
 
     def _next_to_store(self) -> int:
         """Return which event of the present source comes next, were it still this spool."""
@@ -287,7 +273,7 @@ class Recorder:
 
     def _pause(self) -> None:
         """Wait before the next try, longer each time in a row."""
-        connection.close()
+        self._database.leave()
         if self._control.stopped.wait(self._retry):
             raise StoppedError
         self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)
@@ -297,9 +283,13 @@ class Recorder:
         if self._run.mode != Run.Mode.ONE_SHOT and self._run.time_limit_ms is None:
             return float("inf")
         allowed = time_limit_seconds(self._run, self._limits) + self._limits.grace_seconds
+        return allowed - self._seconds_before_us()
+
+    def _seconds_before_us(self) -> float:
+        """Return how long the run had run when it was claimed."""
         assert self._run.started_at is not None
         assert self._run.claimed_at is not None
-        return allowed - (self._run.claimed_at - self._run.started_at).total_seconds()
+        return (self._run.claimed_at - self._run.started_at).total_seconds()
 
     # ------------------------------------------------------------ ends that the agent cannot tell
 
@@ -313,7 +303,9 @@ class Recorder:
             if self._database(endings.may_come_back):
                 return False
             if error.code == NOT_RUNNING:
-                self._database(lambda: drain_container(self._adapter, self._boot_run_id))
+                self._database(
+                    lambda: drain_container(self._adapter, self._boot_run_id, only=self._run.pk)
+                )
                 if self._has_ended():
                     return True
             return self._database(
@@ -343,7 +335,7 @@ class Recorder:
             return True
         if self._run.mode == Run.Mode.ONE_SHOT:
             return self._give_up_sometime()
-        if time.monotonic() - self._began < NOT_BEGUN_SECONDS:
+        if time.monotonic() < self._begins_until:
             return False
         self._database(
             lambda: endings.not_started("session-not-begun", "Nobody began the session.")

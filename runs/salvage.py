@@ -43,23 +43,35 @@ _SEGMENT = re.compile(r"\d{20}\.seg")
 
 
 def drain_container(
-    adapter: RuntimeAdapter, boot_run_id: uuid.UUID, *, seconds: float = DRAIN_SECONDS
+    adapter: RuntimeAdapter,
+    boot_run_id: uuid.UUID,
+    *,
+    only: uuid.UUID | None = None,
+    seconds: float = DRAIN_SECONDS,
 ) -> None:
     """Store everything that the container of a boot run holds of records that are still open.
 
-    Safe beside a recorder and after one: what is stored already is not stored again. It ends no
-    record that its spool does not end. Raises ``LaunchError`` and database errors.
+    ``only`` names the run whose record it is to be; without it, all of them are. Safe beside a
+    recorder and after one: what is stored already is not stored again. It ends no record that its
+    spool does not end. Raises ``LaunchError`` and database errors.
     """
-    drain(partial(adapter.read_files, boot_run_id), boot_run_id, seconds=seconds)
+    read = partial(adapter.read_files, boot_run_id)
+    drain(read, boot_run_id, only=only, seconds=seconds)
 
 
-def drain(read: FileReader, boot_run_id: uuid.UUID, *, seconds: float = DRAIN_SECONDS) -> None:
+def drain(
+    read: FileReader,
+    boot_run_id: uuid.UUID,
+    *,
+    only: uuid.UUID | None = None,
+    seconds: float = DRAIN_SECONDS,
+) -> None:
     """Do what :func:`drain_container` does, for the container that ``read`` reads from."""
     deadline = time.monotonic() + seconds
-    runs = persistently(
-        lambda: list(Run.objects.open().filter(attempt__run_id=boot_run_id, recorded=True)),
-        patience=DATABASE_SECONDS,
-    )
+    wanted = Run.objects.open().filter(attempt__run_id=boot_run_id, recorded=True)
+    if only is not None:
+        wanted = wanted.filter(pk=only)
+    runs = persistently(lambda: list(wanted.all()), patience=DATABASE_SECONDS)
     # The boot run first: it is the one that the container is removed with.
     for run in sorted(runs, key=lambda run: (run.mode != Run.Mode.BOOT, run.number)):
         if time.monotonic() > deadline:

@@ -22,7 +22,7 @@ from controlplane.amqp import BrokerError
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
 from controlplane.serializers import format_timestamp
 from runs import store
-from runs.messages import publish_run_requested
+from runs.messages import announce_run, publish_run_requested
 from runs.models import Run, RunChange, RunHead
 from runs.reading.rows import fetch
 from workspaces.models import Attempt, Workspace
@@ -226,11 +226,14 @@ def request_cancel(run: Run) -> Run:
 def begin_session(run: Run) -> Run:
     """Move a recorded interactive run to running, for the gateway that has opened it.
 
+    A worker is told, so that its record is in the database at once and not after the next sweep.
     Raises ``Conflict`` (``run-transition``) when it is not queued, or no session.
     """
     if run.mode != Run.Mode.INTERACTIVE:
         raise refused_transition(run, Run.Status.RUNNING)
-    return _move(run, Run.Status.RUNNING, started_at=Now())
+    begun = _move(run, Run.Status.RUNNING, started_at=Now())
+    transaction.on_commit(lambda: announce_run(run.pk))
+    return begun
 
 
 def end_sessions_not_begun(*, older_than: timedelta) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Collection
 from datetime import timedelta
 
 import structlog
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from runs import claims, heartbeats
+from runs import claims
 from runs.agent.frames import FrameError
 from runs.models import Run, RunHead
 from runs.tail_channel import NOT_OURS, TailChannel, TailEndedError
@@ -26,20 +27,18 @@ engine or a paused container are away."""
 
 
 def claimable_runs(
-    *, overdue: timedelta, stale: timedelta, limit: int, expire: bool
-) -> list[uuid.UUID]:
-    """Return up to ``limit`` runs that nobody is at, longest-waiting first.
+    *, overdue: timedelta, limit: int, modes: Collection[Run.Mode] = tuple(Run.Mode)
+) -> list[tuple[uuid.UUID, Run.Mode]]:
+    """Return up to ``limit`` runs of ``modes`` that nobody is at, longest-waiting first.
 
-    ``expire`` also ends the leases of workers that stopped beating ``stale`` ago. Leased and
-    unclaimed runs are two questions, each on its own partial index.
+    Leased and unclaimed runs are two questions, each on its own partial index.
     """
-    if expire:
-        heartbeats.expire_leases_of_dead_workers(stale=stale)
-    found = list(claims.expired().values_list("pk", flat=True)[:limit])
-    if len(found) < limit:
-        unattended = claims.unattended(overdue=overdue).values_list("pk", flat=True)
-        found += list(unattended[: limit - len(found)])
-    return found
+    found: list[tuple[uuid.UUID, str]] = []
+    for runs in (claims.expired(), claims.unattended(overdue=overdue)):
+        if len(found) < limit:
+            rows = runs.filter(mode__in=modes).values_list("pk", "mode")
+            found += list(rows[: limit - len(found)])
+    return [(run_id, Run.Mode(mode)) for run_id, mode in found]
 
 
 def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:

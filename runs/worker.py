@@ -36,11 +36,13 @@ from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
 from controlplane.errors import JobError
 from runs import claims, heartbeats, sweeper
-from runs.claims import Fence, LeaseLostError
+from runs.claims import LeaseLostError
+from runs.connections import Connections, StoppedError
 from runs.execution import RecordLimits
 from runs.messages import MalformedMessageError, RunRequested, topology
 from runs.models import Run, RunWorker
-from runs.recorder import Recorder, RunControl, StoppedError
+from runs.places import RUNS, SESSIONS, Held, Places
+from runs.recorder import Recorder, RunControl
 from runs.services import end_sessions_not_begun
 from workspaces.runtimes.base import RuntimeAdapter
 
@@ -49,8 +51,12 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS = 1.0
 """How often a worker asks whose end was asked for."""
 CLAIM_THREADS = 4
-ANNOUNCED_FOR = timedelta(minutes=10)
-"""A session that has not begun for so long will not any more."""
+ANNOUNCED_FOR = timedelta(seconds=60)
+"""A session that has not begun for so long will not any more: a gateway has begun it, or has given
+up, within its login grace of 30 s."""
+DATABASE_CONNECTIONS = 32
+"""So many recorders may be connected to the database at once, of the 100 that it takes by itself
+and that two workers, their other threads and the API share."""
 
 
 def _boot_time() -> float:
@@ -70,12 +76,6 @@ class WorkerTimes:
     keep: timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    fence: Fence
-    control: RunControl
-
-
 class Worker:
     """One worker process. :meth:`run` returns when it was told to stop or ``max_runs`` are done."""
 
@@ -87,6 +87,7 @@ class Worker:
         broker_url: str,
         broker_timeout: float,
         capacity: int,
+        sessions: int,
         times: WorkerTimes,
         max_runs: int | None = None,
     ) -> None:
@@ -106,9 +107,9 @@ class Worker:
             on_tick=self._on_tick,
         )
         self._claimers = ThreadPoolExecutor(CLAIM_THREADS, thread_name_prefix="claim")
+        self._places = Places({RUNS: capacity, SESSIONS: sessions})
+        self._connections = Connections(DATABASE_CONNECTIONS)
         self._lock = threading.Lock()
-        self._held: dict[uuid.UUID, _Held] = {}
-        self._claiming: set[uuid.UUID] = set()
         self._done = 0
         self._signals = 0
         self._draining = threading.Event()
@@ -166,9 +167,7 @@ class Worker:
             self._drain("a signal asked for it")
         if self._draining.is_set():
             self._stop_recorders()
-            with self._lock:
-                idle = not self._held and not self._claiming
-            if idle or self._signals > 1:
+            if not self._places.all() or self._signals > 1:
                 self._consumer.stop()
 
     def _drain(self, reason: str) -> None:
@@ -177,20 +176,16 @@ class Worker:
         log.info("worker_draining", reason=reason)
 
     def _stop_recorders(self) -> None:
-        for held in self._holding():
+        for held in self._places.holding():
             held.control.stopped.set()
 
     def _leave(self) -> None:
         """Give back what recorders still hold, and the heartbeat's row."""
         try:
-            claims.release(self.worker_id, [held.fence for held in self._holding()])
+            claims.release(self.worker_id, [held.fence for held in self._places.holding()])
             heartbeats.unregister(self.worker_id)
         except (DatabaseError, InterfaceError):
             log.warning("heartbeat_row_left")
-
-    def _holding(self) -> list[_Held]:
-        with self._lock:
-            return list(self._held.values())
 
     # ------------------------------------------------------------ claims
 
@@ -212,7 +207,11 @@ class Worker:
                 settle = Delivery.requeue
             else:
                 # Without a free place the message is done with too: a sweeper finds the row.
-                self._claim(run_id)
+                mode = claims.mode_of(run_id)
+                if mode is None:
+                    log.info("run_not_claimable", run_id=str(run_id))
+                else:
+                    self._claim(run_id, mode)
         except (DatabaseError, InterfaceError) as exc:
             log.warning("run_left_for_later", run_id=str(run_id), reason=type(exc).__name__)
             self._stopped.wait(1.0)
@@ -223,26 +222,22 @@ class Worker:
             settle(delivery)
             connections.close_all()
 
-    def _claim(self, run_id: uuid.UUID) -> None:
+    def _claim(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
         """Claim the run if there is a place for it, and start its recorder."""
-        with self._lock:
-            if run_id in self._held or run_id in self._claiming:
-                return
-            if len(self._held) + len(self._claiming) >= self._capacity:
-                log.info("no_place_free", run_id=str(run_id))
-                return
-            self._claiming.add(run_id)
+        if not self._places.take(run_id, mode):
+            log.info("no_place_taken", run_id=str(run_id), mode=mode)
+            return
+        held = None
         try:
             run = claims.claim(run_id, worker_id=self.worker_id, lease=self._times.lease)
             if run is None:
                 log.info("run_not_claimable", run_id=str(run_id))
                 return
             log.info("run_claimed", run_id=str(run_id), mode=run.mode, claim_count=run.claim_count)
-            held = _Held(claims.fence_of(run), RunControl())
+            held = Held(claims.fence_of(run), RunControl())
             if run.cancel_requested_at is not None:
                 held.control.cancelled.set()
-            with self._lock:
-                self._held[run_id] = held
+            self._places.hold(run_id, held)
             # A daemon: the second signal does not wait for it.
             thread = threading.Thread(
                 target=self._record, args=(run, held), name=f"run {run_id}", daemon=True
@@ -251,23 +246,28 @@ class Worker:
                 thread.start()
             except RuntimeError:
                 # No thread to be had: held by us without a recorder, it would be nobody's.
-                with self._lock:
-                    del self._held[run_id]
+                self._places.leave(run_id)
                 self._give_back(held)
                 raise
         finally:
-            with self._lock:
-                self._claiming.discard(run_id)
+            if held is None:
+                self._places.leave(run_id)
 
     # ------------------------------------------------------------ recorders
 
-    def _record(self, run: Run, held: _Held) -> None:
+    def _record(self, run: Run, held: Held) -> None:
         """On the run's own thread: record it to its end, or give it back. Nothing may escape."""
         with structlog.contextvars.bound_contextvars(
             run_id=str(run.pk), worker_id=self.worker_id, claim_count=run.claim_count
         ):
             try:
-                Recorder(run, held.control, adapter=self._adapter, limits=self._limits).record()
+                Recorder(
+                    run,
+                    held.control,
+                    adapter=self._adapter,
+                    limits=self._limits,
+                    connections=self._connections,
+                ).record()
                 log.info("run_recorded")
             except LeaseLostError:
                 log.warning("run_lost")
@@ -278,14 +278,14 @@ class Worker:
                 log.exception("recorder_failed")
             finally:
                 connections.close_all()
+                self._places.leave(run.pk)
                 with self._lock:
-                    self._held.pop(run.pk, None)
                     self._done += 1
                     enough = self._max_runs is not None and self._done >= self._max_runs
                 if enough and not self._draining.is_set():
                     self._drain("max-runs reached")
 
-    def _give_back(self, held: _Held) -> None:
+    def _give_back(self, held: Held) -> None:
         try:
             claims.release(self.worker_id, [held.fence])
             log.info("run_given_back")
@@ -330,16 +330,15 @@ class Worker:
         return now - self._beaten_at <= self._hold and now >= self._hold_until
 
     def _renew(self) -> None:
-        holding = self._holding()
+        holding = self._places.holding()
         claims.renew(self.worker_id, [held.fence for held in holding], lease=self._times.lease)
-        with self._lock:
-            ours = {*self._held, *self._claiming}
+        ours = self._places.all()
         released = claims.release_strays(self.worker_id, ours, older_than=self._times.heartbeat)
         if released:
             log.warning("stray_leases_released", runs=released)
 
     def _look(self) -> None:
-        holding = self._holding()
+        holding = self._places.holding()
         standing = claims.standing(self.worker_id, [held.fence for held in holding])
         for held in holding:
             asked = standing.get(held.fence.run_id)
@@ -382,20 +381,19 @@ class Worker:
     def _sweep_runs(self) -> None:
         if self._draining.is_set():
             return
-        with self._lock:
-            ours = {*self._held, *self._claiming}
-        free = self._capacity - len(ours)
-        if free <= 0:
-            return
-        found = sweeper.claimable_runs(
-            overdue=self._times.overdue,
-            stale=self._times.stale,
-            limit=free + len(ours),
-            expire=self._may_judge(),
-        )
-        for run_id in [run_id for run_id in found if run_id not in ours][:free]:
-            log.info("run_found_by_sweeper", run_id=str(run_id))
-            self._claim(run_id)
+        if self._may_judge():
+            heartbeats.expire_leases_of_dead_workers(stale=self._times.stale)
+        for kind in self._places.kinds:
+            ours, free = self._places.of(kind)
+            found = sweeper.claimable_runs(
+                overdue=self._times.overdue, modes=kind, limit=max(free, 0) + len(ours) + 1
+            )
+            waiting = [(run_id, mode) for run_id, mode in found if run_id not in ours]
+            for run_id, mode in waiting[:free]:
+                log.info("run_found_by_sweeper", run_id=str(run_id))
+                self._claim(run_id, mode)
+            if len(waiting) > free:
+                log.warning("runs_wait_for_a_place", modes=sorted(kind), capacity=len(ours) + free)
 
     def _end_sessions(self) -> None:
         if self._may_judge():

@@ -12,9 +12,10 @@ from django.db.models.functions import Now
 from runs import claims, store, sweeper
 from runs.agent.frames import Kind
 from runs.claims import LeaseLostError
+from runs.connections import StoppedError
 from runs.execution import RecordLimits
 from runs.models import Run, RunEvent, RunHead, RunLoss
-from runs.recorder import Recorder, RunControl, StoppedError
+from runs.recorder import Recorder, RunControl
 from tests.runs.executable import boot_run, claim, make_executable
 from tests.runs.record_factory import Source
 from tests.runs.scripted_agent import ScriptedAgent, Spool
@@ -374,6 +375,39 @@ def test_a_recorder_that_is_told_to_stop_stops_and_leaves_the_run_open() -> None
         Recorder(run, control, adapter=ScriptedAgent(), limits=LIMITS).record()
 
     claims.require(claims.fence_of(run))
+
+
+def begun_session(*, ago: timedelta = timedelta()) -> Run:
+    """Return a session that its gateway has begun some time ago."""
+    return make_executable(
+        mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING, started_at=Now() - ago
+    )
+
+
+def test_a_session_that_has_begun_and_never_had_a_spool_is_ended() -> None:
+    run = record(begun_session(ago=timedelta(seconds=19)), ScriptedAgent())
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "session-not-begun")
+    assert run.finished_at is not None
+    assert run.started_at is not None
+    assert run.finished_at - run.started_at < timedelta(seconds=25)
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+
+
+def test_a_session_without_a_spool_is_not_waited_for_anew_by_every_recorder() -> None:
+    run = record(begun_session(ago=timedelta(minutes=5)), agent := ScriptedAgent())
+
+    assert run.error_code == "session-not-begun"
+    assert [call[0] for call in agent.calls] == ["tail"]
+
+
+def test_a_session_that_has_just_begun_is_waited_for() -> None:
+    run = begun_session()
+    agent = ScriptedAgent(spools={run.pk: whole(run, code=3)}, unreachable=[AWAY])
+
+    run = record(run, agent)
+
+    assert (run.status, run.exit_code) == (Run.Status.COMPLETED, 3)
 
 
 def test_a_run_that_is_silent_long_after_its_time_is_ended() -> None:

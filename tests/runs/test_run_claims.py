@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from datetime import timedelta
 
 import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from runs import claims, sweeper
+from runs import claims, heartbeats, sweeper
 from runs.claims import LeaseLostError, fence_of
 from runs.models import Run, RunWorker
 from runs.services import end_sessions_not_begun
+from runs.worker import ANNOUNCED_FOR
 from tests.runs.executable import LEASE, boot_run, claim, make_executable, make_run_worker
 from workspaces.models import Attempt, RuntimeInstance
 
@@ -21,8 +23,14 @@ STALE = timedelta(seconds=20)
 OVERDUE = timedelta(seconds=10)
 
 
-def found(*, expire: bool = False, limit: int = 10) -> list[object]:
-    return list(sweeper.claimable_runs(overdue=OVERDUE, stale=STALE, limit=limit, expire=expire))
+def found(
+    *, expire: bool = False, limit: int = 10, modes: Collection[Run.Mode] = tuple(Run.Mode)
+) -> list[object]:
+    if expire:
+        heartbeats.expire_leases_of_dead_workers(stale=STALE)
+    rows = sweeper.claimable_runs(overdue=OVERDUE, limit=limit, modes=modes)
+    assert all(Run.objects.get(pk=run_id).mode == mode for run_id, mode in rows)
+    return [run_id for run_id, _ in rows]
 
 
 @pytest.mark.django_db
@@ -206,21 +214,30 @@ def test_claims_that_no_recorder_knows_of_are_given_back_unless_young() -> None:
 
 @pytest.mark.django_db
 def test_a_session_that_was_announced_long_ago_and_never_began_is_ended() -> None:
-    old = make_executable(mode=Run.Mode.INTERACTIVE, queued_at=Now() - timedelta(minutes=11))
+    old = make_executable(mode=Run.Mode.INTERACTIVE, queued_at=Now() - 2 * ANNOUNCED_FOR)
     young = make_executable(mode=Run.Mode.INTERACTIVE)
     begun = claim(
         make_executable(
             mode=Run.Mode.INTERACTIVE,
             status=Run.Status.RUNNING,
-            queued_at=Now() - timedelta(minutes=11),
+            queued_at=Now() - 2 * ANNOUNCED_FOR,
         )
     )
 
-    assert end_sessions_not_begun(older_than=timedelta(minutes=10)) == 1
+    assert end_sessions_not_begun(older_than=ANNOUNCED_FOR) == 1
 
     old.refresh_from_db()
     assert (old.status, old.error_code) == (Run.Status.FAILED, "session-not-begun")
     assert set(Run.objects.open().values_list("pk", flat=True)) == {young.pk, begun.pk}
+
+
+@pytest.mark.django_db
+def test_runs_of_some_kinds_are_found_however_many_others_wait_longer() -> None:
+    for _ in range(3):
+        make_executable(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
+    run = make_executable(queued_at=Now() - 2 * OVERDUE)
+
+    assert found(limit=1, modes=[Run.Mode.ONE_SHOT, Run.Mode.BOOT]) == [run.pk]
 
 
 @pytest.mark.django_db

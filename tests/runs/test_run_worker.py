@@ -14,6 +14,8 @@ from django.db.models.functions import Now
 from controlplane import amqp
 from runs.messages import publish_run_requested, topology
 from runs.models import Run, RunWorker
+from runs.services import begin_session
+from runs.worker import ANNOUNCED_FOR
 from tests.run_worker_process import RunWorkerProcess
 from tests.runs.executable import claim, make_executable, make_run_worker
 from tests.worker_process import eventually, messages_in
@@ -83,6 +85,30 @@ def test_a_run_of_a_dead_worker_is_taken_over(start: Start) -> None:
 
     run.refresh_from_db()
     assert run.claim_count == 2
+
+
+def test_a_session_that_its_gateway_announced_and_left_is_ended(start: Start) -> None:
+    left = make_executable(mode=Run.Mode.INTERACTIVE, queued_at=Now() - ANNOUNCED_FOR)
+    young = make_executable(mode=Run.Mode.INTERACTIVE)
+    start()
+
+    eventually(lambda: ended(left), what="the session has ended")
+
+    left.refresh_from_db()
+    assert left.error_code == "session-not-begun"
+    assert not ended(young)
+
+
+def test_a_session_that_begins_is_seen_to_at_once(start: Start) -> None:
+    worker = start(max_runs=1, WORKER_SWEEP_INTERVAL_MS="3600000")
+    run = make_executable(mode=Run.Mode.INTERACTIVE)
+    consuming(worker)
+
+    begin_session(run)
+
+    eventually(lambda: ended(run), what="the session has ended")
+    run.refresh_from_db()
+    assert run.error_code == "workspace-gone"
 
 
 def test_a_message_that_is_none_goes_to_the_dead_letters(start: Start) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pika
 import pytest
+from django.test import TestCase
 from pytest_django.fixtures import Settings
 
 from controlplane import amqp
@@ -17,6 +18,7 @@ from tests.conftest import OWNER, Api
 from tests.factories import make_job
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, make_run, record
+from tests.worker_process import eventually
 from workspaces import services as workspaces
 from workspaces.models import Attempt
 
@@ -90,6 +92,7 @@ def _queued(settings: Settings) -> list[messages.RunRequested]:
     found: list[messages.RunRequested] = []
     try:
         channel = connection.channel()
+        messages.topology().declare(channel)
         while True:
             method, _, content = channel.basic_get(settings.WORKSPACE_RUN_QUEUE, auto_ack=True)
             if method is None or content is None:
@@ -161,6 +164,36 @@ def test_a_session_is_recorded_when_the_gateway_opens_it(
     assert running["status"] == "running"
     assert running["startedAt"]
     api.patch(path, {"status": "running"}, headers=token, expect=409)
+
+
+@pytest.fixture
+def begun(api: Api, body: dict[str, Any], settings: Settings) -> Callable[[], dict[str, Any]]:
+    """Begin a session as the gateway does, to the end of the transaction; return the run."""
+    settings.WORKSPACE_SSH_GATEWAY_TOKEN = "secret"
+    token = {"x-svc-gateway-token": "secret"}
+
+    def begin() -> dict[str, Any]:
+        shown = api.post(PATH, {**body, "mode": "interactive"}, expect=201, headers=token).body
+        with TestCase.captureOnCommitCallbacks(execute=True):
+            running = {"ownerUserId": OWNER, "status": "running"}
+            changed: dict[str, Any] = api.patch(
+                f"{PATH}/{shown['runId']}", running, headers=token
+            ).body
+        return changed
+
+    return begin
+
+
+def test_the_workers_are_told_of_a_session_that_begins(
+    begun: Callable[[], dict[str, Any]], settings: Settings
+) -> None:
+    run_id = uuid.UUID(begun()["runId"])
+    eventually(lambda: _queued(settings) == [messages.RunRequested(run_id)], what="it is told")
+
+
+@pytest.mark.usefixtures("unreachable_broker")
+def test_a_session_begins_without_a_broker(begun: Callable[[], dict[str, Any]]) -> None:
+    assert begun()["status"] == "running"
 
 
 def test_the_gateways_token_is_looked_at_before_the_body(api: Api, settings: Settings) -> None:

@@ -36,7 +36,7 @@ def lead(source: Source, *exits: dict[str, Any] | None) -> None:
     """Tell of one leader after the other; None has not ended."""
     for exit_ in exits:
         failed = exit_ is not None and exit_["reason"] == "startFailed"
-        more = {"startFailed": "no such file"} if failed else {}
+        more: dict[str, Any] = {"startFailed": "no such file"} if failed else {}
         process = source.process(["bash", "-l"], channel=source.processes + 1, kind="shell", **more)
         if exit_ is not None:
             source.exited(process, **exit_)
