@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import select
@@ -29,7 +30,6 @@ CONFIG = """\
 Host *
     BatchMode yes
     ControlMaster no
-    ControlPath {folder}/shared
     GlobalKnownHostsFile /dev/null
     HostName 127.0.0.1
     IdentitiesOnly yes
@@ -39,7 +39,7 @@ Host *
     Port {port}
     StrictHostKeyChecking yes
     UpdateHostKeys no
-    User {user}
+    User "{user}"
     UserKnownHostsFile {folder}/known_hosts
 """
 
@@ -66,6 +66,7 @@ class Client:
 
     def __init__(self, folder: Path, *, port: int, known_host: str, user: str) -> None:
         self.folder = folder
+        self._numbers = itertools.count()
         self.config = folder / "config"
         self.config.write_text(CONFIG.format(folder=folder, port=port, user=user))
         (folder / "known_hosts").write_text(known_host)
@@ -136,6 +137,7 @@ class Client:
         """Start a program, and kill it at the end of the block if it still runs."""
         with subprocess.Popen(
             argv,
+            bufsize=0,  # what is read of it is neither more nor less than what was asked for
             env=self.environment,
             stdin=subprocess.PIPE if stdin is None else stdin,
             stdout=subprocess.PIPE if stdout is None else stdout,
@@ -160,17 +162,20 @@ class Client:
     @contextlib.contextmanager
     def connection(self, *options: str) -> Iterator[tuple[str, ...]]:
         """Keep one connection open; yields the options with which others use it."""
-        path = str(self.folder / "shared")
-        with self.start("ssh", "-F", str(self.config), "-M", "-N", *options, HOST) as master:
+        shared = ("-S", str(self.folder / f"shared-{next(self._numbers)}"))
+        argv = ("ssh", "-F", str(self.config), "-M", *shared, "-N", *options, HOST)
+        with self.start(*argv) as master:
             eventually(
-                lambda: master.poll() is not None or self.ssh("-O", "check", HOST).code == 0,
+                lambda: (
+                    master.poll() is not None or self.ssh(*shared, "-O", "check", HOST).code == 0
+                ),
                 what="the connection is there",
             )
             if master.poll() is not None:
                 assert master.stderr is not None
                 raise AssertionError(f"there is no connection: {master.stderr.read()!r}")
-            yield ("-S", path)
-            self.ssh("-O", "exit", HOST)
+            yield shared
+            self.ssh(*shared, "-O", "exit", HOST)
             master.wait(SECONDS)
 
     @contextlib.contextmanager

@@ -123,13 +123,13 @@ def door_of(stack: Stack, git_server: GitServer, run_queue: str, folder: Path) -
 
 TEXTS = """
     select table_name, column_name, data_type from information_schema.columns
-     where table_schema = 'public' and table_name like 'run%%'
+     where table_schema = 'public'
        and data_type in ('text', 'character varying', 'bytea', 'jsonb', 'json', 'ARRAY')
 """
 
 
-def found_in_records(secret: bytes) -> list[str]:
-    """Return every column of every table of runs in some row of which these bytes are."""
+def found_in_database(secret: bytes) -> list[str]:
+    """Return every column of every table in some row of which these bytes are."""
     found = []
     with connection.cursor() as cursor:
         cursor.execute(TEXTS)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+import requests
 
 from tests.conftest import OWNER
 from tests.e2e.api_relay import Exchange, Relay, relay_to
@@ -41,7 +42,7 @@ def refused(client: Client, *options: str) -> str:
     done = client.command(f"touch {MARK}", *options)
     assert done.code == REFUSED, done
     assert done.out == b""
-    assert len(done.err.strip().splitlines()) == 1, done.err
+    assert len(done.err.strip().splitlines()) <= 2, done.err
     return done.err
 
 
@@ -96,13 +97,13 @@ def test_a_client_that_knows_another_gateway_is_warned(door: Door) -> None:
 
 def test_a_foreign_workspace_is_as_absent_as_an_unknown_one(door: Door, client: Client) -> None:
     runs = door.runs()
-    foreign = refused(door.client(owner="usr_other"))
-    unknown = refused(client, "-l", f"ws-{uuid.uuid4()}")
-    for said in (foreign, unknown):
-        assert "workspace" in said
-        assert "not" in said
-    told = [said.split(":", 2)[2].replace(door.workspace_id, "…") for said in (foreign, unknown)]
-    assert told[0].split("-")[0] == told[1].split("-")[0]
+    unknown = str(uuid.uuid4())
+    told = {
+        refused(door.client(owner="usr_other")).replace(door.workspace_id, "…"),
+        refused(client, "-l", f"ws-{unknown}").replace(unknown, "…"),
+    }
+    assert len(told) == 1, told
+    assert "you have no workspace …" in told.pop()
     assert_untouched(door, runs)
 
 
@@ -112,7 +113,7 @@ def test_a_workspace_that_is_not_ready_says_why(door: Door, client: Client) -> N
     failed = stack.failed(failing)
     said = refused(client, "-l", f"ws-{failed.answer['workspaceId']}")
     reason = stack.api.get(f"/v1/workspaces/{failed.answer['workspaceId']}").body["reason"]
-    assert "not ready" in said
+    assert "cannot be entered now" in said
     assert reason["message"][:40] in said
 
 
@@ -133,11 +134,9 @@ def test_a_workspace_that_is_not_ready_says_why(door: Door, client: Client) -> N
         "w" * 1000,
     ],
 )
-def test_a_name_that_is_no_workspaces_is_refused_with_how_one_looks(
-    door: Door, client: Client, user: str
-) -> None:
+def test_a_name_that_is_no_workspaces_is_refused_with_how_one_looks(door: Door, user: str) -> None:
     runs = door.runs()
-    said = refused(client, "-o", f'User="{user.format(id=door.workspace_id)}"')
+    said = refused(door.client(user=user.format(id=door.workspace_id)))
     assert "ws-<workspaceId>" in said or "ws-<workspace" in said
     assert "\x1b" not in said
     assert door.runs() == runs
@@ -281,7 +280,9 @@ def test_nothing_is_executed_when_the_session_is_cancelled_before_it_begins(
     def cancel(exchange: Exchange) -> None:
         if is_announcement(exchange):
             run = json.loads(exchange.content)["runId"]
-            door.place.cancel(run)
+            body = {"ownerUserId": OWNER, "status": "cancelled"}
+            answer = requests.patch(f"{door.api.url}/v1/runs/{run}", json=body, timeout=30)
+            assert answer.ok, answer.text
 
     runs = door.runs()
     relay.hook = cancel
