@@ -111,10 +111,10 @@ class MaskingStream:
             if end == len(kept):
                 return spans, at, running
         running = None
-        may_hold = token_shapes.may_hold(kept)
+        tokens = token_shapes.Tokens(kept, at)
         while True:
             undecided = None if final else token_shapes.undecided(kept, at)
-            found = token_shapes.find(kept, at) if may_hold else None
+            found = tokens.next(at)
             if found is None or (undecided is not None and undecided <= found.begin):
                 return spans, len(kept) if undecided is None else undecided, running
             spans.append((found.start, found.end))

@@ -3,16 +3,32 @@
 A shape is written once, as a row of parts (which bytes, how many of them). Two expressions follow
 from it: one finds the token, the other tells whether the end of what has arrived so far may be the
 beginning of one. Every part but the last is bounded, so no beginning is longer than 8 KiB.
+
+Tokens of a kind begin alike. Only where such a head stands is looked closer, so that text without
+tokens costs a few searches for plain bytes, and a start of the agent compiles no expression.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from typing import Iterable, Match, NamedTuple, Optional, Pattern, Set, Tuple, Union
+from functools import cached_property, lru_cache
+from operator import itemgetter
+from typing import (
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Pattern,
+    Sequence,
+    Tuple,
+    Union,
+)
 
-_BLOCK_BYTES = 32768
 _WORD_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
+_NAME_BYTES = _WORD_BYTES[:-2]
+_COLON = ord(":")
 _USER_INFO_BYTES = 2048
 _SEGMENT_BYTES = 4096
 _PREFIX_BYTES = 64
@@ -75,16 +91,6 @@ _QUOTE = _Part("[\\\\\"']", 0, 2)
 _VALUE = _Part("[^\\s\"',;\\\\]", 1, None)
 _WORD = _Part("[A-Za-z0-9_-]", 1, None)
 _GITLAB_KINDS = ("pat", "dt", "rt", "cbt", "ptt", "ft", "imt", "agent", "soat")
-_TOKENS = (
-    _Shape((), ("gh", _Part("[pousr]"), "_", _Part("[A-Za-z0-9]", 20, None))),
-    _Shape((), ("github_pat_", _Part("[A-Za-z0-9_]", 20, None))),
-    *(_Shape((), (f"gl{kind}-", _Part("[A-Za-z0-9_.-]", 16, None))) for kind in _GITLAB_KINDS),
-    _Shape((), (_Part("(?<!-)s"), "k-", _WORD._replace(least=16))),
-    _Shape((), ("A", _Part("[KS]"), "IA", _Part("[A-Z0-9]", 16, None))),
-    _Shape((), ("xox", _Part("[a-z]"), "-", _Part("[A-Za-z0-9-]", 10, None))),
-    _Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),
-    _Shape((), ("AIza", _WORD._replace(least=35))),
-)
 _WEB_TOKEN = _Shape(
     (),
     ("eyJ", _WORD._replace(least=6, most=_SEGMENT_BYTES), ".eyJ", _Part("[A-Za-z0-9_.-]", 4, None)),
@@ -99,42 +105,11 @@ _ENCRYPTED: _Row = (
 )
 
 
-def _headers() -> Iterable[_Shape]:
-    for name in ((_Part("[Aa]"), "uthorization"), ("AUTHORIZATION",)):
-        field = (*name, _QUOTE, _BLANK, _Part("[:=]"), _BLANK, _QUOTE)
-        for scheme in ("basic", "bearer", "token", "digest", "negotiate"):
-            yield _Shape((*field, *_in_any_case(scheme), _BLANK._replace(least=1)), (_VALUE,))
-        yield _Shape(field, (_VALUE,))
-
-
-# Of two that begin alike the longer one stands first: the first that fits is taken.
-_HEADERS = tuple(_headers())
-_KEYS = (
-    _Shape((), (*_KEY_BEGINS, *_ENCRYPTED, _KEY_BODY)),
-    _Shape((), (*_KEY_BEGINS, _KEY_BODY)),
-)
-_WORDS = (*_TOKENS, _WEB_TOKEN, *_HEADERS)
-_SHAPES = (*_WORDS, _USER_INFO, *_KEYS)
-
-
-def _any_of(words: Iterable[str], others: Iterable[str]) -> Pattern[bytes]:
-    """Those that begin a word, and those that may begin anywhere."""
-    free = f"(?<![A-Za-z0-9_])(?:{'|'.join(words)})"
-    return re.compile("|".join((free, *others)).encode())
-
-
-_FINDING = [_finding(number, shape) for number, shape in enumerate(_SHAPES)]
-_FIND = _any_of(_FINDING[: len(_WORDS)], _FINDING[len(_WORDS) :])
-_CONTINUED = [
-    None if run.most is not None else re.compile(f"{run.member}*".encode())
-    for run in (list(_parts(shape.masked))[-1] for shape in _SHAPES)
-]
-_BEGINS = _any_of(
-    [f"(?=[Aaegnsx])(?:{'|'.join(map(_beginning, _WORDS))})"],
-    [f"(?=-)(?:{'|'.join(map(_beginning, _KEYS))})"],
-)
-_USER_INFO_BEGINS = re.compile(_beginning(_USER_INFO).encode())
-_USER_INFO_FOUND = re.compile(_finding(0, _USER_INFO).encode())
+def _headers(*name: Union[str, _Part]) -> Iterator[_Shape]:
+    field = (*name, _QUOTE, _BLANK, _Part("[:=]"), _BLANK, _QUOTE)
+    for scheme in ("basic", "bearer", "token", "digest", "negotiate"):
+        yield _Shape((*field, *_in_any_case(scheme), _BLANK._replace(least=1)), (_VALUE,))
+    yield _Shape(field, (_VALUE,))
 
 
 class Found(NamedTuple):
@@ -146,19 +121,148 @@ class Found(NamedTuple):
     continued: Optional[Pattern[bytes]]
 
 
-def find(data: bytes, start: int) -> Optional[Found]:
-    """The first token at or after `start`."""
-    match = _FIND.search(data, start)
-    if match is None:
+class _Kind:
+    """Shapes with the same heads, one of which each token begins with.
+
+    `mark`: what is searched for instead of the heads, behind their first byte. `not_after`: bytes
+    that none of them follows; by default a token begins where a word does. Of two shapes that
+    begin alike the longer one stands first: the first that fits is taken.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[bytes],
+        shapes: Iterable[_Shape],
+        *,
+        not_after: bytes = _NAME_BYTES,
+        mark: Optional[bytes] = None,
+    ) -> None:
+        self.heads = heads
+        self._shapes = tuple(shapes)
+        self._not_after = not_after
+        self._mark = mark
+
+    def places(self, data: bytes, start: int) -> Iterator[int]:
+        """Where at or after `start` a token may begin."""
+        found: Iterator[int]
+        if self._mark is not None:
+            found = (at - 1 for at in _occurrences(data, start + 1, self._mark))
+        elif len(self.heads) == 1:
+            found = _occurrences(data, start, self.heads[0])
+        else:
+            found = (match.start() for match in self._any_head.finditer(data, start))
+        return (place for place in found if self.may_stand(data, place))
+
+    def may_stand(self, data: bytes, place: int) -> bool:
+        """Whether what is before allows that a token begins."""
+        return not place or data[place - 1] not in self._not_after
+
+    def token(self, data: bytes, place: int) -> Optional[Found]:
+        """The token that begins there."""
+        match = self._token.match(data, place)
+        if match is None:
+            return None
+        name = match.lastgroup or ""
+        end = match.end(name)
+        open_end = match.end() == end == len(data)
+        continued = _continued(self._shapes[int(name[1:])]) if open_end else None
+        return Found(place, match.start(name), end, continued)
+
+    def has_begun(self, data: bytes, place: int, head: bytes) -> bool:
+        """Whether what stands there to the end of `data` may become a token with this head."""
+        if not self.may_stand(data, place):
+            return False
+        if len(data) - place < len(head):
+            return head.startswith(data[place:])
+        return data.startswith(head, place) and self._begun.match(data, place) is not None
+
+    @cached_property
+    def _any_head(self) -> Pattern[bytes]:
+        return re.compile(b"|".join(map(re.escape, self.heads)))
+
+    @cached_property
+    def _token(self) -> Pattern[bytes]:
+        found = (_finding(number, shape) for number, shape in enumerate(self._shapes))
+        return re.compile("|".join(found).encode())
+
+    @cached_property
+    def _begun(self) -> Pattern[bytes]:
+        return re.compile("|".join(map(_beginning, self._shapes)).encode())
+
+
+def _occurrences(data: bytes, start: int, wanted: bytes) -> Iterator[int]:
+    at = data.find(wanted, start)
+    while at >= 0:
+        yield at
+        at = data.find(wanted, at + 1)
+
+
+@lru_cache(maxsize=None)
+def _continued(shape: _Shape) -> Optional[Pattern[bytes]]:
+    run = list(_parts(shape.masked))[-1]
+    return None if run.most is not None else re.compile(f"{run.member}*".encode())
+
+
+_KINDS = (
+    _Kind(
+        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
+        (
+            _Shape((), ("gh", _Part("[pousr]"), "_", _Part("[A-Za-z0-9]", 20, None))),
+            _Shape((), ("github_pat_", _Part("[A-Za-z0-9_]", 20, None))),
+        ),
+    ),
+    _Kind(
+        tuple(f"gl{kind}-".encode() for kind in _GITLAB_KINDS),
+        (_Shape((), (f"gl{kind}-", _Part("[A-Za-z0-9_.-]", 16, None))) for kind in _GITLAB_KINDS),
+    ),
+    _Kind(
+        (b"sk-",), (_Shape((), ("sk-", _WORD._replace(least=16))),), not_after=_NAME_BYTES + b"-"
+    ),
+    _Kind(
+        (b"AKIA", b"ASIA"),
+        (_Shape((), ("A", _Part("[KS]"), "IA", _Part("[A-Z0-9]", 16, None))),),
+    ),
+    _Kind((b"xox",), (_Shape((), ("xox", _Part("[a-z]"), "-", _Part("[A-Za-z0-9-]", 10, None))),)),
+    _Kind((b"npm_",), (_Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),)),
+    _Kind((b"AIza",), (_Shape((), ("AIza", _WORD._replace(least=35))),)),
+    _Kind((b"eyJ",), (_WEB_TOKEN,)),
+    _Kind(
+        (b"authorization", b"Authorization"),
+        _headers(_Part("[Aa]"), "uthorization"),
+        mark=b"uthorization",
+    ),
+    _Kind((b"AUTHORIZATION",), _headers("AUTHORIZATION")),
+    _Kind((b"://",), (_USER_INFO,), not_after=b""),
+    _Kind(
+        (b"-----BEGIN ",),
+        (_Shape((), (*_KEY_BEGINS, *_ENCRYPTED, _KEY_BODY)), _Shape((), (*_KEY_BEGINS, _KEY_BODY))),
+        not_after=b"",
+    ),
+)
+_BY_FIRST_BYTE: Dict[int, List[Tuple[bytes, _Kind]]] = {}
+for _kind in _KINDS:
+    for _head in _kind.heads:
+        _BY_FIRST_BYTE.setdefault(_head[0], []).append((_head, _kind))
+
+
+class Tokens:
+    """The tokens in `data` at or after `start`, from left to right."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data = data
+        places = [(place, kind) for kind in _KINDS for place in kind.places(data, start)]
+        places.sort(key=itemgetter(0), reverse=True)
+        self._places = places
+
+    def next(self, start: int) -> Optional[Found]:
+        """The first one at or after `start`, which is never less than before."""
+        while self._places:
+            place, kind = self._places[-1]
+            found = kind.token(self._data, place) if place >= start else None
+            if found is not None:
+                return found
+            self._places.pop()
         return None
-    return _found(match)
-
-
-def _found(match: Match[bytes]) -> Found:
-    name = match.lastgroup or ""
-    open_end = match.end() == len(match.string) and match.end(name) == match.end()
-    continued = _CONTINUED[int(name[1:])] if open_end else None
-    return Found(match.start(), match.start(name), match.end(name), continued)
 
 
 def undecided(data: bytes, start: int) -> Optional[int]:
@@ -169,120 +273,24 @@ def undecided(data: bytes, start: int) -> Optional[int]:
     reach = max(start, size - 2 * _SEGMENT_BYTES)
     word = reach + len(data[reach:].rstrip(_WORD_BYTES))
     if b"-----BEGIN" in tail or b"uthorization" in tail or b"UTHORIZATION" in tail:
-        found.append(_BEGINS.search(data, size - len(tail)))
+        found.append(_first_begun(data, size - len(tail)))
     elif word < size:
-        found.append(_BEGINS.search(data, max(word, size - _PREFIX_BYTES)))
-    web_token = data.find(b"eyJ", word)
-    if web_token >= 0:
-        found.append(_BEGINS.search(data, web_token))
-    link = data.rfind(b"://", max(start, size - _USER_INFO_BYTES - 3))
-    if link < 0 and tail.endswith((b":", b":/")):
-        link = data.rfind(b":", start)
-    if link >= 0:
-        found.append(_USER_INFO_BEGINS.match(data, link))
-    return min((match.start() for match in found if match), default=None)
+        found.append(_first_begun(data, max(word, size - _PREFIX_BYTES)))
+    web_tokens = _occurrences(data, word, b"eyJ")
+    found.append(next((place for place in web_tokens if _has_begun(data, place)), None))
+    links = [data.rfind(b"://", max(start, size - _USER_INFO_BYTES - 3))]
+    if tail.endswith((b":", b":/")):
+        links.append(data.rfind(b":", start))
+    found += [link for link in links if link >= 0 and _has_begun(data, link)]
+    return min((place for place in found if place is not None), default=None)
 
 
-_LOWER = b"abcdefghijklmnopqrstuvwxyz"
-_WORD_MEMBERS = _LOWER + _LOWER.upper() + b"0123456789_-"
-_NO_WORD = bytes(set(range(256)) - set(_WORD_MEMBERS))
+def _first_begun(data: bytes, start: int) -> Optional[int]:
+    # The user of an address may be longer than what is looked at here.
+    places = (place for place in range(start, len(data)) if data[place] != _COLON)
+    return next((place for place in places if _has_begun(data, place)), None)
 
 
-def _windows(*rows: Tuple[bytes, ...]) -> Set[bytes]:
-    return {bytes(window) for row in rows for window in itertools.product(*row)}
-
-
-# Four bytes that stand in every token of a kind, in two groups whose bytes have little in common
-# with ordinary text: names in small letters with a dash, and the others.
-_GROUPS = (
-    _windows(
-        (b"g", b"h", b"pousr", b"_"),
-        *(tuple(bytes([byte]) for byte in f"gl{kind}-"[-4:].encode()) for kind in _GITLAB_KINDS),
-        (b"p", b"a", b"t", b"_"),
-        (b"n", b"p", b"m", b"_"),
-        (_NO_WORD, b"s", b"k", b"-"),
-        (b"o", b"x", _LOWER, b"-"),
-    ),
-    _windows(
-        (b"A", b"KS", b"I", b"A"),
-        (b"A", b"I", b"z", b"a"),
-        (b"e", b"y", b"J", _WORD_MEMBERS),
-        (b"R", b"I", b"V", b"A"),
-        (b"Z", b"A", b"T", b"I"),
-    ),
-)
-
-
-def _places() -> bytes:
-    """For each byte at which places of which group it may stand, a bit for each."""
-    table = bytearray(256)
-    for number, windows in enumerate(_GROUPS):
-        for window in windows:
-            for place, byte in enumerate(window):
-                table[byte] |= 1 << (4 * number + place)
-    return bytes(table)
-
-
-_PLACES = _places()
-_WINDOWS = _GROUPS[0] | _GROUPS[1]
-_FIRST = int.from_bytes(b"\x11" * (_BLOCK_BYTES + 4), "little")
-_EITHER = int.from_bytes(b"\x01" * (_BLOCK_BYTES + 4), "little")
-
-
-def may_hold(data: bytes) -> bool:
-    """Whether `data` may hold a token; quick, and seldom wrong about text without one."""
-    if b"uthorization" in data or (b"@" in data and _holds_user_info(data)):
-        return True
-    if not _hints(data):
-        return False
-    for start in range(0, len(data), _BLOCK_BYTES):
-        # The bytes before count too; before everything else as little as a line break does.
-        before = data[start - 3 : start] if start else b"\n"
-        if _fits(before + data[start : start + _BLOCK_BYTES]):
-            return True
-    return False
-
-
-def _hints(data: bytes) -> bool:
-    """Whether `data` has a piece of the other tokens: where it has, closer looks are needed.
-
-    What ordinary text is most likely to have comes first, so that it costs such text little; to
-    look for one byte before a longer piece costs next to nothing.
-    """
-    if b"-" in data and (b"gl" in data or b"sk-" in data or (b"x" in data and b"xox" in data)):
-        return True
-    if b"_" in data and (b"gh" in data or b"pat_" in data or b"npm_" in data):
-        return True
-    if b"A" in data and (b"IA" in data or b"AI" in data or b"RIVA" in data or b"ZATI" in data):
-        return True
-    return b"J" in data and b"eyJ" in data
-
-
-def _holds_user_info(data: bytes) -> bool:
-    at = data.find(b"://")
-    while at >= 0:
-        if _USER_INFO_FOUND.match(data, at):
-            return True
-        at = data.find(b"://", at + 3)
-    return False
-
-
-def _fits(block: bytes) -> bool:
-    """Whether one of the windows is in `block`.
-
-    All places at once: bit n of a byte tells whether it may be the (n+1)th of four, so shifted onto
-    each other they leave a bit where four in a row may be a window.
-    """
-    bits = int.from_bytes(block.translate(_PLACES), "little")
-    bits &= bits >> 9
-    bits &= bits >> 18
-    bits &= _FIRST
-    if not bits:
-        return False
-    places = ((bits | bits >> 4) & _EITHER).to_bytes(len(block), "little")
-    at = places.find(b"\x01")
-    while at >= 0:
-        if block[at : at + 4] in _WINDOWS:
-            return True
-        at = places.find(b"\x01", at + 1)
-    return False
+def _has_begun(data: bytes, place: int) -> bool:
+    candidates = _BY_FIRST_BYTE.get(data[place], ())
+    return any(kind.has_begun(data, place, head) for head, kind in candidates)

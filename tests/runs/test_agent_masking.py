@@ -145,6 +145,13 @@ def test_of_urls_and_headers_only_the_credential_is_masked(text: bytes, expected
     assert Masker([]).mask(text) == expected
 
 
+def test_credentials_are_masked_wherever_an_earlier_address_or_their_own_is_cut() -> None:
+    text = b"see https://host/a and then https://me:pa55word@host/x"
+    for place in range(len(text)):
+        out, _ = fed(Masker([]).stream(), [text[:place], text[place:]])
+        assert out == text.replace(b"me:pa55word", b"***********"), place
+
+
 @pytest.mark.parametrize(
     "text",
     [
