@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,9 +13,12 @@ Behaviour = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeRegistry:
-    """Answers every request as the test says and remembers what it was asked."""
+    """Answers every request as the test says and remembers what it was asked.
 
-    def __init__(self) -> None:
+    With a ``context`` it speaks TLS.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.behaviour: Behaviour = lambda request: request.send_error(500)
         outer = self
@@ -31,11 +36,14 @@ class FakeRegistry:
             do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if context:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "https" if context else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
         """Stop listening; a request that hangs is not waited for."""
@@ -54,5 +62,47 @@ def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
+
+    return behave
+
+
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """Answer each request as the next of these, and the last one for good."""
+    left = list(behaviours)
+
+    def behave(request: BaseHTTPRequestHandler) -> None:
+        (left.pop(0) if len(left) > 1 else left[0])(request)
+
+    return behave
+
+
+def endless(status: int, **headers: str) -> Behaviour:
+    """Answer with a body that has no end, until the client has gone."""
+
+    def behave(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        try:
+            while True:
+                request.wfile.write(b"x" * 65536)
+        except OSError:
+            request.close_connection = True
+
+    return behave
+
+
+def trickle(content: bytes, *, pause: float = 0.1) -> Behaviour:
+    """Answer these bytes, status line and all, one by one, until the client has gone."""
+
+    def behave(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        try:
+            for byte in content:
+                request.wfile.write(bytes([byte]))
+                time.sleep(pause)
+        except OSError:
+            pass
 
     return behave

@@ -12,13 +12,28 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from registries.client import RegistryClient, RegistryError
-from tests.registries.fake_registry import FakeRegistry, answer
+from registries.errors import Reason
+from tests.registries.fake_registry import (
+    Behaviour,
+    FakeRegistry,
+    answer,
+    endless,
+    in_turn,
+    trickle,
+)
 from tests.registries.images import DOCKER_MANIFEST, GONE, OCI_INDEX, OCI_MANIFEST, digest_of
 
 
-def hurried(fake: FakeRegistry, **account: str) -> RegistryClient:
-    """Return a client of the fake registry that waits for half a second."""
-    return RegistryClient(fake.url, connect_timeout=0.5, read_timeout=0.5, **account)
+def hurried(fake: FakeRegistry, *, total: float = 5, **account: str) -> RegistryClient:
+    """Return a client of the fake registry that waits half a second for an answer."""
+    return RegistryClient(
+        fake.url,
+        connect_timeout=0.5,
+        read_timeout=0.5,
+        total_timeout=total,
+        username=account.get("username"),
+        password=account.get("password"),
+    )
 
 
 def failure(call: Callable[[], object]) -> RegistryError:
@@ -47,19 +62,65 @@ def test_a_registry_that_does_not_answer_is_left_in_time(fake: FakeRegistry) -> 
     assert time.monotonic() - started < 2
 
 
-def test_an_answer_that_trickles_is_left_in_time(fake: FakeRegistry) -> None:
-    def trickle(request: BaseHTTPRequestHandler) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 100,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 90,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 10,
+    ],
+    ids=["a header", "headers", "interim answers"],
+)
+def test_headers_that_trickle_are_left_in_time(fake: FakeRegistry, sent: bytes) -> None:
+    fake.behaviour = trickle(sent)
+    started = time.monotonic()
+    assert failure(hurried(fake).ping).reason is Reason.TIMED_OUT
+    assert time.monotonic() - started < 2
+    assert len(fake.requests) == 1
+
+
+def test_a_body_that_trickles_is_left_in_time(fake: FakeRegistry) -> None:
+    def behave(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", "1000")
         request.end_headers()
-        for _ in range(40):
-            request.wfile.write(b"x")
-            time.sleep(0.1)
+        trickle(b"x" * 100)(request)
 
-    fake.behaviour = trickle
+    fake.behaviour = behave
     started = time.monotonic()
-    assert "in time" in failure(hurried(fake).ping).detail
+    assert failure(hurried(fake).ping).reason is Reason.TIMED_OUT
     assert time.monotonic() - started < 2
+
+
+def test_repetitions_and_pages_end_in_time_together(fake: FakeRegistry) -> None:
+    def slowly(status: int, **headers: str) -> Behaviour:
+        def behave(request: BaseHTTPRequestHandler) -> None:
+            time.sleep(0.3)
+            answer(status, b"{}", **headers)(request)
+
+        return behave
+
+    fake.behaviour = slowly(503)
+    started = time.monotonic()
+    assert failure(hurried(fake, total=0.5).ping).reason is Reason.TIMED_OUT
+    fake.behaviour = lambda request: slowly(
+        200, Link=f'</v2/a/tags/list?last={len(fake.requests)}>; rel="next"'
+    )(request)
+    error = failure(lambda: hurried(fake, total=0.5).list_tags("a"))
+    assert error.reason is Reason.TIMED_OUT
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("status", [200, 307, 401, 404, 503])
+def test_a_body_without_end_is_read_to_the_limit_whatever_the_status(
+    fake: FakeRegistry, status: int
+) -> None:
+    fake.behaviour = endless(status, Location="/elsewhere")
+    started = time.monotonic()
+    error = failure(lambda: hurried(fake).list_extensions())
+    assert (error.reason, error.upstream_status) == (Reason.TOO_LARGE, status)
+    assert time.monotonic() - started < 2
+    assert len(fake.requests) == 1
 
 
 def test_an_answer_that_is_too_large_is_not_read(fake: FakeRegistry) -> None:
@@ -89,10 +150,7 @@ def test_a_server_error_names_its_status_after_a_reading_was_repeated(fake: Fake
 
 
 def test_a_registry_that_recovers_is_not_an_error(fake: FakeRegistry) -> None:
-    def recover(request: BaseHTTPRequestHandler) -> None:
-        answer(503 if len(fake.requests) == 1 else 200, b"{}")(request)
-
-    fake.behaviour = recover
+    fake.behaviour = in_turn(answer(503), answer(200, b"{}"))
     hurried(fake).ping()
 
 
@@ -120,6 +178,13 @@ def test_a_refused_account_is_a_failure_with_the_registrys_status(fake: FakeRegi
     assert failure(hurried(fake).ping).upstream_status == 401
 
 
+def test_an_account_beyond_latin_1_is_sent_as_utf_8(fake: FakeRegistry) -> None:
+    fake.behaviour = answer(200, b"{}")
+    hurried(fake, username="łucja", password="h€llo").ping()
+    expected = "Basic " + base64.b64encode("łucja:h€llo".encode()).decode()
+    assert fake.requests[0][2]["authorization"] == expected
+
+
 def test_all_manifest_formats_are_accepted(fake: FakeRegistry) -> None:
     fake.behaviour = answer(404)
     assert hurried(fake).head_manifest("a", "v1") is None
@@ -142,7 +207,14 @@ def test_a_manifest_that_is_not_what_its_digest_says_is_refused(
 
 @pytest.mark.parametrize(
     "content",
-    [b"[]", b"not json", b'{"layers": [{"digest": "../../x"}]}', b'{"config": 7}', b"[" * 100_000],
+    [
+        b"[]",
+        b"not json",
+        b"\xff{}",
+        b'{"layers": [{"digest": "../../x"}]}',
+        b'{"config": 7}',
+        b"[" * 100_000,
+    ],
 )
 def test_a_manifest_that_makes_no_sense_is_not_copied(fake: FakeRegistry, content: bytes) -> None:
     fake.behaviour = answer(200, content, Content_Type=OCI_MANIFEST)
