@@ -80,17 +80,25 @@ Events in the order of their numbers. Go on with `fromSequence` = `nextFromSeque
 page does not depend on where it is. A page of `ioChunk` together with other kinds may hold fewer
 items than `limit`, even none, and still lead on. A record that retention removed is 410
 `record-removed`, here and at all that reads records.
+
+A session is one connection of somebody: its `recordStarted` has `origin` with `address`, `port`,
+`client`, `user` and `key`, each of its channels is a process that leads, whose `processStarted` has
+`channel` and `kind` (`shell`, `exec`, `command`, `subsystem`). `forwardOpened` and `forwardClosed`
+have `channel`, `host` and `port`, the latter also `sentBytes`, `receivedBytes` and `reason`. All of
+it is what the record says, like everything else here.
 """
 
 SCROLLBACK_DESCRIPTION = """\
-What a process wrote to one of its streams, or read. `missing` names every range of bytes that the
+What a process wrote to one of its streams, or read: the leading one that has such a stream, or,
+where several have, the one that `processId` names. `missing` names every range of bytes that the
 record does not hold. With `Accept: application/octet-stream` the bytes themselves are sent, of any
 length, what is missing left out; the headers `x-missing-ranges`, `x-missing-count` and
 `x-stream-complete` tell of it.
 """
 
 EXPORT_DESCRIPTION = """\
-`asciicast` is a recording in version 2 of asciinema's format, `text` the output without escape
+`asciicast` is a recording in version 2 of asciinema's format, of one terminal where there is one:
+a session may have several, and `processId` says which one. `text` is the output without escape
 sequences, `ndjson` the whole record, which can be checked for tampering without this service
 (`python -m runs.offline`).
 """

@@ -157,7 +157,8 @@ class TimelineParameters(QuerySerializer):
 class ScrollbackParameters(QuerySerializer):
     # The query of a scrollback.
     process_id = OffsetField(
-        required=False, help_text="Needed only where a run has several leading processes."
+        required=False,
+        help_text="Needed only where several leading processes have such a stream.",
     )
     stream = serializers.ChoiceField(choices=STREAMS)
     at_sequence = OffsetField(required=False, help_text="As it was known at this event.")
@@ -174,7 +175,9 @@ class ExportParameters(QuerySerializer):
     # The query of an export.
     format = serializers.ChoiceField(choices=EXPORT_FORMATS)
     process_id = OffsetField(
-        required=False, help_text="Only this process; all leading ones unless told. Not in ndjson."
+        required=False,
+        help_text="Only this process; all leading ones unless told. Not in ndjson. An asciicast is "
+        "of one terminal: needed where a run has several.",
     )
     input = serializers.BooleanField(
         required=False, default=False, help_text="Whether an asciicast has the input too."
@@ -235,7 +238,9 @@ class TimelineItemSerializer(OutputSerializer):
     ref = AnyField(
         required=False,
         help_text="What the event says, as its kind has it; of I/O: stream, byteCount, "
-        "streamOffset, and the ranges that are masked. `omitted` when it is long.",
+        "streamOffset, and the ranges that are masked; of the start of a session: `origin`, who "
+        "connected from where; of what a session started: `channel` and `kind`. `omitted` when it "
+        "is long.",
     )
     process_id = DecimalTextField(required=False)
     capture_method = serializers.IntegerField(

@@ -21,6 +21,7 @@ from controlplane.openapi import OWNER_QUERY, OWNER_REQUIRED
 from controlplane.pagination import page
 from controlplane.requests import read
 from controlplane.serializers import page_of
+from runs.agent.frames import Stream
 from runs.fields import INT64_MAX, STREAM_NUMBERS, OffsetField
 from runs.models import Run, RunProcess
 from runs.openapi import (
@@ -72,6 +73,7 @@ from runs.services import (
 
 BYTES = "application/octet-stream"
 SHOWN_RANGES = 100
+SHOWN_PROCESSES = 50
 
 RunPageSerializer = page_of(RunSerializer, "RunPageSerializer")
 
@@ -241,9 +243,10 @@ class RunScrollback(APIView):
             raise ValidationFailed([Fault("out-of-range", detail, parameter="limitBytes")])
         run = get_run(run_id, owner_user_id=given.owner)
         get_record(run)
-        process = _process(run, query.get("process_id"))
+        stream = STREAM_NUMBERS[query["stream"]]
+        process = _process(run, query.get("process_id"), stream)
         at = query.get("at_sequence", INT64_MAX)
-        view = open_stream(run.number, process or 0, STREAM_NUMBERS[query["stream"]], at)
+        view = open_stream(run.number, process or 0, stream, at)
         if raw:
             return _raw_bytes(view, start=start, limit=limit)
         answer = scrollback(view, start=start, limit=limit or SCROLLBACK_BYTES)
@@ -252,19 +255,38 @@ class RunScrollback(APIView):
         return Response(answer, headers={"Vary": "Accept"})
 
 
-def _process(run: Run, wanted: int | None) -> int | None:
-    """Return the number of the process that is meant; None when the run has started none so far."""
-    rows = RunProcess.objects.filter(run_number=run.number)
+def _process(run: Run, wanted: int | None, stream: int) -> int | None:
+    """Return the number of the process that is meant; None when the run has started none so far.
+
+    Unless it is named, the leading process with such a stream, if there is only one.
+    """
     if wanted is not None:
-        if wanted > 2**31 - 1 or not rows.filter(process_number=wanted).exists():
-            detail = "The run has no such process."
-            raise ValidationFailed([Fault("unknown-process", detail, parameter="processId")])
-        return wanted
-    leaders = list(rows.filter(leader=True).values_list("process_number", flat=True)[:2])
-    if len(leaders) > 1:
-        detail = "The run has several leading processes: say which one."
-        raise ValidationFailed([Fault("required", detail, parameter="processId")])
-    return leaders[0] if leaders else None
+        return _known(run, wanted)
+    leaders = export.processes(run)
+    output = OUTPUT_BESIDE.get(stream, stream)
+    candidates = [leader for leader in leaders if output in leader.streams] or leaders
+    if len(candidates) > 1:
+        raise _several("leading processes", candidates)
+    return candidates[0].process_number if candidates else None
+
+
+OUTPUT_BESIDE = {Stream.STDIN: Stream.STDOUT, Stream.PTY_INPUT: Stream.PTY_OUTPUT}
+
+
+def _known(run: Run, wanted: int) -> int:
+    rows = RunProcess.objects.filter(run_number=run.number)
+    if wanted > 2**31 - 1 or not rows.filter(process_number=wanted).exists():
+        detail = "The run has no such process."
+        raise ValidationFailed([Fault("unknown-process", detail, parameter="processId")])
+    return wanted
+
+
+def _several(what: str, processes: Sequence[RunProcess]) -> ValidationFailed:
+    shown = ", ".join(str(process.process_number) for process in processes[:SHOWN_PROCESSES])
+    more = len(processes) - SHOWN_PROCESSES
+    named = f"{shown} and {more} more" if more > 0 else shown
+    detail = f"The run has several {what}, say which one: {named}."
+    return ValidationFailed([Fault("required", detail, parameter="processId")])
 
 
 def _raw_bytes(view: StreamView, *, start: int, limit: int | None) -> StreamingHttpResponse:
@@ -335,9 +357,14 @@ class RunExport(APIView):
             raise NotFound("This run is not recorded.", code="record-not-found")
         number = query.get("process_id")
         if number is not None:
-            _process(run, number)
+            _known(run, number)
         processes = export.processes(run, number)
         if query["format"] == "asciicast":
+            # A recording is one terminal's; what several showed cannot be shown on one.
+            terminals = [process for process in processes if Stream.PTY_OUTPUT in process.streams]
+            if len(terminals) > 1:
+                raise _several("terminals", terminals)
+            processes = terminals or processes
             lines = export.asciicast(run, head, processes, with_input=query["input"])
         elif query["format"] == "text":
             lines = export.plain_text(run, head, processes)

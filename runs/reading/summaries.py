@@ -44,23 +44,55 @@ def command_line(argv: object) -> str:
     return " ".join(text(word) for word in argv) if isinstance(argv, list) else "?"
 
 
-def _cut(line: str) -> str:
+def _cut(line: str, length: int = MAX_LENGTH) -> str:
     """Return a text on one line, without control characters, and not too long."""
     # What is far behind the end need not be looked at: an argument may have 100 000 characters.
     line = " ".join(line[: 8 * MAX_LENGTH].split())
     if not line.isprintable():
         line = "".join(c if c.isprintable() else "\ufffd" for c in line)
-    return line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - 1]}…"
+    return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def _because(meta: Meta) -> str:
     return f": {text(meta['reason'])}" if meta.get("reason") else ""
 
 
+def _recording(meta: Meta) -> str:
+    line = f"recording starts: {text(meta.get('mode'))}"
+    origin = meta.get("origin")
+    return f"{line}, {origin_line(origin)}" if isinstance(origin, dict) else line
+
+
+def origin_line(origin: Meta) -> str:
+    """Return who connected, from where and with what, as the origin of a session tells it."""
+    line = f"{text(origin.get('user'))} from {text(origin.get('address'))}"
+    line += f" port {text(origin['port'])}" if origin.get("port") is not None else ""
+    line += f" with {text(origin['client'])}" if origin.get("client") else ""
+    return line + (f", key {text(origin['key'])}" if origin.get("key") else "")
+
+
+def _channel(meta: Meta) -> str:
+    return f" (channel {text(meta['channel'])})" if meta.get("channel") is not None else ""
+
+
 def _started(meta: Meta) -> str:
+    command = command_line(meta.get("argv"))
+    if meta.get("kind"):
+        command = f"{text(meta['kind'])}: {command}"
     if meta.get("startFailed"):
-        return f"{command_line(meta.get('argv'))} could not be started: {text(meta['startFailed'])}"
-    return command_line(meta.get("argv"))
+        return f"{command} could not be started: {text(meta['startFailed'])}"
+    # The channel would be cut off behind a long command.
+    channel = _channel(meta)
+    return _cut(command, MAX_LENGTH - len(channel)) + channel if len(channel) < 40 else command
+
+
+def _forwarded(meta: Meta) -> str:
+    return f"{text(meta.get('host'))} port {text(meta.get('port'))}{_channel(meta)}"
+
+
+def _forward_closed(meta: Meta) -> str:
+    counts = f"{text(meta.get('sentBytes'))} bytes sent, {text(meta.get('receivedBytes'))} received"
+    return f"forward closed: {_forwarded(meta)}, {counts}{_because(meta)}"
 
 
 def _exited(meta: Meta) -> str:
@@ -118,7 +150,7 @@ def _sealed(meta: Meta) -> str:
 
 
 _TELLERS: Mapping[int, Callable[[Meta], str]] = {
-    Kind.RECORD_STARTED: lambda meta: f"recording starts: {text(meta.get('mode'))}",
+    Kind.RECORD_STARTED: _recording,
     Kind.PROCESS_STARTED: _started,
     Kind.PROCESS_EXITED: _exited,
     Kind.TERMINAL_RESIZED: lambda meta: (
@@ -138,4 +170,6 @@ _TELLERS: Mapping[int, Callable[[Meta], str]] = {
     Kind.SIGNAL_SENT: lambda meta: f"{text(meta.get('signal'))} sent{_because(meta)}",
     Kind.RUNTIME_STATE_CHANGED: _state,
     Kind.RECORD_SEALED: _sealed,
+    Kind.FORWARD_OPENED: lambda meta: f"forward opened: {_forwarded(meta)}",
+    Kind.FORWARD_CLOSED: _forward_closed,
 }

@@ -98,6 +98,44 @@ def test_all_leaders_are_given_or_the_process_that_is_named(
     assert answer.codes == {"processId": "unknown-process"}
 
 
+def test_a_recording_is_of_the_only_terminal(api: Api, run: Run, source: Source) -> None:
+    copied = source.process(["sftp-server"])
+    source.output(copied, b"\0\1files")
+    shell = source.process(["bash", "-l"], streams=["pty"])
+    source.output(shell, b"$ ", stream=Stream.PTY_OUTPUT)
+    source.append()
+
+    header, events = cast(api, run)
+
+    assert header["title"] == "shell bash -l"
+    assert [event[1:] for event in events] == [["o", "$ "]]
+    assert "$ " in text(api, run)
+    assert "files" in text(api, run)
+    assert [event[2] for event in cast(api, run, f"&processId={copied}")[1]] == ["\0\1files"]
+
+
+def test_which_terminal_is_recorded_has_to_be_said_where_there_are_several(
+    api: Api, run: Run, source: Source
+) -> None:
+    shells = [source.process(["bash", str(number)], streams=["pty"]) for number in range(60)]
+    for shell in shells:
+        source.event(Kind.TERMINAL_RESIZED, {"columns": 80 + shell, "rows": 9}, process=shell)
+        source.output(shell, b"shell %d\n" % shell, stream=Stream.PTY_OUTPUT)
+    source.append()
+
+    answer = api.get(f"/v1/runs/{run.pk}/export?format=asciicast", expect=400)
+
+    assert answer.codes == {"processId": "required"}
+    detail = answer.body["errors"][0]["detail"]
+    assert detail.startswith("The run has several terminals, say which one: 1, 2, 3,")
+    assert detail.endswith(", 50 and 10 more.")
+    header, events = cast(api, run, "&processId=7")
+    assert header["width"] == 87
+    assert [event[1:] for event in events] == [["o", "shell 7\n"]]
+    assert text(api, run).splitlines() == [f"shell {shell}" for shell in shells]
+    assert len(export(api, run, "format=ndjson").splitlines()) == 1 + 1 + 3 * 60 + 1
+
+
 def test_missing_output_is_marked(api: Api, run: Run, source: Source) -> None:
     process = source.process()
     source.output(process, "aé".encode()[:2])

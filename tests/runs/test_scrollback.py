@@ -123,6 +123,22 @@ def test_the_process_is_named_where_there_are_several_leaders(
         assert content(api.get(path(run, query))) == str(number).encode()
 
 
+def test_the_leader_is_taken_that_has_such_a_stream(api: Api, run: Run, source: Source) -> None:
+    shell = source.process(["bash", "-l"], streams=["pty"])
+    source.output(shell, b"$ ", stream=Stream.PTY_OUTPUT)
+    source.output(shell, b"ls\r", stream=Stream.PTY_INPUT)
+    for body in (b"one", b"two"):
+        source.output(source.process(), body)
+    source.append()
+    base = f"/v1/runs/{run.pk}/scrollback"
+
+    for stream in ("pty", "ptyInput"):
+        assert api.get(f"{base}?stream={stream}").body["processId"] == str(shell)
+    answer = api.get(f"{base}?stream=stdout", expect=400)
+    assert answer.codes == {"processId": "required"}
+    assert "say which one: 2, 3." in answer.body["errors"][0]["detail"]
+
+
 @pytest.mark.parametrize("number", ["0", "2", "2147483647", "2147483648", str(2**63 - 1)])
 def test_an_unknown_process_is_a_fault(api: Api, run: Run, number: str) -> None:
     record(run)

@@ -236,6 +236,10 @@ FORGED = [
     b'{"a":' * 900 + b"1" + b"}" * 900,
     b'{"n":' + b"9" * 6000 + b"}",
     b'{"n":1e999}',
+    b'{"channel":9%s,"kind":9%s,"port":9%s,"bytes":9%s,"code":9%s}' % ((b"9" * 6000,) * 5),
+    b'{"origin":[],"channel":{"a":1},"kind":["x"],"argv":{}}',
+    b'{"origin":{"user":{"text":7},"address":["x"],"port":{},"client":1e9,"key":{"text":"\\u0000"}}}',
+    b'{"channel":"' + b"x" * 400 + b'","host":"\\u001b[2J","sentBytes":-1,"reason":[1]}',
     b'{"a":1,"a":2}',
     b'{"step":"x","message":{"a":1},"state":[]}',
 ]
@@ -278,6 +282,47 @@ SUMMARIES: list[tuple[int, dict[str, Any], str]] = [
     (Kind.PROCESS_STARTED, {"argv": ["ls", {"text": "�", "base64": "/w=="}]}, "ls �"),
     (Kind.PROCESS_STARTED, {"argv": ["sh", "-c", "\n a\n\tb \x1b[2J\n"]}, "sh -c a b \ufffd[2J"),
     (Kind.PROCESS_STARTED, {"argv": ["x"], "startFailed": "no"}, "x could not be started: no"),
+    (
+        Kind.RECORD_STARTED,
+        {
+            "mode": "interactive",
+            "origin": {
+                "address": "203.0.113.7",
+                "port": 50123,
+                "client": "OpenSSH_9.9",
+                "user": "ad",
+                "key": "SHA:1",
+            },
+        },
+        "recording starts: interactive, ad from 203.0.113.7 port 50123 with OpenSSH_9.9, key SHA:1",
+    ),
+    (
+        Kind.PROCESS_STARTED,
+        {"argv": ["bash", "-l"], "kind": "shell", "channel": 3},
+        "shell: bash -l (channel 3)",
+    ),
+    (
+        Kind.PROCESS_STARTED,
+        {"argv": ["bash", "-c", "x" * 500], "kind": "exec", "channel": 3},
+        f"exec: bash -c {'x' * 173}… (channel 3)",
+    ),
+    (
+        Kind.FORWARD_OPENED,
+        {"channel": 4, "host": "localhost", "port": 8080},
+        "forward opened: localhost port 8080 (channel 4)",
+    ),
+    (
+        Kind.FORWARD_CLOSED,
+        {
+            "channel": 4,
+            "host": "::1",
+            "port": 80,
+            "sentBytes": 7,
+            "receivedBytes": 9,
+            "reason": "eof",
+        },
+        "forward closed: ::1 port 80 (channel 4), 7 bytes sent, 9 received: eof",
+    ),
     (Kind.PROCESS_EXITED, {"code": 3, "reason": "exited"}, "exited with code 3"),
     (
         Kind.PROCESS_EXITED,
