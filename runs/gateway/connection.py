@@ -1,0 +1,246 @@
+"""What we need of asyncssh beyond its hooks: bounded buffers, last words that arrive, late answers.
+
+Held against asyncssh 2.24. Names with an underscore are its own; ``tests/gateway`` notices when one
+of them goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast
+
+import asyncssh
+from asyncssh.connection import SSHServerConnection
+from asyncssh.packet import SSHPacket
+
+if TYPE_CHECKING:
+    from asyncssh.misc import MaybeAwait
+
+SIGNATURES = (
+    *("ssh-ed25519", "sk-ssh-ed25519@openssh.com"),
+    *("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    *("sk-ecdsa-sha2-nistp256@openssh.com", "webauthn-sk-ecdsa-sha2-nistp256@openssh.com"),
+    *("rsa-sha2-512", "rsa-sha2-256"),
+)
+LOGIN_BYTES = 256 * 1024
+"""No login takes more, with all the keys that may be tried."""
+BUFFERED_BYTES = 4 * 1024 * 1024
+LINGER_SECONDS = 2.0
+MAX_LINGERING = 200
+WINDOW_BYTES = 2 * 1024 * 1024
+PACKET_BYTES = 32 * 1024
+MAX_VARIABLES = 64
+MAX_ENVIRONMENT_BYTES = 32 * 1024
+NAME_OF_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Login(Protocol):
+    """Who is told of a connection what asyncssh's ``SSHServer`` is not."""
+
+    def name_refused(self) -> str:
+        """Return what to say of a user name that is no text."""
+
+    def key_proven(self, key_data: bytes) -> None:
+        """Know whose signature was right; the login succeeds next."""
+
+    def key_offered(self) -> None:
+        """Know that a key is offered, or that somebody signs with one.
+
+        Raises ``DisconnectError`` when there have been enough.
+        """
+
+    def forwarding_refused(self, what: str) -> None:
+        """Know that something was asked for that nobody gets."""
+
+    def writable_again(self) -> None:
+        """Know that the client takes what is sent again."""
+
+
+class GatewayConnection(SSHServerConnection):
+    """The server's side of one connection."""
+
+    lingering: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: asyncssh.SSHServerConnectionOptions,
+    ) -> None:
+        super().__init__(loop, options)
+        self._received = 0
+        self._full = False
+
+    @property
+    def login(self) -> Login | None:
+        """Who sees to this connection; None once it is over."""
+        return cast("Login | None", self._owner)
+
+    @property
+    def takes(self) -> bool:
+        """Whether what is sent goes out: the client reads, and no key exchange holds it up."""
+        return not self._full and not self._deferred_packets
+
+    @property
+    def channel_count(self) -> int:
+        """How many channels are open or being opened."""
+        return len(self._channels)
+
+    # ------------------------------------------------------------------------------ bounded buffers
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read as fast as we send."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """Note that it does again."""
+        self._full = False
+        self._tell_writable()
+
+    def _send_deferred_packets(self) -> None:
+        super()._send_deferred_packets()
+        self._tell_writable()
+
+    def _tell_writable(self) -> None:
+        if self.login is not None and self.takes:
+            self.login.writable_again()
+
+    def data_received(self, data: bytes, datatype: int | None = None) -> None:
+        """Take what the client sends, unless that is more than any client has reason to."""
+        if self._transport is None:
+            return  # its last words were said
+        if not self._auth_complete:
+            self._received += len(data)
+            if self._received > LOGIN_BYTES:
+                self.abort()
+                return
+        super().data_received(data, datatype)
+        if len(self._inpbuf) > BUFFERED_BYTES:
+            self.abort()
+
+    # ----------------------------------------------------------------------------------- last words
+
+    def _force_close(self, exc: Exception | None) -> None:
+        """End the connection, but let the client have what was sent before.
+
+        Closing a socket that holds unread data resets the connection, and with it the reason that
+        was sent just now.
+        """
+        transport = self._transport
+        cls = type(self)
+        if transport is None:
+            return
+        if transport.is_closing() or cls.lingering >= MAX_LINGERING:
+            super()._force_close(exc)
+            return
+        self._transport = None
+        cls.lingering += 1
+        transport.write_eof()
+        self._loop.call_later(LINGER_SECONDS, self._end_lingering, transport)
+        self._loop.call_soon(self._cleanup, exc)
+
+    def _end_lingering(self, transport: asyncio.Transport) -> None:
+        type(self).lingering -= 1
+        transport.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, without a word."""
+        if self._transport is not None:
+            super()._force_close(None)
+
+    # ------------------------------------------------------------------------------------ the login
+
+    def _process_userauth_request(
+        self, pkttype: int, pktid: int, packet: SSHPacket
+    ) -> MaybeAwait[None]:
+        try:
+            return super()._process_userauth_request(pkttype, pktid, packet)
+        except asyncssh.IllegalUserName:
+            if self.login is None:
+                raise
+            raise asyncssh.IllegalUserName(self.login.name_refused()) from None
+
+    async def validate_public_key(
+        self, username: str, key_data: bytes, msg: bytes, signature: bytes
+    ) -> bool:
+        """Tell whether a key may enter and has signed; no signature with SHA-1 counts."""
+        if self.login is not None:
+            self.login.key_offered()
+        if msg and SSHPacket(signature).get_string() not in _SIGNATURES:
+            return False
+        if not await super().validate_public_key(username, key_data, msg, signature):
+            return False
+        if msg and self.login is not None:
+            self.login.key_proven(key_data)
+        return True
+
+    # ----------------------------------------------------------------------------- what nobody gets
+
+    async def attach_x11_listener(
+        self,
+        chan: asyncssh.SSHServerChannel[AnyStr],
+        auth_proto: bytes,
+        auth_data: bytes,
+        screen: int,
+    ) -> str | None:
+        """Refuse windows of programs in the workspace."""
+        if self.login is not None:
+            self.login.forwarding_refused("X11")
+        return None
+
+    async def create_agent_listener(self) -> bool:
+        """Refuse the client's keys to programs in the workspace."""
+        if self.login is not None:
+            self.login.forwarding_refused("agent")
+        return False
+
+
+_SIGNATURES = frozenset(name.encode() for name in SIGNATURES)
+
+
+class SessionChannel(asyncssh.SSHServerChannel[bytes]):
+    """A channel of a session whose requests may be answered later, and whose variables are few."""
+
+    def __init__(self, connection: GatewayConnection, accept_env: Sequence[str]) -> None:
+        super().__init__(
+            connection,
+            asyncio.get_running_loop(),
+            allow_pty=True,
+            line_editor=False,
+            line_echo=False,
+            line_history=0,
+            max_line_length=0,
+            encoding=None,
+            errors="strict",
+            window=WINDOW_BYTES,
+            max_pktsize=PACKET_BYTES,
+        )
+        self.variables: dict[str, str] = {}
+        self._accept_env = accept_env
+        self._environment_bytes = 0
+
+    def answer(self, ok: bool) -> None:
+        """Answer the request that was answered with None before."""
+        if self._request_queue and self._conn is not None:
+            self._report_response(ok)
+
+    def _process_env_request(self, packet: SSHPacket) -> bool:
+        name_bytes, value_bytes = packet.get_string(), packet.get_string()
+        packet.check_end()
+        try:
+            name, value = name_bytes.decode("ascii"), value_bytes.decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        self._environment_bytes += len(name_bytes) + len(value_bytes)
+        if (
+            not NAME_OF_VARIABLE.fullmatch(name)
+            or "\0" in value
+            or len(self.variables) >= MAX_VARIABLES
+            or self._environment_bytes > MAX_ENVIRONMENT_BYTES
+            or not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._accept_env)
+        ):
+            return False
+        self.variables[name] = value
+        return True
