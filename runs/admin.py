@@ -16,7 +16,8 @@ from django.utils.safestring import SafeString
 
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
-from runs.models import Run, RunWorker
+from runs.models import Run, RunQuerySet, RunWorker
+from runs.reading import processes
 from runs.services import request_cancel
 
 # The player's terminal is compiled code (WebAssembly), which the pages' own policy forbids.
@@ -29,7 +30,7 @@ class RunAdmin(HistoryAdmin):
 
     list_display = [
         *("id", "mode", "status", "harness_id", "owner_user_id", "exit_code"),
-        *("started_at", "finished_at", "record"),
+        *("started_at", "finished_at", "recorder", "record"),
     ]
     list_filter = ["mode", "status", "created_at"]
     id_fields = ["id", "workspace_id", "attempt_id"]
@@ -45,6 +46,13 @@ class RunAdmin(HistoryAdmin):
         return format_html(
             '<a href="{}">Timeline and replay</a>', reverse("admin:runs_run_record", args=[run.pk])
         )
+
+    @admin.display(description="recorder")
+    def recorder(self, run: Run) -> str:
+        """Name the worker at an open run; one that waits for a place has none."""
+        if not run.recorded or run.status in Run.TERMINAL:
+            return ""
+        return run.worker_id if run.lease_expires_at is not None else "none yet"
 
     @admin.action(permissions=["operate"], description="Cancel: stop what still runs")
     def cancel(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
@@ -74,12 +82,17 @@ class RunAdmin(HistoryAdmin):
             run = None
         if run is None or not self.has_view_permission(request, run):
             raise Http404("There is no such run.")
+        leaders, more = processes.leaders(run)
         context: dict[str, Any] = {
             **self.admin_site.each_context(request),
             "title": f"Record of run {run.pk}",
             "run": run,
             "opts": self.opts,
             "api": f"/v1/runs/{run.pk}",
+            "origin": processes.origin(run),
+            "leaders": leaders,
+            "more_leaders": more,
+            "terminals": [leader.number for leader in leaders if leader.terminal],
         }
         response = TemplateResponse(request, "admin/runs/run/record.html", context)
         response.page_scripts = RECORD_PAGE_SCRIPTS  # type: ignore[attr-defined]
@@ -90,6 +103,23 @@ class RunAdmin(HistoryAdmin):
 class RunWorkerAdmin(HistoryAdmin):
     """The run workers that are alive."""
 
-    list_display = ["worker_id", "hostname", "pid", "capacity", "draining", "started_at", "seen_at"]
+    list_display = [
+        *("worker_id", "hostname", "pid", "runs", "capacity", "sessions", "draining"),
+        *("started_at", "seen_at"),
+    ]
     search_fields = ["worker_id", "hostname"]
     ordering = ["worker_id"]
+
+    @admin.display(description="runs held")
+    def runs(self, worker: RunWorker) -> int:
+        """Count the one-shot and boot runs that it is at, of ``capacity``."""
+        return self._held(worker).exclude(mode=Run.Mode.INTERACTIVE).count()
+
+    @admin.display(description="sessions held")
+    def sessions(self, worker: RunWorker) -> int:
+        """Count the sessions that it is at, which have places of their own."""
+        return self._held(worker).filter(mode=Run.Mode.INTERACTIVE).count()
+
+    @staticmethod
+    def _held(worker: RunWorker) -> RunQuerySet:
+        return Run.objects.filter(worker_id=worker.pk, lease_expires_at__isnull=False)

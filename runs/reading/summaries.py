@@ -22,14 +22,14 @@ def summary(kind: int, stream: int, offset: int, length: int, meta: object) -> s
     members = meta if isinstance(meta, dict) else {}
     if kind == Kind.PROCESS_STREAM_CLOSED:
         name = STREAM_NAMES.get(stream, "stream")
-        return _cut(f"{name} closed at {offset}: {text(members.get('reason'))}")
+        return one_line(f"{name} closed at {offset}: {text(members.get('reason'))}")
     if kind == Kind.TELEMETRY_DROPPED and stream:
         name = STREAM_NAMES.get(stream, "stream")
-        return _cut(
+        return one_line(
             f"{name}: {text(members.get('bytes'))} bytes dropped at {offset}{_because(members)}"
         )
     tell = _TELLERS.get(kind)
-    return _cut(tell(members)) if tell else "an event of an unknown kind"
+    return one_line(tell(members)) if tell else "an event of an unknown kind"
 
 
 def text(value: object) -> str:
@@ -44,7 +44,7 @@ def command_line(argv: object) -> str:
     return " ".join(text(word) for word in argv) if isinstance(argv, list) else "?"
 
 
-def _cut(line: str, length: int = MAX_LENGTH) -> str:
+def one_line(line: str, length: int = MAX_LENGTH) -> str:
     """Return a text on one line, without control characters, and not too long."""
     # What is far behind the end need not be looked at: an argument may have 100 000 characters.
     line = " ".join(line[: 8 * MAX_LENGTH].split())
@@ -83,7 +83,7 @@ def _started(meta: Meta) -> str:
         return f"{command} could not be started: {text(meta['startFailed'])}"
     # The channel would be cut off behind a long command.
     channel = _channel(meta)
-    return _cut(command, MAX_LENGTH - len(channel)) + channel if len(channel) < 40 else command
+    return one_line(command, MAX_LENGTH - len(channel)) + channel if len(channel) < 40 else command
 
 
 def _forwarded(meta: Meta) -> str:
@@ -95,7 +95,8 @@ def _forward_closed(meta: Meta) -> str:
     return f"forward closed: {_forwarded(meta)}, {counts}{_because(meta)}"
 
 
-def _exited(meta: Meta) -> str:
+def exit_line(meta: Meta) -> str:
+    """Return how a process ended, as the event of its end tells it."""
     how = text(meta.get("reason"))
     if meta.get("signal"):
         return (
@@ -152,7 +153,7 @@ def _sealed(meta: Meta) -> str:
 _TELLERS: Mapping[int, Callable[[Meta], str]] = {
     Kind.RECORD_STARTED: _recording,
     Kind.PROCESS_STARTED: _started,
-    Kind.PROCESS_EXITED: _exited,
+    Kind.PROCESS_EXITED: exit_line,
     Kind.TERMINAL_RESIZED: lambda meta: (
         f"terminal of {text(meta.get('columns'))} columns and {text(meta.get('rows'))} rows"
     ),

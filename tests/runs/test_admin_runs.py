@@ -17,6 +17,7 @@ from pytest_django.live_server_helper import LiveServer
 from runs.agent.frames import Kind, Method, Stream
 from runs.models import Run
 from tests.browser import Page, browser
+from tests.runs.executable import claim, make_executable, make_run_worker
 from tests.runs.record_factory import Source, make_run, record
 
 TERMINAL = [
@@ -139,6 +140,132 @@ def test_cancelling_in_the_admin_ends_a_queued_run_and_asks_a_running_one(staff:
     assert over.cancel_requested_at is None
 
 
+ORIGIN = {
+    "address": "203.0.113.7",
+    "port": 50123,
+    "client": "SSH-2.0-OpenSSH_9.9",
+    "user": "usr_ada",
+    "key": "SHA256:<abc>",
+}
+
+
+def record_session(run: Run) -> Source:
+    """Store the record of a connection: two shells, and a copy between them."""
+    source = Source(run)
+    source.open()
+    source.started(origin=ORIGIN)
+    for number, kind in enumerate(["shell", "subsystem", "shell"], 1):
+        terminal = kind == "shell"
+        streams = ["pty"] if terminal else ["stdout", "stderr"]
+        argv = ["bash", "-l"] if terminal else ["sftp-server", "<b>x</b>"]
+        process = source.process(argv, streams=streams, channel=number + 4, kind=kind)
+        if terminal:
+            size = {"columns": 60, "rows": 12}
+            source.event(Kind.TERMINAL_RESIZED, size, process=process, method=Method.PTY)
+        stream = Stream.PTY_OUTPUT if terminal else Stream.STDOUT
+        source.output(process, b"output of %d\r\n" % process, stream=stream)
+        source.exited(process, code=number)
+    source.sealed(code=3)
+    source.append()
+    return source
+
+
+@pytest.mark.django_db
+def test_the_page_of_a_session_says_who_connected_and_what_was_started(staff: Client) -> None:
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    record_session(run)
+
+    text = staff.get(record_url(run)).content.decode()
+
+    assert (
+        "usr_ada from 203.0.113.7 port 50123 with SSH-2.0-OpenSSH_9.9, key SHA256:&lt;abc&gt;"
+    ) in text
+    assert "sftp-server &lt;b&gt;x&lt;/b&gt;" in text
+    for told in ("exited with code 2", "subsystem", "<td>6</td>", 'data-process="3"'):
+        assert told in text
+    assert 'data-process="2"' not in text
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"origin": [], "channel": [], "kind": 5},
+        {"origin": {"user": {"text": []}, "port": "\x1b[2J"}, "channel": {"a": 1}, "kind": "\n"},
+        {"origin": {"key": "x" * 5000}, "channel": "x" * 5000, "kind": {"text": 7}},
+    ],
+)
+def test_the_page_of_a_session_whose_record_is_forged_is_shown(
+    staff: Client, forged: dict[str, object]
+) -> None:
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    source = Source(run)
+    source.open()
+    source.event(Kind.RECORD_STARTED, forged)
+    told = {"leader": True, "argv": 7, "streams": "pty"}
+    source.event(Kind.PROCESS_STARTED, forged | told, process=1, wall_us=2**63 - 1)
+    source.append()
+
+    answer = staff.get(record_url(run))
+
+    assert answer.status_code == 200
+    assert b"\x1b" not in answer.content
+    assert len(answer.content) < 50_000
+
+
+@pytest.mark.django_db
+def test_of_very_many_processes_the_first_are_shown(staff: Client) -> None:
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    source = Source(run)
+    source.open()
+    for _ in range(205):
+        source.process(streams=["pty"])
+    source.append()
+
+    assert "And 5 more" in staff.get(record_url(run)).content.decode()
+
+
+@pytest.mark.django_db
+def test_the_lists_show_which_worker_is_at_a_run_and_how_many_it_holds(staff: Client) -> None:
+    make_run_worker("worker-a")
+    claim(make_executable())
+    for _ in range(2):
+        claim(make_executable(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING))
+    make_executable(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
+
+    runs = staff.get(reverse("admin:runs_run_changelist")).content.decode()
+    workers = staff.get(reverse("admin:runs_runworker_changelist")).content.decode()
+
+    assert runs.count('<td class="field-recorder">worker-a</td>') == 3
+    assert runs.count('<td class="field-recorder">none yet</td>') == 1
+    assert '<td class="field-runs">1</td>' in workers
+    assert '<td class="field-sessions">2</td>' in workers
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_browser_replays_each_terminal_of_a_session(live_server: LiveServer, page: Page) -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    record_session(run)
+    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+
+    page.open(live_server.url + record_url(run))
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
+    page.wait_for("document.querySelector('#replay').innerText.includes('output of 1')")
+    page.evaluate("document.querySelector('button[data-process=\"3\"]').click()")
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready 3'")
+    page.wait_for("document.querySelector('#replay').innerText.includes('output of 3')")
+
+    shown = page.evaluate("document.querySelector('#replay').innerText")
+    assert "output of 1" not in shown
+    href = page.evaluate("document.getElementById('asciicast').href")
+    assert href.endswith("/export?format=asciicast&processId=3")
+    assert page.console == []
+
+
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_browser_shows_timeline_loss_changes_and_the_replay(
@@ -152,7 +279,7 @@ def test_a_browser_shows_timeline_loss_changes_and_the_replay(
     page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
 
     page.open(live_server.url + record_url(run))
-    page.wait_for("document.getElementById('record').dataset.replay === 'ready'")
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
     page.wait_for("document.querySelectorAll('#timeline tbody tr').length === 10")
     page.wait_for("document.querySelector('#changes pre') !== null")
     page.wait_for("document.getElementById('complete').textContent === 'no'")

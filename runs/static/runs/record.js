@@ -108,21 +108,40 @@
 
   // ------------------------------------------------------------ replay
 
-  async function replay() {
-    const cast = await (await read("/export?format=asciicast", "*/*")).text();
-    if (cast.trim().indexOf("\n") < 0) {
-      at("replay-note").textContent = "There is no output to replay.";
-      return;
+  const terminals = [...root.querySelectorAll("button.terminal")];
+  let player = null;
+  let wanted = null;
+
+  // One terminal at a time: what several showed cannot be shown on one.
+  async function replay(terminal) {
+    const path = "/export?format=asciicast" + (terminal ? `&processId=${terminal.dataset.process}` : "");
+    wanted = path;
+    delete root.dataset.replay;
+    at("asciicast").href = api + path;
+    terminals.forEach((each) => each.setAttribute("aria-pressed", String(each === terminal)));
+    const cast = await (await read(path, "*/*")).text();
+    if (wanted !== path) return;
+    if (player) player.dispose();
+    player = null;
+    at("replay").replaceChildren();
+    const empty = cast.trim().indexOf("\n") < 0;
+    at("replay-note").textContent = empty ? "There is no output to replay." : "";
+    if (!empty) {
+      player = AsciinemaPlayer.create({ data: cast }, at("replay"), {
+        idleTimeLimit: 2, fit: "width", poster: "npt:1e9", preload: true, terminalFontSize: "14px",
+      });
     }
-    AsciinemaPlayer.create({ data: cast }, at("replay"), {
-      idleTimeLimit: 2, fit: "width", poster: "npt:1e9", preload: true, terminalFontSize: "14px",
-    });
-    root.dataset.replay = "ready";
+    root.dataset.replay = terminal ? `ready ${terminal.dataset.process}` : "ready";
   }
 
+  function play(terminal) {
+    replay(terminal).catch((error) => tell(at("replay"), error));
+  }
+
+  terminals.forEach((each) => each.addEventListener("click", () => play(each)));
   at("more").addEventListener("click", () => timeline().catch((e) => tell(at("more").parentNode, e)));
   timeline().catch((error) => tell(at("timeline").parentNode, error));
   loss().catch((error) => tell(at("loss"), error));
   changes().catch((error) => tell(at("changes"), error));
-  replay().catch((error) => tell(at("replay"), error));
+  play(terminals[0]);
 })();
