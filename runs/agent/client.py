@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
+
+Watch = Tuple[int, int, Callable[[int], None]]
+"""A descriptor, the events to wait for, and who is told which of them have come."""
 
 
 class Client:
     """Who takes part in a run from outside; this one is nobody."""
 
-    def accepts(self, *, at_the_end: bool) -> bool:
-        """Whether more output may be read for the client; at the end of a run it must take more."""
+    def is_over(self) -> bool:
+        """Whether nothing is asked for any more: the run ends with what it has started."""
         return True
 
-    def output(self, stream: int) -> Optional[Callable[[bytes], None]]:
-        """What is to be given a copy of a stream."""
-        return None
+    def accepts(self) -> bool:
+        """Whether more output may be read for the client."""
+        return True
 
-    def started(self) -> None:
-        """The record exists, and the program has been started or could not be."""
-
-    def poll_events(self, read: bool) -> List[Tuple[int, int]]:
-        """Descriptors to wait for. `read`: whether input can be taken now."""
+    def watches(self, accepts: bool) -> List[Watch]:
+        """Descriptors to wait for. `accepts`: whether input can be taken now."""
         return []
 
-    def handle(self, fd: int, events: int) -> None:
-        """One of them is ready."""
+    def deadline(self) -> Optional[float]:
+        """When `tick` must be called next (monotonic seconds), if nothing happens before."""
+        return None
 
-    def ended(self, ending: Dict[str, Any]) -> None:
-        """The leader has ended and its output has been read."""
+    def tick(self) -> None:
+        """The loop has turned: do what is due, and send what has come together."""
+
+    def stop(self) -> None:
+        """Everything of the run is being ended."""

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NoReturn
 from .config import Config, ConfigError, load
 from .environment import account_of
 from .execution import Execution
-from .runspec import MAX_BYTES, RunSpec, parse_one_shot
+from .runspec import MAX_BYTES, RecordSpec, RunSpec, parse_one_shot
 from .spool import SpoolExists, SpoolFailed, SpoolLimits, SpoolWriter
 
 EXIT_REFUSED = 2
@@ -45,7 +45,7 @@ def execute(config_path: str, state_directory: str) -> int:
     return _print(answer, EXIT_NOT_RECORDED if answer["state"] == "refused" else 0)
 
 
-def open_spool(spec: RunSpec, state_directory: str) -> SpoolWriter:
+def open_spool(spec: RunSpec, record: RecordSpec, state_directory: str) -> SpoolWriter:
     """Create the run's spool.
 
     Raises SpoolExists when the run has one already, and SpoolFailed or OSError when it cannot be
@@ -53,7 +53,7 @@ def open_spool(spec: RunSpec, state_directory: str) -> SpoolWriter:
     """
     root = runs_root(state_directory)
     os.makedirs(root, mode=0o700, exist_ok=True)
-    limits = SpoolLimits(spec.record.spool_bytes, spec.record.segment_bytes)
+    limits = SpoolLimits(record.spool_bytes, record.segment_bytes)
     return SpoolWriter.create(root, spec.run_id, limits, spec.mode)
 
 
@@ -103,8 +103,9 @@ def _supervise(spec: RunSpec, config: Config, state_directory: str, answer_fd: i
             pass
         os.close(answer_fd)
 
+    assert spec.record is not None
     try:
-        writer = open_spool(spec, state_directory)
+        writer = open_spool(spec, spec.record, state_directory)
     except SpoolExists as error:
         answer(state="exists", spoolId=getattr(error, "spool_id", ""))
         return

@@ -1,8 +1,8 @@
 """One recorded run: from its record's first event, through the loop that serves it, to its seal.
 
-The same loop serves one-shot and interactive runs; who sits at the other end of a session is a
-`Client`. One thread, no polling: it waits for pipes, signals, children, requests and deadlines at
-once.
+The same loop serves one-shot and interactive runs. A one-shot run has one leader, a session has as
+many as its `Client` asks for. One thread, no polling: it waits for pipes, signals, children,
+requests and deadlines at once.
 """
 
 from __future__ import annotations
@@ -11,337 +11,231 @@ import os
 import select
 import signal
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
-from .client import Client
+from .client import Client, Watch
 from .config import Config
 from .environment import account_of
-from .frames import Kind, Method, Stream
+from .frames import Kind
+from .leader import KILL_AGAIN_SECONDS, LOST_SECONDS, Audience, Leader, Surroundings
 from .masking import Masker, secret_values
 from .observers import Observers
-from .pipes import InputPipe, OutputPipe
-from .process import Child, Exit, StartError, Stdio, start
+from .process import Account
 from .reaper import Reaper, adopt_orphans
 from .recording import Recording
 from .run_start import environment_of_run, record_started
-from .runspec import RunSpec
+from .runspec import Program, RunSpec
 from .signals import STOPPING, SignalQueue, name_of
 from .spool import SpoolWriter
 from .stop import ControlSocket, StopRequest, kill_all, members_of, signal_all
-from .terminal import input_visibility, open_terminal, resize
+from .unrecorded import Unrecorded
 
-# How long something that outlives the leader may keep its output open, or its background work.
-_AFTER_LEADER_SECONDS = 2.0
-_KILL_AGAIN_SECONDS = 0.1
-# A process that not even KILL ends hangs in the kernel; the run does not wait for it for ever.
-_LOST_SECONDS = 10.0
 _ENDS_ALL = ("timeout", "cancelled", "stop")
 
 
 class Execution:
-    """Owns a run's program, its pipes and its record."""
+    """Owns a run's leaders and its record. Without a `writer` nothing is recorded."""
 
-    def __init__(self, spec: RunSpec, config: Config, writer: SpoolWriter, runs_root: str) -> None:
+    def __init__(
+        self, spec: RunSpec, config: Config, writer: Optional[SpoolWriter], runs_root: str
+    ) -> None:
         self.spec = spec
         self.client = Client()
-        self.input: Optional[InputPipe] = None
         self._config = config
         self._account = account_of(config)
-        self._env = environment_of_run(spec, config)
-        secrets = [*config.secrets, *spec.secrets, *secret_values(self._env)]
-        self.recording = Recording(writer, policy=spec.record.policy, masker=Masker(secrets))
-        self._cwd = os.path.join(config.working_directory, spec.cwd or ".")
-        self._cwd = os.path.normpath(self._cwd)
+        env = environment_of_run(spec, config)
+        secrets = [*config.secrets, *spec.secrets, *secret_values(env)]
+        record = spec.record
+        self.recording: Recording = Unrecorded()
+        self._control: Optional[ControlSocket] = None
+        if writer is not None and record is not None:
+            masker = Masker(secrets)
+            self.recording = Recording(writer, policy=record.policy, masker=masker)
+            self._control = ControlSocket(os.path.join(runs_root, spec.run_id))
         self._observers = Observers(
             self.recording,
             repository=config.working_directory,
             account=self._account,
-            processes=spec.record.processes,
-            files=spec.record.files,
-            network=spec.record.network,
-            patch_bytes=spec.record.patch_bytes,
-            max_files=spec.record.max_files,
+            processes=record is not None and record.processes,
+            files=record is not None and record.files,
+            network=record is not None and record.network,
+            patch_bytes=record.patch_bytes if record is not None else 0,
+            max_files=record.max_files if record is not None else 0,
             runs_root=runs_root,
             run_id=spec.run_id,
         )
         adopt_orphans()
         self._signals = SignalQueue()
         self._reaper = Reaper()
-        self._control = ControlSocket(os.path.join(runs_root, spec.run_id))
-        self._outputs: List[OutputPipe] = []
-        self._child: Optional[Child] = None
-        self._number = 0
-        self._method = Method.PTY if spec.terminal else Method.PIPE
-        self._terminal = -1
-        self._started_at = 0.0
+        self._around = Surroundings(
+            recording=self.recording,
+            observers=self._observers,
+            reaper=self._reaper,
+            account=self._account,
+            env=env,
+            cwd=os.path.normpath(os.path.join(config.working_directory, spec.cwd or ".")),
+            input_policy=record.input if record is not None else "off",
+        )
+        self._leaders: List[Leader] = []
+        self._latest: Optional[Leader] = None
         self._have_children = False
         self._time_limit: Optional[float] = None
-        self._exit: Optional[Dict[str, Any]] = None
-        self._drained = False
-        self._abandon_at: Optional[float] = None
         self._stop_reason: Optional[str] = None
         self._kill_at: Optional[float] = None
         self._killed = False
-        self._lost_at: Optional[float] = None
         self._seal_reason = "ended"
 
     def begin(self) -> None:
-        """Start the program. When this returns the record is durable; so is a failed start."""
-        self._record_start()
-        self._observers.before_start()
-        stdio, ours = self._open_stdio()
-        try:
-            self._started_at = time.monotonic()
-            child = start(
-                self.spec.argv,
-                account=self._account,
-                cwd=self._cwd,
-                env=self._env,
-                stdio=stdio,
-                dies_with_us=True,
-            )
-        except StartError as error:
-            self._record_leader(0, start_failed=str(error))
-            for fd in ours:
-                os.close(fd)
-            self._terminal = -1
-            self._record_exit(error.code, None, "startFailed")
-        else:
-            self._child = child
-            self._reaper.watch(child)
-            self._record_leader(child.pid)
-            self._observers.leader_started(child.pid, self._number)
-            self._connect(ours)
-            if self.spec.time_seconds is not None:
-                self._time_limit = self._started_at + self.spec.time_seconds
-        finally:
-            stdio.close()
-        self.recording.writer.sync()
-        self.client.started()
+        """Start the record, and the program of a one-shot run.
 
-    def finish(self) -> Dict[str, Any]:
-        """Serve the run to its end, seal its record, and return its exit."""
+        When this returns the record is durable; so is a failed start.
+        """
+        if self.spec.record is not None:
+            meta = record_started(
+                self.spec, self._config, self.recording, self._account, self._observers.coverage()
+            )
+            self.recording.event(Kind.RECORD_STARTED, meta)
+        self._observers.before_start()
+        if self.spec.program is not None:
+            leader = self.start_leader(self.spec.program, Audience())
+            if leader.exit is None and self.spec.time_seconds is not None:
+                self._time_limit = leader.started_at + self.spec.time_seconds
+        self.recording.sync()
+
+    @property
+    def account(self) -> Account:
+        """Who the programs run as."""
+        return self._account
+
+    @property
+    def env(self) -> Dict[str, str]:
+        """What every program of the run sees."""
+        return self._around.env
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether everything of the run is being ended, so that nothing may be started."""
+        return self._stop_reason in _ENDS_ALL
+
+    def start_leader(self, program: Program, audience: Audience) -> Leader:
+        """Start one more program; that it could not be started is recorded too.
+
+        Raises OSError when there are no descriptors left for it.
+        """
+        self._latest = Leader(program, self._around, audience)
+        self._leaders.append(self._latest)
+        return self._latest
+
+    def finish(self) -> None:
+        """Serve the run to its end, and seal its record."""
         try:
-            return self._finish()
+            self._finish()
         except BaseException:
             # Nothing goes on that is not recorded.
             kill_all(members_of(self.spec.run_id))
             raise
 
-    def _finish(self) -> Dict[str, Any]:
+    def _finish(self) -> None:
         while not self._is_over():
             self._turn(self._deadline())
             self._supervise()
-        ending = self._exit or {}
-        for output in self._outputs:
-            output.close("abandoned")
-        if self.input is not None:
-            self.input.close("abandoned" if self.input.pending else "eof")
-        if self._terminal >= 0:
-            os.close(self._terminal)
-            self._terminal = -1
-        self.client.ended(ending)
-        if self.spec.mode == "one-shot" or self._stop_reason in _ENDS_ALL:
+        if self.spec.mode == "one-shot" or self.is_ending:
             self._end_survivors()
         while self.recording.waiting():
             self._turn(self._watching_deadline())
         self._observers.finish()
-        self._control.close()
-        self.recording.seal(self._seal_reason, ending)
-        return ending
+        if self._control is not None:
+            self._control.close()
+        # The exit of a run is that of the program which was started last.
+        exit = self._latest.exit if self._latest is not None else None
+        self.recording.seal(self._seal_reason, exit)
 
     def hang_up(self) -> None:
-        """The client is gone: HUP for the leader's group, KILL after the grace."""
-        self._end("client", None, signal.SIGHUP)
+        """The client is gone: HUP for each leader's group, after the grace KILL for its session."""
+        if self._stop_reason is not None:
+            return
+        if self._runs():
+            self._stop_reason = "client"
+            self._seal_reason = "stopped"
+        for leader in self._leaders:
+            leader.hang_up(self.spec.grace_seconds)
 
     def request_stop(self, reason: str, grace_seconds: Optional[float] = None) -> None:
         """End everything of the run: TERM now, KILL after the grace. `reason` is recorded."""
-        self._end(reason, grace_seconds, signal.SIGTERM)
-
-    def _end(self, reason: str, grace_seconds: Optional[float], first: int) -> None:
         grace = self.spec.grace_seconds if grace_seconds is None else grace_seconds
         kill_at = time.monotonic() + grace
-        if self._kill_at is not None:
-            kill_at = min(self._kill_at, kill_at)
-        self._kill_at = kill_at
-        if self._stop_reason in _ENDS_ALL or (self._stop_reason and reason == "client"):
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if self.is_ending:
             return
-        if self._exit is None:
+        if self._runs() or not self.client.is_over():
             self._stop_reason = reason
             self._seal_reason = "runtime-ended" if reason == "stop" else "stopped"
-        self._signal_run(first, reason)
-
-    def signal_leader(self, number: int) -> None:
-        """Pass a client's signal on to the leader's process group."""
-        if self._child is None or self._exit is not None:
-            return
-        self._record_signal(number, "group", "client")
-        self._child.signal_group(number)
-
-    def resize(self, columns: int, rows: int) -> None:
-        """Give the terminal another size; nothing happens without one."""
-        if self._terminal < 0 or self._exit is not None:
-            return
-        resize(self._terminal, columns, rows)
-        for output in self._outputs:
-            output.flush()
-        self._record_size(columns, rows)
-
-    @property
-    def terminal(self) -> int:
-        """Our side of the terminal; -1 when there is none."""
-        return self._terminal
-
-    # What the record says.
-
-    def _record_start(self) -> None:
-        meta = record_started(
-            self.spec, self._config, self.recording, self._account, self._observers.coverage()
-        )
-        self.recording.event(Kind.RECORD_STARTED, meta)
-
-    def _record_leader(self, pid: int, start_failed: Optional[str] = None) -> None:
-        streams = ["pty"] if self.spec.terminal else ["stdout", "stderr"]
-        self._number = self.recording.process_started(
-            pid=pid,
-            argv=self.spec.argv,
-            cwd=self._cwd,
-            leader=True,
-            streams=[] if start_failed else streams,
-            method=self._method,
-            start_failed=start_failed,
-        )
-        if self.spec.terminal and not start_failed:
-            self._record_size(self.spec.terminal.columns, self.spec.terminal.rows)
-
-    def _record_size(self, columns: int, rows: int) -> None:
-        self.recording.event(
-            Kind.TERMINAL_RESIZED,
-            {"columns": columns, "rows": rows},
-            process=self._number,
-            method=Method.PTY,
-        )
-
-    def _record_exit(self, code: Optional[int], signal_name: Optional[str], reason: str) -> None:
-        self._exit = {"code": code, "signal": signal_name, "reason": reason}
-        now = time.monotonic()
-        self._abandon_at = now + _AFTER_LEADER_SECONDS
-        self.recording.process_exited(
-            self._number,
-            code=code,
-            signal=signal_name,
-            reason=reason,
-            duration_us=int((now - self._started_at) * 1e6),
-            method=self._method,
-        )
-
-    def _record_signal(self, number: int, target: str, reason: str) -> None:
-        meta = {"signal": name_of(number), "target": target, "reason": reason}
-        self.recording.event(Kind.SIGNAL_SENT, meta, process=self._number)
-
-    # The program's ends of its pipes, and ours.
-
-    def _open_stdio(self) -> Tuple[Stdio, List[int]]:
-        if self.spec.terminal is not None:
-            ours, program = open_terminal(self.spec.terminal.columns, self.spec.terminal.rows)
-            self._terminal = ours
-            return Stdio(program, program, program, terminal=True), [ours]
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        if self.spec.stdin is None and self.spec.mode == "one-shot":
-            return Stdio(None, out_write, err_write), [out_read, err_read]
-        in_read, in_write = os.pipe()
-        return Stdio(in_read, out_write, err_write), [out_read, err_read, in_write]
-
-    def _connect(self, ours: List[int]) -> None:
-        stream, method, policy = self.recording.stream, self._method, self.spec.record.input
-        if self.spec.terminal is not None:
-            typed = stream(self._number, Stream.PTY_INPUT, method)
-            shown = stream(self._number, Stream.PTY_OUTPUT, method)
-            visible = input_visibility(ours[0], policy)
-            # A descriptor for each use: the end of one must not close the others.
-            copy = self.client.output(Stream.STDOUT)
-            output = OutputPipe(os.dup(ours[0]), shown, copy, self._leader_runs)
-            self._outputs.append(output)
-            self.input = InputPipe(os.dup(ours[0]), typed, visible)
-            return
-        if len(ours) > 2:
-            given = stream(self._number, Stream.STDIN, method)
-            self.input = InputPipe(ours[2], given, lambda: policy != "off")
-        for fd, number in zip(ours, (Stream.STDOUT, Stream.STDERR)):
-            recorded = stream(self._number, number, method)
-            self._outputs.append(OutputPipe(fd, recorded, self.client.output(number)))
-        if self.input is not None and self.spec.stdin is not None:
-            self.input.give(self.spec.stdin)
-            self.input.end()
+        self._record_signal(signal.SIGTERM, reason)
+        self._signal_everything(signal.SIGTERM)
+        self._signal_everything(signal.SIGCONT)
+        self.client.stop()
 
     # The loop.
 
     def _deadline(self) -> Optional[float]:
-        due = [self._watching_deadline(), self._abandon_at]
-        due += [output.retry_at for output in self._outputs]
+        due = [self._watching_deadline()]
+        for leader in self._leaders:
+            due += leader.deadlines()
         if self._may_kill():
             due.append(self._kill_at)
-        if self._exit is None:
-            due += [self._time_limit, self._lost_at]
+        if self._runs():
+            due.append(self._time_limit)
         return _earliest(due)
 
     def _watching_deadline(self) -> Optional[float]:
-        return _earliest([self.recording.deadline(), self._observers.deadline()])
+        due = [self.recording.deadline(), self._observers.deadline(), self.client.deadline()]
+        return _earliest(due)
 
-    def _leader_runs(self) -> bool:
-        return self._child is not None and self._child.exit is None
+    def _runs(self) -> bool:
+        return any(leader.exit is None for leader in self._leaders)
 
     def _may_kill(self) -> bool:
         """An interactive run's background work survives its leader, unless all was to end."""
-        return self._exit is None or self._stop_reason in _ENDS_ALL
+        return self._runs() or self.is_ending
 
     def _turn(self, deadline: Optional[float]) -> None:
         """Wait for something to happen or the deadline, and serve what has."""
+        self.client.tick()
         accepts = self.recording.accepts()
         poll = select.poll()
-        poll.register(self._signals.wake_fd, select.POLLIN)
-        poll.register(self._control.fd, select.POLLIN)
-        readable: Dict[int, OutputPipe] = {}
-        if accepts and self.client.accepts(at_the_end=self._exit is not None):
-            now = time.monotonic()
-            for output in self._outputs:
-                if output.ready(now):
-                    readable[output.fd] = output
-                    poll.register(output.fd, select.POLLIN)
-        writable = -1
-        hung_up = any(output.retry_at is not None for output in self._outputs)
-        if accepts and self.input is not None and self.input.pending and not hung_up:
-            writable = self.input.fd
-            poll.register(writable, select.POLLOUT)
-        observed = self._observers.fds()
-        for fd in observed:
-            poll.register(fd, select.POLLIN)
-        outside = self.client.poll_events(accepts)
-        for fd, events in outside:
+        handlers: Dict[int, Callable[[int], None]] = {}
+        for fd, events, handler in self._watches(accepts):
             poll.register(fd, events)
-
-        outside_fds = {fd for fd, _ in outside}
+            handlers[fd] = handler
+        # Whoever was closed by a handler before does nothing, even if its number was given again.
         for fd, events in poll.poll(None if deadline is None else _milliseconds(deadline)):
-            if fd in readable:
-                readable[fd].read()
-            elif fd == writable and self.input is not None:
-                self.input.write()
-            elif fd == self._signals.wake_fd:
-                self._signals.drain()
-            elif fd == self._control.fd:
-                self._take_request()
-            elif fd in outside_fds:
-                self.client.handle(fd, events)
-            else:
-                self._observers.readable(fd)
+            handlers[fd](events)
+        self.client.tick()
         self.recording.tick()
         self._observers.tick()
         self._have_children = self._reaper.collect()
-        self._outputs = [output for output in self._outputs if not output.closed]
 
-    def _take_request(self) -> None:
-        request = self._control.take()
+    def _watches(self, accepts: bool) -> List[Watch]:
+        watches: List[Watch] = [(self._signals.wake_fd, select.POLLIN, self._wake)]
+        if self._control is not None:
+            watches.append((self._control.fd, select.POLLIN, self._take_request))
+        now = time.monotonic()
+        may_read = self.client.accepts()
+        for leader in self._leaders:
+            # What a program has left behind at its end is read, however slow its client is.
+            read = accepts and (may_read or leader.exit is not None)
+            watches += leader.watches(now, read, accepts)
+        watches += [(fd, select.POLLIN, self._observe(fd)) for fd in self._observers.fds()]
+        return watches + self.client.watches(accepts)
+
+    def _wake(self, events: int) -> None:
+        self._signals.drain()
+
+    def _observe(self, fd: int) -> Callable[[int], None]:
+        return lambda events: self._observers.readable(fd)
+
+    def _take_request(self, events: int) -> None:
+        request = self._control.take() if self._control is not None else None
         if request is not None:
             self._obey(request)
 
@@ -356,44 +250,31 @@ class Execution:
                 # The container is being stopped: what it allows must suffice for the seal too.
                 grace = min(self.spec.grace_seconds, self._config.limits.grace_seconds / 2)
                 self.request_stop("stop", grace)
-        if self._exit is None and self._child is not None and self._child.exit is not None:
-            self._leader_ended(self._child.exit)
-        if self._exit is None and self._time_limit is not None and now >= self._time_limit:
+        if self._time_limit is not None and now >= self._time_limit and self._runs():
             self._time_limit = None
             self.request_stop("timeout")
-        if self._exit is not None and not self.recording.accepts():
-            # What lies in the pipes was written by the run and has no room yet: it waits.
-            self._abandon_at = now + _AFTER_LEADER_SECONDS
-        elif self._exit is not None and not self._drained:
-            self._drain()
+        accepts = self.recording.accepts()
+        for leader in self._leaders:
+            leader.supervise(now, accepts, self._stop_reason)
         if self._kill_at is not None and now >= self._kill_at and self._may_kill():
             self._kill(self._stop_reason or "stop")
-            self._kill_at = now + _KILL_AGAIN_SECONDS
-            self._lost_at = self._lost_at or now + _LOST_SECONDS
-        if self._exit is None and self._lost_at is not None and now >= self._lost_at:
-            self._record_exit(None, None, "lost")
+            self._kill_at = now + KILL_AGAIN_SECONDS
+            for leader in self._leaders:
+                leader.was_killed(now)
+        for leader in [leader for leader in self._leaders if self._is_finished(leader)]:
+            self._leaders.remove(leader)
+            leader.finish()
 
-    def _leader_ended(self, ended: Exit) -> None:
-        # What it wrote comes before its exit, however slow the client is.
-        if self.recording.accepts():
-            self._drain()
-        reason = "exited" if ended.signal_number is None else "signaled"
-        if self._stop_reason in ("timeout", "cancelled"):
-            reason = self._stop_reason
-        self._record_exit(ended.code, ended.signal_name, reason)
-
-    def _drain(self) -> None:
-        self._drained = True
-        for output in self._outputs:
-            output.read_what_is_there()
-        self._outputs = [output for output in self._outputs if not output.closed]
+    def _is_finished(self, leader: Leader) -> bool:
+        now = time.monotonic()
+        if not leader.is_over(now):
+            return False
+        # What a one-shot run has left in the background has as long as what keeps its output open.
+        waits = self.spec.mode == "one-shot" and self._have_children
+        return not waits or now >= (leader.abandon_at or now)
 
     def _is_over(self) -> bool:
-        if self._exit is None or self._abandon_at is None:
-            return False
-        if not self._outputs and (self.spec.mode != "one-shot" or not self._have_children):
-            return True
-        return time.monotonic() >= self._abandon_at
+        return not self._leaders and (self.is_ending or self.client.is_over())
 
     def _end_survivors(self) -> None:
         """Whatever a one-shot run leaves behind would go on unrecorded."""
@@ -401,11 +282,13 @@ class Execution:
         left = members_of(self.spec.run_id, self._observers.pids())
         if not left:
             return
-        self._signal_run(signal.SIGTERM, "stop")
+        self._record_signal(signal.SIGTERM, "stop")
+        self._signal_everything(signal.SIGTERM)
+        self._signal_everything(signal.SIGCONT)
         kill_at = time.monotonic() + self.spec.grace_seconds
         if self._kill_at is not None:
             kill_at = min(kill_at, self._kill_at)
-        lost_at = kill_at + _LOST_SECONDS
+        lost_at = kill_at + LOST_SECONDS
         while members_of(self.spec.run_id, self._observers.pids()):
             now = time.monotonic()
             if now >= lost_at:
@@ -413,27 +296,22 @@ class Execution:
             if now >= kill_at:
                 self._kill("stop")
             # Not all of them are our children, whose end would wake us.
-            self._turn(now + _KILL_AGAIN_SECONDS / 2)
+            self._turn(now + KILL_AGAIN_SECONDS / 2)
 
     def _kill(self, reason: str) -> None:
         if not self._killed:
-            self._record_signal(signal.SIGKILL, "all", reason)
+            self._record_signal(signal.SIGKILL, reason)
         self._killed = True
         self._signal_everything(signal.SIGKILL)
 
-    def _signal_run(self, number: int, reason: str) -> None:
-        if number == signal.SIGHUP:
-            self._record_signal(number, "group", reason)
-            if self._child is not None and self._leader_runs():
-                self._child.signal_group(number)
-            return
-        self._record_signal(number, "all", reason)
-        self._signal_everything(number)
-        self._signal_everything(signal.SIGCONT)
+    def _record_signal(self, number: int, reason: str) -> None:
+        meta = {"signal": name_of(number), "target": "all", "reason": reason}
+        process = self._latest.number if self._latest is not None else 0
+        self.recording.event(Kind.SIGNAL_SENT, meta, process=process)
 
     def _signal_everything(self, number: int) -> None:
-        if self._child is not None and self._leader_runs():
-            self._child.signal_group(number)
+        for leader in self._leaders:
+            leader.signal_group(number)
         members = members_of(self.spec.run_id, self._observers.pids())
         if number == signal.SIGKILL:
             kill_all(members)

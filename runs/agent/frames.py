@@ -43,6 +43,8 @@ class Kind:
     SIGNAL_SENT = 16
     RUNTIME_STATE_CHANGED = 17
     RECORD_SEALED = 18
+    FORWARD_OPENED = 19
+    FORWARD_CLOSED = 20
 
 
 KIND_NAMES = {
@@ -64,6 +66,8 @@ KIND_NAMES = {
     Kind.SIGNAL_SENT: "signalSent",
     Kind.RUNTIME_STATE_CHANGED: "runtimeStateChanged",
     Kind.RECORD_SEALED: "recordSealed",
+    Kind.FORWARD_OPENED: "forwardOpened",
+    Kind.FORWARD_CLOSED: "forwardClosed",
 }
 
 

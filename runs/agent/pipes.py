@@ -11,8 +11,9 @@ import os
 import struct
 import termios
 import time
-from typing import Callable, Optional
+from typing import Callable, Optional, Protocol
 
+from .byte_queue import ByteQueue
 from .recording import RecordedStream
 
 _READ_BYTES = 65536
@@ -21,8 +22,18 @@ _BATCH_BYTES = 65536
 _HANGUP_RETRY_SECONDS = 0.05
 
 
+class Sink(Protocol):
+    """Who is given a copy of what a program writes."""
+
+    def room(self) -> int:
+        """How many bytes it takes now; more is not read for it."""
+
+    def take(self, data: bytes) -> None:
+        """The next bytes. At the program's end they may be more than there was room for."""
+
+
 class OutputPipe:
-    """Reads what a program writes. `copy` is also given every byte.
+    """Reads what a program writes. `sink` is also given every byte.
 
     `reopens`: whether a hangup may be followed by more, as on a terminal that nobody has open at
     this moment but whose leader is alive.
@@ -32,7 +43,7 @@ class OutputPipe:
         self,
         fd: int,
         stream: RecordedStream,
-        copy: Optional[Callable[[bytes], None]] = None,
+        sink: Optional[Sink] = None,
         reopens: Optional[Callable[[], bool]] = None,
     ) -> None:
         os.set_blocking(fd, False)
@@ -40,30 +51,38 @@ class OutputPipe:
         self.closed = False
         self.retry_at: Optional[float] = None
         self._stream = stream
-        self._copy = copy
+        self._sink = sink
         self._reopens = reopens
         # A terminal hands over a page at a time: room for more would be made and thrown away.
         self._read_bytes = _READ_BYTES if reopens is None else _TERMINAL_READ_BYTES
 
     def ready(self, now: float) -> bool:
-        """Whether it makes sense to wait for output: not directly after a hangup."""
+        """Whether it makes sense to wait for output: there is room, and no hangup just before."""
         if self.retry_at is not None and now >= self.retry_at:
             self.retry_at = None
-        return not self.closed and self.retry_at is None
+        if self.closed or self.retry_at is not None:
+            return False
+        return self._sink is None or self._sink.room() > 0
+
+    def handle(self, events: int) -> None:
+        """It can be read."""
+        limit = _BATCH_BYTES if self._sink is None else min(_BATCH_BYTES, self._sink.room())
+        if not self.closed and limit > 0:
+            self.read(limit)
 
     def flush(self) -> None:
         """Write to the record what has been read so far."""
         self._stream.flush()
 
-    def read(self) -> None:
+    def read(self, limit: int = _BATCH_BYTES) -> None:
         """Take what is there now, up to a limit; at the end close the stream."""
         fd, read_bytes = self.fd, self._read_bytes
         parts = []
         size = 0
         ended = False
         try:
-            while size < _BATCH_BYTES:
-                part = os.read(fd, read_bytes)
+            while size < limit:
+                part = os.read(fd, min(read_bytes, limit - size))
                 if not part:
                     ended = True
                     break
@@ -77,9 +96,9 @@ class OutputPipe:
             ended = True
         if size:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
+            if self._sink is not None:
+                self._sink.take(data)
             self._stream.feed(data)
-            if self._copy is not None:
-                self._copy(data)
         elif ended and self._reopens is not None and self._reopens():
             self.retry_at = time.monotonic() + _HANGUP_RETRY_SECONDS
             return
@@ -113,7 +132,8 @@ class OutputPipe:
 class InputPipe:
     """Writes what a program is to read, and records what it has been given.
 
-    `visible` says before each write whether the bytes may be recorded or only counted.
+    `visible` says before each write whether the bytes may be recorded or only counted. `consumed`
+    is told how many bytes the program has taken.
     """
 
     def __init__(
@@ -121,37 +141,42 @@ class InputPipe:
         fd: int,
         stream: RecordedStream,
         visible: Callable[[], bool],
+        consumed: Optional[Callable[[int], None]] = None,
     ) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self.closed = False
         self._stream = stream
         self._visible = visible
-        self._pending = bytearray()
+        self._consumed = consumed
+        self._queue = ByteQueue()
         self._ended = False
 
     @property
     def pending(self) -> int:
         """How many bytes the program has not taken yet."""
-        return len(self._pending)
+        return self._queue.size
 
     def give(self, data: bytes) -> None:
         """Append bytes; ignored when the input has ended."""
         if not self.closed and not self._ended:
-            self._pending += data
+            self._queue.append(data)
 
     def end(self) -> None:
         """After what has been given comes the end."""
         self._ended = True
-        if not self._pending:
+        if not self._queue.size:
             self.close("eof")
+
+    def handle(self, events: int) -> None:
+        """It can be written."""
+        self.write()
 
     def write(self) -> None:
         """Hand over what the program takes now."""
-        while self._pending:
+        while self._queue.size:
             visible = self._visible()
-            with memoryview(self._pending) as view:
-                piece = bytes(view[:_READ_BYTES])
+            piece = self._queue.first()
             try:
                 written = os.write(self.fd, piece)
             except BlockingIOError:
@@ -160,10 +185,12 @@ class InputPipe:
                 self.close("abandoned")
                 return
             if visible:
-                self._stream.feed(piece[:written])
+                self._stream.feed(piece if written == len(piece) else piece[:written])
             else:
                 self._stream.hide(written)
-            del self._pending[:written]
+            self._queue.drop(written)
+            if self._consumed is not None:
+                self._consumed(written)
             if written < len(piece):
                 return
         if self._ended:
@@ -174,6 +201,6 @@ class InputPipe:
         if self.closed:
             return
         self.closed = True
-        self._pending.clear()
+        self._queue.clear()
         os.close(self.fd)
         self._stream.close(reason)

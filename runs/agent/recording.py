@@ -49,6 +49,15 @@ class Recording:
         self._gave_up = False
         self._dropped_events: Dict[Tuple[int, str], int] = {}
 
+    @property
+    def spool_id(self) -> Optional[str]:
+        """Which spool it is; None when nothing is recorded."""
+        return self.writer.spool_id
+
+    def sync(self) -> None:
+        """Everything until now is durable when this returns."""
+        self.writer.sync()
+
     def event(
         self,
         kind: int,
@@ -95,11 +104,12 @@ class Recording:
         parent: Optional[int] = None,
         streams: Sequence[str] = (),
         start_failed: Optional[str] = None,
+        asked: Optional[Dict[str, Any]] = None,
     ) -> int:
-        """Record a process and give it its number."""
+        """Record a process and give it its number. `asked`: what a client has asked for."""
         self._processes += 1
         number = self._processes
-        meta: Dict[str, Any] = {"leader": leader}
+        meta: Dict[str, Any] = {"leader": leader, **(asked or {})}
         if name is not None:
             meta["name"] = name
         meta["pid"] = pid

@@ -75,10 +75,12 @@ def repair(root: str, run_id: str) -> bool:
         writer.close()
         return False
     end_processes(run_id)
-    known = writer.summary.exit if writer.mode != "boot" else None
     lost = {"code": None, "signal": None, "reason": "lost"}
+    known = (writer.summary.exit if writer.mode != "boot" else None) or lost
+    # A session may have had no program at all.
+    ending = None if writer.mode == "interactive" and not writer.summary.leader else known
     totals = writer.summary.totals()
-    writer.seal({"by": "agent", "reason": "recorder-lost", "exit": known or lost, **totals})
+    writer.seal({"by": "agent", "reason": "recorder-lost", "exit": ending, **totals})
     return True
 
 

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from .config import Config
 from .environment import environment_of
 from .process import Account
 from .recording import Recording
-from .runspec import RunSpec
+from .runspec import Program, RunSpec
 
 
 def environment_of_run(spec: RunSpec, config: Config) -> Dict[str, str]:
-    """What the program sees: as everything in the workspace, and what this run adds."""
+    """What every program of the run sees: as all in the workspace, and what this run adds."""
     env = environment_of(config, os.environ)
-    if spec.terminal is not None:
-        env["TERM"] = spec.terminal.term
+    if spec.origin is not None:
+        # Programs look at these to know that they are used from afar; ours is the usual port.
+        address, port = spec.origin["address"], spec.origin["port"]
+        env["SSH_CLIENT"] = f"{address} {port} 22"
+        env["SSH_CONNECTION"] = f"{address} {port} 127.0.0.1 22"
     env.update(spec.env)
     env["SVC_RUN_ID"] = spec.run_id
+    return env
+
+
+def environment_of_program(
+    run: Dict[str, str], program: Program, terminal: Optional[str]
+) -> Dict[str, str]:
+    """What one program of the run sees; `terminal` is the name of its terminal's device."""
+    env = dict(run)
+    if program.terminal is not None:
+        env["TERM"] = program.terminal.term
+    if terminal is not None and program.kind is not None:
+        env["SSH_TTY"] = terminal
+    env.update(program.env)
+    env["SVC_RUN_ID"] = run["SVC_RUN_ID"]
     return env
 
 
@@ -31,20 +48,22 @@ def record_started(
 ) -> Dict[str, Any]:
     """What is recorded, and how; `observed` is the coverage of the observers."""
     record = spec.record
+    assert record is not None
     limits: Dict[str, Any] = {
         "spoolBytes": record.spool_bytes,
         "segmentBytes": record.segment_bytes,
     }
     if spec.time_seconds is not None:
         limits["timeSeconds"] = spec.time_seconds
-    io_method = "pty" if spec.terminal else "pipe"
+    # A session's programs come later, each with a terminal or pipes.
+    io_method = "pty" if spec.mode == "interactive" else "pipe"
     coverage: Dict[str, Any] = {"io": {"state": "on", "method": io_method}}
     coverage.update(observed)
     coverage["input"] = _input_coverage(record.input, io_method)
-    return {
+    meta: Dict[str, Any] = {
         "version": 1,
         "runId": spec.run_id,
-        "spoolId": recording.writer.spool_id,
+        "spoolId": recording.spool_id,
         "mode": spec.mode,
         "workspaceId": config.workspace_id,
         "policy": record.policy,
@@ -54,6 +73,9 @@ def record_started(
         "isolated": account.uid != 0 and not config.sudo,
         "coverage": coverage,
     }
+    if spec.origin is not None:
+        meta["origin"] = spec.origin
+    return meta
 
 
 def _input_coverage(policy: str, method: str) -> Dict[str, str]:

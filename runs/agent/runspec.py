@@ -10,12 +10,13 @@ import base64
 import binascii
 import json
 import re
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from .strict import ConfigError, Members, environment, is_text
 
-VERSION = 1
 MAX_BYTES = 32 * 1024 * 1024
+_ONE_SHOT_VERSION = 1
+_SESSION_VERSION = 2
 _MAX_CELLS = 65535
 _DEFAULT_TERM = "xterm-256color"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -36,51 +37,71 @@ class RecordSpec(NamedTuple):
 
 
 class TerminalSpec(NamedTuple):
-    """The terminal that a session gets."""
+    """The terminal that a program gets."""
 
     columns: int
     rows: int
     term: str
 
 
+class Program(NamedTuple):
+    """One program of a run. `stdin` None: its input, if it has any, comes from the client.
+
+    `kind` and `channel` say in the record what a client of a session has asked for.
+    """
+
+    argv: Tuple[str, ...]
+    env: Dict[str, str]
+    stdin: Optional[bytes] = None
+    has_input: bool = True
+    terminal: Optional[TerminalSpec] = None
+    kind: Optional[str] = None
+    channel: int = 0
+
+
 class RunSpec(NamedTuple):
-    """One run. `cwd` None means the workspace's working directory; `time_seconds` None no limit."""
+    """One run. `cwd` None means the workspace's working directory; `time_seconds` None no limit.
+
+    `program` is the one of a one-shot run. Without `record` nothing is recorded.
+    """
 
     run_id: str
     mode: str
-    argv: Tuple[str, ...]
     cwd: Optional[str]
     env: Dict[str, str]
-    stdin: Optional[bytes]
-    time_seconds: Optional[float]
     grace_seconds: float
     secrets: Tuple[bytes, ...]
-    record: RecordSpec
-    terminal: Optional[TerminalSpec] = None
+    record: Optional[RecordSpec]
+    time_seconds: Optional[float] = None
+    program: Optional[Program] = None
+    origin: Optional[Dict[str, Union[str, int]]] = None
 
 
 def parse_one_shot(content: bytes) -> RunSpec:
     """The spec of `exec`; raises ConfigError for the first fault."""
-    top = _top(content)
+    top = _top(content, _ONE_SHOT_VERSION)
     spec = _spec(top, "one-shot")
+    argv, stdin = parse_argv(top), _bytes(top, "stdin")
+    spec = spec._replace(
+        program=Program(argv, {}, stdin, has_input=stdin is not None),
+        time_seconds=_optional_seconds(top, "timeSeconds"),
+        record=_record(top.take("record"), top.pointer("record")),
+    )
     top.finish()
     return spec
 
 
 def parse_interactive(content: bytes) -> RunSpec:
     """The spec of `session`; raises ConfigError for the first fault."""
-    top = _top(content)
+    top = _top(content, _SESSION_VERSION)
     top.choice("mode", ["interactive"])
     spec = _spec(top, "interactive")
-    if spec.stdin is not None:
-        top.refuse("stdin", "must be null: the input of a session comes through its channel")
-    terminal = TerminalSpec(
-        columns=_cells(top, "columns", 80),
-        rows=_cells(top, "rows", 24),
-        term=top.optional("term") or _DEFAULT_TERM,
-    )
-    if top.flag("pty"):
-        spec = spec._replace(terminal=terminal)
+    record = top.take("record")
+    if record is not None:
+        spec = spec._replace(record=_record(record, top.pointer("record")))
+    origin = top.take("origin")
+    if origin is not None:
+        spec = spec._replace(origin=_origin(origin, top.pointer("origin")))
     top.finish()
     return spec
 
@@ -90,15 +111,35 @@ def cells(value: object) -> bool:
     return type(value) is int and 0 < value <= _MAX_CELLS
 
 
-def _top(content: bytes) -> Members:
+def parse_object(content: bytes, what: str) -> Members:
+    """A JSON object, whose members are then taken; raises ConfigError."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the spec is not JSON: {error}") from None
-    top = Members(value, "")
-    version = top.take("version")
-    if type(version) is not int or version != VERSION:
-        top.refuse("version", f"must be {VERSION}")
+        raise ConfigError(f"{what} is not JSON: {error}") from None
+    return Members(value, "")
+
+
+def parse_terminal(top: Members) -> Optional[TerminalSpec]:
+    """The member `pty`: a terminal, or null for pipes."""
+    value = top.take("pty")
+    if value is None:
+        return None
+    members = Members(value, top.pointer("pty"))
+    terminal = TerminalSpec(
+        columns=_cells(members, "columns"),
+        rows=_cells(members, "rows"),
+        term=members.optional("term") or _DEFAULT_TERM,
+    )
+    members.finish()
+    return terminal
+
+
+def _top(content: bytes, version: int) -> Members:
+    top = parse_object(content, "the spec")
+    given = top.take("version")
+    if type(given) is not int or given != version:
+        top.refuse("version", f"must be {version}")
     return top
 
 
@@ -109,19 +150,28 @@ def _spec(top: Members, mode: str) -> RunSpec:
     return RunSpec(
         run_id=run_id,
         mode=mode,
-        argv=_argv(top),
         cwd=top.optional("cwd"),
         env=environment(top),
-        stdin=_bytes(top, "stdin"),
-        time_seconds=_optional_seconds(top, "timeSeconds"),
         grace_seconds=top.seconds("graceSeconds"),
         secrets=tuple(text.encode() for text in top.texts("secrets")),
-        record=_record(top),
+        record=None,
     )
 
 
-def _record(top: Members) -> RecordSpec:
-    members = Members(top.take("record"), top.pointer("record"))
+def _origin(value: object, pointer: str) -> Dict[str, Union[str, int]]:
+    members = Members(value, pointer)
+    origin: Dict[str, Union[str, int]] = {
+        "address": members.text("address"),
+        "port": members.count("port", 65535),
+    }
+    for name in ("client", "user", "key"):
+        origin[name] = members.text(name)
+    members.finish()
+    return origin
+
+
+def _record(value: object, pointer: str) -> RecordSpec:
+    members = Members(value, pointer)
     record = RecordSpec(
         policy=members.choice("policy", ["block", "drop"]),
         input=members.choice("input", ["off", "masked", "full"]),
@@ -137,7 +187,8 @@ def _record(top: Members) -> RecordSpec:
     return record
 
 
-def _argv(top: Members) -> Tuple[str, ...]:
+def parse_argv(top: Members) -> Tuple[str, ...]:
+    """The member `argv`: a program and its arguments."""
     values = top.items("argv")
     for index, value in enumerate(values):
         if not is_text(value):
@@ -166,10 +217,8 @@ def _optional_seconds(top: Members, name: str) -> Optional[float]:
     return float(value)
 
 
-def _cells(top: Members, name: str, default: int) -> int:
+def _cells(top: Members, name: str) -> int:
     value = top.take(name)
-    if value is None:
-        return default
     if not cells(value):
-        top.refuse(name, f"must be null or a whole number between 1 and {_MAX_CELLS}")
+        top.refuse(name, f"must be a whole number between 1 and {_MAX_CELLS}")
     return int(value)

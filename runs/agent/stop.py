@@ -103,6 +103,20 @@ def members_of(run_id: str, known: Iterable[int] = ()) -> Set[int]:
     return found - {os.getpid(), os.getppid(), 1}
 
 
+def members_of_session(leader: int) -> Set[int]:
+    """Every process in the session that this one began; a daemon has one of its own."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            if os.getsid(int(entry)) == leader:
+                found.add(int(entry))
+        except OSError:
+            continue
+    return found
+
+
 def signal_all(pids: Iterable[int], number: int) -> None:
     """Signal processes; those that are gone or another user's are passed over."""
     for pid in pids:

@@ -12,10 +12,14 @@ _LOCAL_FLAGS = 3
 _CONTROL_CHARACTERS = 6
 
 
-def open_terminal(columns: int, rows: int) -> Tuple[int, int]:
-    """Our side and the program's side of a new terminal."""
+def open_terminal(columns: int, rows: int, owner: int) -> Tuple[int, int]:
+    """Our side and the program's side of a new terminal, which the user `owner` may open too."""
     ours, program = os.openpty()
     resize(ours, columns, rows)
+    try:
+        os.fchown(program, owner, -1)
+    except PermissionError:
+        pass
     return ours, program
 
 

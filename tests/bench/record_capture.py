@@ -16,14 +16,15 @@ import sys
 import time
 from pathlib import Path
 
+from runs.agent.channel import FromClient, ToClient
 from runs.agent.frames import Kind, Stream
 from tests.bench.figures import Figure
 from tests.runs.booted import workspace
-from tests.runs.recorded import DETACH, Runs, Session
+from tests.runs.connected import PTY, Session
+from tests.runs.recorded import Runs
 
 BYTES = 96 * 1024**2
 ROUNDS = 7
-READY = 16
 _READ_BYTES = 65536
 
 
@@ -57,9 +58,9 @@ def measure() -> list[Figure]:
 
 def _recorded(runs: Runs, content: Path) -> float:
     """Seconds from the program's start to its end, as its own record tells them."""
-    session = Session(runs, "cat", str(content), timeSeconds=600, record={"spoolBytes": 4 << 30})
-    session.until(READY)
-    session.send(DETACH)
+    session = Session(runs, record={"spoolBytes": 4 << 30})
+    session.open("command", argv=["cat", str(content)], pty=PTY).until(ToClient.OPENED)
+    session.send(FromClient.DETACH)
     session.leave()
     # Its end is waited for without looking: to read the growing record would take half the machine.
     session.end()

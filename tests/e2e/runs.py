@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.test import override_settings
 
 from runs import offline, signatures
-from runs.agent.channel import HEADER, FromClient, ToClient
+from runs.agent.channel import WINDOW, FrameDecoder, FromClient, ToClient, encode_frame
 from runs.checking import Checked
 from runs.models import Run
 from tests.conftest import OWNER
@@ -191,51 +191,48 @@ class Place:
         """Run a script in the workspace, past all records."""
         return self.stack.inside(self.started, script, user)
 
-    def session(self, *argv: str, **members: Any) -> Session:
-        """Open a session as the gateway does: announced, opened, begun."""
+    def session(self, *argv: str, pty: Any = None, **members: Any) -> Session:
+        """Open a session with one program, as the gateway does: announced, opened, begun."""
         token = {"x-svc-gateway-token": GATEWAY_TOKEN}
         run = self.ask(mode="interactive", headers=token)
         boot = Run.objects.get(pk=self.started.answer["runId"]).pk
         channel = configured_adapter().open_agent(boot, ["session"])
         session = Session(run, channel)
         spec = {
-            "version": 1,
+            "version": 2,
             "mode": "interactive",
             "runId": run,
-            "argv": list(argv),
             "cwd": None,
             "env": {},
-            "stdin": None,
-            "timeSeconds": 60,
             "graceSeconds": 1,
             "secrets": [],
             "record": RECORD,
-            "pty": False,
-            "columns": None,
-            "rows": None,
-            "term": None,
+            "origin": None,
             **members,
         }
-        session.send(FromClient.SPEC, json.dumps(spec).encode())
+        session.send(FromClient.SPEC, json.dumps(spec).encode(), 0)
         session.until(ToClient.READY)
         body = {"ownerUserId": OWNER, "status": "running"}
         self.stack.api.patch(f"/v1/runs/{run}", body, headers=token)
+        program = {"kind": "command", "argv": list(argv), "pty": pty, "env": {}}
+        session.send(FromClient.OPEN, json.dumps(program).encode())
+        session.until(ToClient.OPENED)
         return session
 
 
 class Session:
-    """The client's end of a session."""
+    """The client's end of a session with one channel."""
 
     def __init__(self, run: str, channel: AgentChannel) -> None:
         self.run = run
         self.said = b""
         """The output that has come so far."""
         self._channel = channel
-        self._unread = b""
+        self._decoder = FrameDecoder()
 
-    def send(self, kind: int, payload: bytes = b"") -> None:
+    def send(self, kind: int, payload: bytes = b"", channel: int = 1) -> None:
         """Send one frame."""
-        self._channel.write(HEADER.pack(kind, len(payload)) + payload)
+        self._channel.write(encode_frame(kind, channel, payload))
 
     def until(self, kind: int) -> Any:
         """Take frames up to one of this kind; return what that one says."""
@@ -249,21 +246,18 @@ class Session:
     def _take(self, enough: Callable[[int, bytes], bool]) -> Any:
         deadline = time.monotonic() + 30
         while True:
-            while len(self._unread) >= HEADER.size:
-                kind, length = HEADER.unpack_from(self._unread)
-                end = HEADER.size + length
-                if len(self._unread) < end:
-                    break
-                payload, self._unread = self._unread[HEADER.size : end], self._unread[end:]
-                assert kind != ToClient.ERROR, payload
+            while frame := self._decoder.take():
+                kind, _, payload = frame
+                assert kind not in (ToClient.ERROR, ToClient.REFUSED), payload
                 if kind in (ToClient.STDOUT, ToClient.STDERR):
                     self.said += payload
+                    self.send(FromClient.WINDOW, WINDOW.pack(len(payload)))
                 if enough(kind, payload):
                     return json.loads(payload) if kind in (ToClient.READY, ToClient.EXIT) else None
             assert time.monotonic() < deadline, f"nothing more came after {self.said[-500:]!r}"
             part = self._channel.read(1.0)
             assert part != b"", f"it ended: {self._channel.errors()}"
-            self._unread += part or b""
+            self._decoder.feed(part or b"")
 
     def close(self) -> None:
         """Go away."""

@@ -206,9 +206,8 @@ def test_a_text_export_is_what_was_written(place: Place) -> None:
 
 def test_a_session_is_recorded_as_its_terminal_showed_it(place: Place, settings: Settings) -> None:
     settings.WORKSPACE_SSH_GATEWAY_TOKEN = GATEWAY_TOKEN
-    session = place.session(
-        "bash", "--norc", pty=True, columns=97, rows=31, env={"PS1": "ready> "}, term="xterm"
-    )
+    terminal = {"columns": 97, "rows": 31, "term": "xterm"}
+    session = place.session("bash", "--norc", pty=terminal, env={"PS1": "ready> "})
     session.until_said(b"ready> ")
     session.send(FromClient.DATA, b"stty size; tty\n")
     session.until_said(b"31 97\r\n")

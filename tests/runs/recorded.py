@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import shutil
 import socket
-import struct
 import subprocess
 import uuid
 from pathlib import Path
@@ -15,10 +13,6 @@ from typing import Any, NamedTuple
 
 from runs.agent.frames import STREAM_NAMES, Event, Kind, Stream, decode, frames
 from tests.runs.booted import PYTHON, USER, Workspace, eventually
-
-READY, STDOUT, STDERR, EXIT, ERROR = 16, 17, 18, 19, 20
-SPEC, DATA, EOF, RESIZE, SIGNAL, DETACH = 0, 1, 2, 3, 4, 5
-_HEADER = struct.Struct("!BI")
 
 
 class Record(NamedTuple):
@@ -44,9 +38,10 @@ class Record(NamedTuple):
                 found += event.body
         return found
 
-    def closed(self, stream: int) -> tuple[int, str]:
-        """Where the leader's stream ended, and how."""
-        (event,) = [e for e in self.of(Kind.PROCESS_STREAM_CLOSED) if e.stream == stream]
+    def closed(self, stream: int, process: int = 1) -> tuple[int, str]:
+        """Where a leader's stream ended, and how."""
+        closed = self.of(Kind.PROCESS_STREAM_CLOSED)
+        (event,) = [e for e in closed if (e.stream, e.process) == (stream, process)]
         return event.offset, meta_of(event)["reason"]
 
     @property
@@ -176,85 +171,6 @@ class Runs:
     def stop(self, run_id: str, *arguments: str) -> int:
         """`agent stop`."""
         return self.workspace.agent("stop", run_id, *arguments).returncode
-
-
-class Session:
-    """The client of one `agent session`."""
-
-    def __init__(self, runs: Runs, *argv: str, pty: bool = True, **members: Any) -> None:
-        self.spec = runs.spec(*argv, **members)
-        self.spec |= {
-            "mode": "interactive",
-            "pty": pty,
-            "columns": 100,
-            "rows": 30,
-            "term": "xterm",
-        }
-        self.run_id: str = self.spec["runId"]
-        self.received: list[tuple[int, bytes]] = []
-        self.process = subprocess.Popen(
-            runs.command("session"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.send(SPEC, json.dumps(self.spec).encode())
-
-    def send(self, kind: int, payload: bytes = b"") -> None:
-        """Send one frame."""
-        self.send_raw(_HEADER.pack(kind, len(payload)) + payload)
-
-    def send_raw(self, content: bytes) -> None:
-        """Send bytes that need not be a frame."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(content)
-        self.process.stdin.flush()
-
-    def receive(self) -> tuple[int, bytes] | None:
-        """The next frame, None at the end."""
-        assert self.process.stdout is not None
-        head = self.process.stdout.read(_HEADER.size)
-        if len(head) < _HEADER.size:
-            return None
-        kind, length = _HEADER.unpack(head)
-        frame = (kind, self.process.stdout.read(length))
-        self.received.append(frame)
-        return frame
-
-    def until(self, kind: int) -> Any:
-        """The payload of the next frame of a kind, as JSON."""
-        while frame := self.receive():
-            if frame[0] == kind:
-                return json.loads(frame[1])
-        raise AssertionError(f"no frame {kind} in {self.received}")
-
-    def until_shown(self, text: bytes) -> None:
-        """Until the program's output contains a text that was not there before."""
-        start = len(self.received)
-        while text not in b"".join(data for kind, data in self.received[start:] if kind == STDOUT):
-            assert self.receive() is not None, self.received
-
-    def output(self, kind: int = STDOUT) -> bytes:
-        """All that has been received of a stream."""
-        return b"".join(data for found, data in self.received if found == kind)
-
-    def leave(self) -> None:
-        """Be gone, as a client whose connection broke."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-    def end(self) -> int:
-        """Close the channel and wait for the session's process."""
-        self.leave()
-        assert self.process.stderr is not None
-        if self.process.stderr.closed:
-            return self.process.wait()
-        complaint = self.process.stderr.read()
-        self.process.stderr.close()
-        assert not complaint, complaint.decode()
-        return self.process.wait()
 
 
 def meta_of(event: Event) -> dict[str, Any]:
