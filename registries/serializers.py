@@ -8,7 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from controlplane.oci_names import REPOSITORY, is_digest, is_repository, is_tag
+from controlplane.oci_names import REPOSITORY, is_digest, is_tag
 from controlplane.serializers import OutputSerializer, PatternField, QuerySerializer, TextField
 
 
@@ -24,12 +24,7 @@ class RepositoryField(PatternField):
 
     def to_internal_value(self, data: Any) -> str:
         """Return the name without slashes around it."""
-        name = super().to_internal_value(data).strip("/")
-        if not is_repository(name):
-            raise serializers.ValidationError(
-                "A repository has at most 255 characters.", code="max-length"
-            )
-        return name
+        return super().to_internal_value(data).strip("/")
 
 
 class ReferenceField(TextField):
