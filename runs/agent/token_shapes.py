@@ -45,6 +45,8 @@ class _Part(NamedTuple):
     most: Optional[int] = 1
 
     def pattern(self) -> str:
+        if self.least == self.most == 1:
+            return self.member
         return f"{self.member}{{{self.least},{'' if self.most is None else self.most}}}"
 
 
@@ -124,9 +126,9 @@ class Found(NamedTuple):
 class _Kind:
     """Shapes with the same heads, one of which each token begins with.
 
-    `mark`: what is searched for instead of the heads, behind their first byte. `not_after`: bytes
-    that none of them follows; by default a token begins where a word does. Of two shapes that
-    begin alike the longer one stands first: the first that fits is taken.
+    `sign`: bytes of every head, by default all of the only one; without them there is no token.
+    `not_after`: bytes that none of them follows; by default a token begins where a word does. Of
+    two shapes that begin alike the longer one stands first: the first that fits is taken.
     """
 
     def __init__(
@@ -135,23 +137,21 @@ class _Kind:
         shapes: Iterable[_Shape],
         *,
         not_after: bytes = _NAME_BYTES,
-        mark: Optional[bytes] = None,
+        sign: Optional[bytes] = None,
     ) -> None:
         self.heads = heads
         self._shapes = tuple(shapes)
         self._not_after = not_after
-        self._mark = mark
+        self._sign = heads[0] if sign is None else sign
 
-    def places(self, data: bytes, start: int) -> Iterator[int]:
+    def places(self, data: bytes, start: int) -> Iterable[int]:
         """Where at or after `start` a token may begin."""
-        found: Iterator[int]
-        if self._mark is not None:
-            found = (at - 1 for at in _occurrences(data, start + 1, self._mark))
-        elif len(self.heads) == 1:
-            found = _occurrences(data, start, self.heads[0])
-        else:
-            found = (match.start() for match in self._any_head.finditer(data, start))
-        return (place for place in found if self.may_stand(data, place))
+        if data.find(self._sign, start) < 0:
+            return ()
+        if not self._not_after:
+            return [match.start() for match in self._token.finditer(data, start)]
+        found = (match.start() for match in self._any_head.finditer(data, start))
+        return [place for place in found if self.may_stand(data, place)]
 
     def may_stand(self, data: bytes, place: int) -> bool:
         """Whether what is before allows that a token begins."""
@@ -205,15 +205,15 @@ def _continued(shape: _Shape) -> Optional[Pattern[bytes]]:
 
 _KINDS = (
     _Kind(
-        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
-        (
-            _Shape((), ("gh", _Part("[pousr]"), "_", _Part("[A-Za-z0-9]", 20, None))),
-            _Shape((), ("github_pat_", _Part("[A-Za-z0-9_]", 20, None))),
-        ),
+        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
+        (_Shape((), ("gh", _Part("[pousr]"), "_", _Part("[A-Za-z0-9]", 20, None))),),
+        sign=b"gh",
     ),
+    _Kind((b"github_pat_",), (_Shape((), ("github_pat_", _Part("[A-Za-z0-9_]", 20, None))),)),
     _Kind(
         tuple(f"gl{kind}-".encode() for kind in _GITLAB_KINDS),
         (_Shape((), (f"gl{kind}-", _Part("[A-Za-z0-9_.-]", 16, None))) for kind in _GITLAB_KINDS),
+        sign=b"gl",
     ),
     _Kind(
         (b"sk-",), (_Shape((), ("sk-", _WORD._replace(least=16))),), not_after=_NAME_BYTES + b"-"
@@ -221,6 +221,7 @@ _KINDS = (
     _Kind(
         (b"AKIA", b"ASIA"),
         (_Shape((), ("A", _Part("[KS]"), "IA", _Part("[A-Z0-9]", 16, None))),),
+        sign=b"IA",
     ),
     _Kind((b"xox",), (_Shape((), ("xox", _Part("[a-z]"), "-", _Part("[A-Za-z0-9-]", 10, None))),)),
     _Kind((b"npm_",), (_Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),)),
@@ -229,7 +230,7 @@ _KINDS = (
     _Kind(
         (b"authorization", b"Authorization"),
         _headers(_Part("[Aa]"), "uthorization"),
-        mark=b"uthorization",
+        sign=b"uthorization",
     ),
     _Kind((b"AUTHORIZATION",), _headers("AUTHORIZATION")),
     _Kind((b"://",), (_USER_INFO,), not_after=b""),
