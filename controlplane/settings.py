@@ -224,6 +224,7 @@ WORKSPACE_KEEP_ENDED_MS = _positive("WORKSPACE_KEEP_ENDED_MS", 86_400_000)
 # ---------------------------------------------------------------- runs and their records
 WORKSPACE_RUN_QUEUE: str = env.str("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
 RUN_WORKER_CAPACITY = _positive("RUN_WORKER_CAPACITY", 64)
+RUN_WORKER_SESSIONS = _positive("RUN_WORKER_SESSIONS", 256)
 RUN_LEASE_DURATION_MS = _positive("RUN_LEASE_DURATION_MS", 60_000)
 RUN_QUEUED_OVERDUE_MS = _positive("RUN_QUEUED_OVERDUE_MS", 10_000)
 RUN_TIME_LIMIT_MS = _positive("RUN_TIME_LIMIT_MS", 3_600_000)

@@ -38,7 +38,7 @@ def recorded(api: Api, run_id: str, stream: str) -> bytes:
 
 
 def show_record(api: Api, run_id: str, streams: Iterable[str], progress: Progress) -> None:
-    """Print the record of a run: what happened, what it wrote, what is missing."""
+    """Print the record of a run: what happened, what it wrote, what it changed, what is missing."""
     path = f"/v1/runs/{run_id}"
     items = api.get(f"{path}/timeline")["items"]
     lines = [f"  {item['sequence']:>3}  {item['kind']:<22} {item['summary']}" for item in items]
@@ -48,6 +48,7 @@ def show_record(api: Api, run_id: str, streams: Iterable[str], progress: Progres
         shown = "\n".join(f"  {line}" for line in text.splitlines())
         progress.note(f"\nGET {api.url}{path}/scrollback?stream={stream}\n{shown}")
     changes = api.get(f"{path}/changes")
-    progress.note(f"\nGET {api.url}{path}/changes\n{indented(changes)}")
+    if changes["files"]:
+        progress.note(f"\nGET {api.url}{path}/changes\n{indented(changes)}")
     loss = {name: value for name, value in api.get(f"{path}/loss").items() if name != "coverage"}
     progress.note(f"\nGET {api.url}{path}/loss\n{indented(loss)}")

@@ -161,14 +161,15 @@ def _session_run(api: Api, workspace_id: str) -> str:
 
 def _client_block(environ: Mapping[str, str], user: str, key: Path, known_hosts: Path) -> str:
     return (
-        "Or with these lines in ~/.ssh/config, and then `ssh hello`, `scp file hello:`, editors:\n"
+        "Or with these lines in ~/.ssh/config, and then `ssh hello`, `scp file hello:` and so on "
+        "(README.md, Enter a workspace):\n"
         "  Host hello\n"
         f"      HostName {ssh_host(environ)}\n"
         f"      Port {ssh_port(environ)}\n"
         f"      User {user}\n"
-        f"      IdentityFile {key}\n"
+        f'      IdentityFile "{key}"\n'
         "      IdentitiesOnly yes\n"
-        f"      UserKnownHostsFile {known_hosts}\n"
+        f'      UserKnownHostsFile "{known_hosts}"\n'
         "      ServerAliveInterval 30"
     )
 
