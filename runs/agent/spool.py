@@ -1,6 +1,7 @@
 """The writer of a run's spool: the one place where an event gets its sequence.
 
-Events are gathered, written to the page cache a few milliseconds later and fsynced every 250 ms.
+Events are gathered, written to the page cache a few milliseconds later and fsynced every 250 ms;
+that is waited for only where it is said.
 Nothing is freed but what the control plane has acknowledged, mostly by `tail`. When the spool is
 full, or the disk, events of I/O are refused; the events of a run's life always fit, thanks to a
 reserve.
@@ -56,6 +57,7 @@ _RESERVE_BYTES = 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 _LOOK_SECONDS = 0.01
 _LOOK_AT_DISK_SECONDS = 0.1
+_LOOK_AT_SYNC_SECONDS = 0.02
 
 
 class SpoolWriter:
@@ -158,6 +160,8 @@ class SpoolWriter:
         self._batch_bytes = 0
         self._flush_at: Optional[float] = None
         self._sync_at: Optional[float] = None
+        self._synced_at: Optional[float] = None
+        """When to look whether the sync under way has ended."""
         self._look_at = 0.0
         self._used = 0
         """Bytes of all segments and of the batch."""
@@ -253,26 +257,33 @@ class SpoolWriter:
     def sync(self) -> None:
         """Flush, and wait until the disk has it."""
         self.flush()
-        self._sync_at = None
+        self._sync_at = self._synced_at = None
         self._files.sync()
 
     def deadline(self) -> Optional[float]:
         """When `tick` must be called next, in monotonic seconds; None: nothing is due."""
-        if self._flush_at is None:
-            return self._sync_at
-        if self._sync_at is None:
-            return self._flush_at
-        return min(self._flush_at, self._sync_at)
+        due = self._flush_at
+        for moment in (self._sync_at, self._synced_at):
+            if moment is not None and (due is None or moment < due):
+                due = moment
+        return due
 
     def tick(self) -> None:
-        """Write and fsync what is due."""
-        if self._flush_at is None and self._sync_at is None:
+        """Write what is due, and have the disk take it; raises SpoolFailed when it did not."""
+        due = self.deadline()
+        if due is None:
             return
         now = time.monotonic()
+        if now < due:
+            return
         if self._flush_at is not None and now >= self._flush_at:
             self.flush()
         if self._sync_at is not None and now >= self._sync_at:
-            self.sync()
+            self.flush()
+            self._sync_at = None if self._files.begin_sync() else now + _LOOK_AT_SYNC_SECONDS
+            self._synced_at = now + _LOOK_AT_SYNC_SECONDS
+        elif self._synced_at is not None and now >= self._synced_at:
+            self._synced_at = now + _LOOK_AT_SYNC_SECONDS if self._files.syncing() else None
 
     def seal(self, meta: Dict[str, Any]) -> None:
         """End the record: its last event is durable when this returns, and the writer closed.
@@ -346,7 +357,7 @@ class SpoolWriter:
 
     def _roll(self) -> None:
         if self._files.size:
-            self._sync_at = None
+            self._sync_at = self._synced_at = None
             if not self._files.roll(self.last_sequence + 1, self.summary.stored()):
                 self._disk_full = True
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import List, Tuple
 
 from .segments import RESERVE, SUMMARY, list_segments, segment_name, size_of
 from .spool_folder import SpoolFailed, replace_in, unlink_in
+from .spool_sync import BackgroundSync
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -28,6 +30,7 @@ class SegmentFiles:
         self._fd = -1
         self._name = ""
         self._closed: List[Tuple[str, int]] = []
+        self._background = BackgroundSync()
 
     @property
     def closed(self) -> int:
@@ -92,10 +95,28 @@ class SegmentFiles:
     def sync(self) -> None:
         """Wait until the disk has what was written."""
         try:
+            self._background.end()
             if self._fd >= 0:
                 os.fdatasync(self._fd)
         except OSError as error:
             raise SpoolFailed(f"the spool cannot be made durable: {error.strerror}") from error
+
+    def begin_sync(self) -> bool:
+        """Have the disk take what was written, without waiting; False while it is still at that."""
+        if self.syncing():
+            return False
+        self._background.begin(self._fd)
+        return True
+
+    def syncing(self) -> bool:
+        """Whether the disk is still at it; raises SpoolFailed when it has failed."""
+        if self._background.running:
+            return True
+        try:
+            self._background.end()
+        except OSError as error:
+            raise SpoolFailed(f"the spool cannot be made durable: {error.strerror}") from error
+        return False
 
     def forget_freed(self) -> int:
         """Look which segments were freed; returns their bytes."""
@@ -109,6 +130,8 @@ class SegmentFiles:
     def close(self) -> None:
         """Give the descriptor back."""
         if self._fd >= 0:
+            with suppress(OSError):
+                self._background.end()
             os.close(self._fd)
             self._fd = -1
 

@@ -6,7 +6,10 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,9 @@ from runs.agent.frames import Event, Kind, decode, frames
 from runs.agent.repair import seal_abandoned
 from runs.agent.segments import Reader, list_segments, open_folder
 from runs.agent.spool import SpoolFailed, SpoolLimits, SpoolWriter
+from runs.agent.spool_sync import BackgroundSync
 from runs.agent.verify import check
+from tests.runs.booted import eventually
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 SMALL = SpoolLimits(1 << 16, 1 << 12)
@@ -317,3 +322,104 @@ def test_room_returns_when_all_was_acknowledged_before_the_last_segment_could_go
     assert len(list_segments(directory)) == 1
     os.close(directory)
     writer.close()
+
+
+def turn(writer: SpoolWriter) -> bool:
+    """Do what a loop does: wait until something is due, and do it; whether there was anything."""
+    due = writer.deadline()
+    if due is None:
+        return False
+    time.sleep(max(0.0, due - time.monotonic()))
+    writer.tick()
+    return True
+
+
+def break_disk_of(root: Path) -> None:
+    """Put a pipe in place of the writer's segment: it takes bytes and never makes them durable."""
+    (segment,) = (
+        link
+        for link in Path("/proc/self/fd").iterdir()
+        if link.is_symlink()
+        and f"{root}/{RUN}" in str(link.readlink())
+        and ".seg" in str(link.readlink())
+    )
+    reading, writing = os.pipe()
+    os.dup2(writing, int(segment.name))
+    os.close(reading)
+    os.close(writing)
+
+
+class TestWaitingForTheDisk:
+    def test_a_loop_has_it_done_and_looks_whether_it_was(self, root: Path) -> None:
+        writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+        writer.append(Kind.IO_CHUNK, body=b"one")
+        turns = 0
+        while turn(writer):
+            turns += 1
+        assert turns >= 3  # written, handed to the disk, taken by the disk
+        assert [event.body for event in Folder(root).events()] == [b"one"]
+        writer.close()
+
+    def test_a_loop_learns_that_the_disk_failed(self, root: Path) -> None:
+        writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+        writer.append(Kind.IO_CHUNK, body=b"one")
+        writer.flush()
+        break_disk_of(root)
+        assert turn(writer)  # does not wait for the disk, so it cannot know yet
+        with pytest.raises(SpoolFailed, match="cannot be made durable"):
+            all(iter(lambda: turn(writer), False))
+        with suppress(SpoolFailed):
+            writer.close()
+
+    @pytest.mark.parametrize("asks", [SpoolWriter.sync, SpoolWriter.close])
+    def test_whoever_waits_for_the_disk_learns_it_too(
+        self, root: Path, asks: Callable[[SpoolWriter], None]
+    ) -> None:
+        writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+        writer.append(Kind.IO_CHUNK, body=b"one")
+        writer.flush()
+        break_disk_of(root)
+        assert turn(writer)
+        with pytest.raises(SpoolFailed, match="cannot be made durable"):
+            asks(writer)
+        with suppress(SpoolFailed):
+            writer.close()
+
+    def test_a_failure_that_nobody_has_asked_for_is_not_forgotten(self, tmp_path: Path) -> None:
+        reading, writing = os.pipe()
+        file = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
+        sync = BackgroundSync()
+        sync.begin(writing)
+        eventually(lambda: not sync.running)
+        sync.begin(file)
+        with pytest.raises(OSError, match="Invalid argument"):
+            sync.end()
+        sync.end()
+        for fd in (reading, writing, file):
+            os.close(fd)
+
+    def test_where_no_thread_can_be_started_it_is_done_at_once(self, tmp_path: Path) -> None:
+        script = (
+            "import os, resource, sys\n"
+            "from runs.agent.spool_sync import BackgroundSync\n"
+            "os.setresuid(12345, 12345, 12345)\n"
+            "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+            "reading, writing = os.pipe()\n"
+            "sync = BackgroundSync()\n"
+            "sync.begin(writing)\n"
+            "assert not sync.running\n"
+            "try:\n"
+            "    sync.end()\n"
+            "except OSError as error:\n"
+            "    print(error.strerror)\n"
+        )
+        if os.geteuid() != 0:
+            pytest.skip("only root can become somebody who may not start threads")
+        told = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (told.stdout, told.stderr) == ("Invalid argument\n", "")
