@@ -46,7 +46,7 @@ class Forward(Channel):
         self._connected = False
         self._over = False
         self._addresses: List[_Address] = []
-        self._failure = "there is no such address"
+        self._failure = ""
         self._queue = ByteQueue()
         self._input_ended = False
         self._output_ended = False
@@ -133,22 +133,26 @@ class Forward(Channel):
             try:
                 made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             except OSError as error:
-                self._failure = str(error.strerror)
+                self._failed(str(error.strerror))
                 continue
             made.setblocking(False)
             code = made.connect_ex((address, self.port))
             if code in (0, errno.EINPROGRESS):
                 self._socket = made
                 return
-            self._failure = os.strerror(code)
+            self._failed(os.strerror(code))
             made.close()
-        self._refuse(self._failure)
+        self._refuse(self._failure or "there is no such address")
+
+    def _failed(self, why: str) -> None:
+        # The first address is the likeliest: what is said of it tells most.
+        self._failure = self._failure or why
 
     def _is_connected(self) -> None:
         assert self._socket is not None
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._failure = os.strerror(code)
+            self._failed(os.strerror(code))
             self._socket.close()
             self._socket = None
             self._connect(self._addresses)
