@@ -57,6 +57,11 @@ class AccountRequestSerializer(OwnedInputSerializer):
     secret = SecretField(help_text="As the provider gives it out; sealed, and never shown again.")
 
 
+@extend_schema_serializer(component_name="MarkAccountInvalid")
+class InvalidationRequestSerializer(OwnedInputSerializer):
+    """Nothing but whose account it is."""
+
+
 class ConnectedAccountSerializer(OutputSerializer):
     """An account that was connected, without its secret."""
 
@@ -90,7 +95,8 @@ class ProfileSerializer(OutputSerializer):
         return profile.description or None
 
 
-class BindingRequestSerializer(InputSerializer):
+@extend_schema_serializer(component_name="WantedBinding")
+class WantedBindingSerializer(InputSerializer):
     """One account that the profile is to give."""
 
     provider = serializers.ChoiceField(choices=Provider.choices)
@@ -101,7 +107,7 @@ class BindingRequestSerializer(InputSerializer):
 class BindingsRequestSerializer(OwnedInputSerializer):
     """All accounts that the profile is to give; those that are not named are taken away."""
 
-    bindings = serializers.ListField(child=BindingRequestSerializer(), max_length=MAX_BINDINGS)
+    bindings = serializers.ListField(child=WantedBindingSerializer(), max_length=MAX_BINDINGS)
 
 
 class BindingSerializer(OutputSerializer):

@@ -18,6 +18,7 @@ from accounts.credential_serializers import (
     BindingListSerializer,
     BindingsRequestSerializer,
     ConnectedAccountSerializer,
+    InvalidationRequestSerializer,
     ProfileSerializer,
 )
 from accounts.models import ConnectedAccount, CredentialBinding, Profile
@@ -35,7 +36,7 @@ from accounts.sealing import require_key
 from controlplane.openapi import CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.pagination import list_query, page
 from controlplane.requests import read
-from controlplane.serializers import OwnedInputSerializer, page_of
+from controlplane.serializers import page_of
 
 AccountListQuery = list_query(default=50, maximum=200)
 ProfileListQuery = list_query(default=50, maximum=200)
@@ -117,12 +118,12 @@ class ConnectedAccountInvalidation(APIView):
         summary="Mark a connected account as refused by its provider",
         description=INVALID_DESCRIPTION,
         parameters=[OWNER_QUERY],
-        request=OwnedInputSerializer,
+        request=InvalidationRequestSerializer,
         responses={200: ConnectedAccountSerializer},
     )
     def post(self, request: Request, connected_account_id: uuid.UUID) -> Response:
         """Take an account out of use until it is connected again."""
-        given = read(request, body=OwnedInputSerializer)
+        given = read(request, body=InvalidationRequestSerializer)
         account = mark_account_invalid(connected_account_id, owner_user_id=given.owner)
         return Response(ConnectedAccountSerializer(account).data)
 
