@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NOT_STARTED = 127
 NO_STATUS = 255
+UNWANTED_SECONDS = 5.0
+"""How long a program may go on whose output nobody reads."""
 MAX_CELLS = 65535
 COLUMNS, ROWS = 80, 24
 MAX_TERM = 128
@@ -38,10 +40,6 @@ class Place(Protocol):
 
     def left(self, piped: Piped) -> None:
         """Know that a channel is over."""
-
-
-_LATER = cast("bool", None)
-"""asyncssh answers a request later when its handler returns this."""
 
 
 class Piped:
@@ -111,7 +109,7 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
         self._link = link
         self._channel: SessionChannel | None = None
         self._pty: dict[str, Any] | None = None
-        self._kind = ""
+        self._unwanted = False
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
         """Keep the client's channel."""
@@ -155,6 +153,18 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
             self._from.signal("INT")
         return True
 
+    def output_unwanted(self) -> None:
+        """Do what a pipe does to a program whose reader has gone; then give up on it."""
+        if self._from is None or self._unwanted:
+            return
+        self._unwanted = True
+        self._from.signal("PIPE")
+        asyncio.get_running_loop().call_later(UNWANTED_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
     def tell(self, text: str) -> None:
         """Say something to the person beside the program's output."""
         if self._channel is not None and not self._channel.is_closing():
@@ -163,28 +173,21 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
     # -------------------------------------------------------------------------- what the link calls
 
     def opened(self) -> None:
-        """Tell the client that its program runs."""
-        if self._channel is not None:
-            self._channel.answer(True)
+        """Nothing to do: the client was told that its request is being seen to."""
 
     def refused(self, code: str, message: str) -> None:
         """Say why the program does not run."""
         self._log.info("channel_refused", code=one_line(code), detail=message)
-        channel = self._channel
-        if channel is None:
-            return
-        if self._kind == "subsystem":
-            channel.answer(False)
+        if self._channel is not None:
             self.tell(message)
-            channel.close()
-            return
-        channel.answer(True)
-        self.tell(message)
-        channel.exit(NOT_STARTED)
+            self._channel.exit(NOT_STARTED)
 
     def output(self, data: bytes, *, error: bool) -> None:
         """Pass output on."""
-        self._pass_on(data, asyncssh.EXTENDED_DATA_STDERR if error else None)
+        if self._unwanted and not error and self._from is not None:
+            self._from.consumed(len(data))
+        else:
+            self._pass_on(data, asyncssh.EXTENDED_DATA_STDERR if error else None)
 
     def output_ended(self) -> None:
         """Wait for the exit: programs end with it."""
@@ -205,13 +208,12 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
 
     def _begin(self, request: dict[str, Any]) -> bool:
         assert self._channel is not None
-        self._kind = request["kind"]
         request["env"] = self._channel.variables
         try:
             self._from = self._link.open(request, self)
         except LinkError:
             return False
-        return _LATER
+        return True
 
 
 class ForwardSession(Piped, asyncssh.SSHTCPSession[bytes]):

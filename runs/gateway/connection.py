@@ -1,4 +1,4 @@
-"""What we need of asyncssh beyond its hooks: bounded buffers, last words that arrive, late answers.
+"""What we need of asyncssh beyond its hooks: bounded buffers, last words that arrive.
 
 Held against asyncssh 2.24. Names with an underscore are its own; ``tests/gateway`` notices when one
 of them goes.
@@ -10,11 +10,12 @@ import asyncio
 import fnmatch
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast, runtime_checkable
 
 import asyncssh
 from asyncssh.connection import SSHServerConnection
-from asyncssh.packet import SSHPacket
+from asyncssh.constants import MSG_IGNORE
+from asyncssh.packet import SSHPacket, SSHPacketLogger
 
 if TYPE_CHECKING:
     from asyncssh.misc import MaybeAwait
@@ -28,6 +29,7 @@ SIGNATURES = (
 LOGIN_BYTES = 256 * 1024
 """No login takes more, with all the keys that may be tried."""
 BUFFERED_BYTES = 4 * 1024 * 1024
+SENT_TOGETHER_BYTES = 128 * 1024
 LINGER_SECONDS = 2.0
 MAX_LINGERING = 200
 WINDOW_BYTES = 2 * 1024 * 1024
@@ -59,7 +61,29 @@ class Login(Protocol):
         """Know that the client takes what is sent again."""
 
 
-class GatewayConnection(SSHServerConnection):
+@runtime_checkable
+class Reader(Protocol):
+    """A session that wants to know when nobody reads what its program puts out."""
+
+    def output_unwanted(self) -> None:
+        """Know it."""
+
+
+class _Quiet(SSHPacketLogger):
+    """Does not even look at the packets that it would log if it were told to."""
+
+    def log_sent_packet(
+        self, pkttype: int, pktid: int | None, packet: bytes | SSHPacket, note: str = ""
+    ) -> None:
+        """Log nothing."""
+
+    def log_received_packet(
+        self, pkttype: int, pktid: int | None, packet: bytes | SSHPacket, note: str = ""
+    ) -> None:
+        """Log nothing."""
+
+
+class GatewayConnection(_Quiet, SSHServerConnection):
     """The server's side of one connection."""
 
     lingering: ClassVar[int] = 0
@@ -72,6 +96,9 @@ class GatewayConnection(SSHServerConnection):
         super().__init__(loop, options)
         self._received = 0
         self._full = False
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._farewell: asyncio.TimerHandle | None = None
 
     @property
     def login(self) -> Login | None:
@@ -89,6 +116,31 @@ class GatewayConnection(SSHServerConnection):
         return len(self._channels)
 
     # ------------------------------------------------------------------------------ bounded buffers
+
+    def _send(self, data: bytes) -> None:
+        """Send what becomes of one turn of the event loop together."""
+        self._outgoing.append(data)
+        self._outgoing_bytes += len(data)
+        if self._outgoing_bytes >= SENT_TOGETHER_BYTES:
+            self._send_outgoing()
+        elif len(self._outgoing) == 1:
+            self._loop.call_soon(self._send_outgoing)
+
+    def _send_outgoing(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+        self._outgoing_bytes = 0
+
+    def send_packet(
+        self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
+    ) -> None:
+        """Send a packet, but none that says nothing.
+
+        asyncssh puts one before each, for the sake of ciphers in CBC mode, which are not offered.
+        """
+        if pkttype != MSG_IGNORE:
+            super().send_packet(pkttype, *args, handler=handler)
 
     def pause_writing(self) -> None:
         """Note that the client does not read as fast as we send."""
@@ -128,22 +180,30 @@ class GatewayConnection(SSHServerConnection):
         Closing a socket that holds unread data resets the connection, and with it the reason that
         was sent just now.
         """
-        transport = self._transport
-        cls = type(self)
-        if transport is None:
+        if self._transport is None:
             return
-        if transport.is_closing() or cls.lingering >= MAX_LINGERING:
+        self._send_outgoing()
+        if self._transport.is_closing() or GatewayConnection.lingering >= MAX_LINGERING:
             super()._force_close(exc)
             return
-        self._transport = None
-        cls.lingering += 1
+        transport, self._transport = self._transport, None
+        GatewayConnection.lingering += 1
         transport.write_eof()
-        self._loop.call_later(LINGER_SECONDS, self._end_lingering, transport)
+        self._farewell = self._loop.call_later(LINGER_SECONDS, self._end_farewell, transport)
         self._loop.call_soon(self._cleanup, exc)
 
-    def _end_lingering(self, transport: asyncio.Transport) -> None:
-        type(self).lingering -= 1
-        transport.abort()
+    def _end_farewell(self, transport: asyncio.Transport | None = None) -> None:
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
+            GatewayConnection.lingering -= 1
+        if transport is not None:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None = None) -> None:
+        """Know that the connection is closed, or that it has to be."""
+        self._end_farewell()
+        super().connection_lost(exc)
 
     def abort(self) -> None:
         """End the connection at once, without a word."""
@@ -200,8 +260,8 @@ class GatewayConnection(SSHServerConnection):
 _SIGNATURES = frozenset(name.encode() for name in SIGNATURES)
 
 
-class SessionChannel(asyncssh.SSHServerChannel[bytes]):
-    """A channel of a session whose requests may be answered later, and whose variables are few."""
+class SessionChannel(_Quiet, asyncssh.SSHServerChannel[bytes]):
+    """A channel of a session that takes few variables, and hears when nobody reads any more."""
 
     def __init__(self, connection: GatewayConnection, accept_env: Sequence[str]) -> None:
         super().__init__(
@@ -221,10 +281,11 @@ class SessionChannel(asyncssh.SSHServerChannel[bytes]):
         self._accept_env = accept_env
         self._environment_bytes = 0
 
-    def answer(self, ok: bool) -> None:
-        """Answer the request that was answered with None before."""
-        if self._request_queue and self._conn is not None:
-            self._report_response(ok)
+    def _process_eow_at_openssh_dot_com_request(self, packet: SSHPacket) -> bool:
+        packet.check_end()
+        if isinstance(self._session, Reader):
+            self._session.output_unwanted()
+        return True
 
     def _process_env_request(self, packet: SSHPacket) -> bool:
         name_bytes, value_bytes = packet.get_string(), packet.get_string()

@@ -15,6 +15,7 @@ import structlog
 from runs.gateway.configuration import Configuration
 from runs.gateway.connection import SIGNATURES, GatewayConnection
 from runs.gateway.control_plane import ControlPlane
+from runs.gateway.host_key import load_host_key
 from runs.gateway.limits import FailedLogins, Places, Waiting
 from runs.gateway.login import Login
 
@@ -22,6 +23,9 @@ BACKLOG = 512
 LAST_SECONDS = 5.0
 TICK_SECONDS = 0.1
 FAREWELL = "the gateway is being stopped; connect again in a moment"
+VERSION = "OpenSSH_compatible_svc"
+"""OpenSSH's client tells only servers of this name that nobody reads a program's output any more;
+without that ``ssh … yes | head -1`` never ends."""
 CIPHERS = (
     *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com"),
     *("aes256-ctr", "aes128-ctr"),
@@ -64,7 +68,7 @@ class Gateway:
             config=None,
             server_factory=lambda: Login(self),
             server_host_keys=[self._host_key],
-            server_version="svc",
+            server_version=VERSION,
             kex_algs=list(KEY_EXCHANGES),
             encryption_algs=list(CIPHERS),
             mac_algs=list(MACS),
@@ -164,7 +168,32 @@ class Gateway:
         self._logins.discard(login)
 
 
-def raise_file_limit() -> None:
+def run_gateway(configuration: Configuration) -> None:
+    """Run a gateway until a signal comes.
+
+    Raises ``HostKeyError``, and ``OSError`` when it cannot listen.
+    """
+    # At INFO asyncssh tells what people type on command lines.
+    asyncssh.set_log_level("WARNING")
+    key = load_host_key(configuration.host_key_path)
+    _raise_file_limit()
+    asyncio.run(_run(configuration, key))
+
+
+async def _run(configuration: Configuration, key: asyncssh.SSHKey) -> None:
+    gateway = Gateway(configuration, key)
+    places = await gateway.start()
+    logger.info(
+        "gateway_started",
+        addresses=[f"{host}:{port}" for host, port in places],
+        fingerprint=key.get_fingerprint("sha256"),
+        api=configuration.api_base_url,
+        recorded=configuration.recorded,
+    )
+    await gateway.serve()
+
+
+def _raise_file_limit() -> None:
     """Have as many files open as the system lets us: each connection takes two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

@@ -27,7 +27,9 @@ def load_host_key(path: Path) -> asyncssh.SSHKey:
     try:
         if not path.exists():
             _make(path)
-        return _read(path)
+        key = _read(path)
+        _show(key, path.with_name(f"{path.name}.pub"))
+        return key
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise HostKeyError(f"The host key {path} cannot be read or made: {reason}.") from error
@@ -51,6 +53,14 @@ def _read(path: Path) -> asyncssh.SSHKey:
             f"The file {path} is not a private key. Move it away, and a new host key is made; "
             "clients that know the old one will complain."
         ) from error
+
+
+def _show(key: asyncssh.SSHKey, path: Path) -> None:
+    """Put the public half beside the key, for whoever writes ``known_hosts``."""
+    line = key.export_public_key()
+    with contextlib.suppress(OSError):
+        if not path.exists() or path.read_bytes() != line:
+            path.write_bytes(line)
 
 
 def _make(path: Path) -> None:

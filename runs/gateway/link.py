@@ -99,6 +99,8 @@ class Channel:
 
     def write(self, data: bytes) -> bool:
         """Send input, or keep it; False when no more should come until ``may_write``."""
+        if self.over:
+            return True
         self._held = self._held + data if self._held else data
         self.flush()
         return not self.full
@@ -226,7 +228,10 @@ class Link:
         except (ChannelError, struct.error, ValueError, AttributeError, RecursionError) as error:
             detail = str(error) if isinstance(error, ChannelError) else type(error).__name__
             self.log.warning("agent_broke_protocol", detail=one_line(detail))
-            self.close("the workspace's agent does not speak this gateway's protocol")
+            self.close(
+                "the workspace's agent does not speak this gateway's protocol; "
+                "launch the workspace again"
+            )
 
     def input_paused(self) -> None:
         """Have the channels wait."""

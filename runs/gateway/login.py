@@ -131,7 +131,8 @@ class Login(asyncssh.SSHServer):
     async def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         """Tell whether somebody has registered this key. Proves nothing yet."""
         blob = key.public_data
-        if blob not in self._keys:
+        is_new = blob not in self._keys
+        if is_new:
             if len(self._keys) >= self._configuration.max_keys:
                 raise self._too_many()
             self._keys[blob] = await self._resolve(key)
@@ -143,10 +144,11 @@ class Login(asyncssh.SSHServer):
         self.log.info("key_unknown", fingerprint=fingerprint, delay=delay)
         if delay:
             await asyncio.sleep(delay)
-        self._say(
-            f"The key {fingerprint} is not registered. "
-            "Add its .pub file with POST /v1/ssh-keys, then connect again."
-        )
+        if is_new:
+            self._say(
+                f"The key {fingerprint} is not registered. "
+                "Add its .pub file with POST /v1/ssh-keys, then connect again."
+            )
         return False
 
     async def _resolve(self, key: asyncssh.SSHKey) -> Principal | None:
@@ -168,7 +170,8 @@ class Login(asyncssh.SSHServer):
 
     def _say(self, text: str) -> None:
         if self._connection is not None:
-            self._connection.send_auth_banner(f"{text}\r\n")
+            lines = "".join(f"{line}\r\n" for line in text.splitlines())
+            self._connection.send_auth_banner(lines)
 
     def key_proven(self, key_data: bytes) -> None:
         """Know whose signature was right."""
@@ -180,6 +183,7 @@ class Login(asyncssh.SSHServer):
             self._timer.cancel()
         principal, connection = self._principal, self._connection
         if principal is None or connection is None:
+            # asyncssh lets nobody pass without ``key_proven``; if ever it did, this holds.
             self.dismiss("nobody has logged in")
             return
         self._gateway.logged_in(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import threading
@@ -59,8 +60,7 @@ class Peer:
                 await self.engine.behave(self, frame)
         self.closed = True
         for program in self.programs.values():
-            with contextlib.suppress(ProcessLookupError):
-                program.send_signal(signal.SIGHUP)
+            _hang_up(program)
 
     async def obey(self, frame: Frame) -> None:
         """Do what an agent does."""
@@ -90,13 +90,18 @@ class Peer:
         elif frame.type == FromClient.WINDOW and number in self.windows:
             self.windows[number] += WINDOW.unpack(payload)[0]
         elif frame.type == FromClient.CLOSE and program is not None:
-            program.send_signal(signal.SIGHUP)
+            _hang_up(program)
 
     async def run(self, number: int, command: str, env: dict[str, str]) -> None:
         """Run a command for a channel."""
         pipe = asyncio.subprocess.PIPE
         program = await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", command), stdin=pipe, stdout=pipe, stderr=pipe, env=env
+            *("/bin/sh", "-c", command),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=env,
+            start_new_session=True,
         )
         self.programs[number] = program
         self.windows[number] = 2 * 1024 * 1024
@@ -108,20 +113,29 @@ class Peer:
         async def copy(stream: asyncio.StreamReader | None, kind: int) -> None:
             assert stream is not None
             while data := await stream.read(MAX_DATA):
-                while self.windows[number] < len(data):
+                while self.windows[number] < len(data) and not self.closed:
                     await asyncio.sleep(0.001)
                 self.windows[number] -= len(data)
-                self.send(kind, number, data)
-                await self.writer.drain()
+                if not self.closed:
+                    self.send(kind, number, data)
+                    with contextlib.suppress(ConnectionError):
+                        await self.writer.drain()
 
         await asyncio.gather(
             copy(program.stdout, ToClient.STDOUT), copy(program.stderr, ToClient.STDERR)
         )
         code = await program.wait()
+        if self.closed:
+            return
         ending: dict[str, Any] = {"code": code, "signal": None, "reason": "exited"}
         if code < 0:
             ending = {"code": None, "signal": signal.Signals(-code).name, "reason": "signalled"}
         self.send(ToClient.EXIT, number, ending)
+
+
+def _hang_up(program: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
 
 
 class ScriptedEngine:
@@ -130,6 +144,8 @@ class ScriptedEngine:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "engine.sock"
         self.peers: list[Peer] = []
+        """The execs since the test began."""
+        self._peers: list[Peer] = []
         self.requests: list[tuple[str, str]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.answers: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -176,9 +192,9 @@ class ScriptedEngine:
         self._ready.set()
         self.loop.run_forever()
         server.close()
+        for peer in self._peers:
+            peer.writer.close()
         tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
         self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
@@ -203,6 +219,7 @@ class ScriptedEngine:
                 writer.write(b"HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\n")
                 peer = Peer(self, writer)
                 self.peers.append(peer)
+                self._peers.append(peer)
                 await peer.serve(reader)
                 return
             content = json.dumps(body).encode()

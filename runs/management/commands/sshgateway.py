@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import asyncssh
-import structlog
 from django.core.management.base import BaseCommand, CommandError
 
-from runs.gateway.configuration import Configuration, configured
-from runs.gateway.gateway import Gateway, raise_file_limit
-from runs.gateway.host_key import HostKeyError, load_host_key
-
-logger = structlog.get_logger(__name__)
+from runs.gateway.configuration import configured
+from runs.gateway.gateway import run_gateway
+from runs.gateway.host_key import HostKeyError
 
 
 class Command(BaseCommand):
@@ -24,32 +19,13 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
-        asyncssh.set_log_level("WARNING")  # at INFO it tells what people type on command lines
         configuration = configured()
         if not configuration.token:
             raise CommandError("WORKSPACE_SSH_GATEWAY_TOKEN is not set: nobody could log in.")
         try:
-            key = load_host_key(configuration.host_key_path)
+            run_gateway(configuration)
         except HostKeyError as error:
             raise CommandError(str(error)) from error
-        raise_file_limit()
-        asyncio.run(_serve(configuration, key))
-
-
-async def _serve(configuration: Configuration, key: asyncssh.SSHKey) -> None:
-    gateway = Gateway(configuration, key)
-    try:
-        places = await gateway.start()
-    except OSError as error:
-        raise CommandError(
-            f"Cannot listen on {configuration.host} port {configuration.port}: "
-            f"{error.strerror or error}."
-        ) from error
-    logger.info(
-        "gateway_listening",
-        addresses=[f"{host}:{port}" for host, port in places],
-        host_key=key.get_fingerprint("sha256"),
-        api=configuration.api_base_url,
-        recorded=configuration.recorded,
-    )
-    await gateway.serve()
+        except OSError as error:
+            place = f"{configuration.host} port {configuration.port}"
+            raise CommandError(f"Cannot listen on {place}: {error.strerror or error}.") from error
