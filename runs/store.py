@@ -66,16 +66,14 @@ class Appended:
     events: int
 
 
-def ensure_head(run: Run) -> RunHead:
+def ensure_head(run: Run) -> None:
     """Make the head of a run's record, and room for its events, unless they exist.
 
     To be called in the transaction that creates the run.
     """
     _ensure_partition(run.number)
-    head, _ = RunHead.objects.get_or_create(
-        run_number=run.number, defaults={"chain_head": chain.genesis(run.pk)}
-    )
-    return head
+    head = RunHead(run_number=run.number, chain_head=chain.genesis(run.pk))
+    RunHead.objects.bulk_create([head], ignore_conflicts=True)
 
 
 def open_source(run_number: int, source_id: str) -> int:
