@@ -9,6 +9,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -87,6 +88,7 @@ class Client:
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
             "TERM": "xterm-256color",
+            "LC_ALL": "C.UTF-8",
             "RSYNC_RSH": f"ssh -F {self.config}",
             "GIT_SSH_COMMAND": f"ssh -F {self.config}",
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -120,7 +122,7 @@ class Client:
             try:
                 out, err = process.communicate(given or b"" if stdin is None else None, timeout)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()
                 shown = f"{out[-500:]!r} {err[-2000:]!r}"
                 raise AssertionError(f"not within {timeout:g} s: {argv}: {shown}") from None
@@ -134,7 +136,7 @@ class Client:
         stdout: IO[bytes] | None = None,
         cwd: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a program, and kill it at the end of the block if it still runs."""
+        """Start a program; what still runs of it at the end of the block is killed."""
         with subprocess.Popen(
             argv,
             bufsize=0,  # what is read of it is neither more nor less than what was asked for
@@ -143,11 +145,13 @@ class Client:
             stdout=subprocess.PIPE if stdout is None else stdout,
             stderr=subprocess.PIPE,
             cwd=cwd,
+            start_new_session=True,
         ) as process:
             try:
                 yield process
             finally:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def begun(self, command: str, *options: str) -> Iterator[Begun]:

@@ -86,8 +86,8 @@ def test_a_command_that_reads_nothing_ends_although_input_waits(client: Client) 
 
 
 def test_the_command_is_the_login_shells_and_is_passed_on_as_it_is(client: Client) -> None:
-    odd = """printf '%s|' 'a  b' "it's" ü $((1+1)); echo "$0" ${BASH_VERSION:+bash}"""
-    assert client.said(odd).decode() == "a  b|it's|ü|2|bash bash\n"
+    odd = """printf '%s|' 'a  b' "it's" ü $((1+1)); echo ${BASH_VERSION:+bash}"""
+    assert client.said(odd).decode() == "a  b|it's|ü|2|bash\n"
 
 
 def test_the_environment_has_what_is_on_the_list_and_nothing_else(client: Client) -> None:
@@ -121,7 +121,8 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("big") / "input"
     with path.open("wb") as file:
         for number in range(64):
-            file.write(hashlib.shake_256(b"%d" % number).digest(MIB))
+            block = hashlib.shake_256(b"%d" % number).digest(MIB)
+            file.write(block.replace(b"://", b"---"))  # with a @ behind it a password is masked
     return path
 
 

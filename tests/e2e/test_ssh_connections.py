@@ -163,8 +163,12 @@ def test_a_connection_of_nothing_but_keepalives_stays_and_is_a_run(
 def test_a_connection_without_any_command_is_a_run_that_completed(
     door: Door, client: Client
 ) -> None:
+    before = len(door.runs())
     with door.run() as run, client.connection():
-        pass
+        eventually(lambda: len(door.runs()) > before, what="the run is announced")
+        eventually(
+            lambda: door.place.read(door.runs()[0])["status"] == "running", what="it has begun"
+        )
     shown = door.place.completed(run.id)
     assert "exitCode" not in shown
     assert door.place.timeline(run.id, "processStarted") == []

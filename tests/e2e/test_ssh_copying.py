@@ -212,7 +212,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = folder / f"file-{number:04}"
         file.write_bytes(chance.randbytes(chance.randrange(4096)))
         file.chmod(0o755 if number % 7 == 0 else 0o640)
-        if number % 50 == 0:
+        if number < 100:
             (folder / "link").symlink_to(file.name)
     return root
 

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.docker
 
 REFUSED = 255
 MARK = "/tmp/was-executed"
+PLAIN = str.maketrans("“”‘’", "\"\"''")
+"""OpenSSH shows a reason in ASCII only."""
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,7 @@ def test_a_workspace_that_is_not_ready_says_why(door: Door, client: Client) -> N
     said = refused(client, "-l", f"ws-{failed.answer['workspaceId']}")
     reason = stack.api.get(f"/v1/workspaces/{failed.answer['workspaceId']}").body["reason"]
     assert "cannot be entered now" in said
-    assert reason["message"][:40] in said
+    assert reason["message"].translate(PLAIN) in said
 
 
 @pytest.mark.parametrize(
@@ -193,9 +195,9 @@ def test_more_channels_than_are_allowed_are_refused_and_the_others_stay(
         with client.connection() as shared:
             script = "echo open; cat"
             with client.begun(script, *shared) as first, client.begun(script, *shared):
-                done = client.command("echo third", "-o", "LogLevel=INFO", *shared)
-                assert done.code == REFUSED
-                assert "open failed" in done.err
+                # A client that may not have a channel makes a connection of its own.
+                done = client.command("echo third", *shared)
+                assert "Session open refused by peer" in done.err
                 assert first.process.communicate(b"told\n", 20)[0] == b"told\n"
             assert client.said("echo fourth", *shared) == b"fourth\n"
 
