@@ -184,6 +184,44 @@ def begun(api: Api, body: dict[str, Any], settings: Settings) -> Callable[[], di
     return begin
 
 
+def test_how_a_recorded_session_ended_is_not_for_the_gateway_to_say(
+    api: Api, begun: Callable[[], dict[str, Any]]
+) -> None:
+    path = f"{PATH}/{begun()['runId']}"
+    token = {"x-svc-gateway-token": "secret"}
+    for status in ("completed", "failed"):
+        answer = api.patch(path, {"status": status}, headers=token, expect=409)
+        assert answer.body["code"] == "run-transition"
+
+
+def test_a_session_that_is_not_to_be_recorded_is_what_the_gateway_reports(
+    api: Api, body: dict[str, Any]
+) -> None:
+    session = {**body, "harnessId": "ssh", "mode": "interactive"}
+    path = api.post(PATH, session, expect=201).headers["location"]
+    owner = {"ownerUserId": OWNER}
+    foreign = {"ownerUserId": "usr_other", "status": "running"}
+    assert api.patch(path, foreign, expect=404).body["code"] == "run-not-found"
+    assert api.patch(path, {**owner, "status": "running"}).body["status"] == "running"
+    ended = api.patch(path, {**owner, "status": "completed", "exitCode": 3}).body
+    assert (ended["status"], ended["exitCode"], ended["recorded"]) == ("completed", 3, False)
+
+
+def test_a_session_needs_a_workspace_of_its_owner_that_is_ready(
+    api: Api, body: dict[str, Any], settings: Settings
+) -> None:
+    settings.WORKSPACE_SSH_GATEWAY_TOKEN = "secret"
+    token = {"x-svc-gateway-token": "secret"}
+    session = {**body, "harnessId": "ssh", "mode": "interactive"}
+    foreign = api.post(PATH, {**session, "ownerUserId": "usr_other"}, headers=token, expect=404)
+    assert foreign.body["code"] == "workspace-not-found"
+    session["workspaceId"] = str(make_job().attempt.workspace_id)
+    answer = api.post(PATH, session, headers=token, expect=409)
+    assert answer.body["code"] == "workspace-not-ready"
+    assert answer.body["detail"].startswith("The workspace is not ready: The build job waits")
+    assert not made().exists()
+
+
 def test_the_workers_are_told_of_a_session_that_begins(
     begun: Callable[[], dict[str, Any]], settings: Settings
 ) -> None:
