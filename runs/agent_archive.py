@@ -23,7 +23,8 @@ _ENTRY = """\
 import sys
 
 COMPILED = f"{{__file__.rpartition('/')[0]}}.{sources}.{{sys.implementation.cache_tag}}"
-sys.path.insert(0, COMPILED)
+# The standard library comes first, as most of what is imported is there; then this.
+sys.path += [COMPILED, sys.path.pop(0)]
 
 from agent.__main__ import main
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 CONFIG_PATH = "/etc/svc/boot.json"
 STATE_DIRECTORY = "/var/lib/svc"
@@ -20,7 +20,10 @@ def main(arguments: Optional[List[str]] = None, *, compiled: Optional[str] = Non
     Each one is imported when it is called: a call through the engine waits for the interpreter.
     `compiled`: where this archive's modules are looked for as byte code.
     """
-    options = _parser().parse_args(arguments, argparse.Namespace(compiled=compiled))
+    given = sys.argv[1:] if arguments is None else arguments
+    # To describe one subcommand takes a third of the time that all of them take.
+    asked = [name for name in given[:1] if name in _COMMANDS] or list(_COMMANDS)
+    options = _parser(asked).parse_args(given, argparse.Namespace(compiled=compiled))
     code: int = _COMMANDS[options.subcommand](options)
     return code
 
@@ -110,44 +113,77 @@ def _runs(options: argparse.Namespace) -> str:
     return os.path.join(os.path.abspath(options.state_dir), "runs")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agent", description=__doc__, allow_abbrev=False)
-    subcommands = parser.add_subparsers(dest="subcommand", required=True)
-
-    def command(name: str, purpose: str, *, config: bool = False) -> argparse.ArgumentParser:
-        made = subcommands.add_parser(name, help=purpose, allow_abbrev=False)
-        made.add_argument("--state-dir", default=STATE_DIRECTORY, help="default: %(default)s")
-        if config:
+def _parser(asked: List[str]) -> argparse.ArgumentParser:
+    """A parser that knows the subcommands that are asked for."""
+    parser = _Parser(prog="agent", description=__doc__)
+    subcommands = parser.add_subparsers(dest="subcommand", required=True, prog="agent")
+    for name in asked:
+        purpose, describe = _DESCRIPTIONS[name]
+        made = subcommands.add_parser(name, help=purpose)
+        if name != "dotfiles":
+            made.add_argument("--state-dir", default=STATE_DIRECTORY, help="default: %(default)s")
+        if name in ("boot", "exec", "session"):
             made.add_argument("--config", default=CONFIG_PATH, help="default: %(default)s")
-        return made
-
-    command("boot", "start the workspace; the container's entry", config=True)
-    status = command("status", "print the status of the boot as JSON")
-    status.add_argument("--wait", type=float, default=0.0, metavar="SECONDS")
-
-    command("exec", "run one recorded command; its spec is read from stdin", config=True)
-    command("session", "run one recorded session; frames on stdin and stdout", config=True)
-    tail = command("tail", "stream the record of a run, and take acknowledgements from stdin")
-    tail.add_argument("run", type=_run_id)
-    tail.add_argument("--from", dest="start", type=_sequence, default=1, metavar="SEQUENCE")
-    stop = command("stop", "end everything of a run: TERM, and KILL after the grace")
-    stop.add_argument("run", type=_run_id)
-    stop.add_argument("--reason", default="cancelled", choices=["cancelled", "timeout", "stop"])
-    stop.add_argument("--grace", type=float, metavar="SECONDS")
-    forward = command("forward", "connect stdin and stdout to a port of this workspace")
-    forward.add_argument("--host", default="127.0.0.1")
-    forward.add_argument("--port", type=int, required=True)
-    command("runs", "list the records that wait here, as JSON")
-    verify = command("verify", "check the record of a run, or in a folder, without changing it")
-    verify.add_argument("run")
-
-    dotfiles = subcommands.add_parser("dotfiles", help="apply a dotfiles checkout as this user")
-    dotfiles.add_argument("--source", required=True)
-    dotfiles.add_argument("--manager", required=True, choices=["auto", "copy", "stow", "chezmoi"])
-    dotfiles.add_argument("--home", required=True)
-    dotfiles.add_argument("--target", required=True, choices=["home", "config"])
-    command("compile", "compile this archive once for all starts; done while an image is built")
+        if describe is not None:
+            describe(made)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **members: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **members)
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        # To ask the terminal for its width costs imports, also where no help is asked for.
+        super().__init__(prog, width=100)
+
+
+def _describe_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS")
+
+
+def _describe_tail(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=_run_id)
+    parser.add_argument("--from", dest="start", type=_sequence, default=1, metavar="SEQUENCE")
+
+
+def _describe_stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=_run_id)
+    parser.add_argument("--reason", default="cancelled", choices=["cancelled", "timeout", "stop"])
+    parser.add_argument("--grace", type=float, metavar="SECONDS")
+
+
+def _describe_forward(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+
+
+def _describe_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run")
+
+
+def _describe_dotfiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--manager", required=True, choices=["auto", "copy", "stow", "chezmoi"])
+    parser.add_argument("--home", required=True)
+    parser.add_argument("--target", required=True, choices=["home", "config"])
+
+
+_DESCRIPTIONS: Dict[str, Tuple[str, Optional[Callable[[argparse.ArgumentParser], None]]]] = {
+    "boot": ("start the workspace; the container's entry", None),
+    "status": ("print the status of the boot as JSON", _describe_status),
+    "exec": ("run one recorded command; its spec is read from stdin", None),
+    "session": ("run one recorded session; frames on stdin and stdout", None),
+    "tail": ("stream the record of a run; take acknowledgements from stdin", _describe_tail),
+    "stop": ("end everything of a run: TERM, and KILL after the grace", _describe_stop),
+    "forward": ("connect stdin and stdout to a port of this workspace", _describe_forward),
+    "runs": ("list the records that wait here, as JSON", None),
+    "verify": ("check the record of a run, or in a folder; nothing is changed", _describe_verify),
+    "dotfiles": ("apply a dotfiles checkout as this user", _describe_dotfiles),
+    "compile": ("compile this archive for all later starts; for builds of images", None),
+}
 
 
 def _run_id(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from typing import List, Set
@@ -38,7 +37,7 @@ def seal_abandoned(root: str) -> List[str]:
     clear_removed(root)
     for name in os.listdir(root):
         if name.startswith(".new-") and not has_writer(os.path.join(root, name)):
-            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+            _remove(os.path.join(root, name))
     sealed = []
     for run_id in run_ids(root):
         try:
@@ -50,6 +49,12 @@ def seal_abandoned(root: str) -> List[str]:
     return sealed
 
 
+def _remove(folder: str) -> None:
+    import shutil  # costs a start more than all of this module
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _remove_snapshots(root: str) -> None:
     """Remove what killed recorders kept to compare with; a recorder that lives holds its lock."""
     state = os.path.dirname(os.path.abspath(root))
@@ -58,7 +63,7 @@ def _remove_snapshots(root: str) -> None:
         if name.startswith(SNAPSHOT_FOLDER) and not (
             run_id and has_writer(os.path.join(root, run_id))
         ):
-            shutil.rmtree(os.path.join(state, name), ignore_errors=True)
+            _remove(os.path.join(state, name))
 
 
 def repair(root: str, run_id: str) -> bool:

@@ -9,8 +9,6 @@ a run changed and restored is no change.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
@@ -126,6 +124,8 @@ class Changes:
     def close(self) -> None:
         """Remove what was kept."""
         if self._holder is not None:
+            import shutil  # not at every start
+
             shutil.rmtree(self._holder, ignore_errors=True)
             self._holder = None
 
@@ -186,8 +186,10 @@ class Changes:
 
     def _open_holder(self) -> None:
         if self._holder is None:
-            prefix = SNAPSHOT_FOLDER + self._run_id + "-"
-            self._holder = tempfile.mkdtemp(prefix=prefix, dir=self._state_directory)
+            name = f"{SNAPSHOT_FOLDER}{self._run_id}-{os.urandom(8).hex()}"
+            holder = os.path.join(self._state_directory, name)
+            os.mkdir(holder, 0o700)
+            self._holder = holder
             os.mkdir(self._home(), 0o700)
             if os.geteuid() == 0:
                 os.chown(self._home(), self._account.uid, self._account.gid)

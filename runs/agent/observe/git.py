@@ -11,15 +11,16 @@ Used in a process that has only the user's rights.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import stat
-import subprocess
 import zlib
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 from .manifest import Entry, Manifest
+
+if TYPE_CHECKING:
+    import hashlib
+    import subprocess
 
 MOST_STORED_BYTES = 512 * 1024 * 1024
 """Content that the user's repository does not have is kept up to this much, compressed."""
@@ -37,9 +38,19 @@ class GitFailed(Exception):
     """Git could not answer; the message says what it was asked and what it said."""
 
 
+def _hash(name: str, content: bytes = b"") -> hashlib._Hash:
+    import hashlib  # only those who have files to hash wait for it
+
+    return hashlib.new(name, content)
+
+
 def program() -> Optional[str]:
     """Where git is, if it is."""
-    return shutil.which("git", path=os.environ.get("PATH") or _FALLBACK_PATH)
+    folders = (os.environ.get("PATH") or _FALLBACK_PATH).split(os.pathsep)
+    candidates = (os.path.join(folder, "git") for folder in folders)
+    return next(
+        (git for git in candidates if os.path.isfile(git) and os.access(git, os.X_OK)), None
+    )
 
 
 class Git:
@@ -67,9 +78,11 @@ class Git:
         cwd: str,
         *,
         env: Optional[Dict[str, str]] = None,
-        stdin: Any = subprocess.DEVNULL,
+        with_input: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """Start git; its stdout is a pipe."""
+        """Start git; its stdout is a pipe, and so is its stdin where there is input."""
+        import subprocess  # only those who need git wait for it
+
         command = [self._git, "--no-pager", "--literal-pathspecs"]
         for setting in _SAFE:
             command += ["-c", setting]
@@ -77,7 +90,7 @@ class Git:
             [*command, *arguments],
             cwd=cwd,
             env={**self._env, **(env or {})},
-            stdin=stdin,
+            stdin=subprocess.PIPE if with_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -91,8 +104,7 @@ class Git:
         given: Optional[bytes] = None,
     ) -> bytes:
         """What git writes; raises GitFailed when it does not exit with 0."""
-        pipe = subprocess.DEVNULL if given is None else subprocess.PIPE
-        process = self.start(arguments, cwd, env=env, stdin=pipe)
+        process = self.start(arguments, cwd, env=env, with_input=given is not None)
         output, _ = process.communicate(given)
         if process.returncode != 0:
             raise GitFailed(f"git {arguments[0]} ended with {process.returncode}")
@@ -144,11 +156,11 @@ class Repository(NamedTuple):
         except (GitFailed, OSError):
             return None
         commit = output.decode("ascii", "replace").strip()
-        return commit if len(commit) == hashlib.new(self.hash_name).digest_size * 2 else None
+        return commit if len(commit) == _hash(self.hash_name).digest_size * 2 else None
 
     def hasher(self, size: int, path: str, mode: int) -> Any:
         """A hash object that gives a file's name as a blob once it has been fed the content."""
-        hasher = hashlib.new(self.hash_name)
+        hasher = _hash(self.hash_name)
         hasher.update(b"blob %d\0" % size)
         return hasher
 
@@ -226,7 +238,9 @@ class PrivateStore:
         return self._name(b"tree", content)
 
     def _name(self, kind: bytes, content: bytes) -> str:
-        return hashlib.new(self._hash_name, b"%s %d\0" % (kind, len(content)) + content).hexdigest()
+        hasher = _hash(self._hash_name, b"%s %d\0" % (kind, len(content)))
+        hasher.update(content)
+        return hasher.hexdigest()
 
     def _store(self, kind: bytes, content: bytes, expected: Optional[str]) -> str:
         name = self._name(kind, content)

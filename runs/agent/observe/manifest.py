@@ -6,7 +6,6 @@ Paths are relative, as `os.fsdecode` gives them.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
@@ -73,6 +72,8 @@ Hasher = Callable[[int, str, int], Any]
 
 def plain_hasher(size: int, path: str, mode: int) -> Any:
     """SHA-256 of the content, for folders without a repository."""
+    import hashlib  # not at every start: not every folder has a file
+
     return hashlib.sha256()
 
 
