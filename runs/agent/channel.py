@@ -11,6 +11,8 @@ import struct
 from collections import deque
 from typing import Deque, List, NamedTuple, Optional, Union
 
+from .pipe_size import USUAL_BYTES, widen
+
 HEADER = struct.Struct("!BII")
 WINDOW = struct.Struct("!I")
 INITIAL_WINDOW = 2 * 1024 * 1024
@@ -126,6 +128,7 @@ class FrameReader:
         self.fd = fd
         self.ended = False
         self._decoder = FrameDecoder()
+        self._widened = False
 
     def read(self) -> bool:
         """Read once, and say whether something came; at the end of the stream `ended` is set."""
@@ -138,6 +141,9 @@ class FrameReader:
         if not part:
             self.ended = True
             return False
+        if len(part) == USUAL_BYTES and not self._widened:
+            self._widened = True
+            widen(self.fd)
         self._decoder.feed(part)
         return True
 
@@ -153,6 +159,7 @@ class FrameWriter:
         self.fd = fd
         self.broken = False
         self.pending = 0
+        self._widened = False
         self._parts: Deque[Union[bytes, memoryview]] = deque()
 
     def send(self, kind: int, channel: int, payload: bytes = b"") -> None:
@@ -179,6 +186,9 @@ class FrameWriter:
             except OSError:
                 self.give_up()
                 return
+            if written == USUAL_BYTES and not self._widened:
+                self._widened = True
+                widen(self.fd)
             self.pending -= written
             while written:
                 part = parts[0]

@@ -261,11 +261,12 @@ class _Lookup:
         self.fd, answer = os.pipe()
         os.set_blocking(self.fd, False)
         self._answer = b""
-        self._ended = False
-        self._pid = os.fork()
-        if self._pid == 0:
+        if os.fork() == 0:
             try:
+                # Nobody waits for longer; until then it is not looked after.
                 signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(int(_CONNECT_SECONDS))
                 os.write(answer, _looked_up(host).encode()[:_MOST_ANSWER_BYTES])
             finally:
                 os._exit(0)
@@ -284,17 +285,13 @@ class _Lookup:
         except BlockingIOError:
             return False
         self._answer += part
-        self._ended = not part
-        return self._ended
+        return not part
 
     def close(self) -> None:
         """Want it no longer. The reaper waits for the child."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            if not self._ended:
-                # It has not ended, so its number is still its own.
-                os.kill(self._pid, signal.SIGKILL)
 
 
 def _looked_up(host: str) -> str:

@@ -14,10 +14,11 @@ import time
 from typing import Callable, Optional, Protocol
 
 from .byte_queue import ByteQueue
+from .pipe_size import widen
 from .recording import RecordedStream
 
-_READ_BYTES = 65536
 _TERMINAL_READ_BYTES = 8192
+# More at once would be slower: it falls out of the processor's cache on the way into the record.
 _BATCH_BYTES = 65536
 _HANGUP_RETRY_SECONDS = 0.05
 
@@ -54,7 +55,8 @@ class OutputPipe:
         self._sink = sink
         self._reopens = reopens
         # A terminal hands over a page at a time: room for more would be made and thrown away.
-        self._read_bytes = _READ_BYTES if reopens is None else _TERMINAL_READ_BYTES
+        self._read_bytes = _BATCH_BYTES if reopens is None else _TERMINAL_READ_BYTES
+        self._widened = reopens is not None
 
     def ready(self, now: float) -> bool:
         """Whether it makes sense to wait for output: there is room, and no hangup just before."""
@@ -94,6 +96,9 @@ class OutputPipe:
             if error.errno != errno.EIO:
                 raise
             ended = True
+        if size == _BATCH_BYTES and not self._widened:
+            self._widened = True
+            widen(fd)
         if size:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             if self._sink is not None:
