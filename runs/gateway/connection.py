@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast, runtime_chec
 
 import asyncssh
 from asyncssh.connection import SSHServerConnection
-from asyncssh.constants import MSG_IGNORE
+from asyncssh.constants import MSG_IGNORE, MSG_USERAUTH_REQUEST
 from asyncssh.packet import SSHPacket, SSHPacketLogger
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         self._full = False
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
-        self._farewell: asyncio.TimerHandle | None = None
+        self._farewell: tuple[asyncio.Transport, asyncio.TimerHandle] | None = None
 
     @property
     def login(self) -> Login | None:
@@ -161,13 +161,13 @@ class GatewayConnection(_Quiet, SSHServerConnection):
 
     def data_received(self, data: bytes, datatype: int | None = None) -> None:
         """Take what the client sends, unless that is more than any client has reason to."""
-        if self._transport is None:
-            return  # its last words were said
-        if not self._auth_complete:
+        if self._farewell is not None or not self._auth_complete:
             self._received += len(data)
             if self._received > LOGIN_BYTES:
                 self.abort()
                 return
+        if self._transport is None:
+            return  # its last words were said
         super().data_received(data, datatype)
         if len(self._inpbuf) > BUFFERED_BYTES:
             self.abort()
@@ -187,27 +187,26 @@ class GatewayConnection(_Quiet, SSHServerConnection):
             super()._force_close(exc)
             return
         transport, self._transport = self._transport, None
+        self._received = 0
         GatewayConnection.lingering += 1
         transport.write_eof()
-        self._farewell = self._loop.call_later(LINGER_SECONDS, self._end_farewell, transport)
+        timer = self._loop.call_later(LINGER_SECONDS, transport.abort)
+        self._farewell = (transport, timer)
         self._loop.call_soon(self._cleanup, exc)
-
-    def _end_farewell(self, transport: asyncio.Transport | None = None) -> None:
-        if self._farewell is not None:
-            self._farewell.cancel()
-            self._farewell = None
-            GatewayConnection.lingering -= 1
-        if transport is not None:
-            transport.abort()
 
     def connection_lost(self, exc: Exception | None = None) -> None:
         """Know that the connection is closed, or that it has to be."""
-        self._end_farewell()
+        if self._farewell is not None:
+            self._farewell[1].cancel()
+            self._farewell = None
+            GatewayConnection.lingering -= 1
         super().connection_lost(exc)
 
     def abort(self) -> None:
         """End the connection at once, without a word."""
-        if self._transport is not None:
+        if self._farewell is not None:
+            self._farewell[0].abort()
+        elif self._transport is not None:
             super()._force_close(None)
 
     # ------------------------------------------------------------------------------------ the login
@@ -221,6 +220,11 @@ class GatewayConnection(_Quiet, SSHServerConnection):
             if self.login is None:
                 raise
             raise asyncssh.IllegalUserName(self.login.name_refused()) from None
+
+    _packet_handlers = {
+        **SSHServerConnection._packet_handlers,
+        MSG_USERAUTH_REQUEST: _process_userauth_request,
+    }
 
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes

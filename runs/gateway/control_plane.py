@@ -250,7 +250,7 @@ def _answer(status: int, content: bytes) -> dict[str, Any]:
         )
     detail = said.get("detail")
     if 400 <= status < 500 and isinstance(code, str) and isinstance(detail, str):
-        raise Refused(status, code, one_line(detail))
+        raise Refused(status, code, one_line(detail.partition("\n")[0], 200))
     logger.warning("api_answer_unusable", status=status)
     raise Unavailable(f"the control plane answers with an error ({status}); try again in a moment")
 

@@ -99,9 +99,14 @@ class Entry:
         self._check_gone()
 
     async def _announce(self, target: Target) -> str:
-        self.run_id = await self._control_plane.create_run(
-            self._visitor.principal.id, target, recorded=self._configuration.recorded
-        )
+        recorded = self._configuration.recorded
+        try:
+            self.run_id = await self._control_plane.create_run(
+                self._visitor.principal.id, target, recorded=recorded
+            )
+        except ControlPlaneError as error:
+            done = "recorded" if recorded else "begun"
+            raise EntryRefused(f"the session cannot be {done}: {error}") from error
         self.log = self.link.log = self.log.bind(run_id=self.run_id)
         return self.run_id
 

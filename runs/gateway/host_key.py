@@ -46,9 +46,11 @@ def _read(path: Path) -> asyncssh.SSHKey:
         content = file.read(64 * 1024)
     try:
         return asyncssh.import_private_key(content)
-    except asyncssh.KeyEncryptionError as error:
-        raise HostKeyError(f"The host key {path} has a passphrase; it must have none.") from error
-    except (asyncssh.KeyImportError, ValueError) as error:
+    except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError) as error:
+        if "passphrase" in str(error).lower():
+            raise HostKeyError(
+                f"The host key {path} has a passphrase; it must have none."
+            ) from None
         raise HostKeyError(
             f"The file {path} is not a private key. Move it away, and a new host key is made; "
             "clients that know the old one will complain."

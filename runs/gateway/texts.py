@@ -5,14 +5,25 @@ from __future__ import annotations
 MAX_LINE = 380
 """OpenSSH shows at most 400 bytes of the reason for a disconnect."""
 
+TYPED = str.maketrans(
+    {
+        "\u2018": "'",
+        "\u2019": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2013": "-",
+        "\u2014": "-",
+        "\u2026": "...",
+        "\u00a0": " ",
+    }
+)
+"""How a typewriter writes it: OpenSSH shows everything beyond ASCII as octal numbers."""
+
 
 def one_line(text: str, limit: int = MAX_LINE) -> str:
-    """Return ``text`` with everything escaped that is not printable, at most ``limit`` bytes."""
+    """Return ``text`` in printable ASCII, the rest escaped, at most ``limit`` characters long."""
     shown = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text[: limit + 1]
+        character if " " <= character <= "~" else character.encode("unicode_escape").decode("ascii")
+        for character in text[: limit + 1].translate(TYPED)
     )
-    cut = shown.encode("utf-8", "backslashreplace")
-    if len(cut) <= limit:
-        return cut.decode("utf-8")
-    return cut[: limit - 3].decode("utf-8", "ignore") + "…"
+    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
