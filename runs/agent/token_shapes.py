@@ -97,7 +97,9 @@ _WEB_TOKEN = _Shape(
     (),
     ("eyJ", _WORD._replace(least=6, most=_SEGMENT_BYTES), ".eyJ", _Part("[A-Za-z0-9_.-]", 4, None)),
 )
-_USER_INFO = _Shape(("://",), (_Part("[^\\s/?#@\"'<>]", 1, _USER_INFO_BYTES),), ("@",))
+# Neither control characters nor what is no UTF-8: binary data is full of what is nearly an address.
+_USER_INFO_MEMBER = "[^\\x00-\\x20\\x7f\\xc0\\xc1\\xf5-\\xff/?#@\"'<>]"
+_USER_INFO = _Shape(("://",), (_Part(_USER_INFO_MEMBER, 1, _USER_INFO_BYTES),), ("@",))
 _KEY_BEGINS: _Row = ("-----BEGIN ", _Part("[A-Z ]", 0, 20), "PRIVATE KEY-----")
 _KEY_BODY = _Part("[A-Za-z0-9+/=\\s\\\\]", 1, None)
 _BREAK = _Part("(?:[\\r\\n]|\\\\[rn])", 1, 2)

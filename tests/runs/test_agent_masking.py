@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import random
 from itertools import pairwise
@@ -143,6 +144,18 @@ def test_a_token_cut_at_any_place_is_masked_to_its_end(token: bytes) -> None:
 )
 def test_of_urls_and_headers_only_the_credential_is_masked(text: bytes, expected: bytes) -> None:
     assert Masker([]).mask(text) == expected
+
+
+def test_what_only_looks_like_an_address_in_binary_data_passes_unchanged() -> None:
+    data = hashlib.shake_256(b"50").digest(1 << 20)
+    assert b"://" in data
+    assert Masker([]).mask(data) == data
+
+
+def test_credentials_of_an_address_in_any_language_are_masked() -> None:
+    text = "https://müller:pässwörd@host/".encode()
+    start, end = text.index(b"m"), text.index(b"@")
+    assert Masker([]).mask(text) == text[:start] + b"*" * (end - start) + text[end:]
 
 
 def test_credentials_are_masked_wherever_an_earlier_address_or_their_own_is_cut() -> None:
