@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,13 +109,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Place:
-    """The workspace, both ways in, and the processes whose cost is looked at."""
+    """The workspace and the ways in."""
 
     sshd: Side
     recorded: Side
     unrecorded: Side
     container: Any
-    processes: dict[str, CommandProcess]
+    worker: CommandProcess
+    start_gateway: Callable[[str], tuple[Side, CommandProcess]]
+    """Start one more gateway, with this policy of recording; it is stopped in the end."""
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -130,14 +132,6 @@ class Place:
             timeout=timeout,
             every=0.02,
         )
-
-    def inside(self, *argv: str) -> str:
-        """Run a program in the container as root, past everything of ours; return its output."""
-        code, output = self.container.exec_run(list(argv), user="root")
-        text = bytes(output).decode()
-        if code:
-            raise RuntimeError(f"{argv[0]} failed in the workspace: {text}")
-        return text
 
 
 def _open_sessions() -> Any:
@@ -157,8 +151,8 @@ def place(size: int) -> Iterator[Place]:
         api = stack.enter_context(served())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-ssh-")))
         stack.callback(amqp.purge_and_delete, settings.RABBITMQ_URL, topology(), timeout=5)
-        processes = {"run worker": CommandProcess(folder / "runworker.log", "runworker")}
-        stack.callback(lambda: [process.stop() for process in processes.values()])
+        processes = [CommandProcess(folder / "runworker.log", "runworker")]
+        stack.callback(lambda: [process.stop() for process in processes])
         public = _key(folder / "key")
         api.ask("POST", "/v1/ssh-keys", {"ownerUserId": OWNER, "publicKey": public})
         started = api.start(BLUEPRINT)
@@ -169,23 +163,12 @@ def place(size: int) -> Iterator[Place]:
         container = engine.containers.get(f"svc-{started['runId']}")
         networks = container.attrs["NetworkSettings"]["Networks"].values()
         address = next(network["IPAddress"] for network in networks)
-        prefix = settings.SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX
-        user = f"{prefix}-{started['workspaceId']}"
-        ports = {policy: free_port() for policy in ("require", "off")}
-        found = Place(
-            Side("sshd", address, SSHD_PORT, USER, folder),
-            Side("recorded", "127.0.0.1", ports["require"], user, folder),
-            Side("unrecorded", "127.0.0.1", ports["off"], user, folder),
-            container,
-            processes,
-        )
-        found.inside("sh", "-c", _SSHD, "sh", public)
-        found.inside("python3", "-c", _LINES, str(size))
-        daemon = ["/usr/sbin/sshd", "-p", str(SSHD_PORT), "-o", "MaxStartups=200"]
-        found.inside(*daemon, "-E", "/var/log/sshd.log")
-        for policy, port in ports.items():
-            processes[f"gateway, {policy}"] = CommandProcess(
-                folder / f"gateway-{policy}.log",
+        user = f"{settings.SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX}-{started['workspaceId']}"
+
+        def start_gateway(policy: str) -> tuple[Side, CommandProcess]:
+            port = free_port()
+            process = CommandProcess(
+                folder / f"gateway-{port}.log",
                 "sshgateway",
                 SVC_SSH_PORT=str(port),
                 SVC_DATA_DIR=str(folder),
@@ -193,14 +176,36 @@ def place(size: int) -> Iterator[Place]:
                 SSH_GATEWAY_HOST_KEY_PATH=str(folder / "host_key"),
                 SSH_GATEWAY_RECORD_POLICY=policy,
             )
+            processes.append(process)
+            name = "recorded" if policy == "require" else "unrecorded"
+            side = Side(name, "127.0.0.1", port, user, folder)
+            _wait(side)
+            return side, process
+
         try:
-            for side in found.sides:
-                _wait(side)
-            yield found
+            sshd = Side("sshd", address, SSHD_PORT, USER, folder)
+            _start_sshd(container, public, size)
+            _wait(sshd)
+            recorded, _ = start_gateway("require")
+            unrecorded, _ = start_gateway("off")
+            yield Place(sshd, recorded, unrecorded, container, processes[0], start_gateway)
         except (AssertionError, RuntimeError) as error:
-            for name, process in processes.items():
-                error.add_note(f"The end of the log of the {name}:\n{process.told[-3000:]}")
+            for process in processes:
+                error.add_note(f"The end of {process.log.name}:\n{process.told[-3000:]}")
             raise
+
+
+def _start_sshd(container: Any, public: str, size: int) -> None:
+    """Let the key in, write what is to be copied, and start ``sshd``."""
+    for command in (
+        ["sh", "-c", _SSHD, "sh", public],
+        ["python3", "-c", _LINES, str(size)],
+        # As many as the gateway lets in at once; everything else as the package has it.
+        ["/usr/sbin/sshd", "-p", str(SSHD_PORT), "-o", "MaxStartups=200"],
+    ):
+        code, output = container.exec_run(command, user="root")
+        if code:
+            raise RuntimeError(f"{command[0]} failed in the workspace: {output!r}")
 
 
 def _key(path: Path) -> str:
