@@ -15,6 +15,8 @@ from ..recording import Recording
 
 POLL_SECONDS = 0.25
 MOST_RECORDED = 65536
+_NOTHING_RUNS_SECONDS = 2.0
+_FIRST_LOOK_SECONDS = 0.02
 _SHARE = 0.05
 _CALL_SECONDS = 0.004
 # A pid that was used again between two polls looks like the stranger it was before; so some of
@@ -82,7 +84,8 @@ class Processes:
         self._strangers.pop(pid, None)
         self._members[pid] = Member(number, found.start if found else 0, True, time.monotonic())
         self._sessions.add(pid)
-        self.due = time.monotonic()
+        # What a quick program has to say is passed on first.
+        self.due = time.monotonic() + _FIRST_LOOK_SECONDS
 
     def pids(self) -> List[int]:
         """The living processes of the run, as far as they are known now."""
@@ -113,7 +116,8 @@ class Processes:
         self._classify(started + _CALL_SECONDS)
         cost = time.monotonic() - started
         # Never more than a share of a core, however many processes there are.
-        self._interval = max(cost / _SHARE, 0.0 if self._waiting else POLL_SECONDS)
+        seconds = POLL_SECONDS if self._members else _NOTHING_RUNS_SECONDS
+        self._interval = max(cost / _SHARE, 0.0 if self._waiting else seconds)
         self.due = time.monotonic() + self._interval
 
     def finish(self) -> None:
