@@ -176,7 +176,7 @@ def test_it_boots_as_pid_1_and_runs_steps_as_the_user(machine: Machine) -> None:
     assert settled(container)["phase"] == "ready"
     assert run(container, "cat /proc/1/cmdline").split("\0")[:4] == [
         "/usr/bin/python3",
-        "-I",
+        "-IS",
         "/usr/lib/svc/agent",
         "boot",
     ]
