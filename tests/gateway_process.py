@@ -118,7 +118,7 @@ class GatewayProcess(CommandProcess):
             "SSH_GATEWAY_API_BASE_URL": api,
             "SSH_GATEWAY_HOST_KEY_PATH": str(host_key),
         }
-        super().__init__(log, "sshgateway", **QUICK, **NOWHERE, **own | changes)
+        super().__init__(log, "sshgateway", **(QUICK | NOWHERE | own | changes))
         eventually(self._answers, what="the gateway answers")
 
     def _answers(self) -> bool:

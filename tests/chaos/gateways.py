@@ -30,7 +30,7 @@ class Gateway:
 
 def start_gateway(stack: Stack, **overrides: str) -> Gateway:
     """Start a gateway and wait until it takes connections. All of them have the same host key."""
-    port = free_port()
+    port = int(overrides.get("SVC_SSH_PORT", free_port()))
     host_key = stack.root / "gateway-key"
     child = stack.launch_worker(
         command="sshgateway",

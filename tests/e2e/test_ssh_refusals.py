@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 REFUSED = 255
 MARK = "/tmp/was-executed"
-PLAIN = str.maketrans("“”‘’", "\"\"''")
+PLAIN = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
 """OpenSSH shows a reason in ASCII only."""
 
 
