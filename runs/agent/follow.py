@@ -17,7 +17,7 @@ from typing import Tuple, Union
 
 from .acks import acknowledge, read_acknowledged, remove_spool
 from .frames import PREFIX
-from .repair import is_of_a_boot, repair
+from .repair import has_writer, is_of_a_boot, repair
 from .segments import IDENTITY, Reader, SpoolDamaged, list_segments, open_folder, read_json
 from .spool_folder import SpoolFailed
 
@@ -29,6 +29,9 @@ KEEPALIVE_SECONDS = 5.0
 # After so many seconds without news, how often it looks for some, and whether the writer lives.
 # Hundreds of sessions may be open and idle for hours, and each look costs about 0.15 ms.
 _LOOKS = ((30.0, 0.2, 1.0), (2.0, 0.03, 0.25), (0.0, 0.01, 0.25))
+_BURST_BYTES = 8 * 1024 * 1024
+_BYTES_PER_SECOND = 16 * 1024 * 1024
+_LOOK_FOR_ROOM_SECONDS = 0.1
 _ACK_SECONDS = 0.1
 _ACK_BYTES = 8
 # While a write is under way its bytes may look damaged for a moment.
@@ -56,6 +59,39 @@ def tail(
         os.close(directory)
 
 
+class _Pace:
+    """How fast a record is passed on while its run writes much.
+
+    Storing a record takes more of a machine than writing it. So behind a burst there is a limit,
+    for as long as the run goes on and its spool has room: what it does comes first.
+    """
+
+    def __init__(self, root: str, run_id: str, directory: int) -> None:
+        identity = read_json(directory, IDENTITY)
+        self._folder = os.path.join(root, run_id)
+        self._directory = directory
+        self._segments = int(identity["spoolBytes"]) // int(identity["segmentBytes"]) // 2
+        self._allowance = float(_BURST_BYTES)
+        self._at = time.monotonic()
+        self._looked = 0.0
+        self._gives_way = False
+
+    def pause(self, count: int) -> float:
+        """How long to wait after so many bytes."""
+        now = time.monotonic()
+        allowance = self._allowance + (now - self._at) * _BYTES_PER_SECOND
+        self._allowance, self._at = min(float(_BURST_BYTES), allowance) - count, now
+        if self._allowance >= 0:
+            return 0.0
+        if now - self._looked >= _LOOK_FOR_ROOM_SECONDS:
+            self._looked = now
+            roomy = len(list_segments(self._directory)) < self._segments
+            self._gives_way = roomy and has_writer(self._folder)
+        if not self._gives_way:
+            self._allowance = 0.0
+        return -self._allowance / _BYTES_PER_SECOND
+
+
 class _Tail:
     def __init__(
         self, root: str, run_id: str, directory: int, start: int, keepalive_seconds: float
@@ -66,6 +102,7 @@ class _Tail:
         self._start = start
         self._keepalive_seconds = keepalive_seconds
         self._sealed_at = 0
+        self._send_at = 0.0
         self._acked = read_acknowledged(directory)
         self._claimed = 0
         self._ack_at = 0.0
@@ -77,6 +114,7 @@ class _Tail:
         self._repair()
         self._greet()
         self._reader = Reader(self._directory, self._start)
+        self._pace = _Pace(self._root, self._run_id, self._directory)
         active = spoke = looked = time.monotonic()
         damaged_since = 0.0
         while True:
@@ -105,6 +143,8 @@ class _Tail:
             if not sent and not self._input_open:
                 return 0
             self._take_acks(0.0 if sent else for_news)
+            while time.monotonic() < self._send_at:
+                self._take_acks(max(0.0, self._send_at - time.monotonic()))
             if self._sealed_at and (self._acked >= self._sealed_at or self._is_gone()):
                 if self._acked >= self._sealed_at:
                     remove_spool(self._root, self._run_id)
@@ -133,6 +173,7 @@ class _Tail:
         if batch.last >= self._start:
             skipped = self._start - batch.first
             _write(data[_end_of(data, skipped) :] if skipped > 0 else data)
+        self._send_at = time.monotonic() + self._pace.pause(len(data))
         if batch.sealed:
             # Also when the reader has it already: only the acknowledgement was lost then.
             self._sealed_at = batch.last

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,3 +254,26 @@ def test_a_writer_that_fills_its_spool_is_followed_until_it_is_killed_and_to_the
                 sequence += 1
             assert tail.process.wait(30) == 0
     assert not (root / RUN).exists()
+
+
+@pytest.mark.parametrize(
+    ("segment_mib", "sealed", "slow"), [(4, False, True), (4, True, False), (16, False, False)]
+)
+def test_much_output_gives_way_while_its_run_goes_on_and_its_spool_has_room(
+    tmp_path: Path, segment_mib: int, sealed: bool, slow: bool
+) -> None:
+    limits = SpoolLimits(64 << 20, segment_mib << 20)
+    writer = SpoolWriter.create(str(tmp_path / "runs"), RUN, limits, "one-shot")
+    count = 7 * 24 if segment_mib < 16 else 7 * 40
+    add(writer, count, size=150_000)
+    writer.sync()
+    if sealed:
+        writer.seal({"reason": "ended"})
+    with tail_of(tmp_path) as tail:
+        began = time.monotonic()
+        assert len(tail.sequences(count)) == count
+        took = time.monotonic() - began
+    # 24 MiB, of which 8 come at once and the others at 16 MiB/s.
+    assert (took > 0.9) == slow, took
+    if not sealed:
+        writer.close()
