@@ -58,9 +58,13 @@ class Connection(Client):
         self._highest = 0
         self._without_room = 0
 
-    def begin(self) -> None:
-        """The record is durable: tell the client, and obey what it has sent with the spec."""
+    def greet(self) -> None:
+        """The record is durable: tell the client."""
         self._tell(0, ToClient.READY, {"spoolId": self._execution.recording.spool_id})
+        self._writer.flush()
+
+    def begin(self) -> None:
+        """Obey what the client has sent together with the spec, which wakes nobody."""
         self._take_frames()
 
     def say_goodbye(self) -> None:

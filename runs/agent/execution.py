@@ -63,6 +63,7 @@ class Execution:
             max_files=record.max_files if record is not None else 0,
             runs_root=runs_root,
             run_id=spec.run_id,
+            rests=spec.mode == "interactive",
         )
         adopt_orphans()
         self._signals = SignalQueue()
@@ -86,21 +87,25 @@ class Execution:
         self._seal_reason = "ended"
 
     def begin(self) -> None:
-        """Start the record, and the program of a one-shot run.
+        """Start the record, and with it a one-shot run's program, or the failure to start it.
 
-        When this returns the record is durable; so is a failed start.
+        When this returns the record is durable. A session must `observe` before its first program.
         """
         if self.spec.record is not None:
             meta = record_started(
                 self.spec, self._config, self.recording, self._account, self._observers.coverage()
             )
             self.recording.event(Kind.RECORD_STARTED, meta)
-        self._observers.before_start()
         if self.spec.program is not None:
+            self.observe()
             leader = self.start_leader(self.spec.program, Audience())
             if leader.exit is None and self.spec.time_seconds is not None:
                 self._time_limit = leader.started_at + self.spec.time_seconds
         self.recording.sync()
+
+    def observe(self) -> None:
+        """Take the baseline, and begin to watch."""
+        self._observers.before_start()
 
     @property
     def account(self) -> Account:

@@ -23,6 +23,7 @@ from .recording import Recording, text_of
 from .repair import open_runs
 
 _LOOK_FOR_RUNS_SECONDS = 1.0
+_REST_AFTER_SECONDS = 5.0
 _COUNTED = {"added": "added", "deleted": "deleted", "renamed": "renamed"}
 _FILES_DETAIL = (
     "live: no writes through memory maps, no folders that are ignored or made by tools; "
@@ -32,7 +33,10 @@ _FILES_DETAIL = (
 
 
 class Observers:
-    """Watches one run. All calls are short but `before_start` and `finish`, which have a limit."""
+    """Watches one run. All calls are short but `before_start` and `finish`, which have a limit.
+
+    `rests`: look less often while nothing is recorded, as of a shell that nobody types into.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Observers:
         max_files: int,
         runs_root: str,
         run_id: str,
+        rests: bool = False,
     ) -> None:
         self._recording = recording
         self._root = os.path.abspath(repository)
@@ -75,6 +80,9 @@ class Observers:
         self._said: Dict[str, str] = {}
         self._runs: List[str] = []
         self._runs_until = 0.0
+        self._rests = rests
+        self._events = 0
+        self._idle_from = 0.0
 
     def coverage(self) -> Dict[str, Dict[str, Any]]:
         """The members of `recordStarted` for processes, files and network."""
@@ -134,6 +142,8 @@ class Observers:
 
     def tick(self) -> None:
         """Do what is due."""
+        if self._rests:
+            self._keep_pace()
         self._processes.tick()
         if self._live is not None:
             self._live.tick()
@@ -171,6 +181,17 @@ class Observers:
             self._record_difference(difference)
         finally:
             changes.close()
+
+    def _keep_pace(self) -> None:
+        now = time.monotonic()
+        events = self._recording.events
+        if events != self._events:
+            self._events = events
+            self._idle_from = now + _REST_AFTER_SECONDS
+        idle = now >= self._idle_from
+        self._processes.pace(idle)
+        if self._network is not None:
+            self._network.pace(idle)
 
     def _polled(
         self, source: str, missing: Optional[str], seconds: float, detail: str

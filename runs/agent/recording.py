@@ -54,6 +54,11 @@ class Recording:
         """Which spool it is; None when nothing is recorded."""
         return self.writer.spool_id
 
+    @property
+    def events(self) -> int:
+        """How many have been recorded."""
+        return self.writer.last_sequence
+
     def sync(self) -> None:
         """Everything until now is durable when this returns."""
         self.writer.sync()

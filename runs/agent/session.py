@@ -42,6 +42,9 @@ def converse(config_path: str, state_directory: str) -> int:
     connection = Connection(execution, reader, writer)
     execution.client = connection
     execution.begin()
+    connection.greet()
+    # What the client asks for meanwhile waits until the baseline is there.
+    execution.observe()
     connection.begin()
     execution.finish()
     connection.say_goodbye()

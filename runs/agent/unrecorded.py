@@ -18,6 +18,10 @@ class Unrecorded(Recording):
     def spool_id(self) -> Optional[str]:
         return None
 
+    @property
+    def events(self) -> int:
+        return 0
+
     def sync(self) -> None:
         pass
 

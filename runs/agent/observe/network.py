@@ -17,6 +17,7 @@ from ..frames import Confidence, Kind, Method
 from ..recording import Recording
 
 POLL_SECONDS = 1.0
+_IDLE_SECONDS = 5.0
 MOST_OPEN = 4096
 _SHARE = 0.02
 _TABLES = ("tcp", "tcp6")
@@ -60,6 +61,7 @@ class Network:
         self._members = members
         self._number_of = number_of
         self._candidates = candidates
+        self._seconds = POLL_SECONDS
         self._foreign: Set[Key] = set()
         self._open: Dict[Key, Open] = {}
 
@@ -67,8 +69,7 @@ class Network:
     def unavailable() -> Optional[str]:
         """Why connections cannot be seen, if they cannot."""
         try:
-            with open("/proc/net/tcp", "rb") as file:
-                file.readline()
+            os.close(os.open("/proc/net/tcp", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             return f"/proc/net/tcp cannot be read: {error.strerror}"
         return None
@@ -85,7 +86,14 @@ class Network:
             return
         self._poll()
         now = time.monotonic()
-        self.due = now + max(POLL_SECONDS, (now - started) / _SHARE)
+        self.due = now + max(self._seconds, (now - started) / _SHARE)
+
+    def pace(self, idle: bool) -> None:
+        """Poll less often while nothing happens, and soon when something does."""
+        seconds = _IDLE_SECONDS if idle else POLL_SECONDS
+        if seconds < self._seconds and self.due is not None:
+            self.due = min(self.due, time.monotonic() + seconds)
+        self._seconds = seconds
 
     def finish(self) -> None:
         """Poll a last time; what is still open is only recorded as such."""

@@ -15,6 +15,7 @@ from ..recording import Recording
 
 POLL_SECONDS = 0.25
 MOST_RECORDED = 65536
+_IDLE_SECONDS = 1.0
 _NOTHING_RUNS_SECONDS = 2.0
 _FIRST_LOOK_SECONDS = 0.02
 _SHARE = 0.05
@@ -62,6 +63,7 @@ class Processes:
         self._waiting: List[int] = []
         self._other_runs: Dict[str, float] = {}
         self._recorded = 0
+        self._seconds = POLL_SECONDS
         self._interval = POLL_SECONDS
         self.due: Optional[float] = None
 
@@ -116,9 +118,16 @@ class Processes:
         self._classify(started + _CALL_SECONDS)
         cost = time.monotonic() - started
         # Never more than a share of a core, however many processes there are.
-        seconds = POLL_SECONDS if self._members else _NOTHING_RUNS_SECONDS
+        seconds = self._seconds if self._members else _NOTHING_RUNS_SECONDS
         self._interval = max(cost / _SHARE, 0.0 if self._waiting else seconds)
         self.due = time.monotonic() + self._interval
+
+    def pace(self, idle: bool) -> None:
+        """Poll less often while nothing happens, and soon when something does."""
+        seconds = _IDLE_SECONDS if idle else POLL_SECONDS
+        if seconds < self._seconds and self.due is not None:
+            self.due = min(self.due, time.monotonic() + seconds)
+        self._seconds = seconds
 
     def finish(self) -> None:
         """Poll a last time; whatever is gone is recorded as ended."""
