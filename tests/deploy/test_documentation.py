@@ -52,6 +52,14 @@ def test_every_make_target_that_is_described_exists() -> None:
     assert {"demo", "test", "up", "down", "lint"} <= described
 
 
+def test_the_events_of_the_gateways_log_that_are_described_exist() -> None:
+    chapter = README.read_text().partition("## SSH gateway")[2].partition("\n## ")[0]
+    described = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", chapter)) - {"known_hosts"}
+    code = "".join(path.read_text() for path in (CHECKOUT / "runs" / "gateway").rglob("*.py"))
+    assert len(described) > 5
+    assert [event for event in sorted(described) if f'"{event}"' not in code] == []
+
+
 @pytest.mark.parametrize("script", [".ci/run"])
 def test_scripts_are_sound_shell(script: str) -> None:
     subprocess.run(["bash", "-n", CHECKOUT / script], check=True)
