@@ -20,6 +20,7 @@ from runs.agent.channel import (
     encode_frame,
 )
 from runs.agent.frames import Kind, Stream
+from runs.agent.repair import repair
 from tests.runs.booted import Workspace, eventually
 from tests.runs.connected import ORIGIN, PTY, Session
 from tests.runs.recorded import Runs, is_alive
@@ -338,3 +339,22 @@ def _exits(record: Any) -> Any:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_session_that_was_killed_is_sealed_with_what_is_known_of_its_programs(
+    runs: Runs, connect: Opener
+) -> None:
+    session = connect()
+    session.command("sleep", "600")
+    last = session.command("sh", "-c", "exit 6")
+    last.until(ToClient.EXIT)
+    eventually(lambda: runs.record(session.run_id).of(Kind.PROCESS_EXITED))
+    empty = connect()
+    for killed in (session, empty):
+        killed.process.kill()
+        killed.process.wait()
+        assert repair(str(runs.root), killed.run_id)
+    seal = runs.record(session.run_id).seal
+    assert (seal["reason"], seal["exit"]["code"]) == ("recorder-lost", 6)
+    seal = runs.record(empty.run_id).seal
+    assert (seal["reason"], seal["exit"]) == ("recorder-lost", None)
