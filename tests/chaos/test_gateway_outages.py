@@ -62,7 +62,7 @@ def test_a_workspace_that_is_not_there_any_more_cannot_be_entered(
     assert (done.code, done.out) == (255, b"")
     assert "workspace" in done.err
     for run, _ in entrance.runs():
-        assert wait_final(stack, run)["status"] == "failed"
+        assert wait_final(stack, run)["status"] in {"failed", "cancelled"}
 
 
 # ---------------------------------------------------------------- the API
