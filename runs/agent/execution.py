@@ -13,6 +13,7 @@ import signal
 import time
 from typing import Callable, Dict, List, Optional
 
+from .allocation import keep_buffers
 from .client import Client, Watch
 from .config import Config
 from .environment import account_of
@@ -66,6 +67,7 @@ class Execution:
             rests=spec.mode == "interactive",
         )
         adopt_orphans()
+        keep_buffers()
         self._signals = SignalQueue()
         self._reaper = Reaper()
         self._around = Surroundings(
