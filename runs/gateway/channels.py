@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NOT_STARTED = 127
 NO_STATUS = 255
+ENDED_BY_OTHERS = {"cancelled": "the run was cancelled", "timeout": "the run's time was over"}
+"""The reasons for an exit that are neither the program's nor the client's doing."""
 UNWANTED_SECONDS = 5.0
 """How long a program may go on whose output nobody reads."""
 MAX_CELLS = 65535
@@ -196,6 +198,8 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
         """Say how the program ended, after all of its output."""
         if self._channel is None:
             return
+        if reason in ENDED_BY_OTHERS:
+            self.tell(ENDED_BY_OTHERS[reason])
         if signal:
             name = signal.removeprefix("SIG")
             known = name if name in SIGNALS else f"{name}@openssh.com"

@@ -7,8 +7,10 @@ of them goes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import re
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast, runtime_checkable
 
@@ -142,6 +144,21 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         if pkttype != MSG_IGNORE:
             super().send_packet(pkttype, *args, handler=handler)
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        super().connection_made(transport)
+        self._acknowledge_at_once()
+
+    def _acknowledge_at_once(self) -> None:
+        """Have the kernel not wait with its next acknowledgement, where it can be told.
+
+        Until it has logged in, OpenSSH's client sends nothing more before it has got that: 40 ms.
+        """
+        if self._transport is not None and hasattr(socket, "TCP_QUICKACK"):
+            sock = self._transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     def pause_writing(self) -> None:
         """Note that the client does not read as fast as we send."""
         self._full = True
@@ -169,6 +186,8 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         if self._transport is None:
             return  # its last words were said
         super().data_received(data, datatype)
+        if not self._auth_complete:
+            self._acknowledge_at_once()
         if len(self._inpbuf) > BUFFERED_BYTES:
             self.abort()
 

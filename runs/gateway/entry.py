@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from controlplane.errors import JobError
+from runs.gateway.channels import ENDED_BY_OTHERS
 from runs.gateway.configuration import Configuration
 from runs.gateway.control_plane import ControlPlane, ControlPlaneError, Principal, Refused, Target
 from runs.gateway.link import Link, LinkError
@@ -183,8 +184,9 @@ class Entry:
                 status = await api.run_status(self._visitor.principal.id, self.run_id)
         except (ControlPlaneError, TimeoutError):
             status = ""
-        if status == "cancelled" or self.link.last_reason == "cancelled":
-            return "the run was cancelled"
+        reason = "cancelled" if status == "cancelled" else self.link.last_reason
+        if reason in ENDED_BY_OTHERS:
+            return ENDED_BY_OTHERS[reason]
         return "the session in the workspace ended"
 
 

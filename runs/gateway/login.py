@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 EXAMPLE = "01890a5d-ac96-774b-bcce-b302099a8057"
 MAX_CLIENT = 255
+TOLD_SECONDS = 0.3
 
 logger = structlog.get_logger(__name__)
 
@@ -346,4 +347,5 @@ class Login(asyncssh.SSHServer):
             return
         reason = f"nothing has come or gone for {limit:g} seconds"
         self.tell(f"The connection is closed: {reason}.")
-        self.dismiss(reason)
+        # Clients that hear of a disconnect do not show any more what came just before.
+        self._timer = self._loop.call_later(TOLD_SECONDS, self.dismiss, reason)

@@ -53,14 +53,16 @@ class Peer:
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Hear the client until it goes."""
         decoder = FrameDecoder()
-        while data := await reader.read(65536):
-            decoder.feed(data)
-            while (frame := decoder.take()) is not None:
-                self.frames.append(frame)
-                await self.engine.behave(self, frame)
-        self.closed = True
-        for program in self.programs.values():
-            _hang_up(program)
+        try:
+            while data := await reader.read(65536):
+                decoder.feed(data)
+                while (frame := decoder.take()) is not None:
+                    self.frames.append(frame)
+                    await self.engine.behave(self, frame)
+        finally:
+            self.closed = True
+            for program in self.programs.values():
+                _hang_up(program)
 
     async def obey(self, frame: Frame) -> None:
         """Do what an agent does."""
