@@ -18,7 +18,7 @@ from .recording import Recording
 from .run_start import environment_of_program
 from .runspec import Program
 from .signals import name_of
-from .stop import kill_all, members_of_session
+from .stop import ignores_hangup, kill_all, members_of_session, signal_all
 from .terminal import end_of_file, input_visibility, open_terminal, resize
 
 KILL_AGAIN_SECONDS = 0.1
@@ -80,6 +80,7 @@ class Leader:
         self._kill_at: Optional[float] = None
         self._killed = False
         self._lost_at: Optional[float] = None
+        self._look_at = 0.0
         self._start()
 
     # What may be asked of it.
@@ -102,12 +103,19 @@ class Leader:
             self._child.signal_group(number)
 
     def hang_up(self, grace_seconds: float) -> None:
-        """Its client is gone: HUP for its group; after the grace KILL for its whole session."""
-        if self.exit is not None or self._kill_at is not None:
+        """Its client is gone: HUP for its whole session, and KILL after the grace.
+
+        What outlives it in the session is spared only if it ignores hangups.
+        """
+        if self.exit is not None or self._kill_at is not None or self._child is None:
             return
         self._kill_at = time.monotonic() + grace_seconds
-        self.signal(signal.SIGHUP, "client")
-        self.signal_group(signal.SIGCONT)
+        self._record_signal(signal.SIGHUP, "session", "client")
+        members = members_of_session(self._child.pid)
+        for number in (signal.SIGHUP, signal.SIGCONT):
+            self.signal_group(number)
+            # Not every shell passes it on to jobs, which have groups of their own.
+            signal_all((pid for pid in members if not self._is_in_group(pid)), number)
 
     def was_killed(self, now: float) -> None:
         """It cannot but end; when it does not, it is given up."""
@@ -151,6 +159,8 @@ class Leader:
         due = [self.abandon_at, *(output.retry_at for output in self._outputs)]
         if self.exit is None:
             due += [self._kill_at, self._lost_at]
+        elif self._kill_at is not None:
+            due.append(self._look_at)
         return due
 
     def supervise(self, now: float, accepts: bool, stop_reason: Optional[str]) -> None:
@@ -164,6 +174,8 @@ class Leader:
                 self.abandon_at = now + _AFTER_LEADER_SECONDS
             elif not self._drained:
                 self._drain()
+            if self._kill_at is not None and now >= self._look_at:
+                self._clear_session(now, self._kill_at)
             return
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + KILL_AGAIN_SECONDS
@@ -174,7 +186,7 @@ class Leader:
 
     def is_over(self, now: float) -> bool:
         """Whether it has ended and nothing more is to be read of it."""
-        if self.exit is None or self.abandon_at is None:
+        if self.exit is None or self.abandon_at is None or self._kill_at is not None:
             return False
         return not self._outputs or now >= self.abandon_at
 
@@ -290,6 +302,25 @@ class Leader:
         if self._child is not None:
             self.signal_group(signal.SIGKILL)
             kill_all(members_of_session(self._child.pid))
+
+    def _clear_session(self, now: float, kill_at: float) -> None:
+        """Wait for what has outlived it and was hung up on too, and end it after the grace."""
+        self._look_at = now + KILL_AGAIN_SECONDS
+        members = members_of_session(self._child.pid) if self._child is not None else ()
+        left = [pid for pid in members if not ignores_hangup(pid)]
+        if not left or now >= kill_at + LOST_SECONDS:
+            self._kill_at = None
+        elif now >= kill_at:
+            if not self._killed:
+                self._record_signal(signal.SIGKILL, "session", "client")
+            self._killed = True
+            signal_all(left, signal.SIGKILL)
+
+    def _is_in_group(self, pid: int) -> bool:
+        try:
+            return self._child is not None and os.getpgid(pid) == self._child.pid
+        except OSError:
+            return True
 
     # What the record says.
 

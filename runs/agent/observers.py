@@ -200,6 +200,8 @@ class Observers:
             return {"state": "off", "method": "none", "reason": "not wanted"}
         if missing is not None:
             return {"state": "off", "method": "none", "reason": missing}
+        if self._rests:
+            detail += f"; less often while nothing is recorded for {_REST_AFTER_SECONDS:g} s"
         interval = int(seconds * 1000)
         return {"state": "on", "method": "poll", "intervalMs": interval, "detail": detail}
 

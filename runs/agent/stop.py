@@ -117,6 +117,21 @@ def members_of_session(leader: int) -> Set[int]:
     return found
 
 
+def ignores_hangup(pid: int) -> bool:
+    """Whether a process was told to survive a hangup, as `nohup` does; ended ones need no care."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return True
+    for line in lines:
+        if line.startswith(b"State:") and b"Z" in line:
+            return True
+        if line.startswith(b"SigIgn:"):
+            return bool(int(line.split()[1], 16) & 1 << (signal.SIGHUP - 1))
+    return True
+
+
 def signal_all(pids: Iterable[int], number: int) -> None:
     """Signal processes; those that are gone or another user's are passed over."""
     for pid in pids:

@@ -257,9 +257,44 @@ def test_a_program_that_ignores_the_hangup_is_killed_with_its_whole_session(
     left.until_shown(b"here")
     record = left.record()
     assert record.exit == {"code": None, "signal": "SIGKILL", "reason": "signaled"}
-    assert [meta["target"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["group", "session"]
+    assert [meta["target"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["session", "session"]
     eventually(lambda: not is_alive(int(runs.workspace.read("job"))))
     assert is_alive(int(runs.workspace.read("daemon")))
+
+
+def test_what_outlives_a_program_that_was_hung_up_on_is_hung_up_on_too(
+    runs: Runs, session: Opener
+) -> None:
+    # With job control each job has a group of its own, and this shell tells them nothing.
+    script = "set -m; sleep 600 & echo $! > job; echo here; read line"
+    left = session("sh", "-c", script, graceSeconds=60)
+    left.until_shown(b"here")
+    record = left.record()
+    assert record.exit["signal"] == "SIGHUP"
+    assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGHUP"]
+    eventually(lambda: not is_alive(int(runs.workspace.read("job"))))
+
+
+def test_what_does_not_go_when_hung_up_on_is_killed_after_the_grace(
+    runs: Runs, session: Opener
+) -> None:
+    deaf = "bash -c 'trap : HUP; echo $$ > deaf; while :; do sleep 0.01; done' & "
+    script = f"set -m; {deaf} while [ ! -s deaf ]; do sleep 0.01; done; echo here; read line"
+    left = session("sh", "-c", script, graceSeconds=0.5)
+    left.until_shown(b"here")
+    record = left.record()
+    assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGHUP", "SIGKILL"]
+    assert not is_alive(int(runs.workspace.read("deaf")))
+
+
+def test_what_was_told_to_survive_a_hangup_survives_it(runs: Runs, session: Opener) -> None:
+    script = "nohup sh -c 'echo $$ > kept; exec sleep 600' >/dev/null 2>&1 & "
+    script += "while [ ! -s kept ]; do sleep 0.01; done; echo here; read line"
+    left = session("sh", "-c", script, graceSeconds=0.2)
+    left.until_shown(b"here")
+    record = left.record()
+    assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGHUP"]
+    assert is_alive(int(runs.workspace.read("kept")))
 
 
 def test_a_client_that_detaches_lets_the_program_go_on(runs: Runs, session: Opener) -> None:
