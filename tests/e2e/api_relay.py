@@ -25,9 +25,13 @@ class Exchange:
 
 @dataclass
 class Relay:
-    """Hands requests on to the API; every answer goes through ``hook`` first."""
+    """Hands requests on to the API; every answer goes through ``hook`` first.
+
+    What is in ``refused``, by method and path, is answered by an error and not handed on.
+    """
 
     url: str
+    refused: set[tuple[str, str]] = field(default_factory=set)
     hook: Hook | None = None
     seen: list[tuple[str, str]] = field(default_factory=list)
 
@@ -41,21 +45,26 @@ def relay_to(port: int) -> Iterator[Relay]:
 
         def relayed(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            if (self.command, self.path) in relay.refused:
+                self.answer(503, b'{"code": "closed", "detail": "Not today."}')
+                return
             upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             with contextlib.closing(upstream):
                 headers = {name: value for name, value in self.headers.items() if name != "Host"}
                 upstream.request(self.command, self.path, body or None, headers)
                 answer = upstream.getresponse()
                 exchange = Exchange(self.command, self.path, answer.status, answer.read())
-                content_type = answer.headers.get("content-type", "application/json")
             relay.seen.append((exchange.method, exchange.path))
             if relay.hook is not None:
                 relay.hook(exchange)
-            self.send_response(exchange.status)
-            self.send_header("content-type", content_type)
-            self.send_header("content-length", str(len(exchange.content)))
+            self.answer(exchange.status, exchange.content)
+
+        def answer(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
             self.end_headers()
-            self.wfile.write(exchange.content)
+            self.wfile.write(content)
 
         do_GET = do_POST = do_PATCH = relayed  # noqa: N815 - the names that the server looks for
 

@@ -85,6 +85,16 @@ def test_a_command_that_reads_nothing_ends_although_input_waits(client: Client) 
     assert (done.code, done.out) == (0, b"done\n")
 
 
+def test_a_shell_without_a_terminal_takes_its_commands_from_its_input(
+    door: Door, client: Client
+) -> None:
+    with door.run() as run:
+        done = client.ssh("-T", HOST, given=b"echo one; false\necho $?; tty; exit 9\n")
+    assert (done.code, done.out) == (9, b"one\n1\nnot a tty\n")
+    assert door.place.ended(run.id)["exitCode"] == 9
+    assert door.place.output(run.id) == done.out
+
+
 def test_the_command_is_the_login_shells_and_is_passed_on_as_it_is(client: Client) -> None:
     odd = """printf '%s|' 'a  b' "it's" ü $((1+1)); echo ${BASH_VERSION:+bash}"""
     assert client.said(odd).decode() == "a  b|it's|ü|2|bash\n"

@@ -12,10 +12,12 @@ import tarfile
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import GitServer, Stack
+from tests.e2e.runs import RAW
 from tests.e2e.ssh import HOST, Client
 from tests.e2e.ssh_door import Door, door_of, gone
 from tests.gateway_process import free_port
@@ -104,8 +106,7 @@ def test_20_channels_of_one_connection_are_one_run_whose_commands_are_told_apart
     wrote = set()
     for event in leaders:
         path = f"/v1/runs/{run.id}/scrollback?stream=stdout&processId={event['processId']}"
-        raw = {"accept": "application/octet-stream"}
-        wrote.add(door.place.stack.api.get(path, headers=raw).content)
+        wrote.add(door.place.stack.api.get(path, headers=RAW).content)
     assert wrote == {b"here\n%d\n" % number for number in range(CHANNELS)}
     door.place.verify(run.id)
 
@@ -283,3 +284,43 @@ def test_an_editor_installs_its_server_starts_it_and_finds_it_again(
         assert client.said(f"kill {pid} && echo killed", *shared) == b"killed\n"
     gone(door.place, pid)
     client.said("rm -r ~/.editor-server")
+
+
+# ---------------------------------------------------------------- a tool that runs playbooks
+
+
+def test_a_tool_copies_its_module_and_runs_it_over_a_connection_that_it_leaves_open(
+    door: Door, client: Client, tmp_path: Path
+) -> None:
+    """What Ansible does: the first command opens the connection, and it outlives the command."""
+    module = tmp_path / "module.py"
+    module.write_text("import json, sys\nprint(json.dumps({'got': sys.stdin.read()}))\n")
+    path = client.folder / "persisting"
+    kept = (
+        "-C",
+        "-o",
+        "ControlMaster=auto",
+        "-o",
+        "ControlPersist=60s",
+        "-o",
+        f"ControlPath={path}",
+    )
+    folder = "~/.ansible/tmp/ansible-1"
+    with door.run() as run:
+        home = client.said("/bin/sh -c 'echo ~ && sleep 0'", *kept).decode().strip()
+        made = f'( umask 77 && mkdir -p "$( echo {folder} )" && echo done ) && sleep 0'
+        assert client.said(f"/bin/sh -c '{made}'", *kept) == b"done\n"
+        batch = f"put {module} {home}/.ansible/tmp/ansible-1/module.py\n".encode()
+        sftp = ("sftp", "-b", "-", *kept, "-F", str(client.config), HOST)
+        assert client.run(*sftp, given=batch).code == 0
+        client.said(f"/bin/sh -c 'chmod u+rwx {folder} {folder}/module.py && sleep 0'", *kept)
+        execute = f"/bin/sh -c '/usr/bin/python3 {folder}/module.py && sleep 0'"
+        assert client.said(execute, *kept, given=b"words") == b'{"got": "words"}\n'
+        with client.terminal(f"echo ready; {execute}", *kept) as terminal:
+            terminal.until(b"ready\r\n")
+            terminal.type("typed\n\x04")
+            assert terminal.ended() == 0
+        assert b'{"got": "typed' in terminal.said
+        client.said(f"/bin/sh -c 'rm -f -r {folder} > /dev/null 2>&1 && sleep 0'", *kept)
+        assert client.ssh("-S", str(path), "-O", "exit", HOST).code == 0
+    door.place.completed(run.id)

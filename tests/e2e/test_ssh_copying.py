@@ -91,7 +91,7 @@ def sums(root: Path) -> list[str]:
     return sorted(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  ./{path.relative_to(root)}"
         for path in root.rglob("*")
-        if path.is_file()
+        if path.is_file() and not path.is_symlink()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import uuid
 from collections.abc import Iterator
 
@@ -181,6 +182,24 @@ def test_the_clients_display_is_not_forwarded(client: Client) -> None:
     assert "X11 forwarding request failed" in done.err
 
 
+def test_sockets_are_not_forwarded(client: Client) -> None:
+    path = client.folder / "local"
+    option = (
+        "-o",
+        "LogLevel=INFO",
+        "-o",
+        "ExitOnForwardFailure=yes",
+        "-L",
+        f"{path}:/run/some.sock",
+    )
+    with client.begun("echo in; cat", *option) as begun, socket.socket(socket.AF_UNIX) as local:
+        local.connect(str(path))
+        local.settimeout(30)
+        assert local.recv(1) == b""
+        _, errors = begun.process.communicate(b"", 30)
+    assert b"open failed" in errors
+
+
 def test_a_subsystem_that_there_is_not_is_refused(client: Client) -> None:
     done = client.ssh("-s", HOST, "netconf")
     assert (done.code, done.out) == (127, b"")
@@ -250,16 +269,27 @@ def test_the_run_is_there_before_anything_is_executed(door: Door, relay: Relay) 
 
 
 def test_nothing_is_executed_when_no_run_can_be_created(door: Door, relay: Relay) -> None:
-    def refuse(exchange: Exchange) -> None:
-        if is_announcement(exchange):
-            exchange.status, exchange.content = 503, b'{"code": "x", "detail": "Not today."}'
-
     runs = door.runs()
-    relay.hook = refuse
+    relay.refused.add(("POST", "/v1/runs"))
     done = behind(door, relay)
     assert (done.code, done.out) == (REFUSED, b"")
     assert "record" in done.err
     assert_untouched(door, runs)
+
+
+def test_nothing_is_executed_when_the_run_cannot_be_begun(door: Door, relay: Relay) -> None:
+    def close(exchange: Exchange) -> None:
+        if is_announcement(exchange):
+            run = json.loads(exchange.content)["runId"]
+            relay.refused.add(("PATCH", f"/v1/runs/{run}"))
+
+    runs = door.runs()
+    relay.hook = close
+    done = behind(door, relay)
+    assert (done.code, done.out) == (REFUSED, b"")
+    assert "control plane" in done.err
+    assert door.place.inside(f"test ! -e {MARK} && echo nothing") == "nothing"
+    assert len(set(door.runs()) - set(runs)) == 1
 
 
 def test_nothing_is_executed_when_the_record_cannot_be_written(door: Door, relay: Relay) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import REPOSITORY
+from tests.e2e.runs import RAW, REPOSITORY
 from tests.e2e.ssh import Client, Terminal
 from tests.e2e.ssh_door import Door, door_of, found_in_database, gone
 from tests.worker_process import eventually
@@ -154,6 +154,34 @@ def test_keys_do_what_they_do_in_any_terminal(door: Door, client: Client) -> Non
         assert terminal.ended() == 0
     assert_kept(door, run.id, terminal)
     assert WAITING.encode() in door.place.output(run.id, "ptyInput")
+
+
+def test_terminals_of_one_connection_are_kept_apart(door: Door, client: Client) -> None:
+    with (
+        door.run() as run,
+        client.connection() as shared,
+        client.terminal("echo one; cat", *shared, columns=50) as one,
+        client.terminal("echo two; cat", *shared, columns=60) as two,
+    ):
+        one.until(b"one\r\n")
+        two.until(b"two\r\n")
+        for terminal, name in ((one, b"uno"), (two, b"due"), (one, b"again"), (two, b"too")):
+            terminal.type(name + b"\n")
+            terminal.until(name + b"\r\n" + name + b"\r\n")
+        for terminal in (two, one):
+            terminal.type(b"\x04")
+            assert terminal.ended() == 0
+    door.place.completed(run.id)
+    leaders = [
+        event
+        for event in door.place.timeline(run.id, "processStarted")
+        if "channel" in event["ref"]
+    ]
+    kept = set()
+    for leader in leaders:
+        path = f"/v1/runs/{run.id}/scrollback?stream=pty&processId={leader['processId']}"
+        kept.add(door.place.stack.api.get(path, headers=RAW).content)
+    assert kept == {one.said, two.said}
 
 
 def test_a_terminal_that_is_turned_off_hangs_its_shell_up(door: Door, client: Client) -> None:
