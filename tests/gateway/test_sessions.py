@@ -59,20 +59,20 @@ def test_a_client_that_only_listens_is_kept(hall: Hall) -> None:
 
 def test_a_container_that_ends_is_told(hall: Hall) -> None:
     hall.engine.answers[f"/containers/{CONTAINER}/json"] = (200, {"State": {"Running": False}})
-    assert "the workspace's container ended" in _said_when(hall, lambda peer: peer.writer.close())
+    assert "the workspace's container ended" in _said_when(hall, lambda peer: peer.writer.write_eof())
 
 
 def test_a_run_that_was_cancelled_is_told(hall: Hall) -> None:
     def cancel(peer: Peer) -> None:
         ending = {"code": None, "signal": "SIGTERM", "reason": "cancelled"}
         peer.send(ToClient.EXIT, 1, ending)
-        peer.writer.close()
+        peer.writer.write_eof()
 
     assert "the run was cancelled" in _said_when(hall, cancel)
 
 
 def test_an_agent_that_ends_for_no_reason_is_told(hall: Hall) -> None:
-    said = _said_when(hall, lambda peer: peer.writer.close())
+    said = _said_when(hall, lambda peer: peer.writer.write_eof())
     assert "the session in the workspace ended" in said
 
 
@@ -150,7 +150,8 @@ def test_other_hosts_are_not_reached_through_a_workspace(hall: Hall) -> None:
     done = hall.client().ssh("-v", "-W", "192.0.2.1:80", HOST)
     assert "administratively prohibited: no forward to 192.0.2.1" in done.err
     assert "SSH_GATEWAY_FORWARD_HOSTS allows localhost, 127.0.0.1, ::1" in done.err
-    assert not [f for f in hall.engine.peers[0].frames if f.type == FromClient.OPEN]
+    frames = [frame for peer in hall.engine.peers for frame in peer.frames]
+    assert FromClient.OPEN not in [frame.type for frame in frames]
 
 
 def test_other_hosts_are_reached_when_that_is_allowed(hall: Hall) -> None:
