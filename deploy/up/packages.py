@@ -56,13 +56,18 @@ def missing_browser() -> list[Missing]:
     return [Missing("Chromium", ("chromium", "fonts-dejavu-core"))]
 
 
-def missing_ssh_clients(*, rsync: bool) -> list[Missing]:
-    """The programs with which the demo and, with `rsync` as well, the tests enter workspaces."""
+_SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
+
+
+def missing_ssh_clients(*, test: bool) -> list[Missing]:
+    """The programs with which the demo and the tests enter workspaces."""
     missing = []
     if any(find_program(name) is None for name in ("ssh", "scp", "sftp", "ssh-keygen")):
         missing.append(Missing("OpenSSH client", ("openssh-client",)))
-    if rsync and find_program("rsync") is None:
+    if test and find_program("rsync") is None:
         missing.append(Missing("rsync", ("rsync",)))
+    if test and not _SFTP_SERVER.exists() and _is_debian_like():
+        missing.append(Missing("sftp-server", ("openssh-sftp-server",)))
     return missing
 
 

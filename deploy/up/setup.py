@@ -78,7 +78,7 @@ def prepare(
         ]
         missing += packages.missing_browser()
     if test or ssh_client:
-        missing += packages.missing_ssh_clients(rsync=test)
+        missing += packages.missing_ssh_clients(test=test)
     client_missing = find_program("docker") is None and not any(
         lacking.name == EnginePart.title for lacking in missing
     )

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -133,7 +134,12 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packages, "find_program", lambda *names: None)
-    demo = packages.missing_ssh_clients(rsync=False)
-    tests = packages.missing_ssh_clients(rsync=True)
+    monkeypatch.setattr(packages, "_SFTP_SERVER", Path("/no/such/program"))
+    demo = packages.missing_ssh_clients(test=False)
+    tests = packages.missing_ssh_clients(test=True)
     assert [part.packages for part in demo] == [("openssh-client",)]
-    assert [part.packages for part in tests] == [("openssh-client",), ("rsync",)]
+    assert [part.packages for part in tests] == [
+        ("openssh-client",),
+        ("rsync",),
+        ("openssh-sftp-server",),
+    ]

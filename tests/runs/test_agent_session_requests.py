@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runs.agent import requests
 from runs.agent.channel import FromClient, ToClient
 from runs.agent.frames import Kind, Stream
 from tests.runs.booted import USER, Workspace
@@ -16,10 +17,6 @@ from tests.runs.connected import ORIGIN, PTY, Session
 from tests.runs.recorded import Runs
 
 Opener = Callable[..., Session]
-REAL_SERVER = any(
-    Path(folder, "sftp-server").exists()
-    for folder in ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec")
-)
 
 
 @pytest.fixture
@@ -122,7 +119,6 @@ def test_an_unknown_subsystem_is_refused(connect: Opener) -> None:
     assert refused["code"] == "no-subsystem"
 
 
-@pytest.mark.skipif(not REAL_SERVER, reason="no sftp-server on this machine")
 def test_sftp_is_served_by_the_image_s_own_server_and_recorded(connect: Opener) -> None:
     session = connect()
     sftp = session.open("subsystem", name="sftp")
@@ -136,18 +132,14 @@ def test_sftp_is_served_by_the_image_s_own_server_and_recorded(connect: Opener) 
     assert record.metas(Kind.PROCESS_STARTED)[0]["kind"] == "subsystem"
 
 
-@pytest.mark.skipif(REAL_SERVER, reason="its own sftp-server comes first")
-def test_an_sftp_server_is_found_on_the_path(runs: Runs, connect: Opener) -> None:
-    server = runs.workspace.directory / "sftp-server"
-    session = connect(env={"PATH": f"{server.parent}:/usr/bin:/bin"})
-    refused = session.open("subsystem", name="sftp").until(ToClient.REFUSED)
-    assert refused["code"] == "no-subsystem"
-    server.write_text("#!/bin/sh\nexec cat\n")
-    server.chmod(0o755)
-    sftp = session.open("subsystem", name="sftp")
-    sftp.write(b"hello")
-    sftp.send(FromClient.EOF)
-    assert sftp.until(ToClient.EXIT)["code"] == 0
-    record = session.record()
-    assert record.stream(Stream.STDIN) == record.stream(Stream.STDOUT) == b"hello"
-    assert record.metas(Kind.PROCESS_STARTED)[0]["kind"] == "subsystem"
+def test_an_sftp_server_is_found_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_SFTP_SERVERS", ())
+    path = f"/usr/bin:{tmp_path}"
+    with pytest.raises(requests.Refusal) as refusal:
+        requests._subsystem("sftp", path)
+    assert refusal.value.code == "no-subsystem"
+    server = tmp_path / "sftp-server"
+    server.touch(mode=0o755)
+    assert requests._subsystem("sftp", path) == str(server)

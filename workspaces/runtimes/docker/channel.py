@@ -18,6 +18,8 @@ from controlplane.processes import Tail
 from workspaces.runtimes.base import AgentAnswer, LaunchError
 
 READ_BYTES = 256 * 1024
+FIRST_READ_BYTES = 16 * 1024
+"""Room for as much is made once that has been filled: many channels have little to say."""
 WRITE_BYTES = 256 * 1024
 ERROR_TAIL_BYTES = 8 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -52,7 +54,7 @@ class ExecChannel:
         self._ended = False
         self._closed = False
         self._said = Tail(ERROR_TAIL_BYTES)
-        self._buffer = bytearray(READ_BYTES)
+        self._buffer = bytearray(FIRST_READ_BYTES)
         self._reading = threading.Lock()
         self._writing = threading.Lock()
 
@@ -87,6 +89,8 @@ class ExecChannel:
             return
         received = memoryview(self._buffer)[:count]
         self._pending = b"".join((self._pending, received))
+        if count == len(self._buffer) < READ_BYTES:
+            self._buffer = bytearray(READ_BYTES)
 
     def _take_pending(self) -> bytes:
         """Return the output in what was received; keep an incomplete frame header for later."""
