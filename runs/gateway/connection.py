@@ -208,10 +208,13 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         transport, self._transport = self._transport, None
         self._received = 0
         GatewayConnection.lingering += 1
-        transport.write_eof()
         timer = self._loop.call_later(LINGER_SECONDS, transport.abort)
         self._farewell = (transport, timer)
         self._loop.call_soon(self._cleanup, exc)
+        try:
+            transport.write_eof()
+        except OSError:  # the client has reset the connection just now
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None = None) -> None:
         """Know that the connection is closed, or that it has to be."""

@@ -59,7 +59,9 @@ def test_a_client_that_only_listens_is_kept(hall: Hall) -> None:
 
 def test_a_container_that_ends_is_told(hall: Hall) -> None:
     hall.engine.answers[f"/containers/{CONTAINER}/json"] = (200, {"State": {"Running": False}})
-    assert "the workspace's container ended" in _said_when(hall, lambda peer: peer.writer.write_eof())
+    assert "the workspace's container ended" in _said_when(
+        hall, lambda peer: peer.writer.write_eof()
+    )
 
 
 def test_a_run_that_was_cancelled_is_told(hall: Hall) -> None:
