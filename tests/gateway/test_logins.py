@@ -97,9 +97,10 @@ def test_the_id_may_be_written_in_capitals(hall: Hall) -> None:
     assert client.said("echo in") == b"in\n"
 
 
-@pytest.mark.parametrize("name", ["ws-\x1b[31m\n", "ws-\u202e", "\x07" * 300, "ws-\udcff"])
+@pytest.mark.parametrize("name", ["ws-\x1b[31m", "ws-\u202e", "\x07" * 300, "ws-ü\x9b"])
 def test_a_user_name_with_control_characters_is_escaped(hall: Hall, name: str) -> None:
-    done = hall.client().command("true", "-l", name)
+    # Only in a configuration does OpenSSH's client let such a name pass.
+    done = hall.client(user=name).command("true")
     assert done.code == 255
     assert "has to be ws-<workspace id>" in done.err
     assert done.err.strip().isprintable()
