@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -36,8 +37,8 @@ class Effort:
 
     logins: int = 12
     rounds: int = 3
-    mib: int = 256
-    terminal_mib: int = 96
+    mib: int = 128
+    terminal_mib: int = 48
     keys: int = 2000
     sessions: int = 200
 
@@ -296,6 +297,8 @@ def main() -> int:
     options = parser.parse_args()
     effort = QUICK if options.quick else Effort()
     figures: list[Figure] = []
+    # Who is told to end takes everything down that was started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with bench_database(), place(effort.mib << 20) as found:
         for name in options.only or list(MEASURES):
             started = time.monotonic()
