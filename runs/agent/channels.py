@@ -173,8 +173,8 @@ class ProgramChannel(Channel, Audience):
         self._pump()
 
     def give(self, data: bytes) -> None:
-        if self.leader is not None and self.leader.input is not None:
-            self.leader.input.give(data)
+        if self.leader is not None:
+            self.leader.give(data)
 
     def end_input(self) -> None:
         if self.leader is not None:

@@ -130,6 +130,16 @@ class Leader:
             output.flush()
         self._record_size(columns, rows)
 
+    def give(self, data: bytes) -> None:
+        """Hand it over in this turn, if the program and the record take it."""
+        given = self.input
+        if given is None:
+            return
+        waits = given.pending
+        given.give(data)
+        if not waits and not self._is_hung_up() and self._recording.accepts():
+            given.write()
+
     def end_input(self) -> None:
         """What the client sends is at its end; in a terminal that is a key."""
         if self.input is None:
@@ -144,13 +154,11 @@ class Leader:
     def watches(self, now: float, read: bool, write: bool) -> List[Watch]:
         """Descriptors to wait for, when its output may be read and its input written now."""
         found: List[Watch] = []
-        hung_up = False
         for output in self._outputs:
             if read and output.ready(now):
                 found.append((output.fd, select.POLLIN, output.handle))
-            hung_up = hung_up or output.retry_at is not None
         given = self.input
-        if write and given is not None and given.pending and not hung_up:
+        if write and given is not None and given.pending and not self._is_hung_up():
             found.append((given.fd, select.POLLOUT, given.handle))
         return found
 
@@ -315,6 +323,10 @@ class Leader:
                 self._record_signal(signal.SIGKILL, "session", "client")
             self._killed = True
             signal_all(left, signal.SIGKILL)
+
+    def _is_hung_up(self) -> bool:
+        """Whether nobody had the terminal open a moment ago: what is typed now would be lost."""
+        return any(output.retry_at is not None for output in self._outputs)
 
     def _is_in_group(self, pid: int) -> bool:
         try:

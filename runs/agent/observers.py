@@ -112,6 +112,9 @@ class Observers:
                 ignored = self._changes.ignored
             except ChangesFailed as failure:
                 self._changed("files", "limited", f"no snapshot before the run: {failure}")
+        if self._network is not None:
+            self._network.begin()
+        if self._changes is not None:
             try:
                 self._live = LiveFiles(self._recording, self._root, ignored, self.candidates)
             except OSError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import _thread
 import os
-import signal
 from typing import Optional
+
+from .aside import aside
 
 
 class BackgroundSync:
@@ -30,14 +31,7 @@ class BackgroundSync:
         The descriptor stays open until `end`.
         """
         self._under_way.acquire()
-        # Signals are for the loop. A thread has the mask of who starts it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            _thread.start_new_thread(self._sync, (fd,))
-        except RuntimeError:
-            self._sync(fd)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        aside(self._sync, fd)
 
     def end(self) -> None:
         """Wait until none is running; raises the OSError of one that has failed."""

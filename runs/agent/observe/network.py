@@ -6,6 +6,7 @@ ended between two polls and left nothing behind.
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import struct
@@ -13,6 +14,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from ..aside import aside
 from ..frames import Confidence, Kind, Method
 from ..recording import Recording
 
@@ -20,6 +22,8 @@ POLL_SECONDS = 1.0
 _IDLE_SECONDS = 5.0
 MOST_OPEN = 4096
 _SHARE = 0.02
+_LOOK_SECONDS = 0.03
+_READ_BYTES = 262144
 _TABLES = ("tcp", "tcp6")
 _MOST_DESCRIPTORS = 4096
 _LISTENING = "0A"
@@ -62,6 +66,8 @@ class Network:
         self._number_of = number_of
         self._candidates = candidates
         self._seconds = POLL_SECONDS
+        self._tables = _Tables()
+        self._is_reading = False
         self._foreign: Set[Key] = set()
         self._open: Dict[Key, Open] = {}
 
@@ -74,19 +80,29 @@ class Network:
             return f"/proc/net/tcp cannot be read: {error.strerror}"
         return None
 
+    def begin(self) -> None:
+        """Begin to look at what is open now; there is time for something else meanwhile."""
+        self._tables.begin()
+
     def prepare(self) -> None:
-        """What is open now, before the leader, belongs to others."""
-        self._foreign = {row.key for row in _rows()}
+        """What was open at `begin`, before the leader, belongs to others."""
+        self._foreign = {row.key for row in _rows(self._tables.wait())}
         self.due = time.monotonic()
 
     def tick(self) -> None:
-        """Poll when it is time."""
-        started = time.monotonic()
-        if self.due is None or started < self.due:
-            return
-        self._poll()
+        """Poll when it is time: read the tables beside the loop, and look at them later."""
         now = time.monotonic()
-        self.due = now + max(self._seconds, (now - started) / _SHARE)
+        if self.due is None or now < self.due:
+            return
+        if not self._is_reading:
+            self._is_reading = True
+            self._tables.begin()
+        if self._tables.running:
+            self.due = now + _LOOK_SECONDS
+            return
+        self._is_reading = False
+        self._poll(self._tables.wait())
+        self.due = now + max(self._seconds, self._tables.seconds / _SHARE)
 
     def pace(self, idle: bool) -> None:
         """Poll less often while nothing happens, and soon when something does."""
@@ -98,11 +114,13 @@ class Network:
     def finish(self) -> None:
         """Poll a last time; what is still open is only recorded as such."""
         if self.due is not None:
-            self._poll()
+            self._tables.wait()
+            self._tables.begin()
+            self._poll(self._tables.wait())
         self.due = None
 
-    def _poll(self) -> None:
-        rows = {row.key: row for row in _rows()}
+    def _poll(self, tables: List[Tuple[str, bytes]]) -> None:
+        rows = {row.key: row for row in _rows(tables)}
         self._foreign &= rows.keys()
         new = [row for key, row in rows.items() if key not in self._foreign]
         new = [row for row in new if row.key not in self._open]
@@ -177,14 +195,62 @@ def _descriptors(pids: Iterable[int]) -> Iterator[Tuple[int, str]]:
             return
 
 
-def _rows() -> Iterator[Row]:
+class _Tables:
+    """Reads the tables beside the loop: the kernel takes up to tens of milliseconds for each."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """How long that took the last time."""
+        self._under_way = _thread.allocate_lock()
+        self._read: List[Tuple[str, bytes]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether they are being read."""
+        return self._under_way.locked()
+
+    def begin(self) -> None:
+        """Begin to read them; nobody may be doing so."""
+        self._under_way.acquire()
+        aside(self._read_all)
+
+    def wait(self) -> List[Tuple[str, bytes]]:
+        """What was read, once it is read: the name and the text of each that can be read."""
+        with self._under_way:
+            return self._read
+
+    def _read_all(self) -> None:
+        began = time.monotonic()
+        try:
+            self._read = read_tables()
+            self.seconds = time.monotonic() - began
+        finally:
+            self._under_way.release()
+
+
+def read_tables() -> List[Tuple[str, bytes]]:
+    """The name and the text of each table that can be read."""
+    found = []
     for table in _TABLES:
         try:
-            with open(f"/proc/net/{table}") as file:
-                lines = file.read().splitlines()[1:]
+            fd = os.open(f"/proc/net/{table}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue
-        for line in lines:
+        parts: List[bytes] = []
+        try:
+            while not parts or parts[-1]:
+                parts.append(os.read(fd, _READ_BYTES))
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        found.append((table, b"".join(parts)))
+    return found
+
+
+def _rows(tables: Iterable[Tuple[str, bytes]]) -> Iterator[Row]:
+    for table, text in tables:
+        for line in text.decode("ascii", "replace").splitlines()[1:]:
             fields = line.split()
             if len(fields) < 10 or fields[3] == _LISTENING or _is_local(fields[2]):
                 continue

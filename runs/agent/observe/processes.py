@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..frames import Confidence, Method
 from ..recording import Recording
@@ -19,7 +19,9 @@ _IDLE_SECONDS = 1.0
 _NOTHING_RUNS_SECONDS = 2.0
 _FIRST_LOOK_SECONDS = 0.02
 _SHARE = 0.05
-_CALL_SECONDS = 0.004
+# A key waits for no longer than this.
+_CALL_SECONDS = 0.0015
+_LAST_LOOK_SECONDS = 1.0
 # A pid that was used again between two polls looks like the stranger it was before; so some of
 # them are looked at again each time.
 _STRANGERS_PER_POLL = 64
@@ -60,7 +62,8 @@ class Processes:
         self._sessions: Set[int] = set()
         self._strangers: Dict[int, int] = {}
         self._checked: List[int] = []
-        self._waiting: List[int] = []
+        self._poll: Optional[Iterator[None]] = None
+        self._is_outdated = False
         self._other_runs: Dict[str, float] = {}
         self._recorded = 0
         self._seconds = POLL_SECONDS
@@ -86,6 +89,8 @@ class Processes:
         self._strangers.pop(pid, None)
         self._members[pid] = Member(number, found.start if found else 0, True, time.monotonic())
         self._sessions.add(pid)
+        # A look that is under way does not see what it starts.
+        self._is_outdated = True
         # What a quick program has to say is passed on first.
         self.due = time.monotonic() + _FIRST_LOOK_SECONDS
 
@@ -113,13 +118,15 @@ class Processes:
         started = time.monotonic()
         if self.due is None or started < self.due:
             return
-        if not self._waiting:
-            self._begin_poll()
-        self._classify(started + _CALL_SECONDS)
+        if self._poll is None:
+            self._poll = self._polled()
+            self._is_outdated = False
+        if _drive(self._poll, started + _CALL_SECONDS):
+            self._poll = None
         cost = time.monotonic() - started
         # Never more than a share of a core, however many processes there are.
         seconds = self._seconds if self._members else _NOTHING_RUNS_SECONDS
-        self._interval = max(cost / _SHARE, 0.0 if self._waiting else seconds)
+        self._interval = max(cost / _SHARE, 0.0 if self._poll or self._is_outdated else seconds)
         self.due = time.monotonic() + self._interval
 
     def pace(self, idle: bool) -> None:
@@ -131,45 +138,45 @@ class Processes:
 
     def finish(self) -> None:
         """Poll a last time; whatever is gone is recorded as ended."""
-        self._begin_poll()
-        self._classify(time.monotonic() + 1.0)
+        _drive(self._polled(), time.monotonic() + _LAST_LOOK_SECONDS)
         self.due = None
 
-    def _begin_poll(self) -> None:
+    def _polled(self) -> Iterator[None]:
+        """One look at everything, in steps: what begins meanwhile is left for the next one."""
         present = set(_pids())
-        for pid in list(self._members):
-            found = _stat_of(pid) if pid in present else None
-            member = self._members[pid]
-            if found is None or found.state == "Z" or found.start != member.start:
-                self._ended(pid, member)
+        members = list(self._members.items())
         for pid in [pid for pid in self._strangers if pid not in present]:
             del self._strangers[pid]
-        self._look_again()
-        known = self._strangers.keys() | self._members.keys() | {os.getpid()}
-        self._waiting = sorted(present - known, reverse=True)
-
-    def _look_again(self) -> None:
+        for pid, member in members:
+            found = _stat_of(pid) if pid in present else None
+            gone = found is None or found.state == "Z" or found.start != member.start
+            if gone and self._members.get(pid) is member:
+                self._ended(pid, member)
+            yield
         if not self._checked:
             self._checked = list(self._strangers)
-        for pid in self._checked[:_STRANGERS_PER_POLL]:
-            start = self._strangers.get(pid)
-            if start is None:
-                continue
-            found = _stat_of(pid)
-            if start == -1 and found is not None:
-                self._strangers[pid] = found.start
-                self._note_other_run(pid)
-            elif found is None or found.start != start:
-                del self._strangers[pid]
-            else:
-                self._note_other_run(pid)
+        look_again = self._checked[:_STRANGERS_PER_POLL]
         del self._checked[:_STRANGERS_PER_POLL]
+        for pid in look_again:
+            self._look_again(pid)
+            yield
+        known = self._strangers.keys() | self._members.keys() | {os.getpid()}
+        for pid in sorted(present - known):
+            self._place(pid, set())
+            yield
 
-    def _classify(self, until: float) -> None:
-        while self._waiting:
-            self._place(self._waiting.pop(), set())
-            if time.monotonic() >= until:
-                return
+    def _look_again(self, pid: int) -> None:
+        start = self._strangers.get(pid)
+        if start is None:
+            return
+        found = _stat_of(pid)
+        if start == -1 and found is not None:
+            self._strangers[pid] = found.start
+            self._note_other_run(pid)
+        elif found is None or found.start != start:
+            del self._strangers[pid]
+        else:
+            self._note_other_run(pid)
 
     def _place(self, pid: int, asking: Set[int]) -> bool:
         """Decide whether a new process is the run's; its parents are decided first."""
@@ -237,6 +244,11 @@ class Processes:
             method=Method.POLL,
             confidence=Confidence.INFERRED,
         )
+
+
+def _drive(poll: Iterator[None], until: float) -> bool:
+    """Go on with it until then; whether it is done."""
+    return all(time.monotonic() < until for _ in poll)
 
 
 def _age_us(member: Member) -> int:
