@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast, runtime_chec
 
 import asyncssh
 from asyncssh.connection import SSHServerConnection
-from asyncssh.constants import MSG_IGNORE, MSG_USERAUTH_REQUEST
+from asyncssh.constants import MSG_CHANNEL_OPEN, MSG_IGNORE, MSG_USERAUTH_REQUEST
 from asyncssh.packet import SSHPacket, SSHPacketLogger
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ LINGER_SECONDS = 2.0
 MAX_LINGERING = 200
 WINDOW_BYTES = 2 * 1024 * 1024
 PACKET_BYTES = 32 * 1024
+LEAST_PACKET_BYTES = 4096
+"""Output in smaller pieces would keep everybody else waiting while it is cut up."""
+MAX_DEFERRED_PACKETS = 16 * 1024
+"""More than all windows of a connection hold; a key exchange that lasts longer is none."""
 MAX_VARIABLES = 64
 MAX_ENVIRONMENT_BYTES = 32 * 1024
 NAME_OF_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -98,6 +102,7 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         super().__init__(loop, options)
         self._received = 0
         self._full = False
+        self._unread = False
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._farewell: tuple[asyncio.Transport, asyncio.TimerHandle] | None = None
@@ -131,6 +136,10 @@ class GatewayConnection(_Quiet, SSHServerConnection):
     def _send_outgoing(self) -> None:
         if self._outgoing and self._transport is not None:
             self._transport.write(b"".join(self._outgoing))
+            if self._transport.get_write_buffer_size() > BUFFERED_BYTES and not self._unread:
+                # Whoever does not read the answers is not heard any further.
+                self._unread = True
+                self._transport.pause_reading()
         self._outgoing.clear()
         self._outgoing_bytes = 0
 
@@ -143,6 +152,9 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         """
         if pkttype != MSG_IGNORE:
             super().send_packet(pkttype, *args, handler=handler)
+            if len(self._deferred_packets) > MAX_DEFERRED_PACKETS:
+                self._deferred_packets.clear()
+                self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -166,6 +178,9 @@ class GatewayConnection(_Quiet, SSHServerConnection):
     def resume_writing(self) -> None:
         """Note that it does again."""
         self._full = False
+        if self._unread and self._transport is not None:
+            self._transport.resume_reading()
+        self._unread = False
         self._tell_writable()
 
     def _send_deferred_packets(self) -> None:
@@ -243,8 +258,19 @@ class GatewayConnection(_Quiet, SSHServerConnection):
                 raise
             raise asyncssh.IllegalUserName(self.login.name_refused()) from None
 
+    def _process_channel_open(self, pkttype: int, pktid: int, packet: SSHPacket) -> None:
+        asked = SSHPacket(packet.get_remaining_payload())
+        asked.get_string()
+        channel, _, packet_bytes = asked.get_uint32(), asked.get_uint32(), asked.get_uint32()
+        if packet_bytes < LEAST_PACKET_BYTES:
+            text = f"packets have to hold {LEAST_PACKET_BYTES} bytes of data"
+            self.send_channel_open_failure(channel, asyncssh.OPEN_RESOURCE_SHORTAGE, text, "en")
+        else:
+            super()._process_channel_open(pkttype, pktid, packet)
+
     _packet_handlers = {
         **SSHServerConnection._packet_handlers,
+        MSG_CHANNEL_OPEN: _process_channel_open,
         MSG_USERAUTH_REQUEST: _process_userauth_request,
     }
 

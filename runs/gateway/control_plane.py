@@ -32,6 +32,8 @@ from runs.gateway.texts import one_line
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 15.0
+MOST_SECONDS = 25.0
+"""An answer that comes drop by drop is given up on, whatever is still coming."""
 LOGIN_THREADS = 8
 SESSION_THREADS = 16
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -177,7 +179,10 @@ class ControlPlane:
 
     async def _run(self, pool: ThreadPoolExecutor, ask: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, ask)
+            async with asyncio.timeout(MOST_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(pool, ask)
+        except TimeoutError as error:
+            raise Unavailable(UNREACHABLE) from error
         except RuntimeError as error:  # the pool is closed
             raise Unavailable("the gateway is being stopped") from error
 

@@ -32,6 +32,10 @@ from runs.gateway.texts import one_line
 
 MAX_CONTROL_BYTES = 64 * 1024
 LOGGED_COMPLAINTS = 20
+MAX_WAITING_BYTES = 8 * 1024 * 1024
+"""So much is kept for an agent that takes nothing; input alone comes to less."""
+MAX_CHANNELS = 512
+"""Those count too that the client has closed and the agent has not ended yet."""
 
 
 class LinkError(Exception):
@@ -40,6 +44,10 @@ class LinkError(Exception):
 
 class Stream(Protocol):
     """The bytes to and from the agent."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of what was written has not gone out."""
 
     def write(self, data: bytes) -> None:
         """Send these bytes."""
@@ -192,6 +200,8 @@ class Link:
         """Ask for a program or a forward. Raises ``LinkError`` when the session is over."""
         if self.is_over or not self._is_ready:
             raise LinkError("the session has ended")
+        if len(self._channels) >= MAX_CHANNELS:
+            raise LinkError("too many programs of this session have not ended yet")
         channel = Channel(self, self._next, user)
         self._channels[self._next] = channel
         self._next += 1
@@ -207,6 +217,8 @@ class Link:
                 self.stream.write(payload)
             else:
                 self.stream.write(encode_frame(kind, channel, payload))
+            if self.stream.waiting_bytes > MAX_WAITING_BYTES:
+                self.close("the session in the workspace takes no more of what is sent to it")
 
     def close(self, why: str = "") -> None:
         """End the session: the agent hangs up what still runs in it."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 EXAMPLE = "01890a5d-ac96-774b-bcce-b302099a8057"
 MAX_CLIENT = 255
+LOGGED_REFUSALS = 20
+"""So many of what one connection does not get are told, else it could fill the log."""
 TOLD_SECONDS = 0.3
 
 logger = structlog.get_logger(__name__)
@@ -54,6 +56,7 @@ class Login(asyncssh.SSHServer):
         self._entered: asyncio.Future[Link] = self._loop.create_future()
         self._piped: set[Piped] = set()
         self._reason = ""
+        self._refusals = 0
 
     # -------------------------------------------------------------------------------- coming, going
 
@@ -219,8 +222,12 @@ class Login(asyncssh.SSHServer):
         started = self._loop.time()
         try:
             await entry.prepare()
-        except EntryRefused as error:
-            self.log.info("entry_refused", reason=str(error))
+        except Exception as error:
+            if isinstance(error, EntryRefused):
+                self.log.info("entry_refused", reason=str(error))
+            else:
+                self.log.exception("entry_failed")
+                error = EntryRefused("the gateway has failed; tell whoever runs it")
             await entry.release()
             if not self._entered.done():
                 self._entered.set_exception(
@@ -266,11 +273,15 @@ class Login(asyncssh.SSHServer):
         allowed = self._configuration.forward_hosts
         host = dest_host.lower()
         if "*" not in allowed and host not in allowed:
-            self.log.info("forward_refused", host=one_line(dest_host, 100), port=dest_port)
+            self._tell_refused("forward_refused", host=one_line(dest_host, 100), port=dest_port)
             raise asyncssh.ChannelOpenError(
                 asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED,
                 f"no forward to {one_line(dest_host, 100)}: SSH_GATEWAY_FORWARD_HOSTS allows "
                 f"{', '.join(allowed) or 'none'}",
+            )
+        if not 0 < dest_port < 65536:
+            raise asyncssh.ChannelOpenError(
+                asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, f"there is no port {dest_port}"
             )
         channel = connection.create_tcp_channel(
             encoding=None, window=WINDOW_BYTES, max_pktsize=PACKET_BYTES
@@ -307,9 +318,15 @@ class Login(asyncssh.SSHServer):
 
     def forwarding_refused(self, what: str) -> None:
         """Tell in the log, and to clients that listen, that this is not to be had."""
-        self.log.info("forwarding_refused", what=what)
-        if self._connection is not None:
+        if self._tell_refused("forwarding_refused", what=what) and self._connection is not None:
             self._connection.send_debug(f"{what} forwarding is not supported by this gateway")
+
+    def _tell_refused(self, event: str, **facts: object) -> bool:
+        """Log a refusal, unless there have been many; return whether it was told."""
+        self._refusals += 1
+        if self._refusals <= LOGGED_REFUSALS:
+            self.log.info(event, **facts)
+        return self._refusals <= LOGGED_REFUSALS
 
     def _may_open(self) -> GatewayConnection:
         connection = self._connection

@@ -63,6 +63,7 @@ class ExecStream(asyncio.Protocol):
         self._left = 0
         self._started = False
         self._ended = False
+        self._lost = False
         self._said = Tail(ERROR_TAIL_BYTES)
 
     @classmethod
@@ -89,7 +90,7 @@ class ExecStream(asyncio.Protocol):
                 await stream._start(argv)
         except BaseException as error:
             stream.abort()
-            if isinstance(error, (OSError, TimeoutError)):
+            if isinstance(error, (OSError, ValueError, RecursionError)):
                 raise LaunchError(
                     "adapter-unavailable", "The Docker Engine does not answer."
                 ) from error
@@ -115,7 +116,7 @@ class ExecStream(asyncio.Protocol):
 
     def abort(self) -> None:
         """Give the connection up at once."""
-        if self._transport is not None:
+        if self._transport is not None and not self._lost:
             self._transport.abort()
 
     def pause_output(self) -> None:
@@ -127,6 +128,11 @@ class ExecStream(asyncio.Protocol):
         """Go on after ``pause_output``."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much was written that the engine has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def errors(self) -> str:
         """Return the end of what it said on its standard error, for the log."""
@@ -236,8 +242,11 @@ class ExecStream(asyncio.Protocol):
 
     async def _body(self, headers: dict[bytes, bytes]) -> bytes:
         if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-            parts = []
+            parts, left = [], MAX_ANSWER_BYTES
             while size := int((await self._until(b"\r\n")).split(b";")[0], 16):
+                left -= size
+                if size < 0 or left < 0:
+                    raise OSError("too long an answer of the engine")
                 parts.append((await self._exactly(size + 2))[:-2])
             await self._until(b"\r\n")
             return b"".join(parts)
@@ -285,6 +294,7 @@ class ExecStream(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, whatever was the reason."""
+        self._lost = True
         self._end()
 
     def pause_writing(self) -> None:
