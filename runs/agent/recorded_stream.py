@@ -59,6 +59,8 @@ class RecordedStream:
         self._method = method
         self._masking = recording.masker.stream()
         self._shift = 0
+        self._raw: List[bytes] = []
+        self._raw_size = 0
         self._parts: List[bytes] = []
         self._size = 0
         self._written = 0
@@ -76,9 +78,11 @@ class RecordedStream:
         if self._hidden:
             self._report_hidden()
         self.offset += len(data)
-        shown, ranges = self._masking.feed(data)
-        self._gather(shown, ranges)
+        self._raw.append(data)
+        self._raw_size += len(data)
         self._last_fed = time.monotonic()
+        if self._size + self._raw_size >= CHUNK_BYTES:
+            self._mask()
         if self._size >= CHUNK_BYTES:
             self._write(self._size - self._size % CHUNK_BYTES)
             self.due = self._last_fed + COALESCE_SECONDS
@@ -101,12 +105,14 @@ class RecordedStream:
 
     def flush(self) -> None:
         """Write what was gathered; a possible beginning of a secret is still held back."""
+        self._mask()
         self._write(self._size)
 
     def tick(self, now: float) -> None:
         """Write what is due."""
         if self._hidden:
             self._report_hidden()
+        self._mask()
         if self._masking.held and now - self._last_fed >= COALESCE_SECONDS:
             self._release()
         self.flush()
@@ -147,7 +153,15 @@ class RecordedStream:
         self.due = None
         self._recording.forget(self)
 
+    def _mask(self) -> None:
+        """Mask what was gathered: many small pieces cost as much as one that is large."""
+        if self._raw:
+            raw = self._raw[0] if len(self._raw) == 1 else b"".join(self._raw)
+            self._raw, self._raw_size = [], 0
+            self._gather(*self._masking.feed(raw))
+
     def _release(self) -> None:
+        self._mask()
         shown, ranges = self._masking.flush()
         self._gather(shown, ranges)
 

@@ -31,6 +31,12 @@ _NAME_BYTES = _WORD_BYTES[:-2]
 _COLON = ord(":")
 _USER_INFO_BYTES = 2048
 _SEGMENT_BYTES = 4096
+_RUN_BYTES = 15
+"""Every token but those in addresses, headers and keys has so many bytes of words in a row."""
+_RUN = b"w" * _RUN_BYTES
+_RUN_TABLE = bytes(ord("w") if byte in _WORD_BYTES else ord(" ") for byte in range(256))
+_MOST_RUNS = 64
+_FEW_BYTES = 1024
 _PREFIX_BYTES = 64
 """More than a token needs to be told from other text."""
 _HEADING_BYTES = 192
@@ -131,6 +137,7 @@ class _Kind:
     `sign`: bytes of every head, by default all of the only one; without them there is no token.
     `not_after`: bytes that none of them follows; by default a token begins where a word does. Of
     two shapes that begin alike the longer one stands first: the first that fits is taken.
+    `is_run`: whether each token is, or begins with, a run of at least `_RUN_BYTES` bytes of words.
     """
 
     def __init__(
@@ -140,15 +147,17 @@ class _Kind:
         *,
         not_after: bytes = _NAME_BYTES,
         sign: Optional[bytes] = None,
+        is_run: bool = True,
     ) -> None:
         self.heads = heads
+        self.is_run = is_run
         self._shapes = tuple(shapes)
         self._not_after = not_after
-        self._sign = heads[0] if sign is None else sign
+        self.sign = heads[0] if sign is None else sign
 
     def places(self, data: bytes, start: int) -> Iterable[int]:
         """Where at or after `start` a token may begin."""
-        if data.find(self._sign, start) < 0:
+        if data.find(self.sign, start) < 0:
             return ()
         if not self._not_after:
             return [match.start() for match in self._token.finditer(data, start)]
@@ -233,13 +242,15 @@ _KINDS = (
         (b"authorization", b"Authorization"),
         _headers(_Part("[Aa]"), "uthorization"),
         sign=b"uthorization",
+        is_run=False,
     ),
-    _Kind((b"AUTHORIZATION",), _headers("AUTHORIZATION")),
-    _Kind((b"://",), (_USER_INFO,), not_after=b""),
+    _Kind((b"AUTHORIZATION",), _headers("AUTHORIZATION"), is_run=False),
+    _Kind((b"://",), (_USER_INFO,), not_after=b"", is_run=False),
     _Kind(
         (b"-----BEGIN ",),
         (_Shape((), (*_KEY_BEGINS, *_ENCRYPTED, _KEY_BODY)), _Shape((), (*_KEY_BEGINS, _KEY_BODY))),
         not_after=b"",
+        is_run=False,
     ),
 )
 _BY_FIRST_BYTE: Dict[int, List[Tuple[bytes, _Kind]]] = {}
@@ -248,12 +259,34 @@ for _kind in _KINDS:
         _BY_FIRST_BYTE.setdefault(_head[0], []).append((_head, _kind))
 
 
+def _runs(data: bytes, start: int) -> Optional[bytes]:
+    """The long runs of bytes of words, put together; None when there are too many of them.
+
+    They are few in most of what is written, so that little is searched for the heads of tokens.
+    """
+    if len(data) - start < _FEW_BYTES:
+        return None
+    marks = data.translate(_RUN_TABLE)
+    found: List[bytes] = []
+    begin = marks.find(_RUN, start)
+    while begin >= 0:
+        if len(found) == _MOST_RUNS:
+            return None
+        end = marks.find(b" ", begin)
+        end = len(marks) if end < 0 else end
+        found.append(data[begin:end])
+        begin = marks.find(_RUN, end)
+    return b" ".join(found)
+
+
 class Tokens:
     """The tokens in `data` at or after `start`, from left to right."""
 
     def __init__(self, data: bytes, start: int) -> None:
         self._data = data
-        places = [(place, kind) for kind in _KINDS for place in kind.places(data, start)]
+        runs = _runs(data, start)
+        kinds = [kind for kind in _KINDS if not kind.is_run or runs is None or kind.sign in runs]
+        places = [(place, kind) for kind in kinds for place in kind.places(data, start)]
         places.sort(key=itemgetter(0), reverse=True)
         self._places = places
 

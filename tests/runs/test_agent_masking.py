@@ -122,6 +122,36 @@ def test_a_value_cut_at_any_place_never_comes_through(
         assert secret.strip() not in out
 
 
+SHORTEST_TOKENS = [
+    b"ghp_" + b"a" * 20,
+    b"github_pat_" + b"a" * 20,
+    *(b"gl" + kind + b"-" + b"a" * 16 for kind in (b"dt", b"rt", b"ft", b"pat", b"agent")),
+    b"sk-" + b"a" * 16,
+    b"AKIA" + b"A" * 16,
+    b"xoxb-" + b"1" * 10,
+    b"npm_" + b"a" * 36,
+    b"AIza" + b"a" * 35,
+    b"eyJ" + b"a" * 6 + b".eyJ" + b"a" * 4,
+]
+SURROUNDINGS = {
+    "binary": bytes(range(32)) * 256,
+    "words": b"a word and the next \n" * 400,
+    "few runs": (b"word " * 250 + b"5dd16ca6-6f0c-46a2-a2c8-5b1f5c1f6f3e ") * 4,
+    "many runs": b"5dd16ca6-6f0c-46a2-a2c8-5b1f5c1f6f3e " * 200,
+    "one run": b" " + b"0" * 8000 + b" ",
+}
+
+
+@pytest.mark.parametrize("around", SURROUNDINGS.values(), ids=SURROUNDINGS.keys())
+@pytest.mark.parametrize("token", SHORTEST_TOKENS, ids=lambda token: token[:6])
+def test_the_shortest_token_is_found_in_much_of_anything(token: bytes, around: bytes) -> None:
+    for before, after in ((around, b" "), (b"", b"\n" + around), (around, b" " + around)):
+        text = before + token + after
+        found, spans = fed(Masker([]).stream(), [text])
+        assert found == before + b"*" * len(token) + after
+        assert spans == [(len(before), len(before) + len(token))]
+
+
 @pytest.mark.parametrize(
     "token", [*TOKENS, KEY[:-31], ENCRYPTED_KEY[:-31]], ids=lambda token: token[:12]
 )
