@@ -86,11 +86,11 @@ class Entry:
         self._check_gone()
         # The agent starts while the run is being announced; it does nothing without the spec.
         announcing = asyncio.ensure_future(self._announce(target))
+        spec = self._spec(announcing)
         try:
-            await self.link.begin(
-                self._connect(target), self._spec(announcing), timeout=READY_SECONDS
-            )
+            await self.link.begin(self._connect(target), spec, timeout=READY_SECONDS)
         finally:
+            spec.close()  # nobody has waited for it when the engine refuses
             await asyncio.wait([announcing])
             if not announcing.cancelled():
                 announcing.exception()
