@@ -82,6 +82,7 @@ class Execution:
         self._leaders: List[Leader] = []
         self._latest: Optional[Leader] = None
         self._have_children = False
+        self._may_have_ended = True
         self._time_limit: Optional[float] = None
         self._stop_reason: Optional[str] = None
         self._kill_at: Optional[float] = None
@@ -130,6 +131,7 @@ class Execution:
         Raises OSError when there are no descriptors left for it.
         """
         self._latest = Leader(program, self._around, audience)
+        self._may_have_ended = True
         self._leaders.append(self._latest)
         return self._latest
 
@@ -220,7 +222,9 @@ class Execution:
         self.client.tick()
         self.recording.tick()
         self._observers.tick()
-        self._have_children = self._reaper.collect()
+        if self._may_have_ended:
+            self._may_have_ended = False
+            self._have_children = self._reaper.collect()
 
     def _watches(self, accepts: bool) -> List[Watch]:
         watches: List[Watch] = [(self._signals.wake_fd, select.POLLIN, self._wake)]
@@ -237,6 +241,8 @@ class Execution:
 
     def _wake(self, events: int) -> None:
         self._signals.drain()
+        # It may have been SIGCHLD; without it none of our children has ended.
+        self._may_have_ended = True
 
     def _observe(self, fd: int) -> Callable[[int], None]:
         return lambda events: self._observers.readable(fd)
