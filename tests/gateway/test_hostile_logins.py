@@ -11,6 +11,7 @@ import socket
 import time
 
 import asyncssh
+import pytest
 
 from tests.gateway.conftest import Hall
 from tests.gateway.enemy import SERVICE_REQUEST, USERAUTH_REQUEST, enemy, text, unharmed
@@ -59,6 +60,7 @@ def test_whoever_never_logs_in_is_sent_away_in_time(hall: Hall) -> None:
     assert time.monotonic() - started < 6
 
 
+@pytest.mark.slow
 def test_a_thousand_wrong_keys_are_slowed_down_and_keep_nobody_out(hall: Hall) -> None:
     gateway = hall.another_gateway(
         SSH_GATEWAY_FAILED_LOGINS="900", SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS="600000"

@@ -169,6 +169,7 @@ def test_storms_of_sizes_and_signals_are_stood(hall: Hall, client: Client) -> No
         attack(hall, client, storm)
 
 
+@pytest.mark.slow
 def test_storms_that_an_agent_does_not_take_are_not_kept(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
         await begin(member, "echo here; exec sleep 60")
@@ -212,6 +213,7 @@ def test_channels_that_an_agent_never_ends_are_counted(hall: Hall, client: Clien
 # ---------------------------------------------------------------------------------- deaf and greedy
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_no_answers_is_not_answered_without_end(
     hall: Hall, client: Client
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_client_that_reads_no_answers_is_not_answered_without_end(
         attack(hall, client, storm)
 
 
+@pytest.mark.slow
 def test_a_key_exchange_that_is_never_finished_keeps_no_answers(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
         await begin(member, "exec sleep 60")
@@ -275,6 +278,7 @@ def test_output_in_the_smallest_pieces_does_not_hold_up_others(hall: Hall, clien
         attack(hall, client, storm)
 
 
+@pytest.mark.slow
 def test_input_that_no_program_reads_is_bounded_by_its_window(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
         await begin(member, "echo here; exec sleep 60")
