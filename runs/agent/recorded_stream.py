@@ -116,8 +116,9 @@ class RecordedStream:
         if self._masking.held and now - self._last_fed >= COALESCE_SECONDS:
             self._release()
         self.flush()
-        if not self._size and not self._masking.held:
-            self.due = None
+        if not self._size:
+            # What is held back is released only when nothing has followed it for a while.
+            self.due = self._last_fed + COALESCE_SECONDS if self._masking.held else None
         self._finish()
 
     def write_out(self) -> None:
