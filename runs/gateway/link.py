@@ -189,6 +189,10 @@ class Link:
         Raises ``LinkError``, and what the two raise.
         """
         self.stream = await stream
+        if self.is_over:
+            # The client has gone away while the engine was starting the agent.
+            self.stream.close()
+            raise LinkError(self.failure or "the session has ended")
         self.send(FromClient.SPEC, 0, json.dumps(await spec).encode())
         try:
             async with asyncio.timeout(timeout):

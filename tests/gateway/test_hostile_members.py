@@ -453,3 +453,19 @@ def test_forgers_are_cut_off_one_by_one(hall: Hall, client: Client) -> None:
     hall.engine.behaviour = flood
     with unharmed(hall.gateway, client):
         assert client.command("forged").code == 127
+
+
+def test_a_client_that_leaves_while_the_engine_starts_leaves_no_agent(
+    hall: Hall, client: Client
+) -> None:
+    async def leave(member: Enemy) -> None:
+        await asyncio.sleep(0.5)
+
+    with unharmed(hall.gateway, client, files=4):
+        with asleep(hall):
+            for _ in range(10):
+                attack(hall, client, leave)
+        eventually(lambda: '"entry_refused"' in hall.gateway.told, what="nobody is let in")
+        eventually(
+            lambda: all(peer.closed for peer in hall.engine.peers), what="the agents are hung up on"
+        )
