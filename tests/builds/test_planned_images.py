@@ -106,7 +106,7 @@ def test_the_agent_is_compiled_with_the_python_of_the_image(tmp_path: Path) -> N
         compiled = images.run(tag, "echo /usr/lib/svc/agent.*")
         assert compiled.endswith(".cpython-311\n")
         assert images.run(tag, f"stat -c '%U %a' {compiled}").strip() == "root 755"
-        traced = "/usr/bin/python3 -ISv /usr/lib/svc/agent runs 2>&1 | grep \"^import 'agent\""
+        traced = '/usr/bin/python3 -ISv /usr/lib/svc/agent runs 2>&1 | grep "^import \'agent"'
         imported = images.run(tag, traced).splitlines()
         assert imported
         assert all("SourcelessFileLoader" in line for line in imported)
