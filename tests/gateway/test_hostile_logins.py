@@ -41,7 +41,7 @@ def test_two_hundred_that_drip_a_login_keep_nobody_out(hall: Hall) -> None:
         for _ in range(3):
             started = time.monotonic()
             assert await asyncio.to_thread(client.said, "echo in") == b"in\n"
-            assert time.monotonic() - started < 8
+            assert time.monotonic() - started < 30
         stop.set()
         await asyncio.gather(*dripping, return_exceptions=True)
         for _, writer in found:
@@ -57,7 +57,7 @@ def test_whoever_never_logs_in_is_sent_away_in_time(hall: Hall) -> None:
         started = time.monotonic()
         while silent.recv(4096):
             pass
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 25
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_thousand_wrong_keys_are_slowed_down_and_keep_nobody_out(hall: Hall) -
         await asyncio.sleep(1)
         started = time.monotonic()
         assert await asyncio.to_thread(client.said, "echo in") == b"in\n"
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 40
         await asyncio.gather(*guessing, return_exceptions=True)
 
     with unharmed(gateway, client):
