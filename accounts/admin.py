@@ -12,6 +12,7 @@ from django.http import HttpRequest
 
 from accounts.connected import delete_account, mark_account_invalid
 from accounts.models import ConnectedAccount, CredentialBinding, Profile, SshKey
+from accounts.providers import Provider
 from accounts.services import delete_ssh_key
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import NotFound
@@ -99,10 +100,28 @@ class BindingForm(forms.ModelForm):  # type: ignore[type-arg]  # no generic at r
             return cleaned
         if account.owner_user_id != profile.owner_user_id:
             raise ValidationError({"account": "This account belongs to another owner."})
-        if account.status != ConnectedAccount.Status.ACTIVE:
+        # One that was bound before stays bound, as it does for the API, whatever became of it.
+        is_new = "account" in self.changed_data
+        if is_new and account.status != ConnectedAccount.Status.ACTIVE:
             raise ValidationError({"account": f"This account is {account.status}."})
         self.instance.provider = account.provider
         return cleaned
+
+
+class BindingFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]  # no generic at run time
+    """All bindings of a profile, which have to go together."""
+
+    def clean(self) -> None:
+        """Refuse a second account of a provider, but for variables."""
+        super().clean()
+        bound = [
+            form.cleaned_data["account"].provider
+            for form in self.forms
+            if form.cleaned_data.get("account") and not form.cleaned_data.get("DELETE")
+        ]
+        for provider in set(bound) - {Provider.GENERIC.value}:
+            if bound.count(provider) > 1:
+                raise ValidationError(f"A profile has one {provider} account at the most.")
 
 
 class BindingInline(admin.TabularInline):  # type: ignore[type-arg]  # no generic at run time
@@ -110,6 +129,7 @@ class BindingInline(admin.TabularInline):  # type: ignore[type-arg]  # no generi
 
     model = CredentialBinding
     form = BindingForm
+    formset = BindingFormSet
     extra = 0
     autocomplete_fields = ["account"]
 

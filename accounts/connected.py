@@ -22,15 +22,19 @@ DEFAULT_NAME = "default"
 
 
 def connect_account(
-    *, owner_user_id: str, provider: Provider, name: str, secret: str
+    *, owner_user_id: str, provider: Provider, name: str | None, secret: str
 ) -> ConnectedAccount:
     """Return the owner's account of that provider and name, with this secret, active.
+
+    Without a name it is called ``default``; a ``generic`` one has to have one.
 
     An account that is connected already keeps its id and gets the new secret. Raises
     ``ServiceUnavailable`` (``credentials-key-unset``), and ``ValidationFailed`` for a secret that
     does not have its provider's shape.
     """
     sealing.require_key()
+    if name is None:
+        name = "" if provider == Provider.GENERIC else DEFAULT_NAME
     try:
         given = read_secret(provider, name, secret)
     except SecretRefused as exc:

@@ -7,7 +7,6 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.connected import DEFAULT_NAME
 from accounts.models import ConnectedAccount, Profile
 from accounts.providers import MAX_SECRET_LENGTH, Kind, Provider
 from controlplane.serializers import (
@@ -51,8 +50,7 @@ class AccountRequestSerializer(OwnedInputSerializer):
     provider = serializers.ChoiceField(choices=Provider.choices)
     name = NameField(
         required=False,
-        default=DEFAULT_NAME,
-        help_text="`default` when absent; of a `generic` account the environment variable.",
+        help_text="`default` when absent; a `generic` account needs its variable's name.",
     )
     secret = SecretField(help_text="As the provider gives it out; sealed, and never shown again.")
 

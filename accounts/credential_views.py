@@ -64,7 +64,7 @@ class ConnectedAccountList(APIView):
         account = connect_account(
             owner_user_id=given.required_owner,
             provider=Provider(given.body["provider"]),
-            name=given.body["name"],
+            name=given.body.get("name"),
             secret=given.body["secret"],
         )
         headers = {"Location": f"/v1/connected-accounts/{account.pk}"}

@@ -163,20 +163,63 @@ def test_an_account_that_ends_stays_listed_with_its_status(api: Api) -> None:
     assert bound(api, profile) == [("claude", "invalid"), ("github", "archived")]
 
 
-def test_operators_add_profiles_and_bind_accounts_of_their_owner_only(api: Api) -> None:
+@pytest.fixture
+def operator() -> Client:
+    """Somebody who may do everything in the admin."""
     get_user_model().objects.create_superuser("op", "op@example.org", "password")
     client = Client()
     client.login(username="op", password="password")
-    mine, foreign = account("claude"), account("claude", owner="usr_b")
-    form = {
+    return client
+
+
+def form(*accounts: str, bindings: list[CredentialBinding] | None = None) -> dict[str, str]:
+    """The admin's form of a profile, with these accounts bound beside what is bound already."""
+    there = bindings or []
+    values = {
         "owner_user_id": OWNER, "slug": "work", "name": "Work", "description": "",
-        "status": "active", "bindings-TOTAL_FORMS": "1", "bindings-INITIAL_FORMS": "0",
+        "status": "active", "bindings-INITIAL_FORMS": str(len(there)),
+        "bindings-TOTAL_FORMS": str(len(there) + len(accounts)),
     }  # fmt: skip
+    for index, binding in enumerate(there):
+        values[f"bindings-{index}-id"] = str(binding.pk)
+        values[f"bindings-{index}-profile"] = str(binding.profile_id)
+        values[f"bindings-{index}-account"] = str(binding.account_id)
+    for index, account_id in enumerate(accounts, start=len(there)):
+        values[f"bindings-{index}-account"] = account_id
+    return values
+
+
+def test_operators_add_profiles_and_bind_accounts_of_their_owner_only(operator: Client) -> None:
+    mine, foreign = account("claude"), account("claude", owner="usr_b")
     add = reverse("admin:accounts_profile_add")
-    refused = client.post(add, {**form, "bindings-0-account": foreign})
-    assert b"another owner" in refused.content
+    assert b"another owner" in operator.post(add, form(foreign)).content
     assert not CredentialBinding.objects.exists()
-    assert client.post(add, {**form, "bindings-0-account": mine}).status_code == 302
+    assert operator.post(add, form(mine)).status_code == 302
     binding = CredentialBinding.objects.get()
     assert (binding.provider, binding.profile.slug) == ("claude", "work")
     assert binding.account == ConnectedAccount.objects.get(pk=mine)
+
+
+def test_operators_are_told_of_accounts_that_a_profile_cannot_give_together(
+    operator: Client,
+) -> None:
+    one, other = account("claude", "one"), account("claude", "other")
+    add = reverse("admin:accounts_profile_add")
+    for pair in ((one, other), (one, one)):
+        answer = operator.post(add, form(*pair))
+        assert answer.status_code == 200
+        assert b"at the most" in answer.content or b"duplicate" in answer.content
+    assert not CredentialBinding.objects.exists()
+    variables = account("generic", "A"), account("generic", "B")
+    assert operator.post(add, form(*variables)).status_code == 302
+
+
+def test_operators_may_archive_a_profile_whose_account_became_invalid(operator: Client) -> None:
+    mine = account("claude")
+    operator.post(reverse("admin:accounts_profile_add"), form(mine))
+    mark_account_invalid(uuid.UUID(mine), owner_user_id=OWNER)
+    binding = CredentialBinding.objects.get()
+    change = reverse("admin:accounts_profile_change", args=[binding.profile_id])
+    answer = operator.post(change, {**form(bindings=[binding]), "status": "archived"})
+    assert answer.status_code == 302
+    assert Profile.objects.get().status == "archived"
