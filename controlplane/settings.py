@@ -10,150 +10,34 @@ Durations carry their unit in the name. ``*_MS`` values are milliseconds.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import ipaddress
-import re
 import secrets as stdlib_secrets
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import dj_database_url
-from environs import Env, EnvValidationError, validate
-from marshmallow import ValidationError
+from environs import validate
 
+from controlplane.environment import (
+    base_url,
+    basic_user,
+    credentials_key,
+    env,
+    network,
+    port,
+    positive,
+    reachable,
+    secret,
+    shown_text,
+    signing_secret,
+    tell_all_faults,
+    together,
+    words,
+    zero_or_more,
+)
 from controlplane.logging import configure_logging
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 SVC_RELEASE = "0.4.0"
-
-env = Env(eager=False)
-
-
-# What `env` does not see: faults of secrets' files, and of settings that belong together.
-_other_faults: dict[str, list[str]] = {}
-
-
-def _secret(name: str, default: str = "", check: Callable[[str], None] = lambda _: None) -> str:
-    """Return the secret ``name``, from the file that ``NAME_FILE`` names when that is set."""
-    path: str = env.str(f"{name}_FILE", "")
-    if not path:
-        value: str | None = env.str(name, default, validate=check)
-        return (value or "").strip()  # None when the check failed, which env.seal() tells
-    try:
-        # A secret's file usually ends with a newline that is not part of the secret.
-        secret = Path(path).read_text(encoding="utf-8").strip()
-        check(secret)
-    except (OSError, UnicodeDecodeError) as exc:
-        _other_faults[f"{name}_FILE"] = [f"The file cannot be read ({type(exc).__name__})."]
-    except ValidationError as exc:
-        _other_faults[f"{name}_FILE"] = [str(message) for message in exc.messages]
-    else:
-        return secret
-    return ""
-
-
-def _tell_all_faults() -> None:
-    """Raise one error that names everything that is wrong with the environment."""
-    faults: dict[str, Any] = {}
-    try:
-        env.seal()
-    except EnvValidationError as exc:
-        assert isinstance(exc.error_messages, Mapping)
-        faults.update(exc.error_messages)
-    faults = {**_other_faults, **faults}
-    if faults:
-        told = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in sorted(faults.items()))
-        raise EnvValidationError(f"The environment is not valid. {told}", faults)
-
-
-def _positive(name: str, default: int) -> int:
-    value: int = env.int(name, default, validate=validate.Range(min=1))
-    return value
-
-
-def _port(name: str, default: int) -> int:
-    value: int = env.int(name, default, validate=validate.Range(min=1, max=65_535))
-    return value
-
-
-def _zero_or_more(name: str, default: int) -> int:
-    value: int = env.int(name, default, validate=validate.Range(min=0))
-    return value
-
-
-def _words(name: str, default: list[str], word: str) -> list[str]:
-    """Return the comma-separated words of ``name``; each matches the pattern ``word``."""
-    value: list[str] | None = env.list(name, default, subcast=str.strip, validate=_each(word))
-    return [item for item in value or () if item]
-
-
-def _each(word: str) -> Callable[[list[str]], None]:
-    def check(items: list[str]) -> None:
-        wrong = [item for item in items if item and not re.fullmatch(word, item)]
-        if wrong:
-            raise ValidationError(f"Not valid here: {', '.join(map(repr, wrong))}.")
-
-    return check
-
-
-def _reachable(bound: str) -> str:
-    """Return the host of a URL at which this machine reaches what listens on ``bound``."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104
-    return f"[{host}]" if ":" in host else host
-
-
-def _base_url(value: str) -> None:
-    try:
-        parts = urlsplit(value)
-        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        sound = False
-    if not sound or parts.query or parts.fragment or parts.username is not None:
-        raise ValidationError("Must be an http or https address without account, query and #.")
-
-
-def _basic_user(value: str) -> None:
-    if ":" in value or not value.isprintable():
-        raise ValidationError("Must hold neither a colon nor control characters.")
-
-
-def _together(name: str, value: str, other: str, other_value: str) -> None:
-    """Note a fault at the one of two settings that is missing while the other one is set."""
-    if bool(value) != bool(other_value):
-        missing, given = (other, name) if value else (name, other)
-        if f"{missing}_FILE" in _other_faults:
-            return
-        _other_faults.setdefault(missing, []).append(f"Set it together with {given}, or neither.")
-
-
-def _shown_text(value: str) -> None:
-    if any(not character.isprintable() and character not in "\n\t" for character in value):
-        raise ValidationError("Must not hold control characters.")
-
-
-def _network(value: str) -> None:
-    try:
-        ipaddress.IPv4Network(value)
-    except ValueError as exc:
-        raise ValidationError(str(exc)) from exc
-
-
-def _signing_secret(value: str) -> None:
-    if value and len(value) < 32:
-        raise ValidationError("Must have at least 32 characters.")
-
-
-def _credentials_key(value: str) -> None:
-    try:
-        key = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if value and len(key) != 32:
-        raise ValidationError("Must be base64 of exactly 32 random bytes.")
-
 
 # ---------------------------------------------------------------- identity and web
 SVC_INSTANCE_ID: str = env.str(
@@ -162,8 +46,8 @@ SVC_INSTANCE_ID: str = env.str(
 SVC_VERSION: str = env.str("SVC_VERSION", SVC_RELEASE)
 SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
 SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "127.0.0.1")
-SVC_API_PORT = _port("SVC_API_PORT", 4000)
-SVC_WEB_PORT = _port("SVC_WEB_PORT", 3000)
+SVC_API_PORT = port("SVC_API_PORT", 4000)
+SVC_WEB_PORT = port("SVC_WEB_PORT", 3000)
 SVC_WEB_URL: str = env.str("SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT}")
 SVC_WEB_TRUSTED_ORIGINS: list[str] = env.list(
     "SVC_WEB_TRUSTED_ORIGINS",
@@ -173,10 +57,10 @@ SVC_WEB_TRUSTED_ORIGINS: list[str] = env.list(
         for port in (SVC_WEB_PORT, SVC_API_PORT)
     ],
 )
-WEB_AUTH_SECRET = _secret("WEB_AUTH_SECRET", check=_signing_secret)
-WORKSPACE_SSH_GATEWAY_TOKEN = _secret("WORKSPACE_SSH_GATEWAY_TOKEN")
-SVC_CREDENTIALS_KEY = _secret("SVC_CREDENTIALS_KEY", check=_credentials_key)
-SVC_CREDENTIALS_KEY_PREVIOUS = _secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=_credentials_key)
+WEB_AUTH_SECRET = secret("WEB_AUTH_SECRET", check=signing_secret)
+WORKSPACE_SSH_GATEWAY_TOKEN = secret("WORKSPACE_SSH_GATEWAY_TOKEN")
+SVC_CREDENTIALS_KEY = secret("SVC_CREDENTIALS_KEY", check=credentials_key)
+SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=credentials_key)
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
 ALLOWED_HOSTS: list[str] = env.list("SVC_ALLOWED_HOSTS", ["*"])
@@ -186,75 +70,75 @@ CORS_ALLOWED_ORIGINS_SETTING: str = env.str(
 )
 
 # ---------------------------------------------------------------- upstream parts
-DATABASE_URL = _secret("DATABASE_URL", "postgres://svc@127.0.0.1:5432/svc")
-DATABASE_IDLE_TRANSACTION_TIMEOUT_MS = _positive("DATABASE_IDLE_TRANSACTION_TIMEOUT_MS", 15_000)
-RABBITMQ_URL = _secret("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/")
-RABBITMQ_CONNECT_TIMEOUT_MS = _positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
-RABBITMQ_CONSUMER_TIMEOUT_MS = _positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
+DATABASE_URL = secret("DATABASE_URL", "postgres://svc@127.0.0.1:5432/svc")
+DATABASE_IDLE_TRANSACTION_TIMEOUT_MS = positive("DATABASE_IDLE_TRANSACTION_TIMEOUT_MS", 15_000)
+RABBITMQ_URL = secret("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/")
+RABBITMQ_CONNECT_TIMEOUT_MS = positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
+RABBITMQ_CONSUMER_TIMEOUT_MS = positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
 REGISTRY_NAME: str = env.str("REGISTRY_NAME", "default")
-REGISTRY_BASE_URL: str = env.str("REGISTRY_BASE_URL", "http://127.0.0.1:5000", validate=_base_url)
+REGISTRY_BASE_URL: str = env.str("REGISTRY_BASE_URL", "http://127.0.0.1:5000", validate=base_url)
 REGISTRY_PUSH_REGISTRY: str = env.str("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000")
-REGISTRY_USERNAME: str = env.str("REGISTRY_USERNAME", "", validate=_basic_user) or ""
-REGISTRY_PASSWORD = _secret("REGISTRY_PASSWORD")
-_together("REGISTRY_USERNAME", REGISTRY_USERNAME, "REGISTRY_PASSWORD", REGISTRY_PASSWORD)
-REGISTRY_CONNECT_TIMEOUT_MS = _positive("REGISTRY_CONNECT_TIMEOUT_MS", 3_000)
-REGISTRY_READ_TIMEOUT_MS = _positive("REGISTRY_READ_TIMEOUT_MS", 15_000)
-REGISTRY_TOTAL_TIMEOUT_MS = _positive("REGISTRY_TOTAL_TIMEOUT_MS", 30_000)
+REGISTRY_USERNAME: str = env.str("REGISTRY_USERNAME", "", validate=basic_user) or ""
+REGISTRY_PASSWORD = secret("REGISTRY_PASSWORD")
+together("REGISTRY_USERNAME", REGISTRY_USERNAME, "REGISTRY_PASSWORD", REGISTRY_PASSWORD)
+REGISTRY_CONNECT_TIMEOUT_MS = positive("REGISTRY_CONNECT_TIMEOUT_MS", 3_000)
+REGISTRY_READ_TIMEOUT_MS = positive("REGISTRY_READ_TIMEOUT_MS", 15_000)
+REGISTRY_TOTAL_TIMEOUT_MS = positive("REGISTRY_TOTAL_TIMEOUT_MS", 30_000)
 CONTAINER_SOCKET_PATH: str = env.str("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
 DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
-DOCKER_TIMEOUT_MS = _positive("DOCKER_TIMEOUT_MS", 60_000)
+DOCKER_TIMEOUT_MS = positive("DOCKER_TIMEOUT_MS", 60_000)
 DEFAULT_RUNTIME_ADAPTER: str = env.str(
     "DEFAULT_RUNTIME_ADAPTER", "docker", validate=validate.OneOf(["docker"])
 )
 
 # ---------------------------------------------------------------- the queue and the build worker
 WORKSPACE_BUILD_QUEUE: str = env.str("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")
-WORKSPACE_BUILD_QUEUE_PREFETCH = _positive("WORKSPACE_BUILD_QUEUE_PREFETCH", 1)
-WORKSPACE_BUILD_JOB_LEASE_DURATION_MS = _positive("WORKSPACE_BUILD_JOB_LEASE_DURATION_MS", 900_000)
-WORKSPACE_BUILD_JOB_MAX_ATTEMPTS = _positive("WORKSPACE_BUILD_JOB_MAX_ATTEMPTS", 3)
-WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS = _positive("WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS", 10_000)
-WORKER_HEARTBEAT_INTERVAL_MS = _positive("WORKER_HEARTBEAT_INTERVAL_MS", 5_000)
-WORKER_HEARTBEAT_STALE_MS = _positive("WORKER_HEARTBEAT_STALE_MS", 20_000)
-WORKER_SWEEP_INTERVAL_MS = _positive("WORKER_SWEEP_INTERVAL_MS", 3_000)
-WORKER_RECONCILE_INTERVAL_MS = _positive("WORKER_RECONCILE_INTERVAL_MS", 10_000)
-WORKER_RECONCILE_GRACE_MS = _positive("WORKER_RECONCILE_GRACE_MS", 60_000)
-WORKSPACE_KEEP_ENDED_MS = _positive("WORKSPACE_KEEP_ENDED_MS", 86_400_000)
+WORKSPACE_BUILD_QUEUE_PREFETCH = positive("WORKSPACE_BUILD_QUEUE_PREFETCH", 1)
+WORKSPACE_BUILD_JOB_LEASE_DURATION_MS = positive("WORKSPACE_BUILD_JOB_LEASE_DURATION_MS", 900_000)
+WORKSPACE_BUILD_JOB_MAX_ATTEMPTS = positive("WORKSPACE_BUILD_JOB_MAX_ATTEMPTS", 3)
+WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS = positive("WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS", 10_000)
+WORKER_HEARTBEAT_INTERVAL_MS = positive("WORKER_HEARTBEAT_INTERVAL_MS", 5_000)
+WORKER_HEARTBEAT_STALE_MS = positive("WORKER_HEARTBEAT_STALE_MS", 20_000)
+WORKER_SWEEP_INTERVAL_MS = positive("WORKER_SWEEP_INTERVAL_MS", 3_000)
+WORKER_RECONCILE_INTERVAL_MS = positive("WORKER_RECONCILE_INTERVAL_MS", 10_000)
+WORKER_RECONCILE_GRACE_MS = positive("WORKER_RECONCILE_GRACE_MS", 60_000)
+WORKSPACE_KEEP_ENDED_MS = positive("WORKSPACE_KEEP_ENDED_MS", 86_400_000)
 
 # ---------------------------------------------------------------- runs and their records
 WORKSPACE_RUN_QUEUE: str = env.str("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
-RUN_WORKER_CAPACITY = _positive("RUN_WORKER_CAPACITY", 64)
-RUN_WORKER_SESSIONS = _positive("RUN_WORKER_SESSIONS", 256)
-RUN_LEASE_DURATION_MS = _positive("RUN_LEASE_DURATION_MS", 60_000)
-RUN_QUEUED_OVERDUE_MS = _positive("RUN_QUEUED_OVERDUE_MS", 10_000)
-RUN_TIME_LIMIT_MS = _positive("RUN_TIME_LIMIT_MS", 3_600_000)
-RUN_MAX_TIME_LIMIT_MS = _positive("RUN_MAX_TIME_LIMIT_MS", 86_400_000)
-RUN_STOP_GRACE_MS = _positive("RUN_STOP_GRACE_MS", 10_000)
-RUN_SPOOL_BYTES = _positive("RUN_SPOOL_BYTES", 256 * 1024**2)
-RUN_SPOOL_SEGMENT_BYTES = _positive("RUN_SPOOL_SEGMENT_BYTES", 8 * 1024**2)
+RUN_WORKER_CAPACITY = positive("RUN_WORKER_CAPACITY", 64)
+RUN_WORKER_SESSIONS = positive("RUN_WORKER_SESSIONS", 256)
+RUN_LEASE_DURATION_MS = positive("RUN_LEASE_DURATION_MS", 60_000)
+RUN_QUEUED_OVERDUE_MS = positive("RUN_QUEUED_OVERDUE_MS", 10_000)
+RUN_TIME_LIMIT_MS = positive("RUN_TIME_LIMIT_MS", 3_600_000)
+RUN_MAX_TIME_LIMIT_MS = positive("RUN_MAX_TIME_LIMIT_MS", 86_400_000)
+RUN_STOP_GRACE_MS = positive("RUN_STOP_GRACE_MS", 10_000)
+RUN_SPOOL_BYTES = positive("RUN_SPOOL_BYTES", 256 * 1024**2)
+RUN_SPOOL_SEGMENT_BYTES = positive("RUN_SPOOL_SEGMENT_BYTES", 8 * 1024**2)
 RUN_SPOOL_POLICY: str = env.str(
     "RUN_SPOOL_POLICY", "block", validate=validate.OneOf(["block", "drop"])
 )
 RUN_INPUT_RECORDING: str = env.str(
     "RUN_INPUT_RECORDING", "masked", validate=validate.OneOf(["off", "masked", "full"])
 )
-RUN_CHANGES_PATCH_BYTES = _positive("RUN_CHANGES_PATCH_BYTES", 1024**2)
-RUN_CHANGES_MAX_FILES = _positive("RUN_CHANGES_MAX_FILES", 20_000)
-SVC_RECORD_SIGNING_KEY = _secret("SVC_RECORD_SIGNING_KEY", check=_credentials_key)
+RUN_CHANGES_PATCH_BYTES = positive("RUN_CHANGES_PATCH_BYTES", 1024**2)
+RUN_CHANGES_MAX_FILES = positive("RUN_CHANGES_MAX_FILES", 20_000)
+SVC_RECORD_SIGNING_KEY = secret("SVC_RECORD_SIGNING_KEY", check=credentials_key)
 
 # ---------------------------------------------------------------- the SSH gateway
 SVC_SSH_HOST: str = env.str("SVC_SSH_HOST", "localhost")
-SVC_SSH_PORT = _port("SVC_SSH_PORT", 2222)
+SVC_SSH_PORT = port("SVC_SSH_PORT", 2222)
 SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX: str = env.str(
     "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX", "ws", validate=validate.Regexp(r"^[A-Za-z0-9_.]+\Z")
 )
 SSH_GATEWAY_BANNER: str = env.str(
-    "SSH_GATEWAY_BANNER", "Welcome. This session is recorded.", validate=_shown_text
+    "SSH_GATEWAY_BANNER", "Welcome. This session is recorded.", validate=shown_text
 )
 SSH_GATEWAY_API_BASE_URL: str = env.str(
     "SSH_GATEWAY_API_BASE_URL",
-    f"http://{_reachable(SVC_BIND_HOST)}:{SVC_API_PORT}",
-    validate=_base_url,
+    f"http://{reachable(SVC_BIND_HOST)}:{SVC_API_PORT}",
+    validate=base_url,
 )
 SSH_GATEWAY_HOST_KEY_PATH = Path(
     env.str("SSH_GATEWAY_HOST_KEY_PATH", str(SVC_DATA_DIR / "ssh" / "host_ed25519_key"))
@@ -262,46 +146,46 @@ SSH_GATEWAY_HOST_KEY_PATH = Path(
 SSH_GATEWAY_RECORD_POLICY: str = env.str(
     "SSH_GATEWAY_RECORD_POLICY", "require", validate=validate.OneOf(["require", "off"])
 )
-SSH_GATEWAY_ACCEPT_ENV = _words(
+SSH_GATEWAY_ACCEPT_ENV = words(
     "SSH_GATEWAY_ACCEPT_ENV",
     ["LANG", "LC_*", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "NO_COLOR"],
     r"[A-Za-z_*?][A-Za-z0-9_*?]*",
 )
-SSH_GATEWAY_FORWARD_HOSTS = _words(
+SSH_GATEWAY_FORWARD_HOSTS = words(
     "SSH_GATEWAY_FORWARD_HOSTS", ["localhost", "127.0.0.1", "::1"], r"\*|[A-Za-z0-9_.:-]+"
 )
-SSH_GATEWAY_LOGIN_GRACE_MS = _positive("SSH_GATEWAY_LOGIN_GRACE_MS", 30_000)
-SSH_GATEWAY_IDLE_TIMEOUT_MS = _zero_or_more("SSH_GATEWAY_IDLE_TIMEOUT_MS", 43_200_000)
-SSH_GATEWAY_KEEPALIVE_MS = _positive("SSH_GATEWAY_KEEPALIVE_MS", 15_000)
-SSH_GATEWAY_KEEPALIVE_COUNT = _positive("SSH_GATEWAY_KEEPALIVE_COUNT", 4)
-SSH_GATEWAY_DISCONNECT_GRACE_MS = _zero_or_more("SSH_GATEWAY_DISCONNECT_GRACE_MS", 10_000)
-SSH_GATEWAY_MAX_CONNECTIONS = _positive("SSH_GATEWAY_MAX_CONNECTIONS", 1_000)
-SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL = _positive(
+SSH_GATEWAY_LOGIN_GRACE_MS = positive("SSH_GATEWAY_LOGIN_GRACE_MS", 30_000)
+SSH_GATEWAY_IDLE_TIMEOUT_MS = zero_or_more("SSH_GATEWAY_IDLE_TIMEOUT_MS", 43_200_000)
+SSH_GATEWAY_KEEPALIVE_MS = positive("SSH_GATEWAY_KEEPALIVE_MS", 15_000)
+SSH_GATEWAY_KEEPALIVE_COUNT = positive("SSH_GATEWAY_KEEPALIVE_COUNT", 4)
+SSH_GATEWAY_DISCONNECT_GRACE_MS = zero_or_more("SSH_GATEWAY_DISCONNECT_GRACE_MS", 10_000)
+SSH_GATEWAY_MAX_CONNECTIONS = positive("SSH_GATEWAY_MAX_CONNECTIONS", 1_000)
+SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL = positive(
     "SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL", 256
 )
-SSH_GATEWAY_MAX_CHANNELS = _positive("SSH_GATEWAY_MAX_CHANNELS", 64)
-SSH_GATEWAY_MAX_LOGINS = _positive("SSH_GATEWAY_MAX_LOGINS", 128)
-SSH_GATEWAY_MAX_KEYS = _positive("SSH_GATEWAY_MAX_KEYS", 6)
-SSH_GATEWAY_FAILED_LOGINS = _positive("SSH_GATEWAY_FAILED_LOGINS", 10)
-SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS = _positive("SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS", 60_000)
-SSH_GATEWAY_DRAIN_MS = _zero_or_more("SSH_GATEWAY_DRAIN_MS", 5_000)
+SSH_GATEWAY_MAX_CHANNELS = positive("SSH_GATEWAY_MAX_CHANNELS", 64)
+SSH_GATEWAY_MAX_LOGINS = positive("SSH_GATEWAY_MAX_LOGINS", 128)
+SSH_GATEWAY_MAX_KEYS = positive("SSH_GATEWAY_MAX_KEYS", 6)
+SSH_GATEWAY_FAILED_LOGINS = positive("SSH_GATEWAY_FAILED_LOGINS", 10)
+SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS = positive("SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS", 60_000)
+SSH_GATEWAY_DRAIN_MS = zero_or_more("SSH_GATEWAY_DRAIN_MS", 5_000)
 
 # ---------------------------------------------------------------- limits of one build and launch
-WORKSPACE_SOURCE_TIMEOUT_MS = _positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
-WORKSPACE_SOURCE_MAX_BYTES = _positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)
-WORKSPACE_BUILD_TIMEOUT_MS = _positive("WORKSPACE_BUILD_TIMEOUT_MS", 1_800_000)
-WORKSPACE_PUSH_TIMEOUT_MS = _positive("WORKSPACE_PUSH_TIMEOUT_MS", 900_000)
-WORKSPACE_LAUNCH_TIMEOUT_MS = _positive("WORKSPACE_LAUNCH_TIMEOUT_MS", 3_600_000)
-WORKSPACE_STEP_TIMEOUT_MS = _positive("WORKSPACE_STEP_TIMEOUT_MS", 1_800_000)
-WORKSPACE_STOP_GRACE_MS = _positive("WORKSPACE_STOP_GRACE_MS", 10_000)
-WORKSPACE_MEMORY_MB = _positive("WORKSPACE_MEMORY_MB", 4_096)
+WORKSPACE_SOURCE_TIMEOUT_MS = positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
+WORKSPACE_SOURCE_MAX_BYTES = positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)
+WORKSPACE_BUILD_TIMEOUT_MS = positive("WORKSPACE_BUILD_TIMEOUT_MS", 1_800_000)
+WORKSPACE_PUSH_TIMEOUT_MS = positive("WORKSPACE_PUSH_TIMEOUT_MS", 900_000)
+WORKSPACE_LAUNCH_TIMEOUT_MS = positive("WORKSPACE_LAUNCH_TIMEOUT_MS", 3_600_000)
+WORKSPACE_STEP_TIMEOUT_MS = positive("WORKSPACE_STEP_TIMEOUT_MS", 1_800_000)
+WORKSPACE_STOP_GRACE_MS = positive("WORKSPACE_STOP_GRACE_MS", 10_000)
+WORKSPACE_MEMORY_MB = positive("WORKSPACE_MEMORY_MB", 4_096)
 WORKSPACE_CPUS: float = env.float("WORKSPACE_CPUS", 2.0, validate=validate.Range(min=0.01))
-WORKSPACE_PIDS = _positive("WORKSPACE_PIDS", 2_048)
-WORKSPACE_MAX_MEMORY_MB = _positive("WORKSPACE_MAX_MEMORY_MB", 16_384)
+WORKSPACE_PIDS = positive("WORKSPACE_PIDS", 2_048)
+WORKSPACE_MAX_MEMORY_MB = positive("WORKSPACE_MAX_MEMORY_MB", 16_384)
 WORKSPACE_MAX_CPUS: float = env.float("WORKSPACE_MAX_CPUS", 8.0, validate=validate.Range(min=0.01))
-WORKSPACE_MAX_PIDS = _positive("WORKSPACE_MAX_PIDS", 16_384)
+WORKSPACE_MAX_PIDS = positive("WORKSPACE_MAX_PIDS", 16_384)
 SVC_WORKSPACE_NETWORK_POOL: str = env.str(
-    "SVC_WORKSPACE_NETWORK_POOL", "10.213.0.0/16", validate=_network
+    "SVC_WORKSPACE_NETWORK_POOL", "10.213.0.0/16", validate=network
 )
 SVC_SOURCE_ALLOW_FILE: bool = env.bool("SVC_SOURCE_ALLOW_FILE", False)
 SVC_SOURCE_ALLOW_PRIVATE: bool = env.bool("SVC_SOURCE_ALLOW_PRIVATE", False)
@@ -318,8 +202,8 @@ SVC_DEFAULT_OS_FAMILY: str = env.str(
 )
 
 # ---------------------------------------------------------------- limits of one request
-SVC_MAX_BODY_BYTES = _positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
-SVC_MAX_BODY_DEPTH = _positive("SVC_MAX_BODY_DEPTH", 64)
+SVC_MAX_BODY_BYTES = positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
+SVC_MAX_BODY_DEPTH = positive("SVC_MAX_BODY_DEPTH", 64)
 
 LOG_LEVEL: str = env.str(
     "SVC_LOG_LEVEL", "INFO", validate=validate.OneOf(["DEBUG", "INFO", "WARNING", "ERROR"])
@@ -328,7 +212,7 @@ LOG_FORMAT: str = env.str(
     "SVC_LOG_FORMAT", "auto", validate=validate.OneOf(["auto", "json", "console"])
 )
 
-_tell_all_faults()
+tell_all_faults()
 
 # ---------------------------------------------------------------- Django
 INSTALLED_APPS = [

@@ -20,7 +20,7 @@ _SYNONYMS = {"SVC_CORS_ALLOWED_ORIGINS"}
 def _settings_read() -> set[str]:
     """Every setting the code reads: the settings module, and what the set-up reads itself."""
     text = (CHECKOUT / "controlplane" / "settings.py").read_text()
-    readers = r"(?:env\.\w+|_secret|_positive|_port|_zero_or_more|_words)"
+    readers = r"(?:env\.\w+|secret|positive|port|zero_or_more|words)"
     names = set(re.findall(readers + r'\(\s*"([A-Z][A-Z0-9_]+)"', text))
     for path in (CHECKOUT / "deploy").rglob("*.py"):
         names |= set(re.findall(r'"(SVC_[A-Z0-9_]+)"', path.read_text()))

@@ -1,0 +1,154 @@
+"""Reading the environment: typed values, secrets out of files, and all faults told at once.
+
+``controlplane.settings`` alone calls these. A reader that finds a fault notes it and goes on with a
+harmless value; :func:`tell_all_faults` then raises one error for all of them. No message repeats
+the value of a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from environs import Env, EnvValidationError, validate
+from marshmallow import ValidationError
+
+env = Env(eager=False)
+
+
+# What `env` does not see: faults of secrets' files, and of settings that belong together.
+_other_faults: dict[str, list[str]] = {}
+
+
+def secret(name: str, default: str = "", check: Callable[[str], None] = lambda _: None) -> str:
+    """Return the secret ``name``, from the file that ``NAME_FILE`` names when that is set."""
+    path: str = env.str(f"{name}_FILE", "")
+    if not path:
+        value: str | None = env.str(name, default, validate=check)
+        return (value or "").strip()  # None when the check failed, which env.seal() tells
+    try:
+        # A secret's file usually ends with a newline that is not part of the secret.
+        content = Path(path).read_text(encoding="utf-8").strip()
+        check(content)
+    except (OSError, UnicodeDecodeError) as exc:
+        _other_faults[f"{name}_FILE"] = [f"The file cannot be read ({type(exc).__name__})."]
+    except ValidationError as exc:
+        _other_faults[f"{name}_FILE"] = [str(message) for message in exc.messages]
+    else:
+        return content
+    return ""
+
+
+def tell_all_faults() -> None:
+    """Raise one error that names everything that is wrong with the environment."""
+    faults: dict[str, Any] = {}
+    try:
+        env.seal()
+    except EnvValidationError as exc:
+        assert isinstance(exc.error_messages, Mapping)
+        faults.update(exc.error_messages)
+    faults = {**_other_faults, **faults}
+    if faults:
+        told = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in sorted(faults.items()))
+        raise EnvValidationError(f"The environment is not valid. {told}", faults)
+
+
+def positive(name: str, default: int) -> int:
+    """Return the whole number ``name``, 1 or more."""
+    value: int = env.int(name, default, validate=validate.Range(min=1))
+    return value
+
+
+def port(name: str, default: int) -> int:
+    """Return the TCP port ``name``."""
+    value: int = env.int(name, default, validate=validate.Range(min=1, max=65_535))
+    return value
+
+
+def zero_or_more(name: str, default: int) -> int:
+    """Return the whole number ``name``, 0 or more; 0 mostly means that there is no limit."""
+    value: int = env.int(name, default, validate=validate.Range(min=0))
+    return value
+
+
+def words(name: str, default: list[str], word: str) -> list[str]:
+    """Return the comma-separated words of ``name``; each matches the pattern ``word``."""
+    value: list[str] | None = env.list(name, default, subcast=str.strip, validate=_each(word))
+    return [item for item in value or () if item]
+
+
+def _each(word: str) -> Callable[[list[str]], None]:
+    def check(items: list[str]) -> None:
+        wrong = [item for item in items if item and not re.fullmatch(word, item)]
+        if wrong:
+            raise ValidationError(f"Not valid here: {', '.join(map(repr, wrong))}.")
+
+    return check
+
+
+def reachable(bound: str) -> str:
+    """Return the host of a URL at which this machine reaches what listens on ``bound``."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104
+    return f"[{host}]" if ":" in host else host
+
+
+def base_url(value: str) -> None:
+    """Refuse what is not an address that paths can be appended to."""
+    try:
+        parts = urlsplit(value)
+        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or parts.query or parts.fragment or parts.username is not None:
+        raise ValidationError("Must be an http or https address without account, query and #.")
+
+
+def basic_user(value: str) -> None:
+    """Refuse what cannot be a user name of HTTP basic authentication."""
+    if ":" in value or not value.isprintable():
+        raise ValidationError("Must hold neither a colon nor control characters.")
+
+
+def together(name: str, value: str, other: str, other_value: str) -> None:
+    """Note a fault at the one of two settings that is missing while the other one is set."""
+    if bool(value) != bool(other_value):
+        missing, given = (other, name) if value else (name, other)
+        if f"{missing}_FILE" in _other_faults:
+            return
+        _other_faults.setdefault(missing, []).append(f"Set it together with {given}, or neither.")
+
+
+def shown_text(value: str) -> None:
+    """Refuse text that would act on a terminal."""
+    if any(not character.isprintable() and character not in "\n\t" for character in value):
+        raise ValidationError("Must not hold control characters.")
+
+
+def network(value: str) -> None:
+    """Refuse what is not an IPv4 network."""
+    try:
+        ipaddress.IPv4Network(value)
+    except ValueError as exc:
+        raise ValidationError(str(exc)) from exc
+
+
+def signing_secret(value: str) -> None:
+    """Refuse a secret that is too short to sign with; unset is allowed."""
+    if value and len(value) < 32:
+        raise ValidationError("Must have at least 32 characters.")
+
+
+def credentials_key(value: str) -> None:
+    """Refuse what is not base64 of 32 bytes; unset is allowed."""
+    try:
+        key = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if value and len(key) != 32:
+        raise ValidationError("Must be base64 of exactly 32 random bytes.")
