@@ -7,6 +7,7 @@ that were seeded the same way.
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import shutil
@@ -43,6 +44,7 @@ from workspaces.runtimes.base import (
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
+    RenewedCredential,
     Salvage,
 )
 
@@ -127,6 +129,20 @@ class NoEngine:
     def open_agent(self, *_: Any, **__: Any) -> AgentChannel:
         """Have no agent."""
         raise LaunchError("runtime-gone", "There is no engine.")
+
+    def waits_for_credentials(self, run_id: uuid.UUID) -> bool:
+        """Wait for none."""
+        return False
+
+    def deliver_credentials(self, run_id: uuid.UUID, document: bytes) -> None:
+        """Take them."""
+
+    def collect_credentials(self, run_id: uuid.UUID) -> builtins.list[RenewedCredential]:
+        """Have none."""
+        return []
+
+    def withdraw_credentials(self, run_id: uuid.UUID, account_ids: Collection[uuid.UUID]) -> None:
+        """Have none."""
 
     @contextmanager
     def read_files(self, *_: Any, **__: Any) -> Iterator[None]:

@@ -6,6 +6,7 @@ from it at will: a connection cut inside a frame, damaged bytes, a container tha
 
 from __future__ import annotations
 
+import builtins
 import json
 import struct
 import threading
@@ -22,6 +23,7 @@ from workspaces.runtimes.base import (
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
+    RenewedCredential,
 )
 
 KEEPALIVE = bytes(PREFIX.size)
@@ -136,6 +138,21 @@ class ScriptedAgent:
 
     def _forget(self, spool: Spool) -> None:
         self.spools = {run: other for run, other in self.spools.items() if other is not spool}
+
+    def waits_for_credentials(self, run_id: uuid.UUID) -> bool:
+        """Wait for none."""
+        return False
+
+    def deliver_credentials(self, run_id: uuid.UUID, document: bytes) -> None:
+        """Have no place for any."""
+        raise NotImplementedError
+
+    def collect_credentials(self, run_id: uuid.UUID) -> builtins.list[RenewedCredential]:
+        """Have none."""
+        return []
+
+    def withdraw_credentials(self, run_id: uuid.UUID, account_ids: Collection[uuid.UUID]) -> None:
+        """Have none."""
 
     def read_files(
         self, run_id: uuid.UUID, path: str

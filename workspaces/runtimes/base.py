@@ -12,6 +12,9 @@ launched. The codes a launch can fail with:
 ``launch-refused``      the engine refused to create or start the container or its network
 ``network-pool-empty``  no free subnet is left in the configured pool
 ``agent-silent``        the container lives, and the agent in it does not answer
+``credentials-refused`` the agent would not take the credentials, could not keep them, or has no
+                        place for any; its message names none of them
+``credentials-unclear`` the agent's answer about its credentials makes no sense
 ``launch-timed-out``    the workspace was not ready in the time given
 ``launch-cancelled``    the caller set ``cancelled``
 ``launch-superseded``   a newer launch of the same run owns the runtime; nothing of it was touched
@@ -23,6 +26,7 @@ launched. The codes a launch can fail with:
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -82,6 +86,13 @@ class LaunchRequest:
     timeout: float
     salvage: Salvage | None = field(default=None, repr=False)
     """Called with every container of the run that the launch removes."""
+    credentials: Callable[[], bytes] | None = field(default=None, repr=False)
+    """Makes the document for ``RuntimeAdapter.deliver_credentials``; None: there are none.
+
+    Called as late as possible, not more than once for each container that waits for them, and what
+    it returns is not kept. ``boot`` must say ``"credentials": true`` exactly when this is set. What
+    it raises goes through to the caller of the launch, which leaves nothing behind then.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,18 @@ class AgentAnswer:
     exit_code: int
     stdout: bytes
     stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RenewedCredential:
+    """What a workspace holds of an account whose tool renews its secret by itself.
+
+    It comes out of the workspace, where anybody may have written anything: text of bounded size,
+    and nothing more is promised. It may also be what was delivered, unchanged.
+    """
+
+    account_id: UUID
+    secret: str = field(repr=False)
 
 
 class AgentChannel(Protocol):
@@ -187,6 +210,38 @@ class RuntimeAdapter(Protocol):
         """Start the agent with ``arguments`` in the boot run's runtime and stay connected to it.
 
         Raises as :meth:`call_agent` does. The channel must be closed.
+        """
+
+    def waits_for_credentials(self, run_id: UUID) -> bool:
+        """Whether the boot in the run's runtime has got as far as waiting for its credentials.
+
+        True after a start by the engine alone: what was delivered before did not outlive that.
+        Raises as :meth:`call_agent` does.
+        """
+
+    def deliver_credentials(self, run_id: UUID, document: bytes) -> None:
+        """Give the run's runtime its credentials; they replace all that it has.
+
+        ``document`` is JSON in UTF-8, at most 1 MiB: ``{"version": 1, "accounts": [{"id": "<uuid>",
+        "provider": "claude|codex|github|generic", "name": "…", "secret": "…"}]}``. It travels on
+        the agent's standard input only. Either all of it has been taken or nothing has changed; to
+        deliver the same again is safe, but takes back what a tool has renewed meanwhile.
+
+        Raises as :meth:`call_agent` does, and ``credentials-refused``.
+        """
+
+    def collect_credentials(self, run_id: UUID) -> builtins.list[RenewedCredential]:
+        """Return what the run's runtime holds of the accounts whose secrets renew themselves.
+
+        An account whose file was removed or makes no sense is left out. Raises as
+        :meth:`call_agent` does, and ``credentials-unclear``.
+        """
+
+    def withdraw_credentials(self, run_id: UUID, account_ids: Collection[UUID]) -> None:
+        """Remove accounts from the run's runtime; those that it does not have are no fault.
+
+        Programs that run already keep what they have read, and variables that they were started
+        with. Raises as :meth:`deliver_credentials` does.
         """
 
     def read_files(self, run_id: UUID, path: str) -> AbstractContextManager[Iterator[bytes] | None]:

@@ -14,7 +14,7 @@ from uuid import UUID
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
-from workspaces.runtimes import boot
+from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import (
     AgentAnswer,
     AgentChannel,
@@ -23,6 +23,7 @@ from workspaces.runtimes.base import (
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
+    RenewedCredential,
     Salvage,
 )
 from workspaces.runtimes.docker import wire
@@ -145,6 +146,35 @@ class DockerAdapter:
     def open_agent(self, run_id: UUID, arguments: Sequence[str]) -> AgentChannel:
         """Start the agent in the run's container, as root, and stay connected to it."""
         return self._exec(run_id, arguments, self._timeout)
+
+    def waits_for_credentials(self, run_id: UUID) -> bool:
+        """Whether the boot in the run's container waits for its credentials."""
+        answer = self.call_agent(run_id, ("status",), timeout=credentials.SECONDS)
+        status = boot.parse_status(answer.stdout)
+        return status is not None and status.phase == credentials.PHASE
+
+    def deliver_credentials(self, run_id: UUID, document: bytes) -> None:
+        """Give the run's container its credentials, on the standard input of an exec."""
+        credentials.require_taken(
+            self.call_agent(
+                run_id, credentials.DELIVER, stdin=document, timeout=credentials.SECONDS
+            )
+        )
+
+    def collect_credentials(self, run_id: UUID) -> builtins.list[RenewedCredential]:
+        """Return what the run's container holds of accounts whose secrets renew themselves."""
+        return credentials.renewed(
+            self.call_agent(run_id, credentials.COLLECT, timeout=credentials.SECONDS)
+        )
+
+    def withdraw_credentials(self, run_id: UUID, account_ids: Collection[UUID]) -> None:
+        """Remove accounts from the run's container."""
+        document = credentials.withdrawal(account_ids)
+        credentials.require_taken(
+            self.call_agent(
+                run_id, credentials.WITHDRAW, stdin=document, timeout=credentials.SECONDS
+            )
+        )
 
     @contextlib.contextmanager
     def read_files(self, run_id: UUID, path: str) -> Iterator[Iterator[bytes] | None]:
