@@ -47,8 +47,9 @@ def connect_account(
         account = mine.select_for_update().filter(provider=provider, name=name).first()
         if account is None:
             account = ConnectedAccount(
-                id=uuid7(), owner_user_id=owner_user_id, provider=provider, name=name
+                id=uuid7(), owner_user_id=owner_user_id, provider=provider, name=name, generation=0
             )
+        account.generation += 1
         account.kind = given.kind
         account.metadata = dict(given.metadata)
         account.status = ConnectedAccount.Status.ACTIVE

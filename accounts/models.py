@@ -109,6 +109,9 @@ class ConnectedAccount(models.Model):
     kind = models.CharField(max_length=16, choices=Kind)
     status = models.CharField(max_length=16, choices=Status, default=Status.ACTIVE)
     sealed = models.BinaryField(null=True, editable=False)
+    generation = models.PositiveIntegerField(
+        default=1, help_text="How often it was connected; a secret renewed since keeps it."
+    )
     metadata = models.JSONField(default=dict, help_text="What may be shown of the account.")
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)

@@ -194,6 +194,33 @@ class Attempt(models.Model):
         return max(0, round((self.finished_at - self.started_at).total_seconds() * 1000))
 
 
+class CredentialReference(models.Model):
+    """A connected account that an attempt's workspace is given: which one, never its secret.
+
+    ``delivered_generation`` tells which connection of the account the workspace was given, so that
+    what it renews of an earlier one never replaces a later one. ``withdrawn_at`` is set while the
+    account is taken from a workspace that runs, because it was deleted or marked invalid.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="credentials")
+    account = models.ForeignKey(
+        "accounts.ConnectedAccount", on_delete=models.PROTECT, related_name="+"
+    )
+    provider = models.CharField(max_length=16)
+    delivered_generation = models.PositiveIntegerField(null=True)
+    delivered_at = models.DateTimeField(null=True)
+    withdrawn_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "account"], name="credential_reference_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.provider} {self.account_id} of {self.attempt_id}"
+
+
 class RuntimeInstanceQuerySet(models.QuerySet["RuntimeInstance"]):
     """Transitions of runtime instances; each returns how many rows it changed."""
 

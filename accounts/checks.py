@@ -1,0 +1,48 @@
+"""System checks of connected accounts; a malformed key stops every process before they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+
+from accounts import sealing
+
+_MAKE_ONE = "python3 -c 'import base64, os; print(base64.b64encode(os.urandom(32)).decode())'"
+
+
+@register(Tags.security)
+def check_credentials_key(**kwargs: Any) -> list[CheckMessage]:
+    """accounts.W001: without ``SVC_CREDENTIALS_KEY`` no account can be connected or used.
+
+    accounts.E001: ``SVC_CREDENTIALS_KEY_PREVIOUS`` is for the predecessor of a present key;
+    accounts.W002: which is another one.
+    """
+    if not settings.SVC_CREDENTIALS_KEY and not settings.SVC_CREDENTIALS_KEY_PREVIOUS:
+        return [
+            Warning(
+                "SVC_CREDENTIALS_KEY is not set: no account can be connected, and no workspace "
+                "started with one.",
+                hint=f"Set it, to the same for API and workers, to what this prints: {_MAKE_ONE}",
+                id="accounts.W001",
+            )
+        ]
+    if not settings.SVC_CREDENTIALS_KEY:
+        return [
+            Error(
+                "SVC_CREDENTIALS_KEY_PREVIOUS is set and SVC_CREDENTIALS_KEY is not.",
+                hint="Put the key into SVC_CREDENTIALS_KEY; the other is for its predecessor.",
+                id="accounts.E001",
+            )
+        ]
+    if sealing.same_keys():
+        return [
+            Warning(
+                "SVC_CREDENTIALS_KEY and SVC_CREDENTIALS_KEY_PREVIOUS are the same key.",
+                hint="Unset the second, or set the first to a new key and run "
+                "`manage.py rotatecredentials`.",
+                id="accounts.W002",
+            )
+        ]
+    return []
