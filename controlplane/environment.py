@@ -59,6 +59,16 @@ def tell_all_faults() -> None:
         raise EnvValidationError(f"The environment is not valid. {told}", faults)
 
 
+def note_fault(name: str, text: str) -> None:
+    """Note what is wrong with the setting ``name``; :func:`tell_all_faults` tells it."""
+    _other_faults.setdefault(name, []).append(text)
+
+
+def has_fault(name: str) -> bool:
+    """Tell whether a fault was noted at the setting ``name``."""
+    return name in _other_faults
+
+
 def positive(name: str, default: int) -> int:
     """Return the whole number ``name``, 1 or more."""
     value: int = env.int(name, default, validate=validate.Range(min=1))
@@ -109,6 +119,18 @@ def base_url(value: str) -> None:
         raise ValidationError("Must be an http or https address without account, query and #.")
 
 
+def decimal(value: str) -> None:
+    """Refuse what is not a number written in digits; unset is allowed."""
+    if value and not re.fullmatch(r"[0-9]{1,19}", value):
+        raise ValidationError("Must be a number in digits.")
+
+
+def bare_word(value: str) -> None:
+    """Refuse what is not one word of letters, digits, dots, dashes and underscores."""
+    if value and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value):
+        raise ValidationError("Must be one word of letters, digits and . _ -")
+
+
 def basic_user(value: str) -> None:
     """Refuse what cannot be a user name of HTTP basic authentication."""
     if ":" in value or not value.isprintable():
@@ -119,9 +141,9 @@ def together(name: str, value: str, other: str, other_value: str) -> None:
     """Note a fault at the one of two settings that is missing while the other one is set."""
     if bool(value) != bool(other_value):
         missing, given = (other, name) if value else (name, other)
-        if f"{missing}_FILE" in _other_faults:
+        if has_fault(f"{missing}_FILE") or has_fault(f"{missing}_PATH"):
             return
-        _other_faults.setdefault(missing, []).append(f"Set it together with {given}, or neither.")
+        note_fault(missing, f"Set it together with {given}, or neither.")
 
 
 def shown_text(value: str) -> None:

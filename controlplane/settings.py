@@ -17,10 +17,13 @@ from typing import Any
 import dj_database_url
 from environs import validate
 
+from controlplane.app_key import app_private_key
 from controlplane.environment import (
+    bare_word,
     base_url,
     basic_user,
     credentials_key,
+    decimal,
     env,
     network,
     port,
@@ -84,6 +87,18 @@ together("REGISTRY_USERNAME", REGISTRY_USERNAME, "REGISTRY_PASSWORD", REGISTRY_P
 REGISTRY_CONNECT_TIMEOUT_MS = positive("REGISTRY_CONNECT_TIMEOUT_MS", 3_000)
 REGISTRY_READ_TIMEOUT_MS = positive("REGISTRY_READ_TIMEOUT_MS", 15_000)
 REGISTRY_TOTAL_TIMEOUT_MS = positive("REGISTRY_TOTAL_TIMEOUT_MS", 30_000)
+SCM_APP_ID: str = env.str("SCM_APP_ID", "", validate=decimal) or ""
+SCM_APP_PRIVATE_KEY = app_private_key("SCM_APP_PRIVATE_KEY")
+together("SCM_APP_ID", SCM_APP_ID, "SCM_APP_PRIVATE_KEY", SCM_APP_PRIVATE_KEY)
+SCM_APP_WEBHOOK_SECRET = secret("SCM_APP_WEBHOOK_SECRET")
+SCM_APP_SLUG: str = env.str("SCM_APP_SLUG", "", validate=bare_word) or ""
+SCM_APP_CLIENT_ID: str = env.str("SCM_APP_CLIENT_ID", "", validate=bare_word) or ""
+SCM_APP_CLIENT_SECRET = secret("SCM_APP_CLIENT_SECRET")
+together("SCM_APP_CLIENT_ID", SCM_APP_CLIENT_ID, "SCM_APP_CLIENT_SECRET", SCM_APP_CLIENT_SECRET)
+SCM_API_BASE_URL: str = env.str("SCM_API_BASE_URL", "https://api.github.com", validate=base_url)
+SCM_API_CONNECT_TIMEOUT_MS = positive("SCM_API_CONNECT_TIMEOUT_MS", 3_000)
+SCM_API_READ_TIMEOUT_MS = positive("SCM_API_READ_TIMEOUT_MS", 15_000)
+SCM_API_TOTAL_TIMEOUT_MS = positive("SCM_API_TOTAL_TIMEOUT_MS", 60_000)
 CONTAINER_SOCKET_PATH: str = env.str("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
 DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
