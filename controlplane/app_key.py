@@ -10,41 +10,38 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from marshmallow import ValidationError
 
-from controlplane.environment import env, note_fault, secret
+from controlplane.environment import env, note_fault
 
+_SETTING, _PATH_SETTING = "SCM_APP_PRIVATE_KEY", "SCM_APP_PRIVATE_KEY_PATH"
 _SHORTEST_BITS = 2048
 """RS256 wants no shorter key (RFC 7518 section 3.3)."""
 _LARGEST_FILE = 64 * 1024
 _HINT = "Give the PEM file that the provider made for the app."
 
 
-def app_private_key(name: str) -> str:
-    """Return the PEM of the setting ``name``, or of the file that ``NAME_PATH`` names.
+def app_private_key(text: str, path: str) -> str:
+    """Return the PEM of the app's key: ``text``, or the content of the file at ``path``.
 
-    Line ends may be written ``\\n``, as one-line files of settings need them. Empty when neither is
-    set, or when what is set cannot be used, which is noted as a fault.
+    Empty when there is neither, or when the file cannot be used, which is noted as a fault.
     """
-    text = secret(name, check=_check)
-    path = env.str(f"{name}_PATH", "").strip()
-    if path and (env.str(name, "") or env.str(f"{name}_FILE", "")):
-        note_fault(f"{name}_PATH", f"Set either this or {name}, not both.")
+    path = path.strip()
+    if path and (env.str(_SETTING, "") or env.str(f"{_SETTING}_FILE", "")):
+        note_fault(_PATH_SETTING, f"Set either this or {_SETTING}, not both.")
         return ""
-    if path:
-        text = _content_of(path, f"{name}_PATH")
-    return _normalized(text)
+    return _normalized(_content_of(path) if path else text)
 
 
-def _content_of(path: str, setting: str) -> str:
+def _content_of(path: str) -> str:
     try:
         with Path(os.path.expandvars(path)).expanduser().open("rb") as file:
             content = file.read(_LARGEST_FILE).decode("ascii")
-        _check(content)
+        rsa_private_key(content)
     except (OSError, RuntimeError) as exc:
-        note_fault(setting, f"The file cannot be read ({type(exc).__name__}).")
+        note_fault(_PATH_SETTING, f"The file cannot be read ({type(exc).__name__}).")
     except UnicodeDecodeError:
-        note_fault(setting, f"Must be an RSA private key in PEM. {_HINT}")
+        note_fault(_PATH_SETTING, f"Must be an RSA private key in PEM. {_HINT}")
     except ValidationError as exc:
-        note_fault(setting, " ".join(map(str, exc.messages)))
+        note_fault(_PATH_SETTING, " ".join(map(str, exc.messages)))
     else:
         return content
     return ""
@@ -59,8 +56,8 @@ def _normalized(text: str) -> str:
     return f"{text.strip()}\n" if text else ""
 
 
-def _check(text: str) -> None:
-    """Refuse what is not an RSA private key without a passphrase; no message repeats any of it."""
+def rsa_private_key(text: str) -> None:
+    """Refuse what is not an RSA private key in PEM, with line ends or ``\\n``; unset is allowed."""
     if not text.strip():
         return
     try:

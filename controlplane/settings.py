@@ -17,7 +17,7 @@ from typing import Any
 import dj_database_url
 from environs import validate
 
-from controlplane.app_key import app_private_key
+from controlplane.app_key import app_private_key, rsa_private_key
 from controlplane.environment import (
     bare_word,
     base_url,
@@ -88,7 +88,9 @@ REGISTRY_CONNECT_TIMEOUT_MS = positive("REGISTRY_CONNECT_TIMEOUT_MS", 3_000)
 REGISTRY_READ_TIMEOUT_MS = positive("REGISTRY_READ_TIMEOUT_MS", 15_000)
 REGISTRY_TOTAL_TIMEOUT_MS = positive("REGISTRY_TOTAL_TIMEOUT_MS", 30_000)
 SCM_APP_ID: str = env.str("SCM_APP_ID", "", validate=decimal) or ""
-SCM_APP_PRIVATE_KEY = app_private_key("SCM_APP_PRIVATE_KEY")
+SCM_APP_PRIVATE_KEY = app_private_key(
+    secret("SCM_APP_PRIVATE_KEY", check=rsa_private_key), env.str("SCM_APP_PRIVATE_KEY_PATH", "")
+)
 together("SCM_APP_ID", SCM_APP_ID, "SCM_APP_PRIVATE_KEY", SCM_APP_PRIVATE_KEY)
 SCM_APP_WEBHOOK_SECRET = secret("SCM_APP_WEBHOOK_SECRET")
 SCM_APP_SLUG: str = env.str("SCM_APP_SLUG", "", validate=bare_word) or ""
