@@ -121,6 +121,7 @@ def run_process(
     tail_limit: int = 64 * 1024,
     stdout_limit: int = 0,
     grace: float = 5.0,
+    descriptors: Sequence[int] = (),
 ) -> ProcessResult:
     """Run ``argv`` to its end, for at most ``timeout`` seconds, and return how it ended.
 
@@ -128,7 +129,8 @@ def run_process(
     or ``stderr`` before them; an exception from either ends the program and is raised. ``watch``
     is asked about every 50 ms whether the program must stop. A program that has to stop (time
     limit, ``cancelled``, ``watch``) gets SIGTERM, and SIGKILL after ``grace`` seconds, it and its
-    whole group. Raises :class:`ProcessStartError`.
+    whole group. ``descriptors`` stay open in it under their numbers, and no others do. Raises
+    :class:`ProcessStartError`.
     """
     program = argv[0]
     found = shutil.which(program, path=env.get("PATH", os.defpath))
@@ -145,6 +147,7 @@ def run_process(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=tuple(descriptors),
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else type(error).__name__

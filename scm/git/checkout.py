@@ -15,6 +15,7 @@ from threading import Event
 from controlplane.folders import remove_tree
 from controlplane.processes import ProcessResult
 from scm.git.command import Git, SourcePolicy, session
+from scm.git.credentials import GitCredential
 from scm.git.remote import ResolvedSource
 from scm.urls import COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
 
@@ -23,10 +24,16 @@ _BLOCK = 4096
 """What a file takes at least, however small it is."""
 
 
-def checkout(source: ResolvedSource, into: Path, policy: SourcePolicy, cancelled: Event) -> None:
+def checkout(
+    source: ResolvedSource,
+    into: Path,
+    policy: SourcePolicy,
+    cancelled: Event,
+    credential: GitCredential | None = None,
+) -> None:
     """Make ``into``, which must not exist, a checkout of ``source``; it is gone after a failure.
 
-    Raises :class:`SourceError`.
+    Nothing of the credential, with which a private source is fetched, is in the checkout. Raises :class:`SourceError`.
     """
     url = parse_url(source.url)
     if not COMMIT_ID.fullmatch(source.commit) or not (
@@ -38,7 +45,7 @@ def checkout(source: ResolvedSource, into: Path, policy: SourcePolicy, cancelled
     except OSError as error:
         raise _unwritable(url, error) from None
     try:
-        with session(url, policy, policy.fetch_timeout, cancelled) as git:
+        with session(url, policy, policy.fetch_timeout, cancelled, credential) as git:
             _Checkout(git, source, into).make()
     except OSError as error:
         remove_tree(into)
@@ -134,6 +141,7 @@ class _Checkout:
             *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *options),
             *("--", self._git.address, *refspecs),
             tree=self._into,
+            remote=True,
         )
 
 

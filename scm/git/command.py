@@ -9,13 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
 from controlplane.processes import ProcessResult, ProcessStartError, run_process
 from controlplane.redaction import bounded_tail, redact
 from scm.addresses import LookupTimedOutError, is_public, look_up
+from scm.git.credentials import GitCredential
 from scm.urls import SourceError, SourceUrl
 
 _CA_BUNDLES = (
@@ -40,10 +41,20 @@ class SourcePolicy:
 
 @contextmanager
 def session(
-    source: SourceUrl, policy: SourcePolicy, timeout: float, cancelled: Event | None
+    source: SourceUrl,
+    policy: SourcePolicy,
+    timeout: float,
+    cancelled: Event | None,
+    credential: GitCredential | None = None,
 ) -> Iterator[Git]:
-    """Judge a source and yield a ``git`` that can reach it and nothing else."""
+    """Judge a source and yield a ``git`` that can reach it and nothing else.
+
+    A ``credential`` for another origin counts for nothing. One for this origin also says that the
+    operator chose the host, so it may be on a private network.
+    """
     deadline = time.monotonic() + timeout
+    if credential is not None:
+        credential = credential if credential.is_for(source) else None
     config = [
         ("core.hooksPath", "/dev/null"),
         ("core.fsmonitor", "false"),
@@ -67,7 +78,8 @@ def session(
                 "source-url-forbidden", "file URLs are not allowed by the operator of this server."
             )
     else:
-        addresses = _judged_addresses(source, policy, timeout, cancelled)
+        allow_private = policy.allow_private or credential is not None
+        addresses = _judged_addresses(source, allow_private, timeout, cancelled)
         if source.scheme == "git":
             address = f"git://{addresses[0]}:{source.port}{source.path}"
         elif ":" not in source.host and source.host not in addresses:
@@ -80,17 +92,22 @@ def session(
             home = Path(name)
             if policy.extra_ca_file:
                 config.append(("http.sslCAInfo", str(_ca_bundle(policy.extra_ca_file, home))))
+            descriptor = None
+            if credential is not None:
+                descriptor = stack.enter_context(credential.descriptor())
+                config.append(credential.helper(descriptor))
             (home / "gitconfig").write_text("".join(map(_config_line, config)))
         except OSError as error:
             reason = error.strerror or "unknown error"
             raise SourceError(
                 "source-checkout-failed", f"Reading {source} could not be prepared: {reason}."
             ) from None
-        yield Git(source, address, home, deadline, policy.max_bytes, cancelled)
+        secret = credential.secret if credential is not None else ""
+        yield Git(source, address, home, deadline, policy.max_bytes, cancelled, descriptor, secret)
 
 
 def _judged_addresses(
-    source: SourceUrl, policy: SourcePolicy, timeout: float, cancelled: Event | None
+    source: SourceUrl, allow_private: bool, timeout: float, cancelled: Event | None
 ) -> list[str]:
     """Return the addresses of the source's host, as URLs spell them, or refuse the source."""
     try:
@@ -105,7 +122,7 @@ def _judged_addresses(
         ) from None
     if cancelled is not None and cancelled.is_set():
         raise SourceError("source-cancelled", f"Reading {source} was cancelled.")
-    if not policy.allow_private and not all(map(is_public, found)):
+    if not allow_private and not all(map(is_public, found)):
         raise SourceError(
             "source-url-forbidden", f"The host of {source} is not on the public internet."
         )
@@ -142,17 +159,21 @@ class Git:
     deadline: float
     max_bytes: int
     cancelled: Event | None
+    descriptor: int | None = None
+    """Where the credential is read, if there is one for the source."""
+    secret: str = field(default="", repr=False)
 
     def run(
         self,
         *arguments: str,
         tree: Path | None = None,
+        remote: bool = False,
         trace: bool = False,
         meter: Callable[[bytes], bool] | None = None,
     ) -> ProcessResult:
         """Run one git command; with ``tree`` in that checkout, whose size is watched.
 
-        ``meter`` gets the output instead and returns whether it has seen too much.
+        Only one that speaks to the ``remote`` may read the credential. ``meter`` gets the output instead and returns whether it has seen too much.
         """
         env = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -193,6 +214,7 @@ class Git:
                 watch=lambda: too_much.is_set() or (watch is not None and watch()),
                 stdout_limit=0 if meter else 4 * 1024 * 1024,
                 grace=2.0,
+                descriptors=[self.descriptor] if remote and self.descriptor is not None else [],
             )
         except ProcessStartError as error:
             raise SourceError("source-checkout-failed", str(error)) from None
@@ -222,8 +244,10 @@ class Git:
             return SourceError("source-timed-out", f"{source} did not answer completely in time.")
         if result.stopped:
             return self._too_large()
-        text = bounded_tail(redact(result.tail), 4096)
+        text = bounded_tail(redact(result.tail, [self.secret]), 4096)
         for pattern, code, message in _MEANINGS:
+            if self.secret and code == "source-auth-required":
+                message = "{source} refuses the access that its installation gives."
             if re.search(pattern, text, re.IGNORECASE):
                 return SourceError(code, message.format(source=source))
         said = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from threading import Event
 
 from scm.git.command import SourcePolicy, session
+from scm.git.credentials import GitCredential
 from scm.urls import COMMIT_ID, SHORT_COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
 
 _REDIRECTS = 3
@@ -25,13 +26,18 @@ class ResolvedSource:
 
 
 def resolve(
-    url: str, ref: str | None, policy: SourcePolicy, cancelled: Event | None = None
+    url: str,
+    ref: str | None,
+    policy: SourcePolicy,
+    cancelled: Event | None = None,
+    credential: GitCredential | None = None,
 ) -> ResolvedSource:
     """Return the commit that ``ref`` means now; ``None`` means the remote's default branch.
 
     A ref is a branch, a tag, a full name below ``refs/`` or a full commit id; a branch wins over a
-    tag of the same name. Whether a commit exists is only known at the checkout. Raises
-    :class:`SourceError`.
+    tag of the same name. Whether a commit exists is only known at the checkout. A private source
+    is asked with a ``credential``, and then only at that one's origin, wherever a server redirects
+    to. Raises :class:`SourceError`.
     """
     source = parse_url(url)
     wanted = ref.strip() if ref is not None else None
@@ -45,7 +51,7 @@ def resolve(
         names = (wanted,)
     else:
         names = (f"refs/heads/{wanted}", f"refs/tags/{wanted}", f"refs/{wanted}")
-    source, advertised = _list_remote(source, names, policy, cancelled)
+    source, advertised = _list_remote(source, names, policy, cancelled, credential)
     if wanted is not None and COMMIT_ID.fullmatch(commit):
         return ResolvedSource(str(source), commit, commit)
     for name in names:
@@ -72,19 +78,29 @@ class _Advertised:
 
 
 def _list_remote(
-    source: SourceUrl, names: Sequence[str], policy: SourcePolicy, cancelled: Event | None
+    source: SourceUrl,
+    names: Sequence[str],
+    policy: SourcePolicy,
+    cancelled: Event | None,
+    credential: GitCredential | None,
 ) -> tuple[SourceUrl, _Advertised]:
     """Ask the remote for ``names``; follow its redirects as long as the policy allows each."""
     patterns = [pattern for name in names for pattern in (name, f"{name}^{{}}")]
     for _ in range(_REDIRECTS + 1):
-        with session(source, policy, policy.resolve_timeout, cancelled) as git:
+        if credential is not None and not credential.is_for(source):
+            # What is there is not the repository that the credential was given for.
+            raise SourceError(
+                "source-url-forbidden",
+                f"The private source is redirected to {source}, which is not its host.",
+            )
+        with session(source, policy, policy.resolve_timeout, cancelled, credential) as git:
             argv = ("ls-remote", "--symref", "--", git.address, *patterns)
-            result = git.run(*argv)
+            result = git.run(*argv, remote=True)
             if result.ok:
                 return source, _parse_listing(result.stdout)
             if not re.search(rb"returned error: 30[1278]", result.tail):
                 raise git.failure(result)
-            source = _redirected(source, git.run(*argv, trace=True).tail)
+            source = _redirected(source, git.run(*argv, remote=True, trace=True).tail)
     raise SourceError("source-url-forbidden", f"{source} is redirected too often.")
 
 
