@@ -53,7 +53,7 @@ def connect_account(
         account.kind = given.kind
         account.metadata = dict(given.metadata)
         account.status = ConnectedAccount.Status.ACTIVE
-        account.sealed = sealing.seal(given.value, _place(account))
+        account.sealed = sealing.seal(given.value, place_of(account))
         account.save()
     log.info("account_connected", account=str(account.pk), provider=provider)
     return account
@@ -107,7 +107,7 @@ def reveal(account: ConnectedAccount) -> str:
     """
     if account.sealed is None:
         raise sealing.SealError("The account's secret was erased.")
-    return sealing.unseal(bytes(account.sealed), _place(account))
+    return sealing.unseal(bytes(account.sealed), place_of(account))
 
 
 def reseal(account_id: uuid.UUID, *, dry_run: bool) -> bool:
@@ -120,14 +120,15 @@ def reseal(account_id: uuid.UUID, *, dry_run: bool) -> bool:
         if account is None or account.sealed is None:
             return False
         sealed = bytes(account.sealed)
-        if sealing.is_present(sealed, _place(account)):
+        if sealing.is_present(sealed, place_of(account)):
             return False
-        secret = sealing.unseal(sealed, _place(account))
+        secret = sealing.unseal(sealed, place_of(account))
         if not dry_run:
-            account.sealed = sealing.seal(secret, _place(account))
+            account.sealed = sealing.seal(secret, place_of(account))
             account.save(update_fields=["sealed"])
     return True
 
 
-def _place(account: ConnectedAccount) -> sealing.Place:
+def place_of(account: ConnectedAccount) -> sealing.Place:
+    """Return where the account's seal belongs."""
     return sealing.Place(account.pk, account.owner_user_id)

@@ -19,7 +19,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ _GITHUB = re.compile(
     r"(?:gh[pousr]_[A-Za-z0-9]{20,251}|github_pat_[A-Za-z0-9_]{20,244})|[0-9a-f]{40}"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,119}")
+_SECRET_MEMBER = re.compile("token|key|secret|password", re.IGNORECASE)
 _RESERVED = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TERM", "IFS", "BASH_ENV", "ENV"}
 )
@@ -46,6 +47,18 @@ class Provider(models.TextChoices):
     CODEX = "codex"
     GITHUB = "github"
     GENERIC = "generic"
+
+
+_VARIABLES: Mapping[str, frozenset[str]] = {
+    "claude": frozenset({"CLAUDE_CODE_OAUTH_TOKEN"}),
+    "codex": frozenset(),
+    "github": frozenset({"GH_TOKEN", "GITHUB_TOKEN"}),
+}
+
+
+def variables_of(provider: Provider, name: str) -> frozenset[str]:
+    """Return the environment variables that an account of this name sets in a workspace."""
+    return frozenset({name}) if provider == Provider.GENERIC else _VARIABLES[provider.value]
 
 
 class Kind(models.TextChoices):
@@ -83,6 +96,30 @@ class Secret:
 def read_secret(provider: Provider, name: str, given: str) -> Secret:
     """Return the secret that a client gave for an account; raises ``SecretRefused``."""
     return _READERS[provider](name, given)
+
+
+def maskable(provider: Provider, secret: str) -> Sequence[str]:
+    """Return every text of a secret that must not be shown: of a document its tokens, too."""
+    if provider != Provider.CODEX:
+        return [secret]
+    try:
+        document = json.loads(secret)
+    except (ValueError, RecursionError):
+        return [secret]
+    return [secret, *_tokens(document)]
+
+
+def _tokens(document: Any) -> Iterator[str]:
+    """Yield the texts of a document whose members are called like secrets."""
+    waiting = [("", document)]
+    while waiting:
+        called, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting.extend((str(name), inner) for name, inner in value.items())
+        elif isinstance(value, list):
+            waiting.extend((called, inner) for inner in value)
+        elif isinstance(value, str) and value and _SECRET_MEMBER.search(called):
+            yield value
 
 
 def _claude(name: str, given: str) -> Secret:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import uuid
-from collections.abc import Mapping
-from typing import Any
 
 import structlog
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
-from accounts.models import NAME_MAX_LENGTH, ConnectedAccount, Profile, SshKey
+from accounts.models import NAME_MAX_LENGTH, SshKey
 from accounts.public_keys import PublicKey, fingerprint_of
-from controlplane.errors import Conflict, Fault, NotFound, ServiceUnavailable
+from controlplane.errors import Conflict, NotFound
 from controlplane.locks import lock_until_commit
-from controlplane.serializers import camel_case
 
 log = structlog.get_logger(__name__)
 
@@ -27,50 +24,6 @@ INVISIBLE = " \u200c\u200d"
 def needs_setup() -> bool:
     """Tell whether nobody can sign in to the admin yet."""
     return not get_user_model().objects.filter(is_staff=True, is_active=True).exists()
-
-
-def refuse_credentials(
-    credentials: Mapping[str, Any] | None, *, owner_user_id: str, pointer: str = "/credentials"
-) -> None:
-    """Raise for every profile or account that is named: no workspace can be given one yet.
-
-    ``NotFound`` (``credentials-not-found``) where one is unknown, deleted or another owner's, and
-    ``ServiceUnavailable`` (``credentials-unsupported``) where all of them exist. An account is
-    named by its id or by its name. ``pointer`` is where the credentials stand in the body.
-    """
-    named = {name: value for name, value in (credentials or {}).items() if value is not None}
-    absent = [
-        Fault(
-            "not-found",
-            "There is no such profile or account.",
-            pointer=f"{pointer}/{camel_case(name)}",
-        )
-        for name, value in named.items()
-        if not _is_there(name, str(value), owner_user_id)
-    ]
-    if absent:
-        raise NotFound(
-            "The credentials name profiles or accounts that do not exist.",
-            code="credentials-not-found",
-            errors=absent,
-        )
-    if named:
-        raise ServiceUnavailable(
-            "Connected accounts are kept, but this release does not give them to workspaces yet.",
-            code="credentials-unsupported",
-        )
-
-
-def _is_there(member: str, value: str, owner_user_id: str) -> bool:
-    try:
-        wanted = uuid.UUID(value)
-    except ValueError:
-        wanted = None
-    if camel_case(member) == "profileId":
-        mine = Profile.objects.owned_by(owner_user_id)
-        return wanted is not None and mine.filter(pk=wanted).exists()
-    accounts = ConnectedAccount.objects.owned_by(owner_user_id).kept().filter(provider=member)
-    return accounts.filter(pk=wanted).exists() if wanted else accounts.filter(name=value).exists()
 
 
 def register_ssh_key(*, owner_user_id: str, key: PublicKey, name: str | None) -> SshKey:

@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from accounts.services import refuse_credentials
+from accounts.resolution import Resolution, resolve_credentials, reuse_references
 from builds.boot_record import end_boot_run, is_being_recorded
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
@@ -87,8 +87,8 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
 
     Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
-    ``ValidationFailed``, ``ServiceUnavailable`` (``scm-app-unconfigured``,
-    ``credentials-unsupported``), or ``BadGateway`` (``queue-publish-failed``) after the failure was
+    ``ValidationFailed``, what ``accounts.resolution`` raises, ``ServiceUnavailable``
+    (``scm-app-unconfigured``), or ``BadGateway`` (``queue-publish-failed``) after the failure was
     written.
     """
     if (earlier := _earlier_answer(intent)) is not None:
@@ -97,17 +97,11 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     blueprint = Blueprint.parse(intent.spec)
     refuse_selections(intent)
     check_ceilings(blueprint)
-    if intent.credentials is not None:
-        refuse_credentials(intent.credentials, owner_user_id=intent.owner_user_id)
-    else:
-        refuse_credentials(
-            _spec_credentials(blueprint),
-            owner_user_id=intent.owner_user_id,
-            pointer="/spec/credentials",
-        )
+    credentials = _credentials(intent, blueprint)
     spec = resolve_spec(blueprint)
+    name = intent.name or infer_name(intent, blueprint)
     try:
-        job, answer = _persist(intent, spec, name=intent.name or infer_name(intent, blueprint))
+        job, answer = _persist(intent, spec, credentials, name=name)
     except (IntegrityError, Conflict):
         # Another request with this key was quicker by a moment; its answer is ours too.
         earlier = _earlier_answer(intent)
@@ -177,9 +171,28 @@ def check_ceilings(blueprint: Blueprint) -> None:
         raise ValidationFailed(faults)
 
 
-def _spec_credentials(blueprint: Blueprint) -> Mapping[str, Any] | None:
-    credentials = blueprint.to_wire().get("credentials")
-    return credentials if isinstance(credentials, dict) else None
+def _credentials(intent: SandboxIntent, blueprint: Blueprint) -> Resolution:
+    """Return the accounts that the workspace is given.
+
+    Those beside the spec count before those in it. A workspace that is started again is given what
+    it had, unless the request says anything of them.
+    """
+    owner = intent.owner_user_id
+    if intent.credentials is not None:
+        return resolve_credentials(intent.credentials, owner_user_id=owner)
+    in_spec = blueprint.to_wire().get("credentials")
+    if isinstance(in_spec, dict):
+        return resolve_credentials(in_spec, owner_user_id=owner, pointer="/spec/credentials")
+    if intent.workspace_id is None:
+        return resolve_credentials(None, owner_user_id=owner)
+    mine = Attempt.objects.filter(workspace=intent.workspace_id, workspace__owner_user_id=owner)
+    return _same_credentials(mine.order_by("-pk").first(), owner)
+
+
+def _same_credentials(earlier: Attempt | None, owner_user_id: str) -> Resolution:
+    """Return the accounts that an earlier attempt's workspace was given."""
+    references = [] if earlier is None else workspaces.references_of(earlier)
+    return reuse_references(references, owner_user_id=owner_user_id)
 
 
 def resolve_spec(blueprint: Blueprint) -> dict[str, Any]:
@@ -240,7 +253,7 @@ def _earlier_answer(intent: SandboxIntent) -> StartedSandbox | None:
 
 
 def _persist(
-    intent: SandboxIntent, spec: dict[str, Any], *, name: str
+    intent: SandboxIntent, spec: dict[str, Any], credentials: Resolution, *, name: str
 ) -> tuple[BuildJob, dict[str, Any]]:
     """Write workspace, sandbox, attempt, job and remembered request in one transaction."""
     with transaction.atomic():
@@ -262,6 +275,7 @@ def _persist(
             relation=intent.relation,
             trigger_type=Attempt.TriggerType.API,
             requested_by=intent.owner_user_id,
+            credentials=credentials,
         )
         create_boot_run(attempt)
         job = _create_job(sandbox, attempt)
@@ -360,10 +374,10 @@ def _publish_failure(answer: Mapping[str, Any]) -> BadGateway:
 
 
 def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
-    """Start another attempt of a sandbox that ended, with the same blueprint.
+    """Start another attempt of a sandbox that ended, with the same blueprint and accounts.
 
-    Raises ``Conflict`` while the sandbox or a newer one of its workspace is live, ``BadGateway``
-    when the queue cannot be reached.
+    Raises ``Conflict`` while the sandbox or a newer one of its workspace is live, and when one of
+    the accounts cannot be used any more; ``BadGateway`` when the queue cannot be reached.
     """
     with transaction.atomic():
         workspace = _startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
@@ -374,6 +388,7 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
             relation=Sandbox.Relation.RETRY,
             trigger_type=Attempt.TriggerType.MANUAL,
             requested_by=requested_by,
+            credentials=_same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
         )
         create_boot_run(attempt)
         job = _create_job(sandbox, attempt)

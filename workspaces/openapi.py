@@ -39,17 +39,23 @@ START_DESCRIPTION = """\
 Records the intent and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` until `status` is
 `ready` or `failed`. Creates a workspace unless `workspaceId` names one that has ended.
 
+Connected accounts are opened by the worker when the workspace starts. One that cannot be opened
+then fails the job, with one of these as its `errorCode`: `connected-account-gone`,
+`connected-account-invalid`, `connected-account-mismatch`, `connected-account-unopened`,
+`credentials-key-unset`, `credentials-too-large`.
+
 | Status | `code` | When |
 |---|---|---|
 | 400 | `validation-failed` | members or blueprint are wrong; see `errors` |
 | 404 | `registry-not-found` | `registryId` is not the configured registry |
 | 404 | `workspace-not-found` | the owner has no such workspace |
-| 404 | `credentials-not-found` | a profile or account is named that does not exist |
+| 404 | `credentials-not-found` | a profile or account is named that the owner does not have |
+| 409 | `connected-account-not-active` | an account that is named is invalid or was deleted |
+| 409 | `profile-archived` | the profile that is named is not in use any more |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 409 | `workspace-active` | the workspace has not ended |
 | 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
 | 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
-| 503 | `credentials-unsupported` | accounts are named; no workspace can be given them yet |
 """
 
 SSH_TARGET_DESCRIPTION = """\

@@ -5,6 +5,7 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
+from accounts.credential_serializers import MAX_BINDINGS
 from controlplane.oci_names import REPOSITORY, TAG
 from controlplane.serializers import (
     IdField,
@@ -43,12 +44,20 @@ class SelectionSerializer(InputSerializer):
 
 
 class CredentialsSerializer(InputSerializer):
-    """Which connected accounts the workspace may use, by id or name."""
+    """Which connected accounts the workspace is given, by id or name; empty for none."""
 
-    profile_id = TextField(required=False)
+    profile_id = TextField(
+        required=False, help_text="What this profile gives is given, but for what is named here."
+    )
     claude = TextField(required=False)
     codex = TextField(required=False)
     github = TextField(required=False)
+    generic = serializers.ListField(
+        required=False,
+        child=TextField(),
+        max_length=MAX_BINDINGS,
+        help_text="Each sets the environment variable that it is called like.",
+    )
 
 
 @extend_schema_serializer(component_name="CreateWorkspace")
@@ -70,7 +79,11 @@ class WorkspaceRequestSerializer(OwnedInputSerializer):
     spec = BlueprintField()
     source_selection = SelectionSerializer(required=False)
     dotfiles_selection = SelectionSerializer(required=False)
-    credentials = CredentialsSerializer(required=False)
+    credentials = CredentialsSerializer(
+        required=False,
+        help_text="When absent, what the owner's profile `default` gives; for a workspace that is "
+        "started again, what it was given before.",
+    )
 
 
 @extend_schema_serializer(component_name="StartSandbox")

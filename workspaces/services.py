@@ -14,9 +14,12 @@ from typing import Any
 
 from django.db.models.functions import Now
 
+from accounts.providers import Provider
+from accounts.resolution import Reference, Resolution
 from controlplane.errors import NotFound
 from workspaces.models import (
     Attempt,
+    CredentialReference,
     RuntimeInstance,
     Sandbox,
     Workspace,
@@ -24,6 +27,8 @@ from workspaces.models import (
 )
 from workspaces.runtimes.base import LaunchedRuntime
 from workspaces.status import SurfacedStatus, surfaced_status
+
+NO_CREDENTIALS = Resolution()
 
 
 def get_workspace(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Workspace:
@@ -94,8 +99,12 @@ def create_attempt(
     relation: Sandbox.Relation,
     trigger_type: Attempt.TriggerType,
     requested_by: str,
+    credentials: Resolution = NO_CREDENTIALS,
 ) -> Attempt:
-    """Create a queued attempt of ``sandbox`` and make it the latest one."""
+    """Create a queued attempt of ``sandbox`` and make it the latest one.
+
+    ``credentials`` are the connected accounts that its workspace is given.
+    """
     attempt = Attempt.objects.create(
         sandbox=sandbox,
         workspace_id=sandbox.workspace_id,
@@ -103,6 +112,10 @@ def create_attempt(
         trigger_type=trigger_type,
         requested_by=requested_by,
         spec=sandbox.spec,
+    )
+    CredentialReference.objects.bulk_create(
+        CredentialReference(attempt=attempt, account_id=one.account_id, provider=one.provider)
+        for one in credentials.references
     )
     Sandbox.objects.filter(pk=sandbox.pk).update(
         latest_attempt=attempt, status=SurfacedStatus.QUEUED, updated_at=Now()
@@ -114,9 +127,31 @@ def create_attempt(
         attempt,
         WorkspaceEvent.Type.ATTEMPT_QUEUED,
         "An attempt was queued.",
-        {"relation": relation, "triggerType": trigger_type, "runId": str(attempt.run_id)},
+        {
+            "relation": relation,
+            "triggerType": trigger_type,
+            "runId": str(attempt.run_id),
+            **_told_of(credentials),
+        },
     )
     return attempt
+
+
+def _told_of(credentials: Resolution) -> dict[str, list[str]]:
+    """Return what the history tells of accounts, also of those that a profile could not give."""
+    given = [str(one.account_id) for one in credentials.references]
+    left_out = [str(account_id) for account_id in credentials.left_out]
+    told = {"connectedAccountIds": given, "leftOutConnectedAccountIds": left_out}
+    return {name: ids for name, ids in told.items() if ids}
+
+
+def references_of(attempt: Attempt) -> list[Reference]:
+    """Return the accounts that an attempt's workspace is given, in the order they were resolved."""
+    rows = CredentialReference.objects.filter(attempt=attempt).order_by("pk")
+    return [
+        Reference(account_id, Provider(provider))
+        for account_id, provider in rows.values_list("account_id", "provider")
+    ]
 
 
 def refresh_sandbox(attempt_id: uuid.UUID) -> None:

@@ -65,7 +65,13 @@ FULL: dict[str, Any] = {
         "os": {"family": "alpine", "mode": "require"},
         "runtime": {"family": "docker", "mode": "require"},
     },
-    "credentials": {"profileId": "p", "claude": "c", "codex": "x", "github": "g"},
+    "credentials": {
+        "profileId": "p",
+        "claude": "c",
+        "codex": "x",
+        "github": "g",
+        "generic": ["v"],
+    },
 }
 
 MINIMAL: dict[str, Any] = {"harness": {"id": "shell"}}

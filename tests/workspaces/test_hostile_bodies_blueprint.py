@@ -59,7 +59,7 @@ def test_the_whole_blueprint_gives_every_string_there_is() -> None:
     given = {step for place in objects(WHOLE_SPEC) for step in at(WHOLE_SPEC, place)}
     known = set(names(document()["components"]["schemas"]["Blueprint"]))
     without_strings = {"applyDotfiles", "dotfilesBootstrap", "sudo", "credentialRefs"}
-    credentials = {"credentials", "profileId", "claude", "codex", "github"}
+    credentials = {"credentials", "profileId", "claude", "codex", "github", "generic"}
     assert known - given == without_strings | credentials
 
 

@@ -13,7 +13,7 @@ from controlplane.errors import ValidationFailed
 from .contents import Access, Customization, Harness, PackageRequest, Sources, Tooling
 from .faults import MAX_FAULTS, faults_of, without_lone_surrogates
 from .grammar import Line
-from .part import Part
+from .part import Many, Part
 from .running import Lifecycle, Runtime, Target
 
 
@@ -24,6 +24,9 @@ class Credentials(Part):
     claude: Line | None = Field(default=None, description="Connected account for Claude.")
     codex: Line | None = Field(default=None, description="Connected account for Codex.")
     github: Line | None = Field(default=None, description="Connected account for GitHub.")
+    generic: Many[Line] = Field(
+        default=(), max_length=100, description="Connected accounts for environment variables."
+    )
 
 
 class Blueprint(Part):
