@@ -49,6 +49,7 @@ def job_runner() -> JobRunner:
         boot_limits=BootLimits(
             step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
             grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
+            credential_seconds=settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS / 1000,
         ),
         temp_root=temp_root,
         extra_ca=Path(extra_ca_file).read_bytes() if extra_ca_file else b"",

@@ -31,6 +31,7 @@ from builds.boot_record import (
     start_boot_run,
 )
 from builds.compiler import BuildError, Compiler, PublishedImage
+from builds.credential_delivery import CredentialDelivery
 from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
 from builds.planner import Catalogue, ImagePlan, plan
@@ -105,12 +106,15 @@ class JobRunner:
             self._require_open_record(job, control)
             blueprint = Blueprint.parse(attempt.spec)
             image_plan = plan(blueprint, blueprint.target.os.family, self.catalogue)
+            credentials = CredentialDelivery.of(job, control.cancelled)
             if job.status != BuildJob.Status.SUCCEEDED:
-                with recording(job, self._secrets(), given_up=control.cancelled) as record:
+                # Accounts that do not open fail the job here, and not after a long build.
+                secrets = self._secrets(credentials)
+                with recording(job, secrets, given_up=control.cancelled) as record:
                     published, plan_hash, reused = self._publish(job, image_plan, record, control)
                 self._write(control, lambda: self._finish_build(job, published, plan_hash, reused))
                 job.published_digest_reference = published.digest_reference
-            launched = self._launch(job, blueprint, image_plan, control)
+            launched = self._launch(job, blueprint, image_plan, credentials, control)
             self._write(control, lambda: self._finish_launch(job, launched))
         except LeaseLostError:
             end_cancelled_boot_run(job)
@@ -165,9 +169,10 @@ class JobRunner:
             )
 
     @staticmethod
-    def _secrets() -> list[bytes]:
+    def _secrets(credentials: CredentialDelivery) -> list[bytes]:
         """Return what must not be in the record of a build, whoever prints it."""
-        return [settings.REGISTRY_PASSWORD.encode()] if settings.REGISTRY_PASSWORD else []
+        ours = [settings.REGISTRY_PASSWORD] if settings.REGISTRY_PASSWORD else []
+        return [secret.encode() for secret in [*ours, *credentials.masks()]]
 
     def _finish_build(
         self, job: BuildJob, published: PublishedImage, plan_hash: str, reused: bool
@@ -298,41 +303,58 @@ class JobRunner:
         )
 
     def _launch(
-        self, job: BuildJob, blueprint: Blueprint, image_plan: ImagePlan, control: JobControl
+        self,
+        job: BuildJob,
+        blueprint: Blueprint,
+        image_plan: ImagePlan,
+        credentials: CredentialDelivery,
+        control: JobControl,
     ) -> LaunchedRuntime:
+        request = self._launch_request(job, blueprint, image_plan, credentials)
+        try:
+            return self.adapter.launch(request, cancelled=control.cancelled)
+        except JobError as exc:
+            raise credentials.without_secrets(exc) from exc
+
+    def _launch_request(
+        self,
+        job: BuildJob,
+        blueprint: Blueprint,
+        image_plan: ImagePlan,
+        credentials: CredentialDelivery,
+    ) -> LaunchRequest:
         attempt: Attempt = job.attempt
         runtime = blueprint.runtime
         resources = runtime.resources
-        return self.adapter.launch(
-            LaunchRequest(
-                instance_id=self.instance_id,
-                run_id=attempt.run_id,
-                attempt_id=attempt.pk,
-                workspace_id=attempt.workspace_id,
-                job_id=job.pk,
-                attempt_count=job.attempt_count,
-                image=job.published_digest_reference,
-                boot=boot_configuration(
-                    attempt,
-                    blueprint,
-                    user=image_plan.user,
-                    home=image_plan.home,
-                    shell=image_plan.shell,
-                    harness_command=image_plan.harness_command,
-                    limits=self.boot_limits,
-                ),
-                working_directory=runtime.working_directory,
-                outbound=runtime.network.outbound,
-                memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
-                cpus=resources.cpus or settings.WORKSPACE_CPUS,
-                pids=resources.pids or settings.WORKSPACE_PIDS,
-                sudo=blueprint.customization.sudo,
-                restart=runtime.persistence == "persistent",
-                oci_runtime=runtime.oci_runtime,
-                timeout=self.launch_timeout,
-                salvage=partial(salvage_container, attempt.run_id),
+        return LaunchRequest(
+            instance_id=self.instance_id,
+            run_id=attempt.run_id,
+            attempt_id=attempt.pk,
+            workspace_id=attempt.workspace_id,
+            job_id=job.pk,
+            attempt_count=job.attempt_count,
+            image=job.published_digest_reference,
+            boot=boot_configuration(
+                attempt,
+                blueprint,
+                user=image_plan.user,
+                home=image_plan.home,
+                shell=image_plan.shell,
+                harness_command=image_plan.harness_command,
+                limits=self.boot_limits,
+                credentials=bool(credentials.references),
             ),
-            cancelled=control.cancelled,
+            working_directory=runtime.working_directory,
+            outbound=runtime.network.outbound,
+            memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
+            cpus=resources.cpus or settings.WORKSPACE_CPUS,
+            pids=resources.pids or settings.WORKSPACE_PIDS,
+            sudo=blueprint.customization.sudo,
+            restart=runtime.persistence == "persistent",
+            oci_runtime=runtime.oci_runtime,
+            timeout=self.launch_timeout,
+            salvage=partial(salvage_container, attempt.run_id),
+            credentials=credentials.document if credentials.references else None,
         )
 
 

@@ -21,6 +21,7 @@ class BootLimits:
     step_seconds: float
     grace_seconds: float
     tail_bytes: int = 8192
+    credential_seconds: float = 300.0
 
 
 def boot_configuration(
@@ -32,8 +33,12 @@ def boot_configuration(
     shell: str,
     harness_command: Sequence[str],
     limits: BootLimits,
+    credentials: bool = False,
 ) -> Mapping[str, object]:
-    """Return ``/etc/svc/boot.json`` of the attempt (``runs/agent/README.md`` describes it)."""
+    """Return ``/etc/svc/boot.json`` of the attempt (``runs/agent/README.md`` describes it).
+
+    With ``credentials`` the boot waits until it is given some.
+    """
     runtime = blueprint.runtime
     customization = blueprint.customization
     foreground = blueprint.lifecycle.startup.foreground
@@ -75,6 +80,7 @@ def boot_configuration(
             "stepSeconds": limits.step_seconds,
             "graceSeconds": limits.grace_seconds,
             "tailBytes": limits.tail_bytes,
+            **({"credentialSeconds": limits.credential_seconds} if credentials else {}),
         },
         "record": {
             "policy": settings.RUN_SPOOL_POLICY,
@@ -84,6 +90,7 @@ def boot_configuration(
             "restart": runtime.persistence == "persistent",
         },
         "secrets": [],
+        **({"credentials": True} if credentials else {}),
     }
 
 

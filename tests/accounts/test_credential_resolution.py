@@ -263,4 +263,4 @@ def test_no_key_is_needed_to_ask_for_a_workspace(start: Any, settings: Settings)
     claude = connect("claude")
     settings.SVC_CREDENTIALS_KEY = ""
     assert given(start(credentials={"claude": claude})) == [claude]
-    assert OWNER == Attempt.objects.get().requested_by
+    assert Attempt.objects.get().requested_by == OWNER

@@ -1,0 +1,103 @@
+"""Giving the accounts of an attempt to its workspace: opened for the moment that takes, no longer.
+
+What is opened goes to the agent in the container on the standard input of an exec, and to the masks
+of what the worker itself records and stores. It is in no row, file, environment or argument.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from django.db import transaction
+from django.db.models.functions import Now
+
+from accounts import delivery
+from accounts.delivery import DeliveryError, OpenedAccount
+from accounts.resolution import Reference
+from builds.models import BuildJob
+from controlplane.errors import JobError
+from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
+from controlplane.redaction import redact
+from workspaces import services as workspaces
+from workspaces.models import Attempt, CredentialReference
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialDelivery:
+    """The accounts of one claimed job, as its worker gives them out.
+
+    Waits for a database that is away until ``given_up`` is set, as everything about the job does.
+    """
+
+    job: BuildJob
+    references: Sequence[Reference]
+    given_up: threading.Event
+
+    @classmethod
+    def of(cls, job: BuildJob, given_up: threading.Event) -> CredentialDelivery:
+        """Return what the job's attempt is to be given."""
+        references = persistently(
+            lambda: workspaces.references_of(job.attempt),
+            patience=DATABASE_PATIENCE_SECONDS,
+            given_up=given_up,
+        )
+        return cls(job, references, given_up)
+
+    def document(self) -> bytes:
+        """Open the accounts for the workspace that is being launched.
+
+        Raises ``DeliveryError``, and ``LeaseLostError`` when the job is somebody else's by now.
+        """
+
+        def open_ours() -> Sequence[OpenedAccount]:
+            with transaction.atomic():
+                BuildJob.objects.lock(self.job.fence)
+                opened = self._open()
+                note_delivered(self.job.attempt, opened)
+            return opened
+
+        opened = self._persistently(open_ours)
+        content = delivery.document(opened)
+        delivery.stamp_used(opened)
+        return content
+
+    def masks(self) -> Sequence[str]:
+        """Return every text that must not be recorded; raises ``DeliveryError``."""
+        return delivery.masks(self._persistently(self._open))
+
+    def without_secrets(self, error: JobError) -> JobError:
+        """Return the failure of a launch as it may be stored.
+
+        The agent masks what it tells; this is for what the engine tells beside it.
+        """
+        if not self.references:
+            return error
+        try:
+            message = redact(error.message, self.masks())
+        except DeliveryError:
+            # They do not open any more, so nobody can say what of the output is theirs.
+            message = error.message.partition("\n")[0]
+        return type(error)(error.code, message)
+
+    def _open(self) -> Sequence[OpenedAccount]:
+        owner = self.job.attempt.workspace.owner_user_id
+        return delivery.open_accounts(self.references, owner_user_id=owner)
+
+    def _persistently(self, read: Callable[[], T]) -> T:
+        return persistently(read, patience=DATABASE_PATIENCE_SECONDS, given_up=self.given_up)
+
+
+def note_delivered(attempt: Attempt, opened: Sequence[OpenedAccount]) -> None:
+    """Write which connection of each account an attempt's workspace is being given."""
+    for account in opened:
+        CredentialReference.objects.filter(attempt=attempt, account_id=account.account_id).update(
+            delivered_generation=account.generation, delivered_at=Now(), withdrawn_at=None
+        )
