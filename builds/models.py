@@ -12,8 +12,20 @@ from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 
+from builds.packages.models import Package, PackageIndex, PackageOverride
 from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 from workspaces.models import ERROR_CODE_MAX_LENGTH
+
+__all__ = [
+    "BuildJob",
+    "Fence",
+    "LeaseLostError",
+    "Package",
+    "PackageIndex",
+    "PackageOverride",
+    "SandboxRequest",
+    "Worker",
+]
 
 
 class LeaseLostError(Exception):
