@@ -20,7 +20,7 @@ The first of them that there is decides on the answer as a whole.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,7 +193,7 @@ def _given_by(profile: Profile | None) -> Iterator[ConnectedAccount]:
         yield binding.account
 
 
-def _refusal(codes: Collection[str], faults: Sequence[Fault]) -> ControlPlaneError:
+def _refusal(codes: set[str], faults: Sequence[Fault]) -> ControlPlaneError:
     if NOT_FOUND in codes:
         return NotFound(
             "The credentials name profiles or accounts that do not exist.",

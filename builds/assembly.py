@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from django.conf import settings
 
 from builds.compiler import Compiler
+from builds.credential_upkeep import look_after_credentials
+from builds.duties import Duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
 from builds.worker import BuildWorker, WorkerTimes
@@ -60,8 +63,9 @@ def job_runner() -> JobRunner:
 
 def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     """Return a build worker with every setting applied."""
+    runner = job_runner()
     return BuildWorker(
-        runner=job_runner(),
+        runner=runner,
         broker_url=settings.RABBITMQ_URL,
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
         prefetch=settings.WORKSPACE_BUILD_QUEUE_PREFETCH,
@@ -75,5 +79,12 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
             reconcile_grace=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),
             keep_ended=_milliseconds(settings.WORKSPACE_KEEP_ENDED_MS),
         ),
+        duties=[
+            Duty(
+                "credentials",
+                _milliseconds(settings.WORKER_CREDENTIALS_INTERVAL_MS),
+                partial(look_after_credentials, runner.adapter, instance_id=runner.instance_id),
+            ),
+        ],
         max_jobs=max_jobs,
     )

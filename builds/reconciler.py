@@ -18,6 +18,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from builds.boot_record import salvage_container
+from builds.credential_upkeep import keep_renewed
 from controlplane.locks import try_advisory_lock
 from workspaces import services as workspaces
 from workspaces.models import Attempt, RuntimeInstance
@@ -141,6 +142,8 @@ def _remove_unwanted(
     removed = 0
     for run_id, runtime in observed.items():
         if run_id not in wanted and now - runtime.created_at > grace:
+            if runtime.running:
+                keep_renewed(adapter, run_id)
             removed += int(adapter.remove(run_id, salvage=partial(salvage_container, run_id)))
             log.info("runtime_removed", run_id=str(run_id), reason="no row wants it")
     return removed

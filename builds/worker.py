@@ -8,6 +8,8 @@ Five kinds of threads, each with one duty:
 * the sweeper looks for jobs that nobody is at, and asks nobody but the database;
 * the keeper reconciles containers with rows and removes leftovers, as slowly as the engine may be.
 
+What else is done again and again (``builds.duties``) has a thread each.
+
 The first SIGTERM or SIGINT drains: no new job, those at work are finished. The second stops at
 once: builds are killed and their jobs given back for another worker.
 """
@@ -21,7 +23,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +35,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from builds import sweeper
+from builds.duties import Duty, guarded
 from builds.messages import BuildRequested, MalformedMessageError, topology
 from builds.models import BuildJob, LeaseLostError, Worker
 from builds.pipeline import JobControl, JobRunner, ShutdownError
@@ -77,12 +80,14 @@ class BuildWorker:
         broker_timeout: float,
         prefetch: int,
         times: WorkerTimes,
+        duties: Sequence[Duty] = (),
         max_jobs: int | None = None,
     ) -> None:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._runner = runner
         self._prefetch = prefetch
         self._times = times
+        self._duties = duties
         self._max_jobs = max_jobs
         self._consumer = Consumer(
             broker_url,
@@ -120,6 +125,10 @@ class BuildWorker:
             threading.Thread(target=self._pulse, name="pulse"),
             threading.Thread(target=self._sweep, name="sweeper"),
             threading.Thread(target=self._keep, name="keeper"),
+            *(
+                threading.Thread(target=duty.repeat, args=[self._stopped], name=duty.name)
+                for duty in self._duties
+            ),
         ]
         connection_created.connect(self._on_connection)
         self._beat()
@@ -339,31 +348,20 @@ class BuildWorker:
     def _sweep(self) -> None:
         while not self._stopped.wait(self._times.sweep.total_seconds()):
             close_old_connections()
-            self._guarded("sweep", self._sweep_jobs)
-            self._guarded("repair", lambda: sweeper.repair_attempts())
-            self._guarded("sessions", self._end_sessions)
+            guarded("sweep", self._sweep_jobs)
+            guarded("repair", lambda: sweeper.repair_attempts())
+            guarded("sessions", self._end_sessions)
         connections.close_all()
 
     def _keep(self) -> None:
         pause = self._times.sweep
         while not self._stopped.wait(pause.total_seconds()):
             close_old_connections()
-            self._guarded("forget", lambda: sweeper.forget_workers())
-            self._guarded("reconcile", self._reconcile)
-            self._guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
+            guarded("forget", lambda: sweeper.forget_workers())
+            guarded("reconcile", self._reconcile)
+            guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
             pause = self._times.reconcile
         connections.close_all()
-
-    def _guarded(self, name: str, duty: Callable[[], object]) -> None:
-        """Run one duty of the sweeper; the next round tries again whatever went wrong."""
-        try:
-            duty()
-        except (DatabaseError, InterfaceError, JobError) as exc:
-            reason = exc.message if isinstance(exc, JobError) else type(exc).__name__
-            log.warning("sweeper_duty_failed", duty=name, reason=reason)
-            close_old_connections()
-        except Exception:
-            log.exception("sweeper_duty_failed", duty=name)
 
     def _sweep_jobs(self) -> None:
         if self._draining.is_set():

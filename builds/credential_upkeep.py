@@ -1,0 +1,202 @@
+"""Looking after the accounts in workspaces that run, as long as they run.
+
+Three duties, again and again: give a workspace that its engine has started again what it waits for;
+take accounts away that were deleted or marked invalid meanwhile; and keep what a tool has renewed,
+since a renewal makes the secret before it worthless. One worker of an engine is at it at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import structlog
+from django.db import DatabaseError, InterfaceError, transaction
+from django.db.models import Prefetch
+from django.db.models.functions import Now
+
+from accounts import delivery
+from accounts.delivery import DeliveryError
+from accounts.models import ConnectedAccount
+from accounts.renewal import RENEWING, Renewal, store_renewed
+from accounts.resolution import Reference
+from accounts.sealing import SealError
+from builds.credential_delivery import note_delivered
+from controlplane.locks import try_advisory_lock
+from workspaces import services as workspaces
+from workspaces.models import Attempt, CredentialReference, RuntimeInstance
+from workspaces.runtimes.base import LaunchError, RenewedCredential, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+ACTIVE = ConnectedAccount.Status.ACTIVE
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """What one round did."""
+
+    delivered: int = 0
+    """Workspaces that had waited."""
+    withdrawn: int = 0
+    """Accounts taken away, in all workspaces."""
+    renewed: int = 0
+    """Secrets that were kept."""
+
+
+def look_after_credentials(
+    adapter: RuntimeAdapter, stopped: threading.Event, *, instance_id: str
+) -> Upkeep:
+    """Go through the running workspaces of one engine once, unless another worker is at it.
+
+    One workspace that does not answer keeps nothing from the others. Raises ``LaunchError`` when
+    the engine cannot be asked at all.
+    """
+    done = Upkeep()
+    engine_id = adapter.engine_id()
+    with try_advisory_lock(f"credentials:{instance_id}:{engine_id}") as held:
+        if not held:
+            return done
+        for attempt in _running(engine_id):
+            if stopped.is_set():
+                break
+            try:
+                _look_after(adapter, attempt, done)
+            except (LaunchError, DeliveryError) as exc:
+                log.warning(
+                    "credentials_not_looked_after", run_id=str(attempt.run_id), code=exc.code
+                )
+    if done != Upkeep():
+        log.info("credentials_looked_after", **asdict(done))
+    return done
+
+
+def _running(engine_id: str) -> Sequence[Attempt]:
+    """Return the attempts whose workspace runs on this engine and is given accounts."""
+    running = RuntimeInstance.objects.expected_to_run(engine_id=engine_id)
+    references = CredentialReference.objects.select_related("account").order_by("pk")
+    return list(
+        Attempt.objects.filter(runtime__in=running, credentials__isnull=False)
+        .distinct()
+        .select_related("workspace")
+        .prefetch_related(Prefetch("credentials", references))
+    )
+
+
+def _look_after(adapter: RuntimeAdapter, attempt: Attempt, done: Upkeep) -> None:
+    references = list(attempt.credentials.all())
+    if _may_restart(attempt) and adapter.waits_for_credentials(attempt.run_id):
+        _deliver_again(adapter, attempt)
+        done.delivered += 1
+        return
+    done.withdrawn += _withdraw(adapter, attempt, references)
+    if any(_renews(reference) for reference in references):
+        done.renewed += _collect(adapter, attempt, references)
+
+
+def _may_restart(attempt: Attempt) -> bool:
+    return bool(attempt.spec.get("runtime", {}).get("persistence") == "persistent")
+
+
+def _renews(reference: CredentialReference) -> bool:
+    """Whether the workspace may have a later state of the account than we have."""
+    account = reference.account
+    return (
+        account.provider in RENEWING
+        and account.status == ACTIVE
+        and account.generation == reference.delivered_generation
+    )
+
+
+def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
+    """Give a workspace that was started again what can be given; the rest it goes on without."""
+
+    def leave_out(reference: Reference, reason: DeliveryError) -> None:
+        log.warning(
+            "account_left_out",
+            run_id=str(attempt.run_id),
+            account=str(reference.account_id),
+            code=reason.code,
+        )
+
+    with transaction.atomic():
+        opened = delivery.open_accounts(
+            workspaces.references_of(attempt),
+            owner_user_id=attempt.workspace.owner_user_id,
+            leave_out=leave_out,
+        )
+        note_delivered(attempt, opened)
+    adapter.deliver_credentials(attempt.run_id, delivery.document(opened))
+    delivery.stamp_used(opened)
+    log.info("credentials_delivered_again", run_id=str(attempt.run_id), accounts=len(opened))
+
+
+def _withdraw(
+    adapter: RuntimeAdapter, attempt: Attempt, references: Sequence[CredentialReference]
+) -> int:
+    """Take away what its owner has deleted or marked invalid since; return how many accounts."""
+    over = [
+        reference
+        for reference in references
+        if reference.account.status != ACTIVE
+        and reference.delivered_at is not None
+        and reference.withdrawn_at is None
+    ]
+    if not over:
+        return 0
+    adapter.withdraw_credentials(attempt.run_id, [reference.account_id for reference in over])
+    # Written afterwards: a worker that dies in between has it done again, which is harmless.
+    ids = [reference.pk for reference in over]
+    CredentialReference.objects.filter(pk__in=ids).update(withdrawn_at=Now())
+    log.info("credentials_withdrawn", run_id=str(attempt.run_id), accounts=len(over))
+    return len(over)
+
+
+def keep_renewed(adapter: RuntimeAdapter, run_id: uuid.UUID) -> int:
+    """Keep what a workspace has renewed, before it is stopped; return how many secrets.
+
+    Takes a bounded time and raises nothing: what cannot be read is lost with the workspace.
+    """
+    try:
+        attempt = Attempt.objects.filter(run_id=run_id).first()
+        if attempt is None:
+            return 0
+        references = list(attempt.credentials.select_related("account"))
+        if not any(_renews(reference) for reference in references):
+            return 0
+        return _collect(adapter, attempt, references)
+    except (LaunchError, DatabaseError, InterfaceError) as exc:
+        log.warning("credentials_not_kept", run_id=str(run_id), reason=type(exc).__name__)
+    except Exception:
+        log.exception("credentials_not_kept", run_id=str(run_id))
+    return 0
+
+
+def _collect(
+    adapter: RuntimeAdapter, attempt: Attempt, references: Sequence[CredentialReference]
+) -> int:
+    given = {reference.account_id: reference for reference in references if _renews(reference)}
+    found = adapter.collect_credentials(attempt.run_id)
+    return sum(_keep(attempt, given.get(one.account_id), one) for one in found)
+
+
+def _keep(
+    attempt: Attempt, reference: CredentialReference | None, found: RenewedCredential
+) -> bool:
+    """Keep one secret out of a workspace, if it is of an account that this workspace was given."""
+    facts = {"run_id": str(attempt.run_id), "account": str(found.account_id)}
+    if reference is None or reference.delivered_generation is None:
+        log.warning("renewed_secret_refused", reason="not given to the workspace", **facts)
+        return False
+    try:
+        result = store_renewed(
+            found.account_id, found.secret, generation=reference.delivered_generation
+        )
+    except SealError:
+        log.warning("renewed_secret_refused", reason="the present one does not open", **facts)
+        return False
+    if result in (Renewal.REFUSED, Renewal.OUTDATED):
+        log.info("renewed_secret_refused", reason=result.value, **facts)
+    return result is Renewal.STORED
