@@ -51,8 +51,14 @@ class RequestIdMiddleware:
         return response
 
 
+WEBHOOK_PATH = "/v1/scm/webhooks"
+
+
 class BodyLimitMiddleware:
-    """Refuses a body over ``SVC_MAX_BODY_BYTES`` by its announced length, before it is read."""
+    """Refuses a body over ``SVC_MAX_BODY_BYTES`` by its announced length, before it is read.
+
+    The provider's webhooks are larger than what clients send, and have a limit of their own.
+    """
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
@@ -63,6 +69,8 @@ class BodyLimitMiddleware:
         if not (announced.isascii() and announced.isdecimal()):
             return problem_response(BadRequest("Content-Length is not a number."), request)
         limit = settings.SVC_MAX_BODY_BYTES
+        if request.path_info == WEBHOOK_PATH:
+            limit = settings.SCM_WEBHOOK_MAX_BODY_BYTES
         # A number of thousands of digits is one that Python refuses to read.
         if len(announced) > MAX_LENGTH_DIGITS or int(announced) > limit:
             return problem_response(

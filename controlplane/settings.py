@@ -101,6 +101,8 @@ SCM_API_BASE_URL: str = env.str("SCM_API_BASE_URL", "https://api.github.com", va
 SCM_API_CONNECT_TIMEOUT_MS = positive("SCM_API_CONNECT_TIMEOUT_MS", 3_000)
 SCM_API_READ_TIMEOUT_MS = positive("SCM_API_READ_TIMEOUT_MS", 15_000)
 SCM_API_TOTAL_TIMEOUT_MS = positive("SCM_API_TOTAL_TIMEOUT_MS", 60_000)
+SCM_WEBHOOK_MAX_BODY_BYTES = positive("SCM_WEBHOOK_MAX_BODY_BYTES", 25 * 1024**2)
+SCM_DELIVERY_KEEP_MS = positive("SCM_DELIVERY_KEEP_MS", 2_592_000_000)
 CONTAINER_SOCKET_PATH: str = env.str("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
 DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
@@ -427,6 +429,9 @@ SPECTACULAR_SETTINGS = {
         "ReportedChange": "runs.serializers.REPORTED_CHANGES",
         "RecordedChange": "runs.serializers.RECORDED_CHANGES",
         "SshKeyAlgorithm": "accounts.serializers.KEY_ALGORITHMS",
+        "InstallationStatus": "scm.models.Installation.Status",
+        "InstallationAccountType": "scm.models.Installation.AccountType",
+        "RepositorySelection": "scm.models.Installation.RepositorySelection",
         "ExportFormat": "runs.serializers.EXPORT_FORMATS",
     },
     "TAGS": [
@@ -450,6 +455,10 @@ SPECTACULAR_SETTINGS = {
         {
             "name": "Registries",
             "description": "The registry that images are published to, as it is now.",
+        },
+        {
+            "name": "Source hosting",
+            "description": "Where an app of this installation gives access to repositories.",
         },
     ],
 }
