@@ -33,7 +33,8 @@ def checkout(
 ) -> None:
     """Make ``into``, which must not exist, a checkout of ``source``; it is gone after a failure.
 
-    Nothing of the credential, with which a private source is fetched, is in the checkout. Raises :class:`SourceError`.
+    Nothing of the credential, with which a private source is fetched, is in the checkout. Raises
+    :class:`SourceError`.
     """
     url = parse_url(source.url)
     if not COMMIT_ID.fullmatch(source.commit) or not (

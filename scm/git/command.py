@@ -173,7 +173,8 @@ class Git:
     ) -> ProcessResult:
         """Run one git command; with ``tree`` in that checkout, whose size is watched.
 
-        Only one that speaks to the ``remote`` may read the credential. ``meter`` gets the output instead and returns whether it has seen too much.
+        Only one that speaks to the ``remote`` may read the credential. ``meter`` gets the output
+        instead and returns whether it has seen too much.
         """
         env = {
             "PATH": os.environ.get("PATH", os.defpath),

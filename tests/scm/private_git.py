@@ -43,7 +43,7 @@ class PrivateGitHandler(GitHttpHandler):
 
     private: PrivateGit
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         authorization = self.headers.get("authorization") or ""
         self.private.requests.append((self.path, authorization))
         self.private.on_request()
