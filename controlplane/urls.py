@@ -16,6 +16,7 @@ urlpatterns = [
     path("", include("accounts.urls")),
     path("", include("runs.urls")),
     path("", include("registries.urls")),
+    path("", include("scm.routes")),
     path("openapi.json", Description.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),
     path("admin/", admin.site.urls),

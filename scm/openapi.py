@@ -1,0 +1,60 @@
+"""What source hosting adds to the OpenAPI description: texts, examples."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import OpenApiExample
+
+_FAILURES = """\
+| Status | `code` | When |
+|---|---|---|
+"""
+
+_GRANTED = """\
+| 403 | `installation-not-granted` | another owner holds it, and no operator has granted it to you |
+| 404 | `installation-not-found` | there is no such installation |
+"""
+
+_ASKING = """\
+| 502 | `scm-provider-failed` | the provider failed; `upstream` says how |
+| 503 | `scm-app-unconfigured` | no app is set up at a provider; this is looked at first |
+
+`upstream` has the members `name`, `status` (what the provider answered, when it did), `reason`, and
+`retryAfterSeconds` when it wants us to wait. Reasons: `unreachable`, `timed-out`, `tls-failed`,
+`unauthorized` (401: it does not take the app's id and key), `forbidden`, `rate-limited`,
+`not-found`, `suspended`, `refused` (it gives no token for this), `redirected` (no redirect is
+followed), `status` (any other), `malformed` (an answer that cannot be right) or `too-large`.
+"""
+
+INSTALLATIONS_DESCRIPTION = """\
+Those that the owner has imported or was granted, as long as they are active at the provider.
+"""
+
+REPOSITORIES_DESCRIPTION = f"""\
+What the provider listed when it was last asked, without what is gone since.
+
+{_FAILURES}\
+| 403 | `installation-not-active` | it is suspended, or was removed at the provider |
+{_GRANTED}"""
+
+IMPORT_DESCRIPTION = f"""\
+Reads an installation of the app from the provider, with its repositories. The first owner to import
+it holds it; others need an operator's grant. Importing it again reads it again. A suspended one is
+imported without repositories, and is of no use until it is active.
+
+{_FAILURES}{_GRANTED}{_ASKING}"""
+
+SYNC_DESCRIPTION = f"""\
+Reads an installation and its repositories from the provider again. Of two answers the one that was
+asked for later stands.
+
+{_FAILURES}\
+| 403 | `installation-not-active` | the provider says that it is suspended, or knows it no more |
+{_GRANTED}{_ASKING}"""
+
+IMPORT_EXAMPLES = [
+    OpenApiExample(
+        "An installation",
+        value={"userId": "usr_local", "externalInstallationId": "48151623"},
+        request_only=True,
+    )
+]

@@ -1,0 +1,139 @@
+"""The endpoints of installations and their repositories."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.openapi import OWNER_QUERY, OWNER_REQUIRED
+from controlplane.pagination import list_query, page
+from controlplane.requests import read
+from controlplane.serializers import page_of
+from scm.connection import require_app
+from scm.models import Installation, InstallationRepository
+from scm.openapi import (
+    IMPORT_DESCRIPTION,
+    IMPORT_EXAMPLES,
+    INSTALLATIONS_DESCRIPTION,
+    REPOSITORIES_DESCRIPTION,
+    SYNC_DESCRIPTION,
+)
+from scm.serializers import (
+    ImportedInstallationSerializer,
+    ImportRequestSerializer,
+    InstallationRepositorySerializer,
+    InstallationSerializer,
+    SearchField,
+    SyncedInstallationSerializer,
+    SyncRequestSerializer,
+)
+from scm.services import import_installation, list_repositories, sync_installation
+
+InstallationListQuery = list_query(default=50, maximum=200)
+RepositoryListQuery = list_query(default=50, maximum=200, search=SearchField())
+InstallationPageSerializer = page_of(InstallationSerializer, "InstallationPage")
+InstallationRepositoryPageSerializer = page_of(
+    InstallationRepositorySerializer, "InstallationRepositoryPage"
+)
+
+
+class InstallationList(APIView):
+    """Listing installations."""
+
+    @extend_schema(
+        operation_id="scm.listInstallations",
+        tags=["Source hosting"],
+        summary="List the installations an owner may use, newest first",
+        description=INSTALLATIONS_DESCRIPTION,
+        parameters=[OWNER_REQUIRED, InstallationListQuery],
+        responses=InstallationPageSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """List what is active and granted."""
+        given = read(request, query=InstallationListQuery, owner_required=True)
+        rows = Installation.objects.granted_to(given.required_owner)
+        query = given.query
+        answer = page(
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_installations
+        )
+        return Response(answer)
+
+
+def _present_installations(rows: Sequence[Installation]) -> list[Any]:
+    return list(InstallationSerializer(rows, many=True).data)
+
+
+class RepositoryList(APIView):
+    """Listing the repositories of an installation."""
+
+    @extend_schema(
+        operation_id="scm.listRepositories",
+        tags=["Source hosting"],
+        summary="List the repositories of an installation, newest first",
+        description=REPOSITORIES_DESCRIPTION,
+        parameters=[OWNER_REQUIRED, RepositoryListQuery],
+        responses=InstallationRepositoryPageSerializer,
+    )
+    def get(self, request: Request, installation_id: uuid.UUID) -> Response:
+        """List what was there when the provider was last asked."""
+        given = read(request, query=RepositoryListQuery, owner_required=True)
+        query = given.query
+        rows = list_repositories(
+            installation_id, owner_user_id=given.required_owner, search=query.get("search")
+        ).select_related("repository")
+        answer = page(
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_repositories
+        )
+        return Response(answer)
+
+
+def _present_repositories(rows: Sequence[InstallationRepository]) -> list[Any]:
+    return list(InstallationRepositorySerializer(rows, many=True).data)
+
+
+class InstallationImport(APIView):
+    """Importing an installation."""
+
+    @extend_schema(
+        operation_id="scm.importInstallation",
+        tags=["Source hosting"],
+        summary="Import an installation of the app",
+        description=IMPORT_DESCRIPTION,
+        examples=IMPORT_EXAMPLES,
+        request=ImportRequestSerializer,
+        responses=ImportedInstallationSerializer,
+    )
+    def post(self, request: Request) -> Response:
+        """Read it from the provider, and let its first importer hold it."""
+        require_app()
+        given = read(request, body=ImportRequestSerializer, owner_required=True)
+        imported = import_installation(
+            given.body["external_installation_id"], owner_user_id=given.required_owner
+        )
+        return Response(ImportedInstallationSerializer(imported).data)
+
+
+class InstallationSync(APIView):
+    """Syncing an installation."""
+
+    @extend_schema(
+        operation_id="scm.syncInstallation",
+        tags=["Source hosting"],
+        summary="Read an installation and its repositories again",
+        description=SYNC_DESCRIPTION,
+        parameters=[OWNER_QUERY],
+        request=SyncRequestSerializer,
+        responses=SyncedInstallationSerializer,
+    )
+    def post(self, request: Request, installation_id: uuid.UUID) -> Response:
+        """Ask the provider."""
+        require_app()
+        given = read(request, body=SyncRequestSerializer, owner_required=True)
+        synced = sync_installation(installation_id, owner_user_id=given.required_owner)
+        return Response(SyncedInstallationSerializer(synced).data)
