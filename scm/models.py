@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 
@@ -195,7 +196,7 @@ class WebhookDelivery(models.Model):
     payload: models.JSONField[Any, Any] = models.JSONField()
     status = models.CharField(max_length=16, choices=Status, default=Status.RECEIVED)
     error = models.TextField(blank=True, help_text="Why it failed.")
-    received_at = models.DateTimeField(auto_now_add=True)
+    received_at = models.DateTimeField(db_default=Now(), editable=False)
     processed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

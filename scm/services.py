@@ -137,23 +137,30 @@ def record_installation(
         lock_until_commit(f"scm-installation:{facts.external_id}")
         rows = Installation.objects.select_for_update()
         row = rows.filter(external_id=facts.external_id).first()
-        if row is None or row.observed_at <= as_of:
+        status = (
+            Installation.Status.ACTIVE
+            if facts.suspended_at is None
+            else Installation.Status.SUSPENDED
+        )
+        if row is None or _stands(row, as_of, status):
             row = row or Installation(external_id=facts.external_id)
             row.account_id, row.account_login = facts.account_id, facts.account_login
             row.account_type = facts.account_type
             row.repository_selection = facts.repository_selection
             row.permissions = facts.permissions
             row.suspended_at = facts.suspended_at
-            row.status = (
-                Installation.Status.ACTIVE
-                if facts.suspended_at is None
-                else Installation.Status.SUSPENDED
-            )
+            row.status = status
             row.observed_at = as_of
             row.save()
         if imported_by is not None:
             _hold(row, imported_by)
     return row
+
+
+def _stands(row: Installation, as_of: datetime, status: str) -> bool:
+    """Tell whether what is said now replaces the row; of one time what gives less does."""
+    order = Installation.Status.values  # from the most open on
+    return (row.observed_at, order.index(row.status)) <= (as_of, order.index(status))
 
 
 def note_deleted(external_id: int, *, as_of: datetime) -> Installation | None:
