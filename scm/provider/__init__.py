@@ -21,7 +21,7 @@ from scm.provider.errors import (
     Reason,
     TokenRefusedError,
 )
-from scm.provider.places import clone_url
+from scm.provider.places import clone_base, clone_url
 
 __all__ = [
     "InstallationFacts",
@@ -35,6 +35,7 @@ __all__ = [
     "RepositoryFacts",
     "RepositoryListing",
     "TokenRefusedError",
+    "clone_base",
     "clone_url",
     "read_installation",
 ]
