@@ -1,0 +1,91 @@
+"""The endpoint that the source-hosting provider delivers its webhooks to."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import UnsupportedMediaType
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.errors import PayloadTooLarge
+from controlplane.serializers import OutputSerializer
+from scm.models import WebhookDelivery
+from scm.webhooks import (
+    DELIVERY_HEADER,
+    EVENT_HEADER,
+    SIGNATURE_HEADER,
+    read_headers,
+    receive_delivery,
+    require_secret,
+    require_signature,
+)
+
+WEBHOOK_DESCRIPTION = """\
+For the source-hosting provider alone. The signature is looked at before the body is parsed.
+
+Each delivery counts once, by its id; one that came to nothing (`failed`, or `received` while
+another one of the same installation is at work) is taken up again by its next delivery and by the
+build workers. Events that are not known here are accepted and `ignored`.
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | a header is missing |
+| 400 | `malformed-json` | the body is not a JSON object |
+| 401 | `scm-webhook-signature-invalid` | the signature is missing or wrong |
+| 413 | `body-too-large` | the body is larger than the provider's own limit |
+| 503 | `scm-webhook-secret-unset` | the installation has no `SCM_APP_WEBHOOK_SECRET` |
+"""
+
+
+class DeliverySerializer(OutputSerializer):
+    """A delivery, and what came of it."""
+
+    delivery_id = serializers.CharField(help_text="As the provider names it.")
+    status = serializers.ChoiceField(choices=WebhookDelivery.Status.choices)
+
+
+def _header(name: str, description: str) -> OpenApiParameter:
+    return OpenApiParameter(
+        name, str, OpenApiParameter.HEADER, required=True, description=description
+    )
+
+
+class WebhookDeliveries(APIView):
+    """Deliveries of the provider's webhooks."""
+
+    @extend_schema(
+        operation_id="scm.receiveWebhook",
+        tags=["Source hosting"],
+        summary="Take a delivery of the provider's webhook",
+        description=WEBHOOK_DESCRIPTION,
+        parameters=[
+            _header(DELIVERY_HEADER, "The provider's id of the delivery."),
+            _header(EVENT_HEADER, "The event's name."),
+            _header(SIGNATURE_HEADER, "`sha256=` and the HMAC-SHA-256 of the raw body, in hex."),
+        ],
+        request=OpenApiTypes.OBJECT,
+        responses={202: DeliverySerializer},
+    )
+    def post(self, request: Request) -> Response:
+        """Take a delivery."""
+        secret = require_secret()
+        delivery_id, event, signature = read_headers(request.headers)
+        body = _read_body(request)
+        require_signature(secret, signature, body)
+        if request.content_type.partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMediaType(request.content_type)
+        delivery = receive_delivery(delivery_id=delivery_id, event=event, body=body)
+        return Response(DeliverySerializer(delivery).data, status=202)
+
+
+def _read_body(request: Request) -> bytes:
+    """Return the raw body. It may be larger than that of any other request."""
+    limit = settings.SCM_WEBHOOK_MAX_BODY_BYTES
+    body: bytes = request._request.read(limit + 1)
+    if len(body) > limit:
+        raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
+    return body
