@@ -22,8 +22,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from pytest_django.fixtures import Settings
 
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
+from tests.scm.fake_provider import FakeProvider, configure, running_provider
 
 GIT_ENV = {
     "PATH": os.environ["PATH"],
@@ -338,3 +340,19 @@ def fetch_failure(source: ResolvedSource, into: Path, policy: SourcePolicy) -> S
         checkout(source, into, policy, NEVER)
     assert not into.exists()
     return caught.value
+
+
+@pytest.fixture
+def provider(settings: Settings) -> Iterator[FakeProvider]:
+    """A provider that runs, and is the one that the settings name."""
+    with running_provider() as provider:
+        configure(settings, provider)
+        yield provider
+
+
+@pytest.fixture
+def provider(settings: Settings) -> Iterator[FakeProvider]:
+    """A source-hosting provider, and the settings of an app at it."""
+    with running_provider() as provider:
+        configure(settings, provider)
+        yield provider
