@@ -88,6 +88,18 @@ def _dotfiles(options: argparse.Namespace) -> int:
     return apply(options.source, options.manager, options.home, options.target)
 
 
+def _credentials(options: argparse.Namespace) -> int:
+    from .credentials.command import run
+
+    return run(options.action, options.config)
+
+
+def _git_credential(options: argparse.Namespace) -> int:
+    from .credentials.git_helper import answer
+
+    return answer(options.operation, options.host, options.token)
+
+
 def _compile(options: argparse.Namespace) -> int:
     from .compiled import compile_archive
 
@@ -105,8 +117,13 @@ _COMMANDS = {
     "runs": _list_runs,
     "verify": _verify,
     "dotfiles": _dotfiles,
+    "credentials": _credentials,
+    "git-credential": _git_credential,
     "compile": _compile,
 }
+
+
+_WITHOUT_STATE = ("dotfiles", "git-credential")
 
 
 def _runs(options: argparse.Namespace) -> str:
@@ -120,9 +137,9 @@ def _parser(asked: List[str]) -> argparse.ArgumentParser:
     for name in asked:
         purpose, describe = _DESCRIPTIONS[name]
         made = subcommands.add_parser(name, help=purpose)
-        if name != "dotfiles":
+        if name not in _WITHOUT_STATE:
             made.add_argument("--state-dir", default=STATE_DIRECTORY, help="default: %(default)s")
-        if name in ("boot", "exec", "session"):
+        if name in ("boot", "exec", "session", "credentials"):
             made.add_argument("--config", default=CONFIG_PATH, help="default: %(default)s")
         if describe is not None:
             describe(made)
@@ -171,6 +188,16 @@ def _describe_dotfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, choices=["home", "config"])
 
 
+def _describe_credentials(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["deliver", "collect", "withdraw"])
+
+
+def _describe_git_credential(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--token", required=True, metavar="FILE")
+    parser.add_argument("operation")
+
+
 _DESCRIPTIONS: Dict[str, Tuple[str, Optional[Callable[[argparse.ArgumentParser], None]]]] = {
     "boot": ("start the workspace; the container's entry", None),
     "status": ("print the status of the boot as JSON", _describe_status),
@@ -182,6 +209,11 @@ _DESCRIPTIONS: Dict[str, Tuple[str, Optional[Callable[[argparse.ArgumentParser],
     "runs": ("list the records that wait here, as JSON", None),
     "verify": ("check the record of a run, or in a folder; nothing is changed", _describe_verify),
     "dotfiles": ("apply a dotfiles checkout as this user", _describe_dotfiles),
+    "credentials": (
+        "take, give back or remove accounts; documents on stdin",
+        _describe_credentials,
+    ),
+    "git-credential": ("answer git, which runs this as the user", _describe_git_credential),
     "compile": ("compile this archive for all later starts; for builds of images", None),
 }
 

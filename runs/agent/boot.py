@@ -1,9 +1,10 @@
 """`agent boot`: PID 1 of a workspace, from an empty container to `ready`, and until its end.
 
-Phases: dotfiles (first boot only), setup (each step once per container), startup (each boot), then
-ready while the foreground runs. A boot that fails says so in the status file first, then ends
-every process and exits 70. A foreground that ends takes the workspace with it, and its exit status
-becomes the container's; a stop that meets no foreground exits with 128 + the signal's number.
+Phases: credentials (each boot of a workspace that has any, until they come), dotfiles (first boot
+only), setup (each step once per container), startup (each boot), then ready while the foreground
+runs. A boot that fails says so in the status file first, then ends every process and exits 70. A
+foreground that ends takes the workspace with it, and its exit status becomes the container's; a
+stop that meets no foreground exits with 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from typing import Dict, Optional, Sequence
 from . import reaper
 from .boot_record import BootRecord, Ending, RecordError, ending_of, start_failed
 from .config import Config, ConfigError, Dotfiles, Step, load
+from .credentials.store import is_delivered, read_set
+from .credentials.values import live_values
 from .environment import account_of, environment_of, make_directory
 from .markers import DOTFILES_DONE, SETUP_DONE, Markers, setup_step_done
-from .masking import secret_values
+from .masking import Masker, secret_values
 from .process import Account, can_execute
 from .signals import STOPPING, name_of
 from .spool import SpoolFailed
 from .status import StatusFile, StepStatus
 from .steps import Command, Runner, StepFailed, Stopped, command_of
 from .supervisor import Running, Supervisor
-from .tail import bounded_text, mask
+from .tail import bounded_text
 
 EXIT_FAILED = 70
 
@@ -35,6 +38,10 @@ EXIT_FAILED = 70
 # ready.
 _SETTLE_SECONDS = 0.1
 _DEFAULT_GRACE_SECONDS = 10.0
+_CREDENTIALS = "credentials"
+# Only while a boot waits for its credentials; they usually come within a fraction of a second.
+_LOOK_SECONDS = 0.01
+_LOOK_LATER_SECONDS = 0.25
 _MESSAGE_BYTES = 4096
 _DEFAULT_BOOTSTRAP = "if [ -f ./install.sh ] && [ -x ./install.sh ]; then exec ./install.sh; fi"
 
@@ -49,7 +56,7 @@ def boot(config_path: str, state_directory: str) -> int:
         return EXIT_FAILED
     status = StatusFile(state_directory)
     supervisor = Supervisor(stdout_fd=1)
-    secrets: Sequence[bytes] = ()
+    masker = Masker(())
     grace_seconds = _DEFAULT_GRACE_SECONDS
     ending: Ending = {"code": EXIT_FAILED, "signal": None, "reason": "exited"}
     try:
@@ -58,22 +65,26 @@ def boot(config_path: str, state_directory: str) -> int:
         status.run_id = config.run_id
         account, env = account_of(config), environment_of(config, os.environ)
         secrets = (*config.secrets, *secret_values(env))
+        masker = Masker(secrets, live_values(config, account))
         supervisor.record = BootRecord(
-            config, state_directory, boot_id=status.boot_id, account=account, secrets=secrets
+            config, state_directory, boot_id=status.boot_id, account=account, masker=masker
         )
-        runner = Runner(supervisor, account, env, config.limits, secrets)
+        supervisor.shows_masked = config.credentials is not None
+        runner = Runner(supervisor, account, env, config.limits, masker, secrets)
         workspace = _Boot(config, Markers(state_directory), status, supervisor, runner)
-        return workspace.run(account, env)
+        return workspace.run(account)
     except ConfigError as error:
-        _report(status, supervisor, secrets, f"the workspace cannot be booted: {error}")
+        _report(status, supervisor, masker, f"the workspace cannot be booted: {error}")
     except RecordError as error:
-        _report(status, supervisor, secrets, f"the boot cannot be recorded: {error}")
+        _report(status, supervisor, masker, f"the boot cannot be recorded: {error}")
+    except NotDelivered as error:
+        _report(status, supervisor, masker, str(error))
     except StepFailed as error:
         ending = error.ending
-        _report(status, supervisor, secrets, str(error), error.step, error.tail)
+        _report(status, supervisor, masker, str(error), error.step, error.tail)
     except Exception as error:
         traceback.print_exc()
-        _report(status, supervisor, secrets, f"the agent failed: {error!r}")
+        _report(status, supervisor, masker, f"the agent failed: {error!r}")
     try:
         supervisor.terminate_everything(grace_seconds)
     except (SpoolFailed, OSError) as error:
@@ -87,12 +98,12 @@ def boot(config_path: str, state_directory: str) -> int:
 def _report(
     status: StatusFile,
     supervisor: Supervisor,
-    secrets: Sequence[bytes],
+    masker: Masker,
     message: str,
     step: Optional[StepStatus] = None,
     tail: str = "",
 ) -> None:
-    safe = bounded_text(mask(message.encode("utf-8", "replace"), secrets), _MESSAGE_BYTES)
+    safe = bounded_text(masker.mask(message.encode("utf-8", "replace")), _MESSAGE_BYTES)
     print(f"agent: {safe}", file=sys.stderr, flush=True)
     try:
         status.write("failed", step=step, message=safe, tail=tail)
@@ -118,6 +129,10 @@ def _stop_recording(supervisor: Supervisor, error: Exception) -> None:
     supervisor.record = None
 
 
+class NotDelivered(Exception):
+    """The credentials did not come in time; the message says so."""
+
+
 class _Boot:
     def __init__(
         self,
@@ -133,8 +148,11 @@ class _Boot:
         self._supervisor = supervisor
         self._runner = runner
 
-    def run(self, account: Account, env: Dict[str, str]) -> int:
+    def run(self, account: Account) -> int:
         try:
+            if self._config.credentials is not None:
+                self._await_credentials(self._config.credentials)
+                self._runner.env = environment_of(self._config, os.environ)
             self._enter("dotfiles")
             make_directory(self._config.workspace_root, account)
             make_directory(self._config.working_directory, account)
@@ -142,11 +160,28 @@ class _Boot:
             self._set_up()
             self._start_up()
             if self._config.foreground.step is None:
-                _check_harness(self._config.foreground.command, account, env)
+                _check_harness(self._config.foreground.command, account, self._runner.env)
                 return self._hold_open()
             return self._run_foreground(self._config.foreground.step)
         except Stopped as stop:
             return self._stop(stop.number)
+
+    def _await_credentials(self, place: str) -> None:
+        """Wait until they are there: after a start of the container the memory is always empty."""
+        self._enter(_CREDENTIALS)
+        began = time.monotonic()
+        limit = self._config.limits.credential_seconds
+        while not is_delivered(place):
+            now = time.monotonic()
+            if now >= began + limit:
+                raise NotDelivered(f"the credentials did not come within {limit:g} seconds")
+            look = _LOOK_SECONDS if now < began + 5.0 else _LOOK_LATER_SECONDS
+            for number in self._supervisor.turn(min(now + look, began + limit)):
+                if number in STOPPING:
+                    raise Stopped(number)
+        present = read_set(place)
+        if present is not None and present.notes and self._supervisor.record is not None:
+            self._supervisor.record.state(_CREDENTIALS, message="; ".join(present.notes))
 
     def _apply_dotfiles(self) -> None:
         dotfiles = self._config.dotfiles

@@ -70,7 +70,7 @@ class BootRecord:
         *,
         boot_id: str,
         account: Account,
-        secrets: Sequence[bytes],
+        masker: Masker,
     ) -> None:
         """Begin the record or go on with it, durably; raises RecordError."""
         self._config = config
@@ -82,7 +82,7 @@ class BootRecord:
             self._recording = _BootRecording(
                 self._writer,
                 policy=config.record.policy,
-                masker=Masker(secrets),
+                masker=masker,
                 numbered=self._writer.summary.processes,
             )
             was_killed = self._writer.last_sequence > 0 and not self._markers.has(RECORD_LEFT)

@@ -20,6 +20,8 @@ VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TAIL_BYTES = 1024 * 1024
 MAX_SPOOL_BYTES = 1 << 40
+CREDENTIALS_PLACE = "/run/svc"
+DEFAULT_CREDENTIAL_SECONDS = 300.0
 
 
 class Step(NamedTuple):
@@ -54,11 +56,15 @@ class Dotfiles(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Seconds for one step, seconds between TERM and KILL, bytes of output kept for a failure."""
+    """Seconds for one step, seconds between TERM and KILL, bytes of output kept for a failure.
+
+    `credential_seconds`: how long a boot waits for its credentials.
+    """
 
     step_seconds: float
     grace_seconds: float
     tail_bytes: int
+    credential_seconds: float
 
 
 class Record(NamedTuple):
@@ -91,6 +97,8 @@ class Config(NamedTuple):
     limits: Limits
     record: Record
     secrets: Tuple[bytes, ...]
+    credentials: Optional[str] = None
+    """Where the memory is mounted that holds them; None: the workspace gets none."""
 
 
 def load(path: str) -> Config:
@@ -126,6 +134,7 @@ def parse(value: object) -> Config:
         limits=_limits(top),
         record=_record(top),
         secrets=tuple(text.encode() for text in top.texts("secrets")),
+        credentials=_credentials(top),
     )
     top.finish()
     return config
@@ -203,9 +212,21 @@ def _limits(top: Members) -> Limits:
         step_seconds=members.seconds("stepSeconds"),
         grace_seconds=members.seconds("graceSeconds"),
         tail_bytes=members.count("tailBytes", MAX_TAIL_BYTES),
+        credential_seconds=members.seconds("credentialSeconds")
+        if members.has("credentialSeconds")
+        else DEFAULT_CREDENTIAL_SECONDS,
     )
     members.finish()
     return limits
+
+
+def _credentials(top: Members) -> Optional[str]:
+    """Whether the boot waits for credentials; a path is for those who cannot mount anything."""
+    if not top.has("credentials"):
+        return None
+    if top.is_text("credentials"):
+        return top.path("credentials")
+    return CREDENTIALS_PLACE if top.flag("credentials") else None
 
 
 def _record(top: Members) -> Record:

@@ -7,6 +7,7 @@ import pwd
 from typing import Dict, Mapping
 
 from .config import Config, ConfigError
+from .credentials import store
 from .process import Account
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -40,6 +41,8 @@ def environment_of(config: Config, inherited: Mapping[str, str]) -> Dict[str, st
     }
     env.update({name: inherited[name] for name in _TRUST_VARIABLES if inherited.get(name)})
     env.update(config.env)
+    if config.credentials is not None:
+        env.update(store.environment(config.credentials))
     env["SVC_RUN_ID"] = config.run_id
     return env
 

@@ -16,6 +16,7 @@ from typing import Callable, Dict, List, Optional
 from .allocation import keep_buffers
 from .client import Client, Watch
 from .config import Config
+from .credentials.values import live_values
 from .environment import account_of
 from .frames import Kind
 from .leader import KILL_AGAIN_SECONDS, LOST_SECONDS, Audience, Leader, Surroundings
@@ -50,7 +51,7 @@ class Execution:
         self.recording: Recording = Unrecorded()
         self._control: Optional[ControlSocket] = None
         if writer is not None and record is not None:
-            masker = Masker(secrets)
+            masker = Masker(secrets, live_values(config, self._account))
             self.recording = Recording(writer, policy=record.policy, masker=masker)
             self._control = ControlSocket(os.path.join(runs_root, spec.run_id))
         self._observers = Observers(

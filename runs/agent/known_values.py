@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Iterator, List, Sequence, Set, Tuple
+import re
+from typing import Iterator, List, Match, Sequence, Set, Tuple
 
 SHORTEST_VALUE = 6
 """Shorter values are part of ordinary words; masking them would only tell what they are."""
 _SHORTEST_LINE = 16
 _SHORTEST_BASE64 = 8
 _HEAD_BYTES = 64
+_LONGEST_IN_HEX = 4096
+# What encoders leave as it is besides unreserved characters: RFC 3986, Python's quote, JavaScript's
+# encodeURIComponent and encodeURI.
+_KEPT_IN_URLS = (b"", b"/", b"!'()*", b";,/?:@&=+$#!'()*")
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
 # Measured, in µs for 32 KiB: one search for one value, and a look at each aligned word.
 _SEARCH_COST = 10
@@ -28,7 +33,8 @@ class KnownValues:
         sampled = [form for form in self.forms if self._stride and len(form) >= least]
         self._searched = self.forms[: len(self.forms) - len(sampled)]
         self._words = self._words_of(sampled)
-        self._longest = max(map(len, self.forms), default=0)
+        self.longest = max(map(len, self.forms), default=0)
+        """Of all spellings."""
         self._heads = {form[:end] for form in self.forms for end in _head_ends(form)}
         self._long = [form for form in self.forms if len(form) > _HEAD_BYTES]
 
@@ -60,7 +66,7 @@ class KnownValues:
                 if form.startswith(data[start:]):
                     cut = start
                 start = data.find(form[:_HEAD_BYTES], start + 1)
-        for start in range(max(0, size - min(self._longest, _HEAD_BYTES)), cut):
+        for start in range(max(0, size - min(self.longest, _HEAD_BYTES)), cut):
             if data[start:] in self._heads:
                 return start
         return cut
@@ -111,24 +117,52 @@ def _values(secret: bytes) -> Iterator[bytes]:
 
 
 def _forms(value: bytes) -> Iterator[bytes]:
-    """How the value looks as it is, in URLs, in JSON and in base64."""
+    """How the value looks as it is, in URLs, JSON, the words of a shell, base64 and hex."""
     yield value
-    yield from _percent_forms(value)
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        pass
-    else:
-        yield json.dumps(text)[1:-1].encode()
-        yield json.dumps(text, ensure_ascii=False)[1:-1].encode()
+    if not _UNRESERVED.issuperset(value):
+        yield from _percent_forms(value)
+        yield from _json_forms(value)
+        yield from _shell_forms(value)
     yield from _base64_forms(value)
+    if len(value) <= _LONGEST_IN_HEX:
+        yield value.hex().encode()
+        yield value.hex().upper().encode()
+
+
+def _upper(match: Match[bytes]) -> bytes:
+    return b"%%%02X" % match[0][0]
+
+
+def _lower(match: Match[bytes]) -> bytes:
+    return b"%%%02x" % match[0][0]
 
 
 def _percent_forms(value: bytes) -> Iterator[bytes]:
-    for form in ("%{:02X}", "%{:02x}"):
-        escaped = "".join(chr(byte) if byte in _UNRESERVED else form.format(byte) for byte in value)
-        yield escaped.encode()
-        yield escaped.replace("%20", "+").encode()
+    for kept in _KEPT_IN_URLS:
+        special = re.compile(rb"[^A-Za-z0-9_.~" + re.escape(kept) + rb"-]")
+        for digits in (_upper, _lower):
+            escaped = special.sub(digits, value)
+            yield escaped
+            yield escaped.replace(b"%20", b"+")
+
+
+def _json_forms(value: bytes) -> Iterator[bytes]:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return
+    for ascii_only in (True, False):
+        escaped = json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode()
+        yield escaped
+        yield escaped.replace(b"/", rb"\/")
+
+
+def _shell_forms(value: bytes) -> Iterator[bytes]:
+    """Inside single quotes in two ways, inside double quotes, and without any."""
+    yield value.replace(b"'", rb"'\''")
+    yield value.replace(b"'", b"'\"'\"'")
+    yield re.sub(rb'([$`"\\])', rb"\\\1", value)
+    yield re.sub(rb"([^A-Za-z0-9_./:=@%+,\x80-\xff-])", rb"\\\1", value)
 
 
 def _base64_forms(value: bytes) -> Iterator[bytes]:

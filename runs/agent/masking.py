@@ -7,7 +7,7 @@ tokens whose shape gives them away. The control plane masks the output of builds
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import List, Mapping, Optional, Pattern, Protocol, Sequence, Tuple
 
 from . import token_shapes
 from .known_values import SHORTEST_VALUE, KnownValues
@@ -21,22 +21,57 @@ _SECRET_NAME = re.compile(
 Spans = List[Tuple[int, int]]
 
 
+def names_secret(name: str) -> bool:
+    """Whether what has this name is secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def secret_values(env: Mapping[str, str]) -> List[bytes]:
     """The values of variables whose name says that they are secret."""
     values = []
     for name, value in env.items():
         raw = value.encode("utf-8", "surrogateescape")
-        if _SECRET_NAME.search(name) and len(raw.strip()) >= SHORTEST_VALUE:
+        if names_secret(name) and len(raw.strip()) >= SHORTEST_VALUE:
             values.append(raw)
     return values
 
 
-class Masker:
-    """What is to be masked in one run. Values shorter than 6 bytes are not looked for."""
+class MoreValues(Protocol):
+    """Values that become known while a run is recorded."""
 
-    def __init__(self, secrets: Sequence[bytes]) -> None:
+    def changed(self) -> bool:
+        """Whether there are others than at the last call."""
+
+    def values(self) -> List[bytes]:
+        """All of them."""
+
+
+class Masker:
+    """What is to be masked in one run. Values shorter than 6 bytes are not looked for.
+
+    `more` is asked each time before something is masked.
+    """
+
+    def __init__(self, secrets: Sequence[bytes], more: Optional[MoreValues] = None) -> None:
+        self._secrets = list(secrets)
+        self._more = more
+        self._take(self._secrets)
+
+    def _take(self, secrets: Sequence[bytes]) -> None:
         self._known = KnownValues(secrets)
         self.values = len({secret for secret in secrets if len(secret.strip()) >= SHORTEST_VALUE})
+
+    @property
+    def known(self) -> KnownValues:
+        """The values that are known now."""
+        if self._more is not None and self._more.changed():
+            self._take([*self._secrets, *self._more.values()])
+        return self._known
+
+    @property
+    def longest(self) -> int:
+        """How long the longest spelling of a known value is."""
+        return self.known.longest
 
     def mask(self, data: bytes) -> bytes:
         """The same number of bytes with every secret masked; for texts that are complete."""
@@ -45,7 +80,7 @@ class Masker:
 
     def stream(self) -> MaskingStream:
         """Masks text that arrives in pieces."""
-        return MaskingStream(self._known)
+        return MaskingStream(self)
 
 
 class MaskingStream:
@@ -57,8 +92,8 @@ class MaskingStream:
     that `flush` gave out stays known: the rest of the secret is masked all the same.
     """
 
-    def __init__(self, known: KnownValues) -> None:
-        self._known = known
+    def __init__(self, masker: Masker) -> None:
+        self._masker = masker
         # Offsets of the stream: what is kept begins at `_base`, and the first byte of it that was
         # not given out yet is `_given`. Shapes are looked for from `_resume` on.
         self._kept = b""
@@ -76,10 +111,11 @@ class MaskingStream:
     def feed(self, data: bytes) -> Tuple[bytes, Spans]:
         """What may be given out now, and the masked ranges in it as offsets of the stream."""
         kept = self._kept + data if self._kept else bytes(data)
-        values = self._known.spans(kept)
+        known = self._masker.known
+        values = known.spans(kept)
         shapes, decided, running = self._shapes(kept, final=False)
         spans = self._merged(values + shapes)
-        cut = min(decided, self._known.undecided(kept))
+        cut = min(decided, known.undecided(kept))
         given = self._take(kept, self._base + cut, spans)
 
         self._resume, self._running = self._base + decided, running
@@ -95,7 +131,7 @@ class MaskingStream:
         if not self.held:
             return b"", []
         shapes, *_ = self._shapes(self._kept, final=True)
-        spans = self._merged(self._known.spans(self._kept) + shapes)
+        spans = self._merged(self._masker.known.spans(self._kept) + shapes)
         return self._take(self._kept, self._base + len(self._kept), spans)
 
     def _shapes(self, kept: bytes, *, final: bool) -> Tuple[Spans, int, Optional[Pattern[bytes]]]:

@@ -94,10 +94,18 @@ class Capture:
     """
 
     def __init__(
-        self, fd: int, output: ContainerOutput, tail: Tail, stream: RecordedStream
+        self,
+        fd: int,
+        output: ContainerOutput,
+        tail: Tail,
+        stream: RecordedStream,
+        *,
+        masked: bool = False,
     ) -> None:
         self.fd = fd
-        self._output = output
+        self._output: Optional[ContainerOutput] = output
+        if masked:
+            self._output, stream.show = None, output.write
         self._tail: Optional[Tail] = tail
         self._stream = stream
         self.closed = False
@@ -146,6 +154,7 @@ class Capture:
             self._end("eof")
             return
         self._stream.feed(chunk)
-        self._output.write(chunk)
+        if self._output is not None:
+            self._output.write(chunk)
         if self._tail is not None:
             self._tail.feed(chunk)

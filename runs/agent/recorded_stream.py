@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 from .frames import Confidence, Kind
 from .masking import Masker
@@ -54,6 +54,8 @@ class RecordedStream:
         self.dropped = 0
         self.stuck = False
         self.due: Optional[float] = None
+        self.show: Optional[Callable[[bytes], None]] = None
+        """Is given all bytes once they are masked, also those that find no room in the record."""
         self._recording = recording
         self._writer = recording.writer
         self._method = method
@@ -170,6 +172,8 @@ class RecordedStream:
         if shown:
             self._parts.append(shown)
             self._size += len(shown)
+            if self.show is not None:
+                self.show(shown)
         if ranges:
             shift = self._shift
             self._masked += [(start + shift, end + shift) for start, end in ranges]

@@ -18,12 +18,17 @@ EXIT_READY = 0
 EXIT_ENDED = 1
 EXIT_BOOTING = 3
 
+# A boot that waits for its credentials waits for whoever asks here. For a moment it may only not
+# have noticed that they have come.
+_STUCK_PHASE = "credentials"
+_STUCK_SECONDS = 0.5
+
 # A look costs one stat() until the file changes, so this is cheap and adds little to a boot.
 _LOOK_SECONDS = 0.05
 
 
 def show(state_directory: str, wait_seconds: float) -> int:
-    """Print the status as JSON once the boot has ended or the time is over."""
+    """Print the status as JSON once the boot has ended, wants credentials, or the time is over."""
     # A boot that fails terminates every process of the container at once. This one ends by itself
     # within one look, and has the answer that its caller is waiting for.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -32,14 +37,18 @@ def show(state_directory: str, wait_seconds: float) -> int:
     deadline = time.monotonic() + wait_seconds
     path = os.path.join(state_directory, FILE_NAME)
     seen: Optional[Tuple[int, int]] = None
+    seen_at = 0.0
     status = _not_started()
     while True:
         version = _version_of(path)
         if version is not None and version != seen:
-            seen = version
+            seen, seen_at = version, time.monotonic()
             status = _current(path)
-        left = deadline - time.monotonic()
+        now = time.monotonic()
+        left = deadline - now
         if status["phase"] in FINAL_PHASES or left <= 0:
+            break
+        if status["phase"] == _STUCK_PHASE and now - seen_at >= _STUCK_SECONDS:
             break
         time.sleep(min(_LOOK_SECONDS, left))
 

@@ -8,10 +8,12 @@ from typing import Dict, NamedTuple, Optional, Sequence
 
 from .boot_record import Ending, ending_of, start_failed
 from .config import Limits, Step
+from .masking import Masker
 from .process import Account, Exit, StartError
 from .signals import STOPPING, name_of
 from .status import StepStatus
 from .supervisor import Running, Supervisor
+from .tail import Tail
 
 _SHELLS = {"sh": ("/bin/sh", "-c"), "bash": ("/bin/bash", "-lc")}
 
@@ -64,11 +66,14 @@ class Runner:
         account: Account,
         env: Dict[str, str],
         limits: Limits,
+        masker: Masker,
         secrets: Sequence[bytes],
     ) -> None:
+        self.env = env
+        """What the commands see that are started from now on."""
         self._supervisor = supervisor
         self._account = account
-        self._env = env
+        self._masker = masker
         self._limits = limits
         self._secrets = secrets
 
@@ -80,9 +85,8 @@ class Runner:
                 name=command.name,
                 account=self._account,
                 cwd=command.cwd,
-                env=self._env,
-                tail_bytes=self._limits.tail_bytes,
-                secrets=self._secrets,
+                env=self.env,
+                tail=Tail(self._limits.tail_bytes, self._secrets, self._masker),
             )
         except StartError as error:
             ending = start_failed(error.code)

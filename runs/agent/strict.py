@@ -26,6 +26,14 @@ class Members:
             self.refuse(name, "is missing")
         return self._left.pop(name)
 
+    def has(self, name: str) -> bool:
+        """Whether the member is there and was not taken yet."""
+        return name in self._left
+
+    def is_text(self, name: str) -> bool:
+        """Whether the member, which is there, is text of any kind."""
+        return isinstance(self._left[name], str)
+
     def finish(self) -> None:
         """All members that are known have been taken."""
         for name in self._left:

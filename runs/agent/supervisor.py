@@ -57,12 +57,14 @@ class Running:
 class Supervisor:
     """Owns all children, their pipes, the container's stdout and the arriving signals.
 
-    `record` is set before the first process starts.
+    `record` is set before the first process starts. `shows_masked`: the container's stdout gets
+    what the record gets, without secrets; otherwise it gets every byte as it comes.
     """
 
     def __init__(self, stdout_fd: int) -> None:
         adopt_orphans()
         self.record: Optional[BootRecord] = None
+        self.shows_masked = False
         self._signals = SignalQueue()
         self._reaper = Reaper()
         self._output = ContainerOutput(stdout_fd)
@@ -77,10 +79,9 @@ class Supervisor:
         account: Account,
         cwd: str,
         env: Dict[str, str],
-        tail_bytes: int,
-        secrets: Sequence[bytes],
+        tail: Tail,
     ) -> Running:
-        """Start a user process; raises StartError."""
+        """Start a user process, the end of whose output goes into `tail`; raises StartError."""
         record = self.record
         if record is None:
             raise RuntimeError("nothing is started that is not recorded")
@@ -99,9 +100,8 @@ class Supervisor:
                 os.close(writing)
         self._reaper.watch(child)
         recorded = record.started(child.pid, name, argv, cwd)
-        tail = Tail(tail_bytes, secrets)
         captures = [
-            Capture(reading, self._output, tail, stream)
+            Capture(reading, self._output, tail, stream, masked=self.shows_masked)
             for (reading, _), stream in zip(pipes, (recorded.stdout, recorded.stderr))
         ]
         self._captures += captures
