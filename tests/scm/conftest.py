@@ -348,11 +348,3 @@ def provider(settings: Settings) -> Iterator[FakeProvider]:
     with running_provider() as provider:
         configure(settings, provider)
         yield provider
-
-
-@pytest.fixture
-def provider(settings: Settings) -> Iterator[FakeProvider]:
-    """A source-hosting provider, and the settings of an app at it."""
-    with running_provider() as provider:
-        configure(settings, provider)
-        yield provider
