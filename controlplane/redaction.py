@@ -17,6 +17,10 @@ from urllib.parse import quote, quote_plus
 
 MARK = b"[redacted]"
 
+_LEFT_IN_URLS = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
+"""RFC 3986; Python's ``quote``; ``encodeURIComponent``; ``encodeURI``."""
+_ESCAPE = re.compile("%[0-9A-F]{2}")
+
 _SHORTEST_SECRET = 4
 """Shorter values are part of ordinary words; taking them out would only tell what they are."""
 _LONGEST_HELD = 8 * 1024
@@ -71,6 +75,14 @@ def _base64_forms(value: bytes) -> Iterator[bytes]:
             yield core.translate(bytes.maketrans(b"+/", b"-_"))
 
 
+def _percent_forms(value: bytes) -> Iterator[bytes]:
+    """Yield what ``value`` looks like in URLs: programs differ in what they leave as it is."""
+    for kept in _LEFT_IN_URLS:
+        for escaped in (quote(value, safe=kept), quote_plus(value, safe=kept)):
+            yield escaped.encode()
+            yield _ESCAPE.sub(lambda match: match[0].lower(), escaped).encode()
+
+
 def _forms(secret: str) -> Iterator[bytes]:
     """Yield every spelling of a secret that is looked for."""
     secret = secret.strip()
@@ -80,11 +92,11 @@ def _forms(secret: str) -> Iterator[bytes]:
         if len(raw) < _SHORTEST_SECRET:
             continue
         yield raw
-        yield quote(raw, safe="").encode()
-        yield quote(raw, safe="").lower().encode()
-        yield quote_plus(raw).encode()
-        yield json.dumps(text)[1:-1].encode()
-        yield json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+        yield from _percent_forms(raw)
+        for ascii_only in (True, False):
+            escaped = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+            yield escaped.encode("utf-8", "surrogatepass")
+            yield escaped.replace("/", "\\/").encode("utf-8", "surrogatepass")
         yield from _base64_forms(raw)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from itertools import pairwise
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -34,7 +35,13 @@ TOKENS = [
     [
         SECRET,
         quote(SECRET, safe=""),
-        quote(SECRET, safe="").lower(),
+        re.sub("%..", lambda match: match[0].lower(), quote(SECRET, safe="")),
+        quote(SECRET),
+        quote_plus(SECRET),
+        quote_plus(SECRET, safe="/"),
+        quote(SECRET, safe="!'()*"),
+        quote(SECRET, safe=";,/?:@&=+$#!'()*"),
+        json.dumps(SECRET).replace("/", "\\/"),
         json.dumps(SECRET),
         json.dumps(SECRET, ensure_ascii=False),
         base64.b64encode(SECRET.encode()).decode(),
