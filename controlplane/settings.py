@@ -221,6 +221,13 @@ SVC_BASE_IMAGES: dict[str, str] = {
 SVC_DEFAULT_OS_FAMILY: str = env.str(
     "SVC_DEFAULT_OS_FAMILY", "debian", validate=validate.OneOf(sorted(SVC_BASE_IMAGES))
 )
+PACKAGE_SYNC_FAMILIES = words(
+    "PACKAGE_SYNC_FAMILIES", [SVC_DEFAULT_OS_FAMILY], "|".join(sorted(SVC_BASE_IMAGES))
+)
+PACKAGE_SYNC_INTERVAL_MS = positive("PACKAGE_SYNC_INTERVAL_MS", 30_000)
+PACKAGE_SYNC_TIMEOUT_MS = positive("PACKAGE_SYNC_TIMEOUT_MS", 600_000)
+PACKAGE_SYNC_BACKOFF_MS = positive("PACKAGE_SYNC_BACKOFF_MS", 60_000)
+PACKAGE_INDEX_TTL_MS = positive("PACKAGE_INDEX_TTL_MS", 86_400_000)
 
 # ---------------------------------------------------------------- limits of one request
 SVC_MAX_BODY_BYTES = positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
