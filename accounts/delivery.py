@@ -131,10 +131,11 @@ def _open(reference: Reference, account: ConnectedAccount | None) -> OpenedAccou
     )
 
 
-def document(opened: Sequence[OpenedAccount]) -> bytes:
+def document(opened: Sequence[OpenedAccount], *, github_host: str = "github.com") -> bytes:
     """Return what the workspace's agent is given, as ``RuntimeAdapter.deliver_credentials`` says.
 
-    Raises ``DeliveryError`` (``credentials-too-large``).
+    ``github_host`` is where git may show the token of a ``github`` account. Raises
+    ``DeliveryError`` (``credentials-too-large``).
     """
     accounts = [
         {
@@ -142,6 +143,7 @@ def document(opened: Sequence[OpenedAccount]) -> bytes:
             "provider": account.provider.value,
             "name": account.name,
             "secret": account.secret,
+            **({"host": github_host} if account.provider == Provider.GITHUB else {}),
         }
         for account in opened
     ]

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import structlog
+from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
@@ -22,6 +24,7 @@ from builds.models import BuildJob
 from controlplane.errors import JobError
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 from controlplane.redaction import redact
+from scm.provider.places import clone_base
 from workspaces import services as workspaces
 from workspaces.models import Attempt, CredentialReference
 
@@ -65,7 +68,7 @@ class CredentialDelivery:
             return opened
 
         opened = self._persistently(open_ours)
-        content = delivery.document(opened)
+        content = document_of(opened)
         delivery.stamp_used(opened)
         return content
 
@@ -93,6 +96,12 @@ class CredentialDelivery:
 
     def _persistently(self, read: Callable[[], T]) -> T:
         return persistently(read, patience=DATABASE_PATIENCE_SECONDS, given_up=self.given_up)
+
+
+def document_of(opened: Sequence[OpenedAccount]) -> bytes:
+    """Return the document for a workspace; git shows its token to the configured provider only."""
+    host = urlsplit(clone_base(settings.SCM_API_BASE_URL)).netloc
+    return delivery.document(opened, github_host=host)
 
 
 def note_delivered(attempt: Attempt, opened: Sequence[OpenedAccount]) -> None:

@@ -23,7 +23,7 @@ from accounts.models import ConnectedAccount
 from accounts.renewal import RENEWING, Renewal, store_renewed
 from accounts.resolution import Reference
 from accounts.sealing import SealError
-from builds.credential_delivery import note_delivered
+from builds.credential_delivery import document_of, note_delivered
 from controlplane.locks import try_advisory_lock
 from workspaces import services as workspaces
 from workspaces.models import Attempt, CredentialReference, RuntimeInstance
@@ -128,7 +128,7 @@ def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
             leave_out=leave_out,
         )
         note_delivered(attempt, opened)
-    adapter.deliver_credentials(attempt.run_id, delivery.document(opened))
+    adapter.deliver_credentials(attempt.run_id, document_of(opened))
     delivery.stamp_used(opened)
     log.info("credentials_delivered_again", run_id=str(attempt.run_id), accounts=len(opened))
 
@@ -154,24 +154,20 @@ def _withdraw(
     return len(over)
 
 
-def keep_renewed(adapter: RuntimeAdapter, run_id: uuid.UUID) -> int:
-    """Keep what a workspace has renewed, before it is stopped; return how many secrets.
+def keep_renewed(adapter: RuntimeAdapter, run_id: uuid.UUID) -> None:
+    """Keep what a workspace has renewed, just before it is stopped.
 
     Takes a bounded time and raises nothing: what cannot be read is lost with the workspace.
     """
     try:
         attempt = Attempt.objects.filter(run_id=run_id).first()
-        if attempt is None:
-            return 0
-        references = list(attempt.credentials.select_related("account"))
-        if not any(_renews(reference) for reference in references):
-            return 0
-        return _collect(adapter, attempt, references)
+        references = list(attempt.credentials.select_related("account")) if attempt else []
+        if attempt and any(_renews(reference) for reference in references):
+            _collect(adapter, attempt, references)
     except (LaunchError, DatabaseError, InterfaceError) as exc:
         log.warning("credentials_not_kept", run_id=str(run_id), reason=type(exc).__name__)
     except Exception:
         log.exception("credentials_not_kept", run_id=str(run_id))
-    return 0
 
 
 def _collect(
