@@ -136,10 +136,6 @@ def _take_from_payload(delivery: WebhookDelivery, number: int) -> bool:
 
 
 def _take_installation(delivery: WebhookDelivery, number: int) -> bool:
-    # It has no time of its own, and there is nothing after it: ids are not given twice.
-    if delivery.action == "deleted":
-        note_deleted(number, as_of=delivery.received_at)
-        return True
     told = delivery.payload.get("installation", {})
     moment = _moment(told.get("updated_at")) or _moment(told.get("created_at"))
     try:
@@ -150,7 +146,11 @@ def _take_installation(delivery: WebhookDelivery, number: int) -> bool:
         return False
     if delivery.action == "suspend" and facts.suspended_at is None:
         facts = replace(facts, suspended_at=moment)
+    # Of one that was deleted we remember that there was one: older news may still be on its way.
     record_installation(facts, as_of=max(moment, facts.suspended_at or moment))
+    if delivery.action == "deleted":
+        # That has no time of its own, and nothing comes after it: ids are not given twice.
+        note_deleted(number, as_of=delivery.received_at)
     return True
 
 

@@ -76,8 +76,9 @@ class WebhookDeliveries(APIView):
         delivery_id, event, signature = read_headers(request.headers)
         body = _read_body(request)
         require_signature(secret, signature, body)
-        if request.content_type.partition(";")[0].strip().lower() != "application/json":
-            raise UnsupportedMediaType(request.content_type)
+        media_type = request.content_type.partition(";")[0].strip().lower()
+        if media_type not in ("", "application/json"):
+            raise UnsupportedMediaType(media_type)
         delivery = receive_delivery(delivery_id=delivery_id, event=event, body=body)
         return Response(DeliverySerializer(delivery).data, status=202)
 
