@@ -153,18 +153,16 @@ class ProviderClient:
             permissions=LIST_PERMISSIONS,
             until=until,
         )
-        found: dict[int, RepositoryFacts] = {}
         for _ in range(_LISTINGS):
-            found, total = self._all_pages(token, until)
-            if len(found) == total:
-                return RepositoryListing(list(found.values()), is_complete=True)
-        return RepositoryListing(list(found.values()), is_complete=False)
+            listing = self._all_pages(token, until)
+            if listing.is_complete:
+                break
+        return listing
 
-    def _all_pages(
-        self, token: InstallationToken, until: float
-    ) -> tuple[dict[int, RepositoryFacts], int]:
-        """Return what is on all pages, and how many the last of them says there are."""
+    def _all_pages(self, token: InstallationToken, until: float) -> RepositoryListing:
+        """Return what is on all pages; complete when they agree on how many there are."""
         found: dict[int, RepositoryFacts] = {}
+        totals: set[int] = set()
         for number in range(1, _PAGES_LIMIT + 1):
             path = f"/installation/repositories?per_page={_PAGE_SIZE}&page={number}"
             answer = self._send("GET", path, token.token, limit=_PAGE_BYTES, until=until)
@@ -172,8 +170,9 @@ class ProviderClient:
             page, total = read_page(object_of(answer.content, "a list of repositories"))
             known = len(found)
             found.update((repository.external_id, repository) for repository in page)
+            totals.add(total)
             if not _has_next(answer, len(page)):
-                return found, total
+                return RepositoryListing(list(found.values()), totals == {len(found)})
             if len(found) == known:
                 break
         raise malformed("a list of repositories without an end")

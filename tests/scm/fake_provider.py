@@ -149,6 +149,7 @@ class FakeProvider:
         self.after: Callable[[Asked], None] = lambda asked: None
         """Called after each answer was made and before it is sent: the world changes meanwhile."""
         self.with_links = True
+        self.largest_page = 100
         self.key = app_key()
         outer = self
 
@@ -262,9 +263,9 @@ class FakeProvider:
         if scheme != "Bearer" or len(parts) != 3:
             raise _Refused(401, "A JSON web token could not be decoded")
         try:
-            header, claims = (json.loads(_decoded(part)) for part in parts[:2])
+            header, claims = (json.loads(decoded(part)) for part in parts[:2])
             self.key.public_key().verify(
-                _decoded(parts[2]),
+                decoded(parts[2]),
                 f"{parts[0]}.{parts[1]}".encode(),
                 padding.PKCS1v15(),
                 hashes.SHA256(),
@@ -329,14 +330,19 @@ class FakeProvider:
             for repository in installation.repositories
             if issued.repository_ids is None or repository.id in issued.repository_ids
         ]
-        size = min(int(query.get("per_page", ["30"])[0]), 100)
+        size = min(int(query.get("per_page", ["30"])[0]), self.largest_page)
         number = int(query.get("page", ["1"])[0])
         page = shown[size * (number - 1) : size * number]
         headers = {}
-        if self.with_links and size * number < len(shown):
+        last = max(1, -(-len(shown) // size))
+        links = {"prev": number - 1, "next": number + 1, "last": last, "first": 1}
+        if number == 1:
+            links.pop("prev"), links.pop("first")
+        if number >= last:
+            links.pop("next"), links.pop("last")
+        if self.with_links and links:
             place = f"{self.url}/installation/repositories?per_page={size}&page="
-            last = -(-len(shown) // size)
-            headers["Link"] = f'<{place}{number + 1}>; rel="next", <{place}{last}>; rel="last"'
+            headers["Link"] = ", ".join(f'<{place}{to}>; rel="{rel}"' for rel, to in links.items())
         document = {
             "total_count": len(shown),
             "repository_selection": installation.selection,
@@ -345,7 +351,8 @@ class FakeProvider:
         return 200, document, headers
 
 
-def _decoded(part: str) -> bytes:
+def decoded(part: str) -> bytes:
+    """Return what a part of a JWT holds."""
     return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
 
