@@ -93,6 +93,11 @@ class LaunchRequest:
     it returns is not kept. ``boot`` must say ``"credentials": true`` exactly when this is set. What
     it raises goes through to the caller of the launch, which leaves nothing behind then.
     """
+    parting: Callable[[], None] | None = field(default=None, repr=False)
+    """Called while a running container of the run still has its name, before the launch removes it.
+
+    Must not take long, nor raise.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ COLLECT = ("credentials", "collect")
 WITHDRAW = ("credentials", "withdraw")
 SECONDS = 30.0
 """For one call of the agent about them."""
+MEMORY = "size=16m,mode=0711,noexec,nosuid,nodev"
 MAX_DOCUMENT_BYTES = 1024 * 1024
 MAX_RENEWED = 64
+MAX_NOTES = 16
 MAX_SECRET_CHARACTERS = 64 * 1024
 
 
@@ -33,6 +35,15 @@ def require_taken(answer: AgentAnswer) -> None:
         raise LaunchError(
             "credentials-refused", f"The workspace did not take its credentials: {said}"
         )
+
+
+def notes(answer: AgentAnswer) -> list[str]:
+    """Return what the agent says it could not do with credentials that it has taken."""
+    try:
+        found = json.loads(answer.stdout[:MAX_DOCUMENT_BYTES])["notes"]
+        return [boot.one_line(note) for note in found[:MAX_NOTES] if isinstance(note, str)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
 
 
 def withdrawal(account_ids: Collection[UUID]) -> bytes:

@@ -95,6 +95,7 @@ class DockerAdapter:
                 connect=self._connect,
                 silence=self._silence,
                 reader=self._reader,
+                open_agent=self._open,
             ).run()
 
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
@@ -205,17 +206,20 @@ class DockerAdapter:
             if container.status == "paused":
                 # It holds everything still, and may go on: that is no end.
                 raise LaunchError("adapter-unavailable", "The workspace's container is paused.")
-            try:
-                exec_id = engine.client.api.exec_create(
-                    container.id, [boot.AGENT, *arguments], stdin=True, user="root"
-                )["Id"]
-            except APIError as error:
-                raise wire.refusal(
-                    error.status_code or 0, str(error.explanation).encode()
-                ) from error
-            connection, received = wire.start_exec(
-                self._docker_host, str(engine.client.api.api_version), exec_id, timeout=timeout
-            )
+            return self._open(engine, container, arguments, timeout)
+
+    def _open(
+        self, engine: Engine, container: Container, arguments: Sequence[str], timeout: float
+    ) -> ExecChannel:
+        try:
+            exec_id = engine.client.api.exec_create(
+                container.id, [boot.AGENT, *arguments], stdin=True, user="root"
+            )["Id"]
+        except APIError as error:
+            raise wire.refusal(error.status_code or 0, str(error.explanation).encode()) from error
+        connection, received = wire.start_exec(
+            self._docker_host, str(engine.client.api.api_version), exec_id, timeout=timeout
+        )
         return ExecChannel(connection, received, lambda: self._exit_status(exec_id))
 
     def _exit_status(self, exec_id: str) -> tuple[bool, int | None]:

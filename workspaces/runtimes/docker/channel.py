@@ -26,6 +26,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 EXIT_SECONDS = 5.0
 """How long the engine may take to know the exit code after the streams have ended."""
 TICK_SECONDS = 0.05
+GIVEN_UP_SECONDS = 0.2
 
 _HEADER = 8
 _STDOUT = 1
@@ -149,10 +150,13 @@ class ExecChannel:
 
     # ---------------------------------------------------------------------------------- the whole
 
-    def answer(self, stdin: bytes, timeout: float) -> AgentAnswer | None:
+    def answer(
+        self, stdin: bytes, timeout: float, *, given_up: Callable[[], bool] | None = None
+    ) -> AgentAnswer | None:
         """Give it ``stdin`` and return what it says until its end; None when that takes longer.
 
-        Raises ``agent-silent`` for an answer that does not end.
+        None too when ``given_up``, which is asked several times in a second. Raises
+        ``agent-silent`` for an answer that does not end.
         """
         deadline = time.monotonic() + timeout
         rest, open_input, said, size = memoryview(stdin), True, [], 0
@@ -167,9 +171,14 @@ class ExecChannel:
                 raise LaunchError("agent-silent", "The agent in the workspace does not stop.")
             if self._ended:
                 break
-            ready = self._wait(select.POLLIN | (select.POLLOUT if rest else 0), deadline)
-            if not ready or time.monotonic() >= deadline:
+            until = deadline
+            if given_up is not None:
+                until = min(deadline, time.monotonic() + GIVEN_UP_SECONDS)
+            ready = self._wait(select.POLLIN | (select.POLLOUT if rest else 0), until)
+            if time.monotonic() >= deadline or (given_up is not None and given_up()):
                 return None
+            if not ready:
+                continue
             if ready & ~select.POLLOUT:
                 self._receive()
             if rest and ready & select.POLLOUT:

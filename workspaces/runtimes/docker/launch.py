@@ -16,11 +16,12 @@ that a newer launch relies on is never removed by an older one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from uuid import uuid4
@@ -31,8 +32,11 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 from docker.types import LogConfig
 
-from workspaces.runtimes import boot
+from controlplane.errors import JobError
+from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
+from workspaces.runtimes.docker.channel import ExecChannel
+from workspaces.runtimes.docker.delivery import deliver
 from workspaces.runtimes.docker.engine import (
     TICK_SECONDS,
     Engine,
@@ -68,6 +72,7 @@ class Launch:
         connect: Callable[[], AbstractContextManager[Engine]],
         silence: float,
         reader: Callable[[Engine, Container], FileReader],
+        open_agent: Callable[[Engine, Container, Sequence[str], float], ExecChannel],
     ) -> None:
         self._engine = engine
         self._request = request
@@ -77,6 +82,7 @@ class Launch:
         self._connect = connect
         self._silence = silence
         self._reader = reader
+        self._open_agent = open_agent
         self._name = container_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
@@ -94,9 +100,11 @@ class Launch:
                 continue
             try:
                 with contextlib.suppress(NotFound):
+                    if container.id in self._created:
+                        self._deliver(container)
                     return self._ready(container)
             except BaseException as error:
-                self._clean_up(container, in_order=isinstance(error, LaunchError))
+                self._clean_up(container, in_order=isinstance(error, JobError))
                 raise
             # It was removed while we waited. If it was ours, by a newer launch or by a person.
             if container.id in self._created:
@@ -227,6 +235,8 @@ class Launch:
 
     def _discard(self, container: Container, *, in_order: bool = False) -> bool:
         """Remove a container and its network; False when a launch of our rank or above has it."""
+        if self._request.parting is not None and container.status == "running":
+            self._request.parting()
         try:
             container.rename(f"{self._name}-discarded-{self._token[:8]}")
             container.reload()
@@ -347,6 +357,7 @@ class Launch:
             log_config=LogConfig(
                 type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}
             ),
+            tmpfs={credentials.DIRECTORY: credentials.MEMORY} if request.credentials else None,
             runtime=request.oci_runtime,
             stop_signal="SIGTERM",
             use_config_proxy=False,  # nothing of the operator's own Docker settings gets in
@@ -387,6 +398,9 @@ class Launch:
                 raise self._exited(container)
             if answer is not None:
                 heard = time.monotonic()
+                if answer.phase == credentials.PHASE:
+                    # An adopted container still waits for them, or the engine has restarted ours.
+                    self._deliver(container)
             elif time.monotonic() - heard > self._silence:
                 raise LaunchError(
                     "agent-silent",
@@ -405,6 +419,30 @@ class Launch:
             endpoint=f"docker-exec://{container.id}",
             engine_id=self._engine_id,
         )
+
+    def _deliver(self, container: Container) -> None:
+        """Give the container its credentials, if there are any; it may have ended meanwhile."""
+        make_document = self._request.credentials
+        if make_document is None:
+            return
+        self._proceed()
+        self._doing = "its credentials were being delivered"
+        try:
+            deliver(
+                functools.partial(self._open_agent, self._engine, container),
+                make_document,
+                limit=self._deadline - time.monotonic(),
+                given_up=self._cancelled.is_set,
+            )
+        except LaunchError as error:
+            if error.code != "credentials-refused":
+                raise
+            # A boot that has failed knows better why.
+            status = self._engine.ask(
+                container, self._cancelled, limit=self._deadline - time.monotonic()
+            )
+            if status is None or status.phase not in ("failed", "stopped"):
+                raise
 
     def _remove_others(self, ready: Container) -> None:
         """Remove what a launch that died while discarding left of this run."""

@@ -1,0 +1,445 @@
+"""Credentials reach real containers, live in their memory only, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from controlplane.errors import JobError
+from tests.runs.test_agent_credentials import (
+    ALL,
+    CLAUDE,
+    GENERIC,
+    GITHUB,
+    account,
+    codex,
+    document,
+    identity,
+)
+from tests.workspaces.conftest import Launcher, step
+from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest, RenewedCredential
+
+pytestmark = pytest.mark.docker
+PATIENCE = 60.0
+AUTH = "/home/workspace/.codex/auth.json"
+
+
+def wanting(launcher: Launcher, *accounts: dict[str, str], **changes: Any) -> LaunchRequest:
+    """A request for a workspace with these accounts."""
+    boot = {"credentials": True} | changes.pop("boot", {})
+    values = {"credentials": lambda: document(*(accounts or ALL))} | changes
+    return launcher.request(boot=boot, **values)
+
+
+def environment(launcher: Launcher, runtime: LaunchedRuntime, name: str) -> dict[str, str]:
+    """What a step wrote with ``env -0`` into the working directory."""
+    code, output = launcher.inside(runtime, "cat", f"/workspace/repo/{name}")
+    assert code == 0, output
+    return dict(entry.split("=", 1) for entry in output.rstrip("\0").split("\0"))
+
+
+def in_run(launcher: Launcher, run_id: UUID, script: str, number: int = 1) -> str:
+    """The output of a one-shot run, as the workspace's user would see it."""
+    marker = f"/workspace/repo/out-{number}"
+    spec = {
+        "version": 1,
+        "runId": str(UUID(int=number)),
+        "argv": ["/bin/sh", "-c", f"{{ {script}; }} > {marker}.new 2>&1; mv {marker}.new {marker}"],
+        "cwd": None,
+        "env": {},
+        "stdin": None,
+        "timeSeconds": 60,
+        "graceSeconds": 2,
+        "secrets": [],
+        "record": {
+            "policy": "block",
+            "input": "masked",
+            "spoolBytes": 1 << 26,
+            "segmentBytes": 1 << 23,
+            "files": False,
+            "network": False,
+            "processes": False,
+            "patchBytes": 1 << 18,
+            "maxFiles": 100,
+        },
+    }
+    stdin = json.dumps(spec).encode()
+    answer = launcher.adapter.call_agent(run_id, ["exec"], stdin=stdin, timeout=PATIENCE)
+    assert answer.exit_code == 0, answer
+    container = launcher.client.containers.get(f"svc-{run_id}")
+
+    def there() -> bool:
+        return int(container.exec_run(["test", "-e", marker]).exit_code or 0) == 0
+
+    until(there)
+    return bytes(container.exec_run(["cat", marker]).output).decode()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that happens in a container."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_every_process_of_the_workspace_has_its_accounts(launcher: Launcher) -> None:
+    request = wanting(
+        launcher,
+        boot={"setup": [step("env -0 > setup")], "startup": [step("env -0 > startup")]},
+    )
+    runtime = launcher.launch(request)
+    for name in ("setup", "startup"):
+        env = environment(launcher, runtime, name)
+        assert env["CLAUDE_CODE_OAUTH_TOKEN"] == CLAUDE
+        assert env["GH_TOKEN"] == env["GITHUB_TOKEN"] == GITHUB
+        assert env["SERVICE_LOGIN"] == GENERIC
+    told = in_run(launcher, request.run_id, 'echo "$GH_TOKEN"; cat ~/.codex/auth.json')
+    assert told == f"{GITHUB}\n{codex()}"
+    assert not launcher.adapter.waits_for_credentials(request.run_id)
+
+
+def test_nothing_of_them_is_in_the_container_but_in_its_memory(launcher: Launcher) -> None:
+    request = wanting(launcher, boot={"startup": [step("echo $GH_TOKEN; echo $SERVICE_LOGIN >&2")]})
+    runtime = launcher.launch(request)
+    container = launcher.container(runtime)
+
+    inspected = json.dumps(container.attrs)
+    archive = b"".join(cast("Iterator[bytes]", container.export()))
+    logs = container.logs()
+    assert b"*" * len(GITHUB) in logs
+    for secret in (CLAUDE, GITHUB, GENERIC, "access-canary", "refresh-canary"):
+        assert secret not in inspected
+        assert secret.encode() not in archive
+        assert secret.encode() not in logs
+    mount = launcher.inside(runtime, "grep", " /run/svc ", "/proc/mounts")[1]
+    assert mount.startswith("tmpfs")
+    for option in ("noexec", "nosuid", "nodev"):
+        assert option in mount
+
+
+def test_a_user_without_sudo_reads_only_what_is_meant_for_the_user(launcher: Launcher) -> None:
+    runtime = launcher.launch(wanting(launcher))
+    place = "/run/svc/credentials"
+    for closed in ("accounts.json", "../values.json", "../lock"):
+        code, output = launcher.inside(runtime, "cat", f"{place}/{closed}")
+        assert code != 0, output
+    assert launcher.inside(runtime, "ls", "/run/svc")[0] != 0
+    assert launcher.inside(runtime, "cat", f"{place}/github/token") == (0, GITHUB)
+    assert launcher.inside(runtime, "cat", f"{place}/github/token", user="nobody")[0] != 0
+    assert launcher.inside(runtime, "cat", f"{place}/codex/auth.json", user="nobody")[0] != 0
+    code, output = launcher.inside(runtime, "/usr/lib/svc/agent", "credentials", "collect")
+    assert code != 0
+    assert "canary" not in output
+
+
+def test_a_workspace_without_credentials_has_no_memory_for_them(launcher: Launcher) -> None:
+    request = launcher.request()
+    runtime = launcher.launch(request)
+    assert not launcher.container(runtime).attrs["HostConfig"].get("Tmpfs")
+    with pytest.raises(LaunchError, match="started without credentials") as caught:
+        launcher.adapter.deliver_credentials(request.run_id, document(*ALL))
+    assert caught.value.code == "credentials-refused"
+    with pytest.raises(LaunchError) as caught:
+        launcher.adapter.collect_credentials(request.run_id)
+    assert caught.value.code == "credentials-unclear"
+
+
+def test_a_persistent_container_that_the_engine_restarts_waits_until_they_are_delivered(
+    launcher: Launcher,
+) -> None:
+    request = wanting(launcher, restart=True, boot={"startup": [step("env -0 > startup")]})
+    runtime = launcher.launch(request)
+    launcher.container(runtime).restart(timeout=5)
+    until(lambda: launcher.adapter.waits_for_credentials(request.run_id))
+    assert launcher.inside(runtime, "ls", "/run/svc/credentials")[0] != 0
+
+    launcher.adapter.deliver_credentials(
+        request.run_id, document(account(1, "claude", "the-second-life-of-it"))
+    )
+    until(lambda: not launcher.adapter.waits_for_credentials(request.run_id))
+    until(lambda: ready(launcher, request))
+    env = environment(launcher, runtime, "startup")
+    assert env["CLAUDE_CODE_OAUTH_TOKEN"] == "the-second-life-of-it"
+    assert "GH_TOKEN" not in env
+
+
+def ready(launcher: Launcher, request: LaunchRequest) -> bool:
+    """Whether the agent says so."""
+    return launcher.adapter.call_agent(request.run_id, ["status"], timeout=PATIENCE).exit_code == 0
+
+
+def test_what_the_harness_renews_is_collected_however_it_writes_it(launcher: Launcher) -> None:
+    request = wanting(launcher)
+    launcher.launch(request)
+    collect = launcher.adapter.collect_credentials
+    assert collect(request.run_id) == [RenewedCredential(UUID(identity(2)), codex())]
+
+    for number, how in enumerate(
+        (f"cp new {AUTH}", f"cp new ~/.codex/new && mv ~/.codex/new {AUTH}"), start=1
+    ):
+        renewed = codex(f"renewed-{number}-0123456789abcdef", at=f"2026-01-0{number + 1}T00:00:00Z")
+        told = in_run(launcher, request.run_id, f"echo '{renewed}' > new; {how}", number)
+        assert told == ""
+        assert collect(request.run_id)[0].secret == renewed + "\n"
+
+    launcher.adapter.deliver_credentials(request.run_id, document(account(2, "codex", codex())))
+    # What the harness has in the home is newer than what was delivered.
+    assert collect(request.run_id)[0].secret == renewed + "\n"
+    assert in_run(launcher, request.run_id, f"test -L {AUTH}; echo $?", 3) == "0\n"
+
+
+def test_what_is_withdrawn_is_gone_for_the_next_process(launcher: Launcher) -> None:
+    request = wanting(launcher)
+    launcher.launch(request)
+    launcher.adapter.withdraw_credentials(request.run_id, [UUID(identity(3)), UUID(int=7)])
+    told = in_run(launcher, request.run_id, 'echo "[$GH_TOKEN][$SERVICE_LOGIN]"')
+    assert told == f"[][{GENERIC}]\n"
+    launcher.adapter.withdraw_credentials(request.run_id, [UUID(identity(2))])
+    assert launcher.adapter.collect_credentials(request.run_id) == []
+    assert in_run(launcher, request.run_id, f"test -e {AUTH}; echo $?", 2) == "1\n"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "ln -s /etc ~/.codex",
+        "ln -s /run/svc ~/.codex",
+        "mkdir ~/.codex && ln -s /etc/passwd ~/.codex/auth.json",
+        "mkdir ~/.codex && mkfifo ~/.codex/auth.json",
+        "mkdir -p ~/.codex/auth.json/below",
+        "echo in the way > ~/.codex",
+        "mkdir ~/.codex && chmod 0 ~/.codex",
+        "ln -s .codex ~/.codex",
+    ],
+    ids=["etc", "memory", "link", "fifo", "directory", "file", "closed", "loop"],
+)
+def test_what_the_user_has_planted_in_the_home_leads_nobody_elsewhere(
+    launcher: Launcher, plant: str
+) -> None:
+    request = wanting(launcher, account(1, "claude", CLAUDE))
+    runtime = launcher.launch(request)
+    assert in_run(launcher, request.run_id, plant) == ""
+    passwd = launcher.inside(runtime, "cat", "/etc/passwd")
+    launcher.adapter.deliver_credentials(request.run_id, document(*ALL))
+    assert launcher.inside(runtime, "cat", "/etc/passwd") == passwd
+    assert launcher.inside(runtime, "ls", "/etc/auth.json")[0] != 0
+    assert launcher.inside(runtime, "ls", "/run/svc/auth.json", user="root")[0] != 0
+    # It is delivered all the same: only its link is missing.
+    told = launcher.inside(runtime, "cat", "/run/svc/credentials/codex/auth.json")
+    assert told == (0, codex())
+    assert launcher.adapter.collect_credentials(request.run_id)[0].secret == codex()
+
+
+def test_a_full_memory_refuses_a_delivery_and_keeps_what_there_is(launcher: Launcher) -> None:
+    request = wanting(launcher)
+    launcher.launch(request)
+    fill = "head -c 100M /dev/zero > /run/svc/credentials/codex/filler; echo done"
+    assert "done" in in_run(launcher, request.run_id, fill)
+    other = document(account(1, "claude", "another-value-of-the-account"), *ALL[1:])
+    with pytest.raises(LaunchError, match="No space left on device") as caught:
+        launcher.adapter.deliver_credentials(request.run_id, other)
+    assert caught.value.code == "credentials-refused"
+    told = in_run(launcher, request.run_id, 'echo "$CLAUDE_CODE_OAUTH_TOKEN"', 2)
+    assert told == f"{CLAUDE}\n"
+
+    free = "rm /run/svc/credentials/codex/filler; echo done"
+    assert "done" in in_run(launcher, request.run_id, free, 3)
+    launcher.adapter.deliver_credentials(request.run_id, other)
+
+
+def test_a_home_that_cannot_be_written_does_not_keep_the_workspace_from_starting(
+    launcher: Launcher, publish: Callable[[str], str]
+) -> None:
+    closed = publish(f"FROM {launcher.image}\nRUN chown root:root /home/workspace\n")
+    request = wanting(launcher, image=closed)
+    runtime = launcher.launch(request)
+    assert launcher.inside(runtime, "ls", AUTH)[0] != 0
+    assert in_run(launcher, request.run_id, 'echo "$GH_TOKEN"') == f"{GITHUB}\n"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"canary", b"\xff\xfe", b"[]", b'{"version": 1}', b"[" * 100_000, b"x" * (2 << 20)],
+    ids=["empty", "text", "bytes", "list", "half", "deep", "long"],
+)
+def test_garbage_is_refused_and_nothing_of_the_launch_is_left(
+    launcher: Launcher, garbage: bytes
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(wanting(launcher, credentials=lambda: garbage))
+    assert caught.value.code == "credentials-refused"
+    assert "canary" not in caught.value.message
+    assert launcher.left_over() == []
+
+
+def test_an_agent_that_fails_to_boot_is_told_of_instead_of_its_credentials(
+    launcher: Launcher,
+) -> None:
+    with pytest.raises(LaunchError, match="the user ghost does not exist") as caught:
+        launcher.launch(wanting(launcher, boot={"user": "ghost"}))
+    assert caught.value.code == "step-failed"
+    assert launcher.left_over() == []
+
+
+def test_a_document_that_cannot_be_made_ends_the_launch_with_its_reason(
+    launcher: Launcher,
+) -> None:
+    def fail() -> bytes:
+        raise JobError("account-gone", "The account is gone.")
+
+    with pytest.raises(JobError) as caught:
+        launcher.launch(wanting(launcher, credentials=fail))
+    assert caught.value.code == "account-gone"
+    assert launcher.left_over() == []
+
+
+def test_two_deliveries_at_once_leave_one_of_them_whole(launcher: Launcher) -> None:
+    request = wanting(launcher)
+    runtime = launcher.launch(request)
+    failures: list[LaunchError] = []
+
+    def deliver(word: str) -> None:
+        both = [
+            account(1, "claude", f"claude-of-{word}"),
+            account(3, "github", f"github-of-{word}"),
+        ]
+        try:
+            launcher.adapter.deliver_credentials(request.run_id, document(*both))
+        except LaunchError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=deliver, args=(f"number-{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert failures == []
+    told = in_run(launcher, request.run_id, 'echo "$CLAUDE_CODE_OAUTH_TOKEN $GH_TOKEN"').split()
+    assert told[0].removeprefix("claude-of-") == told[1].removeprefix("github-of-")
+    code, listed = launcher.inside(runtime, "ls", "/run/svc", user="root")
+    assert code == 0
+    assert len([name for name in listed.split() if name.startswith("set-")]) == 1
+
+
+def test_a_second_worker_delivers_to_a_container_that_waits_and_to_no_other(
+    launcher: Launcher,
+) -> None:
+    asked: list[str] = []
+    wake_up = threading.Event()
+
+    def of(worker: str) -> Callable[[], bytes]:
+        def make() -> bytes:
+            asked.append(worker)
+            return document(account(3, "github", f"github-of-{worker}-0123456789"))
+
+        return make
+
+    def sleep() -> bytes:
+        # As long as this takes, the first worker might as well be dead.
+        wake_up.wait(PATIENCE)
+        raise JobError("woke-up-late", "It did.")
+
+    first = wanting(launcher, credentials=sleep)
+    late: list[str] = []
+
+    def launch_first() -> None:
+        try:
+            launcher.launch(first)
+        except JobError as error:
+            late.append(error.code)
+
+    thread = threading.Thread(target=launch_first)
+    thread.start()
+    until(launcher.containers)
+    until(lambda: waits(launcher, first))
+
+    second = replace(first, attempt_count=2, credentials=of("second"))
+    runtime = launcher.launch(second)
+    assert asked == ["second"]
+    third = replace(first, attempt_count=3, credentials=of("third"))
+    assert launcher.launch(third).resource_id == runtime.resource_id
+    assert asked == ["second"]
+
+    wake_up.set()
+    thread.join(PATIENCE)
+    assert late == ["woke-up-late"]
+    assert in_run(launcher, first.run_id, "echo $GH_TOKEN") == "github-of-second-0123456789\n"
+
+
+def waits(launcher: Launcher, request: LaunchRequest) -> bool:
+    """Whether its container is there and wants its credentials."""
+    try:
+        return launcher.adapter.waits_for_credentials(request.run_id)
+    except LaunchError:
+        return False
+
+
+def test_a_launch_that_is_cancelled_at_the_delivery_leaves_nothing(launcher: Launcher) -> None:
+    cancelled = threading.Event()
+
+    def make() -> bytes:
+        cancelled.set()
+        return document(*ALL)
+
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(wanting(launcher, credentials=make), cancelled)
+    assert caught.value.code == "launch-cancelled"
+    assert launcher.left_over() == []
+
+
+def test_a_container_that_stops_answering_at_the_delivery_is_given_up_at_the_deadline(
+    launcher: Launcher,
+) -> None:
+    def make() -> bytes:
+        (container,) = launcher.containers()
+        container.pause()
+        return document(*ALL)
+
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(wanting(launcher, credentials=make, timeout=4.0))
+    assert caught.value.code == "launch-timed-out"
+    assert launcher.left_over() == []
+
+
+def test_the_last_word_of_a_container_is_asked_for_before_it_is_removed(
+    launcher: Launcher,
+) -> None:
+    said: list[RenewedCredential] = []
+    holder: dict[str, LaunchRequest] = {}
+
+    def parting() -> None:
+        said.extend(launcher.adapter.collect_credentials(holder["request"].run_id))
+
+    request = wanting(launcher, parting=parting, boot={"startup": [step("sleep 3; exit 1")]})
+    holder["request"] = request
+    with pytest.raises(LaunchError):
+        launcher.launch(replace(request, timeout=2.0))
+    assert [renewed.secret for renewed in said] == [codex()]
+
+
+def test_an_answer_that_makes_no_sense_is_refused_without_repeating_it(
+    launcher: Launcher, publish: Callable[[str], str]
+) -> None:
+    lying = publish(
+        f"FROM {launcher.image}\n"
+        "RUN printf '#!/bin/sh\\necho a-canary-of-the-answer\\n' > /usr/lib/svc/agent\n"
+        'ENTRYPOINT ["sleep", "600"]\n'
+    )
+    launcher.client.containers.run(
+        lying,
+        detach=True,
+        name=f"svc-{UUID(int=5)}",
+        labels={"svc.instance": launcher.instance_id},
+    )
+    with pytest.raises(LaunchError) as caught:
+        launcher.adapter.collect_credentials(UUID(int=5))
+    assert caught.value.code == "credentials-unclear"
+    assert "canary" not in caught.value.message

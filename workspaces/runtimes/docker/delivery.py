@@ -1,0 +1,53 @@
+"""Giving a container its credentials: on the standard input of an exec, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from workspaces.runtimes import credentials
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.channel import ExecChannel
+
+GONE_CODES = ("runtime-gone", "runtime-not-running")
+
+logger = structlog.get_logger(__name__)
+
+
+def deliver(
+    open_agent: Callable[[Sequence[str], float], ExecChannel],
+    make_document: Callable[[], bytes],
+    *,
+    limit: float,
+    given_up: Callable[[], bool],
+) -> bool:
+    """Deliver what ``make_document`` returns; False when it did not come to that.
+
+    That is so when the container has ended, when ``given_up``, and when ``limit`` seconds are over
+    and the agent is allowed more. Raises ``credentials-refused`` and ``agent-silent``.
+    """
+    seconds = min(limit, credentials.SECONDS)
+    deadline = time.monotonic() + seconds
+    try:
+        channel = open_agent(credentials.DELIVER, max(seconds, 0.1))
+        with contextlib.closing(channel):
+            left = max(0.0, deadline - time.monotonic())
+            # Made only now: the less long it is anywhere, the better.
+            answer = channel.answer(make_document(), left, given_up=given_up)
+    except LaunchError as error:
+        if error.code in GONE_CODES:
+            return False
+        raise
+    if answer is None:
+        if given_up() or seconds < credentials.SECONDS:
+            return False
+        raise LaunchError(
+            "agent-silent", f"The agent did not take the credentials within {seconds:g} s."
+        )
+    credentials.require_taken(answer)
+    for note in credentials.notes(answer):
+        logger.warning("credentials delivered with a limitation", note=note)
+    return True
