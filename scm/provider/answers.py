@@ -101,6 +101,7 @@ def read_installation(document: object) -> InstallationFacts:
     if selection not in Installation.RepositorySelection.values:
         raise malformed(f"{what} without a selection of repositories")
     organization = account.get("type") == "Organization"
+    permissions = given.get("permissions")
     return InstallationFacts(
         external_id=_id(given.get("id"), what),
         account_id=_id(account.get("id"), f"{what}'s account"),
@@ -109,7 +110,7 @@ def read_installation(document: object) -> InstallationFacts:
         if organization
         else Installation.AccountType.USER,
         repository_selection=Installation.RepositorySelection(selection),
-        permissions=_permissions(given.get("permissions") or {}, what),
+        permissions=_permissions({} if permissions is None else permissions, what),
         suspended_at=_moment(given.get("suspended_at"), what),
     )
 
