@@ -149,7 +149,8 @@ class BuildRecord:
         self, run: Run, job: BuildJob, secrets: Sequence[bytes], *, given_up: threading.Event
     ) -> None:
         self._run = run
-        self._masker = Masker(secrets)
+        self._secrets = list(secrets)
+        self._masker = Masker(self._secrets)
         self._source_id = f"build:{job.pk}:{job.attempt_count}"
         self._programs: list[ProgramRecord] = []
         self._streams: list[dict[str, Any]] = []
@@ -160,6 +161,11 @@ class BuildRecord:
             given_up=given_up,
             on_tick=self._tick,
         )
+
+    def hide(self, secret: str) -> None:
+        """Mask one more secret in everything that is told from now on."""
+        self._secrets.append(secret.encode())
+        self._masker = Masker(self._secrets)
 
     def open(self) -> None:
         """Begin the record; what follows may be recorded."""

@@ -24,6 +24,7 @@ __all__ = [
     "PackageIndex",
     "PackageOverride",
     "SandboxRequest",
+    "SourceReference",
     "Worker",
 ]
 
@@ -300,6 +301,29 @@ class SandboxRequest(models.Model):
 
     def __str__(self) -> str:
         return f"{self.owner_user_id}: {self.key}"
+
+
+class SourceReference(models.Model):
+    """Says that a source of a sandbox is a selected repository, which a token is needed for.
+
+    The blueprint has its plain URL only, so that nobody can write a reference into one.
+    """
+
+    sandbox = models.ForeignKey(
+        "workspaces.Sandbox", on_delete=models.CASCADE, related_name="source_references"
+    )
+    source_id = models.CharField(max_length=64, help_text="The source's id in the blueprint.")
+    installation_repository = models.ForeignKey(
+        "scm.InstallationRepository", on_delete=models.PROTECT, related_name="+"
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["sandbox", "source_id"], name="source_reference_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source_id}: {self.installation_repository_id}"
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):

@@ -32,6 +32,7 @@ from builds.boot_record import (
 )
 from builds.compiler import BuildError, Compiler, PublishedImage
 from builds.credential_delivery import CredentialDelivery
+from builds.fetching import SourceFetcher
 from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
 from builds.planner import Catalogue, ImagePlan, plan
@@ -212,10 +213,8 @@ class JobRunner:
         self, job: BuildJob, image_plan: ImagePlan, record: BuildRecord, control: JobControl
     ) -> tuple[PublishedImage, str, bool]:
         """Return the published image, the plan's hash, and whether nothing had to be built."""
-        resolved = {
-            source.id: git.resolve(source.url, source.ref, self.sources, control.cancelled)
-            for source in image_plan.sources
-        }
+        fetcher = SourceFetcher(job, self.sources, record, control.cancelled)
+        resolved = {source.id: fetcher.resolve(source) for source in image_plan.sources}
         plan_hash = image_plan.fingerprint(
             {source_id: source.commit for source_id, source in resolved.items()},
             self.compiler.base_image_id(image_plan.base_image),
@@ -236,15 +235,9 @@ class JobRunner:
                 raise BuildError(
                     "build-write-context-failed", "No folder for the sources could be made."
                 ) from exc
-            checkouts = {}
-            for source_id, source in resolved.items():
-                checkouts[source_id] = folder / source_id
-                fetch = ["git", "fetch", source.url, source.commit]
-                with record.step(f"source {source_id}", fetch):
-                    git.checkout(source, checkouts[source_id], self.sources, control.cancelled)
             built = self.compiler.build(
                 image_plan,
-                checkouts=checkouts,
+                checkouts=fetcher.checkout(resolved, folder),
                 agent=agent_archive(),
                 extra_ca=self.extra_ca,
                 job_id=job.pk,

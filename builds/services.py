@@ -25,6 +25,7 @@ from builds.boot_record import end_boot_run, is_being_recorded
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
 from builds.packages import standardize
+from builds.selections import remember_references, select_sources
 from builds.settlement import attempt_all, fail_unclaimed_job
 from controlplane.amqp import BrokerError
 from controlplane.errors import (
@@ -32,7 +33,6 @@ from controlplane.errors import (
     Conflict,
     Fault,
     NotFound,
-    ServiceUnavailable,
     ValidationFailed,
 )
 from runs.models import Run
@@ -87,21 +87,27 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
 
     Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
-    ``ValidationFailed``, what ``accounts.resolution`` raises, ``ServiceUnavailable``
-    (``scm-app-unconfigured``), or ``BadGateway`` (``queue-publish-failed``) after the failure was
-    written.
+    ``ValidationFailed``, what ``builds.selections`` and ``accounts.resolution`` raise, or
+    ``BadGateway`` (``queue-publish-failed``) after the failure was written.
     """
     if (earlier := _earlier_answer(intent)) is not None:
         return earlier
     check_registry(intent.registry_id)
     blueprint = Blueprint.parse(intent.spec)
-    refuse_selections(intent)
+    selected = select_sources(
+        blueprint,
+        owner_user_id=intent.owner_user_id,
+        source=intent.source_selection,
+        dotfiles=intent.dotfiles_selection,
+        workspace_id=intent.workspace_id,
+    )
+    blueprint = selected.blueprint
     check_ceilings(blueprint)
     credentials = _credentials(intent, blueprint)
     spec = resolve_spec(blueprint)
     name = intent.name or infer_name(intent, blueprint)
     try:
-        job, answer = _persist(intent, spec, credentials, name=name)
+        job, answer = _persist(intent, spec, credentials, selected.references, name=name)
     except (IntegrityError, Conflict):
         # Another request with this key was quicker by a moment; its answer is ours too.
         earlier = _earlier_answer(intent)
@@ -130,24 +136,6 @@ def check_registry(registry_id: str) -> None:
                     pointer="/registryId",
                 )
             ],
-        )
-
-
-def refuse_selections(intent: SandboxIntent) -> None:
-    """Raise ``ServiceUnavailable`` for a selection, as no source-hosting app is configured."""
-    faults = [
-        Fault("scm-app-unconfigured", "Name the repository's URL in spec.sources instead.", pointer)
-        for pointer, selection in (
-            ("/sourceSelection", intent.source_selection),
-            ("/dotfilesSelection", intent.dotfiles_selection),
-        )
-        if selection is not None
-    ]
-    if faults:
-        raise ServiceUnavailable(
-            "This installation is not connected to a source-hosting provider.",
-            code="scm-app-unconfigured",
-            errors=faults,
         )
 
 
@@ -253,7 +241,12 @@ def _earlier_answer(intent: SandboxIntent) -> StartedSandbox | None:
 
 
 def _persist(
-    intent: SandboxIntent, spec: dict[str, Any], credentials: Resolution, *, name: str
+    intent: SandboxIntent,
+    spec: dict[str, Any],
+    credentials: Resolution,
+    references: Mapping[str, uuid.UUID],
+    *,
+    name: str,
 ) -> tuple[BuildJob, dict[str, Any]]:
     """Write workspace, sandbox, attempt, job and remembered request in one transaction."""
     with transaction.atomic():
@@ -270,6 +263,7 @@ def _persist(
             tag=intent.tag,
             spec=spec,
         )
+        remember_references(sandbox, references)
         attempt = workspaces.create_attempt(
             sandbox=sandbox,
             relation=intent.relation,
