@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -116,7 +117,7 @@ def test_an_app_that_the_provider_does_not_take_is_unauthorized(fake: FakeProvid
         (hurried(fake, app_id="4712"), "'Issuer'"),
         (hurried(fake, key=another_key), "could not be decoded"),
     ):
-        error = failure(lambda client=client: client.installation(7))
+        error = failure(partial(client.installation, 7))
         assert (error.reason, error.upstream_status) == (Reason.UNAUTHORIZED, 401)
         assert refused in fake.refusals[-1]
 
