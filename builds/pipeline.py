@@ -32,6 +32,7 @@ from builds.boot_record import (
 )
 from builds.compiler import BuildError, Compiler, PublishedImage
 from builds.credential_delivery import CredentialDelivery
+from builds.credential_upkeep import keep_renewed
 from builds.fetching import SourceFetcher
 from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
@@ -348,6 +349,7 @@ class JobRunner:
             timeout=self.launch_timeout,
             salvage=partial(salvage_container, attempt.run_id),
             credentials=credentials.document if credentials.references else None,
+            parting=partial(keep_renewed, self.adapter, attempt.run_id),
         )
 
 
