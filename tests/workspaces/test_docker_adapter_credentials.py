@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from controlplane.errors import JobError
-from tests.runs.test_agent_credentials import (
+from tests.runs.credentialed import (
     ALL,
     CLAUDE,
     GENERIC,
@@ -79,7 +79,7 @@ def in_run(launcher: Launcher, run_id: UUID, script: str, number: int = 1) -> st
         return int(container.exec_run(["test", "-e", marker]).exit_code or 0) == 0
 
     until(there)
-    return bytes(container.exec_run(["cat", marker]).output).decode()
+    return cast("bytes", container.exec_run(["cat", marker]).output).decode()
 
 
 def until(condition: Callable[[], object]) -> None:
