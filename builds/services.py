@@ -24,7 +24,7 @@ from accounts.resolution import Resolution, resolve_credentials, reuse_reference
 from builds.boot_record import end_boot_run, is_being_recorded
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
-from builds.packages import standardize
+from builds.packages.standardization import standardize_with_index
 from builds.selections import remember_references, select_sources
 from builds.settlement import attempt_all, fail_unclaimed_job
 from controlplane.amqp import BrokerError
@@ -186,14 +186,15 @@ def _same_credentials(earlier: Attempt | None, owner_user_id: str) -> Resolution
 def resolve_spec(blueprint: Blueprint) -> dict[str, Any]:
     """Return the spec to store: all defaults, packages by the distribution's names, no credentials.
 
-    Raises ``ValidationFailed`` with every package that cannot be standardized.
+    Raises ``ValidationFailed`` with every package that cannot be standardized, ``BadGateway``
+    (``package-index-unavailable``) when that takes an index that was never read.
     """
     spec: dict[str, Any] = dict(blueprint.to_wire())
     spec.pop("credentials", None)
     family: str = blueprint.target.os.family
     if family == "auto":
         family = settings.SVC_DEFAULT_OS_FAMILY
-    packages = standardize(blueprint.tooling.packages, family)
+    packages = standardize_with_index(blueprint.tooling.packages, family)
     spec["tooling"] = {
         **spec["tooling"],
         "packages": [

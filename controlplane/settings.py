@@ -440,9 +440,13 @@ SPECTACULAR_SETTINGS = {
         "InstallationAccountType": "scm.models.Installation.AccountType",
         "RepositorySelection": "scm.models.Installation.RepositorySelection",
         "ExportFormat": "runs.serializers.EXPORT_FORMATS",
+        "PackageStatus": "builds.packages.serializers.STATUSES",
+        "PackageReason": "builds.packages.serializers.REASONS",
+        "PackageSource": "builds.packages.serializers.SOURCES",
     },
     "TAGS": [
         {"name": "System", "description": "What this installation is and how it is doing."},
+        {"name": "Packages", "description": "What names mean in the package index of a family."},
         {"name": "Workspaces", "description": "Environments built from a blueprint."},
         {
             "name": "Sandboxes",

@@ -12,6 +12,7 @@ urlpatterns = [
     path("healthz", views.Liveness.as_view()),
     path("readyz", views.Readiness.as_view()),
     path("v1/system/setup-state", views.SetupState.as_view()),
+    path("", include("builds.urls")),
     path("", include("workspaces.urls")),
     path("", include("accounts.urls")),
     path("", include("runs.urls")),

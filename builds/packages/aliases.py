@@ -14,6 +14,19 @@ _DATA_OF: Final = {"ubuntu": ("ubuntu", "debian")}
 
 
 @cache
+def canonical_ids() -> Mapping[str, str]:
+    """Return, for every name of the table in lower case, the tool that it means."""
+    return MappingProxyType(
+        {
+            name: tool
+            for tools in _table().values()
+            for tool, row in tools.items()
+            for name in (tool, *row.get("also", ()))
+        }
+    )
+
+
+@cache
 def aliases(os_family: str) -> Mapping[str, tuple[str, ...]]:
     """Return, for every name of the table in lower case, the packages it means on ``os_family``.
 
@@ -21,10 +34,9 @@ def aliases(os_family: str) -> Mapping[str, tuple[str, ...]]:
 
     :raises ValueError: two tools of the table claim the same name.
     """
-    table = tomllib.loads(files(__package__).joinpath("aliases.toml").read_text("utf-8"))
     columns = _DATA_OF.get(os_family, (os_family,))
     result: dict[str, tuple[str, ...]] = {}
-    for tools in table.values():
+    for tools in _table().values():
         for tool, row in tools.items():
             packages = next((row[column] for column in columns if column in row), [tool])
             for name in (tool, *row.get("also", ())):
@@ -32,3 +44,8 @@ def aliases(os_family: str) -> Mapping[str, tuple[str, ...]]:
                     raise ValueError(f"two tools are called {name}")
                 result[name] = tuple(packages)
     return MappingProxyType(result)
+
+
+@cache
+def _table() -> dict[str, dict[str, dict[str, list[str]]]]:
+    return tomllib.loads(files(__package__).joinpath("aliases.toml").read_text("utf-8"))

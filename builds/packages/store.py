@@ -87,6 +87,7 @@ def replace_index(
             cursor.execute("ANALYZE fresh")
             cursor.execute(_DELETE, {"family": family.name})
             cursor.execute(_INSERT, {"family": family.name})
+            cursor.execute("DROP TABLE offer, fresh")
         packages = Package.objects.filter(family=family.name, virtual=False).count()
         if packages == 0:
             raise MalformedIndexError("The package manager knows no package.")

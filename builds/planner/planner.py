@@ -9,8 +9,6 @@ from importlib.resources import files
 from typing import Final
 
 from builds.families import FAMILIES, OsFamily
-from builds.packages import standardize
-from controlplane.errors import ValidationFailed
 from workspaces.blueprint import (
     WORKSPACE_SOURCE_ID,
     Blueprint,
@@ -125,13 +123,18 @@ def _harness(blueprint: Blueprint, family: OsFamily, catalogue: Catalogue) -> Ha
 
 
 def _packages(blueprint: Blueprint, family: OsFamily) -> tuple[PackageRequest, ...]:
-    """Return the packages that the blueprint asks for, as the family calls them."""
-    try:
-        packages = standardize(blueprint.tooling.packages, family.name)
-    except ValidationFailed as error:
+    """Return the packages of the blueprint, whose names are the family's own by now.
+
+    They were found when the sandbox was created (:mod:`builds.packages`). Here it counts only that
+    each is one plain name to the package manager.
+    """
+    packages = blueprint.tooling.packages
+    wrong = [package.id for package in packages if not family.package_name.fullmatch(package.id)]
+    if wrong:
         raise UnsupportedError(
-            "unsupported-package", " ".join(fault.detail for fault in error.errors)
-        ) from error
+            "unsupported-package",
+            " ".join(f"'{name}' cannot be a package of {family.title}." for name in wrong),
+        )
     pinned = [package.id for package in packages if package.version is not None]
     if pinned and family.pin is None:
         raise UnsupportedError(

@@ -33,7 +33,7 @@ def rich_image(
                 "chmod 0755 /usr/local/bin/mine",
                 "command": ["mine"],
             },
-            tooling={"packages": [{"id": "jq"}, {"id": "rg"}, {"id": "tree"}]},
+            tooling={"packages": [{"id": "jq"}, {"id": "ripgrep"}, {"id": "tree"}]},
             customization={"defaultShell": "zsh"},
             runtime={"workspaceRoot": "/srv/work", "workingDirectory": "/srv/work/a/b"},
         ),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Api
+from tests.builds.package_index import write_index
 from tests.workspaces.attacks import INJECTIONS, PATH, assert_nothing_written, refused
 
 pytestmark = pytest.mark.django_db
@@ -200,6 +201,7 @@ def test_a_thousand_packages_are_refused(api: Api, request_body: dict[str, Any])
 
 
 def test_two_hundred_packages_are_taken(api: Api, request_body: dict[str, Any]) -> None:
+    write_index("debian", {f"p{n}": ["1"] for n in range(200)})
     request_body["spec"]["tooling"] = {"packages": [{"id": f"p{n}"} for n in range(200)]}
     api.post(PATH, request_body)
 

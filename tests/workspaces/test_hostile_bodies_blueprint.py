@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builds.models import BuildJob
+from tests.builds.package_index import write_index
 from tests.conformance import document
 from tests.conftest import Api
 from tests.workspaces.attacks import (
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def whole_body(request_body: dict[str, Any]) -> dict[str, Any]:
     """A request that gives every member of the blueprint."""
+    write_index("debian", {"ripgrep": ["13.0"]})
     return {**request_body, "spec": WHOLE_SPEC}
 
 
@@ -182,7 +184,9 @@ def bodies(draw: st.DrawFn) -> Any:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(body=bodies(), key=st.none() | st.text(st.characters(codec="latin-1"), max_size=10))
-def test_no_body_is_ever_our_fault(api: Api, body: Any, key: str | None) -> None:
+def test_no_body_is_ever_our_fault(
+    api: Api, whole_body: dict[str, Any], body: Any, key: str | None
+) -> None:
     before = Workspace.objects.count(), Sandbox.objects.count(), BuildJob.objects.count()
     headers = {} if key is None else {"idempotency-key": key}
     answer = api.request("POST", PATH, raw=json.dumps(body).encode(), headers=headers)

@@ -1,0 +1,34 @@
+"""Package indexes for tests, written the way a reading writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from builds.families import FAMILIES
+from builds.packages.readers import Offer
+from builds.packages.store import replace_index
+
+ARCHITECTURES = {"debian": "amd64", "ubuntu": "amd64"}
+
+
+def write_index(
+    family: str,
+    packages: Mapping[str, Sequence[str]],
+    *,
+    provides: Mapping[str, Sequence[str]] | None = None,
+) -> int:
+    """Make ``packages`` (versions by name, the default first) the index of a family.
+
+    ``provides`` has the names that a package stands for besides its own.
+    """
+    offers = [
+        Offer(name, version, "main", tuple((provides or {}).get(name, ())))
+        for name, versions in packages.items()
+        for version in versions
+    ]
+    return replace_index(
+        FAMILIES[family],
+        offers,
+        architecture=ARCHITECTURES.get(family, "x86_64"),
+        base_image=f"tests/{family}:1",
+    )
