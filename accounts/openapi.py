@@ -50,7 +50,7 @@ replaces the secret and makes the account active again, under its id.
 | `claude` | what `claude setup-token` prints |
 | `codex` | the content of `~/.codex/auth.json` |
 | `github` | a personal access token, or what `gh auth token` prints |
-| `generic` | any text, for the environment variable that `name` names |
+| `generic` | any text of 6 bytes or more, for the environment variable that `name` names |
 
 | Status | `code` | When |
 |---|---|---|

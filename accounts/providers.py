@@ -26,6 +26,7 @@ from typing import Any
 from django.db import models
 
 MAX_SECRET_LENGTH = 64 * 1024
+SHORTEST_SECRET_BYTES = 6
 SHOWN_SUFFIX = 4
 MAX_CLAIM_LENGTH = 200
 
@@ -156,6 +157,11 @@ def _generic(name: str, given: str) -> Secret:
         raise SecretRefused("This environment variable cannot be chosen.", member="name")
     if any(ord(character) < 32 and character not in "\t\n\r" for character in given):
         raise SecretRefused("A secret for the environment is text without control characters.")
+    if len(given.strip().encode()) < SHORTEST_SECRET_BYTES:
+        raise SecretRefused(
+            f"A secret for the environment has {SHORTEST_SECRET_BYTES} bytes or more: shorter ones "
+            "are part of ordinary words, so records could not be kept free of them."
+        )
     return Secret(Kind.ENVIRONMENT, given, {"environmentVariable": name})
 
 

@@ -133,6 +133,7 @@ def test_a_codex_token_that_says_nothing_is_no_obstacle(api: Api, token: Any) ->
         ("github", f"token {SECRET}", "ghp_"),
         ("github", f"ghp_{SECRET}", "ghp_"),
         ("generic", f"{SECRET}\x1b[31m", "control characters"),
+        ("generic", "  five5  ", "6 bytes"),
     ],
 )
 def test_a_secret_of_another_shape_is_refused_saying_what_was_expected(
@@ -204,7 +205,7 @@ def test_without_a_key_only_connecting_is_unavailable(api: Api, settings: Settin
 
 def test_a_sealed_secret_opens_in_its_own_row_only(api: Api) -> None:
     mine = stored(generic(api)["connectedAccountId"])
-    other = stored(generic(api, ownerUserId="usr_b", secret="b")["connectedAccountId"])
+    other = stored(generic(api, ownerUserId="usr_b", secret="another")["connectedAccountId"])
     assert SECRET.encode() not in bytes(mine.sealed or b"")
     other.sealed = mine.sealed
     with pytest.raises(SealError):
