@@ -9,7 +9,7 @@ UP := $(PYTHON) -m deploy.up
 RUN := $(UP) run --
 TEST_RUN := $(UP) run --test --
 
-# Options for pytest: make test PYTEST_ARGS="-k planner -x"
+# Options for pytest: make test PYTEST_ARGS="-k planner -x -n 0"
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,7 @@ staff: ## make an account for the admin pages
 
 test: ## set up what the tests need and run all of them
 	@$(UP) prepare-test
-	@$(TEST_RUN) python -m pytest $(PYTEST_ARGS)
+	@$(TEST_RUN) python -m tests.suite $(PYTEST_ARGS)
 
 lint: lint-code lint-format lint-types lint-imports lint-migrations lint-schema ## every static check
 

@@ -15,10 +15,13 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 
 from controlplane import amqp
+from tests.attempts import pytest_runtest_setup, pytest_runtest_teardown
 from tests.conformance import assert_described, assert_media_described
+from tests.parallel import UnitScheduling, in_order
 
 OWNER = "usr_test"
 JSON_TYPES = {"application/json", "application/problem+json"}
+__all__ = ["OWNER", "Answer", "Api", "pytest_runtest_setup", "pytest_runtest_teardown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +154,15 @@ def unreachable_broker(settings: Settings) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tell the tests' children where they are, whatever started pytest."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling:
+    """Share the tests out by unit, when there are several processes for them."""
+    return UnitScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes long in each of several processes; else keep pytest's order."""
+    if hasattr(config, "workerinput"):
+        in_order(items)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.conftest import Api
 
 pytestmark = pytest.mark.django_db
 
+MISSING = "019af2c0-0000-7000-8000-00000000000a"
 MEMBERS = {"type", "title", "status", "detail", "code", "message", "errors", "requestId"}
 
 
@@ -36,7 +36,7 @@ def test_an_unknown_route_is_a_404_in_the_common_shape(api: Api, path: str) -> N
     assert_problem(api.post(path, {}, expect=404), "not-found")
 
 
-@pytest.mark.parametrize("name", ["x", "1", "%F0%9F%92%A9", str(uuid.uuid4()).upper(), "a" * 5000])
+@pytest.mark.parametrize("name", ["x", "1", "%F0%9F%92%A9", MISSING.upper(), "a" * 5000])
 @pytest.mark.parametrize("rest", ["", "/attempts", "/events"])
 def test_a_malformed_id_in_a_path_is_a_404(api: Api, name: str, rest: str) -> None:
     assert_problem(api.get(f"/v1/workspaces/{name}{rest}", expect=404), "not-found")
@@ -48,8 +48,8 @@ def test_a_malformed_id_in_a_path_is_a_404(api: Api, name: str, rest: str) -> No
         ("DELETE", "/v1/workspaces", "GET, POST, HEAD, OPTIONS"),
         ("PUT", "/v1/sandboxes", "POST, OPTIONS"),
         ("GET", "/v1/sandboxes", "POST, OPTIONS"),
-        ("POST", f"/v1/workspaces/{uuid.uuid4()}", "GET, HEAD, OPTIONS"),
-        ("GET", f"/v1/workspaces/{uuid.uuid4()}/name", "PATCH, OPTIONS"),
+        ("POST", f"/v1/workspaces/{MISSING}", "GET, HEAD, OPTIONS"),
+        ("GET", f"/v1/workspaces/{MISSING}/name", "PATCH, OPTIONS"),
         ("POST", "/healthz", "GET, HEAD, OPTIONS"),
         ("POST", "/openapi.json", "GET, HEAD, OPTIONS"),
         ("POST", "/docs", "GET, HEAD, OPTIONS"),
@@ -156,7 +156,7 @@ def database_down(transactional_db: None) -> Iterator[None]:
 @pytest.mark.usefixtures("database_down")
 def test_a_database_that_is_away_is_a_503(api: Api, request_body: dict[str, Any]) -> None:
     assert_problem(api.get("/v1/workspaces?ownerUserId=a", expect=503), "database-unavailable")
-    assert_problem(api.get(f"/v1/workspaces/{uuid.uuid4()}", expect=503), "database-unavailable")
+    assert_problem(api.get(f"/v1/workspaces/{MISSING}", expect=503), "database-unavailable")
     answer = api.post("/v1/sandboxes", request_body, headers={"idempotency-key": "k"}, expect=503)
     assert_problem(answer, "database-unavailable")
     assert "127.0.0.1" not in answer.content.decode()
