@@ -11,6 +11,7 @@ from django.conf import settings
 from builds.compiler import Compiler
 from builds.credential_upkeep import look_after_credentials
 from builds.duties import Duty
+from builds.packages.sync import sync_duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
 from builds.worker import BuildWorker, WorkerTimes
@@ -85,6 +86,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 _milliseconds(settings.WORKER_CREDENTIALS_INTERVAL_MS),
                 partial(look_after_credentials, runner.adapter, instance_id=runner.instance_id),
             ),
+            Duty("packages", _milliseconds(settings.PACKAGE_SYNC_INTERVAL_MS), sync_duty()),
         ],
         max_jobs=max_jobs,
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Api
 from tests.builds.package_index import write_index
+from tests.conftest import Api
 from tests.workspaces.attacks import INJECTIONS, PATH, assert_nothing_written, refused
 
 pytestmark = pytest.mark.django_db
