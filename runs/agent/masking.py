@@ -88,8 +88,8 @@ class MaskingStream:
 
     Everything given out, by `feed` and `flush` together, is the stream with its secrets masked;
     what is given out does not depend on how the stream was cut. Only what may be the beginning of
-    a secret is held back: at most 8 KiB, or as much as the longest known value has. A beginning
-    that `flush` gave out stays known: the rest of the secret is masked all the same.
+    a secret is held back: at most 8 KiB, or as much as the longest known value has. Of a beginning
+    that would tell something `flush` gives out the masks, and the rest stays masked all the same.
     """
 
     def __init__(self, masker: Masker) -> None:
@@ -130,9 +130,16 @@ class MaskingStream:
         """The rest, as if nothing followed; when something does follow, it may be fed."""
         if not self.held:
             return b"", []
-        shapes, *_ = self._shapes(self._kept, final=True)
-        spans = self._merged(self._masker.known.spans(self._kept) + shapes)
-        return self._take(self._kept, self._base + len(self._kept), spans)
+        kept, known = self._kept, self._masker.known
+        spans, *_ = self._shapes(kept, final=True)
+        spans += known.spans(kept)
+        begun = known.undecided(kept)
+        if len(kept) - begun >= SHORTEST_VALUE:
+            spans.append((begun, len(kept)))
+        told = token_shapes.telling(kept, max(0, self._resume - self._base))
+        if told is not None:
+            spans.append((told, len(kept)))
+        return self._take(kept, self._base + len(kept), self._merged(spans))
 
     def _shapes(self, kept: bytes, *, final: bool) -> Tuple[Spans, int, Optional[Pattern[bytes]]]:
         """Ranges in `kept`, how far it is decided, and how a token at its end may go on."""

@@ -37,6 +37,7 @@ _RUN = b"w" * _RUN_BYTES
 _RUN_TABLE = bytes(ord("w") if byte in _WORD_BYTES else ord(" ") for byte in range(256))
 _MOST_RUNS = 64
 _FEW_BYTES = 1024
+_TELLING_BYTES = 12
 _PREFIX_BYTES = 64
 """More than a token needs to be told from other text."""
 _HEADING_BYTES = 192
@@ -319,6 +320,25 @@ def undecided(data: bytes, start: int) -> Optional[int]:
         links.append(data.rfind(b":", start))
     found += [link for link in links if link >= 0 and _has_begun(data, link)]
     return min((place for place in found if place is not None), default=None)
+
+
+def telling(data: bytes, start: int) -> Optional[int]:
+    """Where, at or after `start`, the end of `data` begins that is more than a third of a token."""
+    size = len(data)
+    reach = max(start, size - 2 * _SEGMENT_BYTES)
+    word = reach + len(data[reach:].rstrip(_WORD_BYTES))
+    near = range(max(word, size - _PREFIX_BYTES), size - _TELLING_BYTES)
+    places = (*_occurrences(data, word, b"eyJ"), *near)
+    return min((place for place in places if _is_telling(data, place)), default=None)
+
+
+def _is_telling(data: bytes, place: int) -> bool:
+    body = len(data) - place - _TELLING_BYTES
+    candidates = _BY_FIRST_BYTE.get(data[place], ())
+    return any(
+        kind.is_run and len(head) <= body and kind.has_begun(data, place, head)
+        for head, kind in candidates
+    )
 
 
 def _first_begun(data: bytes, start: int) -> Optional[int]:

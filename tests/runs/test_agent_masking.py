@@ -272,12 +272,34 @@ def test_what_is_held_back_is_bounded() -> None:
         assert stream.held <= 8192
 
 
-def test_a_beginning_that_was_given_out_does_not_give_the_rest_away() -> None:
+def test_a_short_beginning_that_was_given_out_does_not_give_the_rest_away() -> None:
     stream = Masker([b"correct horse battery"]).stream()
-    out = stream.feed(b"correct ho")[0]
-    assert stream.flush()[0] == b"correct ho"
+    out = stream.feed(b"corre")[0]
+    assert stream.flush()[0] == b"corre"
     assert out == b""
-    assert stream.feed(b"rse battery.") == (b"***********.", [(10, 21)])
+    assert stream.feed(b"ct horse battery.") == (b"*" * 16 + b".", [(5, 21)])
+
+
+def test_a_beginning_that_tells_something_is_masked_whatever_follows() -> None:
+    for rest, shown in ((b"rse battery.", b"***********."), (b"rn.", b"rn.")):
+        stream = Masker([b"correct horse battery"]).stream()
+        assert stream.feed(b"the correct ho") == (b"the ", [])
+        assert stream.flush() == (b"**********", [(4, 14)])
+        assert stream.feed(rest)[0] == shown
+
+
+@given(pauses=st.sets(st.integers(1, 20)), value=st.sampled_from([*TOKENS[:8], b"a known value"]))
+def test_a_secret_written_with_pauses_shows_little_of_itself(
+    pauses: set[int], value: bytes
+) -> None:
+    stream = Masker([b"a known value"]).stream()
+    out = b""
+    for piece in cut(b"> " + value + b"\n", [2 + pause for pause in pauses]):
+        out += stream.feed(piece)[0] + stream.flush()[0]
+    assert len(out) == len(value) + 3
+    shown = out[2:-1].rstrip(b"*")
+    assert value.startswith(shown)
+    assert len(shown) < (6 if value == b"a known value" else len(value[:11]) + 12)
 
 
 def test_short_values_are_not_looked_for() -> None:
