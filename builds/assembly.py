@@ -17,6 +17,7 @@ from builds.planner import Catalogue
 from builds.worker import BuildWorker, WorkerTimes
 from controlplane.locks import advisory_lock
 from registries.services import configured_registry
+from scm.webhooks import keep_deliveries
 from workspaces.launch import BootLimits
 from workspaces.runtimes.configured import configured_adapter
 
@@ -85,6 +86,11 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 "credentials",
                 _milliseconds(settings.WORKER_CREDENTIALS_INTERVAL_MS),
                 partial(look_after_credentials, runner.adapter, instance_id=runner.instance_id),
+            ),
+            Duty(
+                "deliveries",
+                _milliseconds(settings.SCM_DELIVERY_UPKEEP_INTERVAL_MS),
+                keep_deliveries,
             ),
             Duty("packages", _milliseconds(settings.PACKAGE_SYNC_INTERVAL_MS), sync_duty()),
         ],

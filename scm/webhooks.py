@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import re
+import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -43,8 +44,8 @@ SIGNATURE_HEADER = "x-hub-signature-256"
 TAKE_UP_AFTER = timedelta(minutes=1)
 RETRY_AFTER = timedelta(minutes=5)
 RETRY_FOR = timedelta(days=1)
-TAKEN_UP_AT_ONCE = 3
-"""An upkeep has other duties, and each of these may ask the provider for many pages."""
+TAKEN_UP_AT_ONCE = 20
+"""Each of them may ask the provider for many pages."""
 PRUNED_AT_ONCE = 5_000
 
 _OPEN = (WebhookDelivery.Status.RECEIVED, WebhookDelivery.Status.FAILED)
@@ -187,10 +188,10 @@ def _outcome(delivery: WebhookDelivery) -> tuple[WebhookDelivery.Status, str] | 
         return WebhookDelivery.Status.FAILED, f"An internal error ({type(error).__name__})."
 
 
-def keep_deliveries() -> int:
+def keep_deliveries(stopped: threading.Event) -> int:
     """Take up deliveries that were left undone, delete old ones, and return how many were deleted.
 
-    Safe beside other workers that do the same.
+    Safe beside other workers that do the same; ends early once ``stopped`` is set.
     """
     failed = Q(
         status=WebhookDelivery.Status.FAILED,
@@ -199,7 +200,9 @@ def keep_deliveries() -> int:
     )
     received = Q(status=WebhookDelivery.Status.RECEIVED, received_at__lt=Now() - TAKE_UP_AFTER)
     left = WebhookDelivery.objects.filter(failed | received).order_by("received_at")
-    for pk in left.values_list("pk", flat=True)[:TAKEN_UP_AT_ONCE]:
+    for pk in list(left.values_list("pk", flat=True)[:TAKEN_UP_AT_ONCE]):
+        if stopped.is_set():
+            return 0
         _act(pk, only_open=True)
     oldest = timedelta(milliseconds=settings.SCM_DELIVERY_KEEP_MS)
     old = WebhookDelivery.objects.filter(received_at__lt=Now() - oldest).order_by("received_at")

@@ -19,7 +19,7 @@ from builds.planner.plan import PlannedSource
 from builds.selections import remember_references
 from runs.agent.frames import Kind
 from runs.models import Run, RunEvent
-from scm import git
+from scm.git import ResolvedSource, SourcePolicy
 from scm.models import Installation, InstallationGrant, InstallationRepository
 from scm.services import import_installation
 from scm.urls import SourceError
@@ -31,7 +31,7 @@ from tests.scm.provider_git import ProviderGit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-POLICY = git.SourcePolicy(resolve_timeout=60, fetch_timeout=60, max_bytes=50 * 1024 * 1024)
+POLICY = SourcePolicy(resolve_timeout=60, fetch_timeout=60, max_bytes=50 * 1024 * 1024)
 """As operators have it: nothing on private networks, but for the provider itself."""
 
 
@@ -46,7 +46,7 @@ class Place:
     commit: str
     folder: Path
     record: BuildRecord
-    policy: git.SourcePolicy = POLICY
+    policy: SourcePolicy = POLICY
 
     def fetcher(self) -> SourceFetcher:
         return SourceFetcher(self.job, self.policy, self.record, threading.Event())
@@ -63,7 +63,7 @@ class Place:
         if fetcher is None:
             self.fetcher().resolve(self.source)
             return
-        resolved = git.ResolvedSource(self.git.url("octo-org/app"), "refs/heads/main", self.commit)
+        resolved = ResolvedSource(self.git.url("octo-org/app"), "refs/heads/main", self.commit)
         fetcher.checkout({"workspace": resolved}, self.folder)
 
 
@@ -100,7 +100,7 @@ def test_a_selected_repository_is_fetched_with_a_token_for_it_alone_and_to_read(
     assert (tree / "private.txt").read_text() == "nobody knows\n"
     assert run_git(tree, "config", "--get", "remote.origin.url") == place.git.url("octo-org/app")
     (issued,) = place.provider.issued
-    assert issued.repository_ids == {700}
+    assert issued.repository_ids == frozenset({700})
     assert issued.permissions == {"metadata": "read", "contents": "read"}
     assert place.provider.refusals == []
 

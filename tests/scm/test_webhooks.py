@@ -16,6 +16,7 @@ from pytest_django.fixtures import Settings
 from scm import webhooks
 from scm.models import Installation, WebhookDelivery
 from tests.conftest import Api
+from tests.scm.conftest import NEVER
 from tests.scm.deliveries import PATH, SECRET, deliver, examples, headers, signature
 from tests.scm.fake_provider import FakeProvider
 
@@ -281,7 +282,7 @@ class TestUpkeep:
     def test_what_was_left_undone_is_taken_up(self, provider: FakeProvider) -> None:
         provider.install("app", id=7)
         left = left_undone("left", minutes=2)
-        webhooks.keep_deliveries()
+        webhooks.keep_deliveries(NEVER)
         left.refresh_from_db()
         assert left.status == "processed"
         assert Installation.objects.exists()
@@ -289,7 +290,7 @@ class TestUpkeep:
     def test_what_has_just_come_is_left_to_who_is_at_it(self, provider: FakeProvider) -> None:
         provider.install("app", id=7)
         left = left_undone("left")
-        webhooks.keep_deliveries()
+        webhooks.keep_deliveries(NEVER)
         left.refresh_from_db()
         assert left.status == "received"
 
@@ -297,7 +298,7 @@ class TestUpkeep:
         provider.install("app", id=7)
         recent = left_undone("recent", minutes=10, status="failed")
         old = left_undone("old", minutes=60 * 30, status="failed")
-        webhooks.keep_deliveries()
+        webhooks.keep_deliveries(NEVER)
         recent.refresh_from_db()
         old.refresh_from_db()
         assert (recent.status, old.status) == ("processed", "failed")
@@ -306,7 +307,7 @@ class TestUpkeep:
         settings.SCM_DELIVERY_KEEP_MS = 3_600_000
         left_undone("old", minutes=61, status="processed")
         left_undone("new", minutes=59, status="processed")
-        assert webhooks.keep_deliveries() == 1
+        assert webhooks.keep_deliveries(NEVER) == 1
         assert WebhookDelivery.objects.get().delivery_id == "new"
 
 
