@@ -42,7 +42,7 @@ class Database:
             self.one("select attempt_count from builds_buildjob where id = %s", job.job_id)[0]
         )
 
-    def wait_claims(self, job: Started, count: int, seconds: float = 30.0) -> float:
+    def wait_claims(self, job: Started, count: int, seconds: float = 120.0) -> float:
         """Wait for the claim of that number and return when it happened, in UTC."""
         wait_for(lambda: self.claims(job) >= count, f"claim {count}", seconds)
         query = "select extract(epoch from claimed_at) from builds_buildjob where id = %s"
@@ -58,6 +58,8 @@ class Database:
             " where workspace_id <> %s)",
             "workspaces_runtimeinstance": "attempt_id in (select id from workspaces_attempt"
             " where workspace_id <> %s)",
+            "workspaces_credentialreference": "attempt_id in (select id from workspaces_attempt"
+            " where workspace_id <> %s)",
             "workspaces_workspaceevent": "workspace_id <> %s",
             "workspaces_attempt": "workspace_id <> %s",
             "workspaces_sandbox": "workspace_id <> %s",
@@ -71,3 +73,4 @@ class Database:
                     f"delete from {table} where {condition}",  # noqa: S608
                     [except_workspace],
                 )
+            connection.execute("delete from accounts_connectedaccount")

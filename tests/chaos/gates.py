@@ -26,6 +26,10 @@ _STORED = (
 )
 _RUN_CLAIM = ("runs_run", "old.claim_count <> new.claim_count and new.mode = 'one-shot'")
 _RUN_SETTLED = ("runs_run", "new.finished_at is not null and new.mode = 'one-shot'")
+_DELIVERED = (
+    "workspaces_credentialreference",
+    "old.delivered_at is distinct from new.delivered_at",
+)
 
 
 class Gate(Enum):
@@ -40,6 +44,8 @@ class Gate(Enum):
     BEFORE_STORED = (71007, *_STORED, False)
     AFTER_STORED = (71008, *_STORED, True)
     AFTER_RUN_SETTLED = (71009, *_RUN_SETTLED, True)
+    BEFORE_DELIVERED = (71010, *_DELIVERED, False)
+    AFTER_DELIVERED = (71011, *_DELIVERED, True)
 
     @property
     def key(self) -> int:

@@ -8,6 +8,7 @@ product's own code.
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import secrets
@@ -156,6 +157,7 @@ class Stack:
                 "SVC_API_WORKERS": "1",
                 "SVC_LOG_FORMAT": "json",
                 "WEB_AUTH_SECRET": "only-for-the-tests-of-this-machine-0123",
+                "SVC_CREDENTIALS_KEY": base64.b64encode(bytes(range(32))).decode(),
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONFAULTHANDLER": "1",
             }
@@ -260,17 +262,17 @@ class Stack:
     def send(self, body: dict[str, Any], *, key: str | None = None) -> requests.Response:
         """POST a request for a sandbox."""
         headers = {"idempotency-key": key} if key else {}
-        return requests.post(f"{self.api}/v1/sandboxes", json=body, headers=headers, timeout=30)
+        return requests.post(f"{self.api}/v1/sandboxes", json=body, headers=headers, timeout=90)
 
-    def post(self, spec: dict[str, Any], *, key: str | None = None) -> Started:
+    def post(self, spec: dict[str, Any], *, key: str | None = None, **members: Any) -> Started:
         """Start a sandbox."""
-        answer = self.send(self.request_body(spec), key=key)
+        answer = self.send({**self.request_body(spec), **members}, key=key)
         assert answer.status_code == 202, answer.text
         return started(answer.json())
 
     def get(self, path: str) -> Any:
         """Return the JSON of one answer."""
-        answer = requests.get(f"{self.api}{path}", timeout=30)
+        answer = requests.get(f"{self.api}{path}", timeout=90)
         assert answer.ok, answer.text
         return answer.json()
 
@@ -278,7 +280,7 @@ class Stack:
         """Return the sandbox as the API shows it."""
         return self.get(f"/v1/sandboxes/{job.sandbox_id}")
 
-    def wait_status(self, job: Started, status: str, seconds: float = 60.0) -> Any:
+    def wait_status(self, job: Started, status: str, seconds: float = 120.0) -> Any:
         """Wait until the API shows ``status``, and return the sandbox."""
         seen: Any = None
 
