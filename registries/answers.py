@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from requests.utils import parse_header_links
 
 from controlplane.oci_names import is_digest, is_tag
+from controlplane.outbound import Answer
 from registries.errors import Reason, RegistryError
-from registries.transport import Answer
 
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}")
 _MAX_DEPTH = 64

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from controlplane.oci_names import is_digest, is_repository, is_tag
+from controlplane.outbound import Answer
 from registries.answers import (
     Extension,
     digests_of,
@@ -26,7 +27,7 @@ from registries.answers import (
     tags_of,
 )
 from registries.errors import InvalidReferenceError, Reason, RegistryError
-from registries.transport import Answer, Transport
+from registries.transport import Transport, expect
 
 __all__ = ["Extension", "InvalidReferenceError", "Manifest", "RegistryClient", "RegistryError"]
 
@@ -98,14 +99,14 @@ class RegistryClient:
 
     def ping(self) -> None:
         """Return when the registry answers as one; otherwise raise :class:`RegistryError`."""
-        self._send("GET", "/v2/").expect(200)
+        expect(self._send("GET", "/v2/"), 200)
 
     def list_extensions(self) -> list[Extension]:
         """Return the extensions it says it has; a registry that cannot say so has none."""
         answer = self._send("GET", "/v2/_oci/ext/discover")
         if answer.status == 404:
             return []
-        answer.expect(200)
+        expect(answer, 200)
         return extensions_of(answer)
 
     def list_tags(self, repository: str) -> list[str] | None:
@@ -123,7 +124,7 @@ class RegistryClient:
             answer = self._send("GET", page, limit=left, until=until)
             if answer.status == 404 and not asked:
                 return None
-            answer.expect(200)
+            expect(answer, 200)
             asked.add(query)
             tags.update(tags_of(answer))
             left -= len(answer.content)
@@ -135,7 +136,7 @@ class RegistryClient:
         answer = self._send("HEAD", self._manifest_path(repository, reference), accept=True)
         if answer.status == 404:
             return None
-        answer.expect(200)
+        expect(answer, 200)
         digest = answer.headers.get("Docker-Content-Digest", "")
         if not is_digest(digest):
             # The header is optional; the content always tells.
@@ -155,7 +156,7 @@ class RegistryClient:
         )
         if answer.status == 404:
             return None
-        answer.expect(200)
+        expect(answer, 200)
         stated = reference if is_digest(reference) else answer.headers.get("Docker-Content-Digest")
         algorithm = "sha512" if stated and stated.startswith("sha512:") else "sha256"
         digest = f"{algorithm}:{hashlib.new(algorithm, answer.content).hexdigest()}"
@@ -181,7 +182,7 @@ class RegistryClient:
         answer = self._send("DELETE", self._manifest_path(repository, digest))
         if answer.status == 404:
             return False
-        answer.expect(202, 200)
+        expect(answer, 202, 200)
         return True
 
     def _copy(
@@ -211,7 +212,7 @@ class RegistryClient:
         if answer.status in (400, 404) and b"UNKNOWN" in answer.content:
             # BLOB_UNKNOWN, MANIFEST_BLOB_UNKNOWN: a blob went away under the manifest.
             return False
-        answer.expect(201)
+        expect(answer, 201)
         if answer.headers.get("Docker-Content-Digest", digest) != digest:
             raise RegistryError(
                 "The registry stored another manifest than it was sent.", Reason.MALFORMED
@@ -235,7 +236,7 @@ class RegistryClient:
             return False
         if answer.status == 404:
             return False
-        answer.expect(201)
+        expect(answer, 201)
         return True
 
     def _abandon_upload(self, location: str, uploads: str) -> None:
