@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from scm import views
+from scm import views, webhook_views
 
 urlpatterns = [
     path("v1/scm/installations", views.InstallationList.as_view()),
@@ -12,4 +12,5 @@ urlpatterns = [
     ),
     path("v1/scm/installations/import", views.InstallationImport.as_view()),
     path("v1/scm/installations/<uuid:installation_id>/sync", views.InstallationSync.as_view()),
+    path("v1/scm/webhooks", webhook_views.WebhookDeliveries.as_view()),
 ]
