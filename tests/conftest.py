@@ -114,7 +114,7 @@ def build_queue(instance_id: str) -> Iterator[str]:
     """A build queue of this test session's own, removed afterwards."""
     name = f"sandbox-image-builds-{instance_id}"
     yield name
-    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=5)
+    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +122,7 @@ def run_queue(instance_id: str) -> Iterator[str]:
     """A run queue of this test session's own, removed afterwards."""
     name = f"workspace-run-executions-{instance_id}"
     yield name
-    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=5)
+    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
 
 
 @pytest.fixture(autouse=True)

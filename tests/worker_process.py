@@ -88,7 +88,9 @@ class WorkerProcess(CommandProcess):
         super().__init__(log, "buildworker", *limit, **changes)
 
 
-def eventually(look: Callable[[], T], *, what: str, timeout: float = 60.0, every: float = 0.1) -> T:
+def eventually(
+    look: Callable[[], T], *, what: str, timeout: float = 120.0, every: float = 0.1
+) -> T:
     """Return what ``look`` returns as soon as it is true; fail when it does not become so."""
     deadline = time.monotonic() + timeout
     while True:

@@ -22,8 +22,10 @@ from runs.gateway.texts import one_line
 from workspaces.runtimes import boot
 from workspaces.runtimes.docker.streams import ExecStream, open_endpoint
 
-ENGINE_SECONDS = 20.0
-READY_SECONDS = 30.0
+ENGINE_SECONDS = 45.0
+READY_SECONDS = 75.0
+"""A machine on which dozens enter at once starts their agents one after the other: people rather
+wait for their shell than be refused. One that answers nobody is still told within this time."""
 LAST_QUESTION_SECONDS = 3.0
 SPEC_VERSION = 2
 

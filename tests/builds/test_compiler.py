@@ -31,7 +31,7 @@ def docker(*arguments: str) -> str:
     return (done.stdout + done.stderr).decode().strip()
 
 
-def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Wait for the condition for a while and return whether it holds."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
@@ -112,6 +112,7 @@ def test_a_failing_step_is_told_with_its_exit_code_its_name_and_the_end_of_its_o
     assert str(bench.temp_root) not in caught.value.message
     assert marker.encode() in bench.printed
     for container in set(docker("ps", "-aq", "--no-trunc").split()) - set(before):
+        # One of another process may be gone by now; that has no marker either.
         assert marker not in docker("inspect", container)
     assert not [image for image in bench.compiler.built_images() if image.owner[0] == job_id]
     assert bench.is_clean()
@@ -147,7 +148,7 @@ def test_a_build_that_is_stopped_ends_in_the_engine_too(
     with pytest.raises(BuildError) as caught:
         bench.build(endless, cancelled=cancelled)
     assert caught.value.code == f"build-{reason}"
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
     assert until(lambda: not sleeps())
     assert until(lambda: seconds not in docker("ps", "-a", "--no-trunc"))
     assert bench.is_clean()

@@ -39,7 +39,7 @@ def test_a_build_that_hangs_meets_its_limit_and_a_cancelled_one_ends_soon(
     tmp_path: Path, registry: RegistryClient
 ) -> None:
     fake = FakeDocker(tmp_path, registry, build_timeout=0.5)
-    fake.behave(build="echo started; sleep 60")
+    fake.behave(build="echo started; sleep 600")
     started = time.monotonic()
     error = fake.failure()
     assert error.code == "build-timed-out"
@@ -48,14 +48,14 @@ def test_a_build_that_hangs_meets_its_limit_and_a_cancelled_one_ends_soon(
     cancelled = threading.Event()
     cancelled.set()
     assert fake.failure(cancelled=cancelled).code == "build-cancelled"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 120
 
 
 def test_a_push_that_hangs_meets_its_limit_and_a_cancelled_one_ends_soon(
     tmp_path: Path, registry: RegistryClient
 ) -> None:
     fake = FakeDocker(tmp_path, registry, push_timeout=0.5)
-    fake.behave(push="sleep 60")
+    fake.behave(push="sleep 600")
     built = fake.bench.build(replace(PLAN, sources=()))
     cancelled = threading.Event()
     for code in ("push-timed-out", "build-cancelled"):
@@ -78,7 +78,7 @@ def test_of_endless_output_the_end_is_kept(fake: FakeDocker) -> None:
 
 
 def test_a_reader_of_the_output_that_fails_ends_the_build(fake: FakeDocker) -> None:
-    fake.behave(build="echo hello; sleep 60")
+    fake.behave(build="echo hello; sleep 600")
 
     class Gone(Bench):
         def feed(self, stream: str, chunk: bytes) -> None:
@@ -88,7 +88,7 @@ def test_a_reader_of_the_output_that_fails_ends_the_build(fake: FakeDocker) -> N
     started = time.monotonic()
     with pytest.raises(ConnectionError):
         fake.bench.build(replace(PLAN, sources=()), log=gone)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 120
     assert fake.bench.is_clean()
 
 

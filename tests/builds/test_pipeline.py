@@ -233,7 +233,7 @@ def test_a_build_that_is_killed_names_the_signal() -> None:
     builder = eventually(lambda: docker_build_of(job), what="the build")
     assert builder is not None
     os.kill(builder, signal.SIGKILL)
-    thread.join(30)
+    thread.join(120)
 
     assert raised == ["build-command-failed"]
     assert_failed_everywhere(job, "build-command-failed", "SIGKILL")

@@ -98,7 +98,7 @@ def somebody(stack: Stack, job: Started, gateway: Gateway, folder: Path) -> Clie
     answer = requests.post(
         f"{stack.api}/v1/ssh-keys",
         json={"ownerUserId": OWNER, "publicKey": client.public_key},
-        timeout=30,
+        timeout=90,
     )
     assert answer.status_code == 201, answer.text
     return client

@@ -15,7 +15,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) -> float:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 120.0) -> float:
     """Wait until ``condition`` holds and return how long it took; fail with ``what`` otherwise."""
     started = time.monotonic()
     while not condition():
@@ -84,14 +84,14 @@ class Child:
         if self._process.poll() is None:
             self._process.kill()
         at = time.time()
-        self._process.wait(10)
+        self._process.wait(60)
         return at
 
     def kill_group(self) -> None:
         """SIGKILL the process and all that it started in its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
 
     def freeze(self) -> None:
         """Stop it in its tracks (SIGSTOP): its connections stay open and it does nothing."""
@@ -106,7 +106,7 @@ class Child:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(signal.SIGABRT)
-            self._process.wait(10)
+            self._process.wait(60)
 
     def terminate(self) -> None:
         """Ask it to end (SIGTERM)."""

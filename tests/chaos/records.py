@@ -13,7 +13,7 @@ from tests.chaos.processes import Worker, wait_for
 from tests.chaos.sandboxes import Started, blueprint
 from tests.chaos.stack import OWNER, Stack
 
-FINAL_SECONDS = 30.0
+FINAL_SECONDS = 90.0
 """No run stays open for longer after whatever it depended on has died."""
 
 LINE = "%08d 0123456789 abcdefghijklmnopqrstuvwxyz\n"
@@ -66,7 +66,7 @@ def execute(stack: Stack, job: Started, what: Program, **members: Any) -> str:
             "command": {"executable": what.argv[0], "args": what.argv[1:]},
             **members,
         },
-        timeout=30,
+        timeout=90,
     )
     assert answer.status_code in (201, 202), answer.text
     return str(answer.json()["runId"])
@@ -152,7 +152,7 @@ def assert_complete(stack: Stack, run_id: str, what: Program, *, code: int = 0) 
     answer = requests.get(
         f"{stack.api}/v1/runs/{run_id}/scrollback?stream=stdout",
         headers={"accept": "application/octet-stream"},
-        timeout=30,
+        timeout=90,
     )
     assert answer.content == what.output
     assert_nobody_is_at(stack, run_id)

@@ -37,7 +37,7 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
             "the job is committed",
         )
         stack.kill_api()
-        client.join(30)
+        client.join(90)
     assert lost, "the client got an answer"
 
     stack.start_api()

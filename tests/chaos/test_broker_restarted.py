@@ -59,7 +59,7 @@ def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stac
     with standing_still(stack.rabbitmq.pid):
         refused = stack.send(stack.request_body(blueprint()))
     assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
-    assert time.monotonic() - started_at < 15
+    assert time.monotonic() - started_at < 60
     assert_nothing_open(stack)
 
 

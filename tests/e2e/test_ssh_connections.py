@@ -233,7 +233,7 @@ def test_a_proxy_for_the_browser_reaches_the_workspace(client: Client, web: int)
     port = free_port()
     name = b"localhost"
     with client.connection("-D", str(port)), socket.create_connection(("127.0.0.1", port)) as proxy:
-        proxy.settimeout(30)
+        proxy.settimeout(90)
         proxy.sendall(b"\5\1\0")  # SOCKS 5, without a password
         assert proxy.recv(2) == b"\5\0"
         proxy.sendall(b"\5\1\0\3" + bytes([len(name)]) + name + web.to_bytes(2, "big"))

@@ -194,7 +194,7 @@ def test_sockets_are_not_forwarded(client: Client) -> None:
     )
     with client.begun("echo in; cat", *option) as begun, socket.socket(socket.AF_UNIX) as local:
         local.connect(str(path))
-        local.settimeout(30)
+        local.settimeout(90)
         assert local.recv(1) == b""
         _, errors = begun.process.communicate(b"", 30)
     assert b"open failed" in errors
@@ -227,7 +227,7 @@ def test_more_connections_of_one_owner_than_are_allowed_are_refused(door: Door) 
         with client.connection():
             assert "connections" in refused(client)
         eventually(
-            lambda: client.command("echo in").code == 0, what="the place is free", timeout=10
+            lambda: client.command("echo in").code == 0, what="the place is free", timeout=60
         )
 
 
@@ -313,7 +313,7 @@ def test_nothing_is_executed_when_the_session_is_cancelled_before_it_begins(
         if is_announcement(exchange):
             run = json.loads(exchange.content)["runId"]
             body = {"ownerUserId": OWNER, "status": "cancelled"}
-            answer = requests.patch(f"{door.api.url}/v1/runs/{run}", json=body, timeout=30)
+            answer = requests.patch(f"{door.api.url}/v1/runs/{run}", json=body, timeout=90)
             assert answer.ok, answer.text
 
     runs = door.runs()

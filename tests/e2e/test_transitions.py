@@ -240,7 +240,7 @@ def test_a_message_that_is_not_ours_goes_to_the_dead_letters_and_stops_nobody(
         body=strange,
         message_id=f"strange-{time.time_ns()}",
         kind="strange",
-        timeout=5,
+        timeout=60,
     )
     eventually(lambda: strange in dead_letters().values(), what="the strange message")
     assert stack.worker.process.poll() is None

@@ -238,7 +238,7 @@ async def enemy(
     connection = protocol
     try:
         if key is not None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await connection.inside
         yield connection
     finally:
@@ -277,7 +277,7 @@ def unharmed(
     eventually(
         lambda: open_files(pid) <= at_first + files,
         what=f"the files of those who are gone are closed: {open_files(pid)}, before {at_first}",
-        timeout=30,
+        timeout=90,
     )
     grown = (pss(pid) - memory) >> 20
     assert grown <= grows, f"the gateway has grown by {grown} MiB"

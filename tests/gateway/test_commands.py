@@ -80,7 +80,7 @@ def test_a_missing_subsystem_is_refused_with_the_reason(hall: Hall) -> None:
 def test_a_program_whose_reader_has_gone_is_told_as_in_any_pipe(hall: Hall) -> None:
     client = hall.client()
     with client.start("sh", "-c", f"ssh -F {client.config} {HOST} yes | head -2") as process:
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=90)
     assert out == b"y\ny\n"
 
 

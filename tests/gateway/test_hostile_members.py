@@ -33,7 +33,7 @@ from tests.gateway.enemy import (
 from tests.gateway.scripted_engine import Peer
 from tests.worker_process import eventually
 
-SERVED_SECONDS = 30.0
+SERVED_SECONDS = 100.0
 """A gateway that an enemy holds up answers nobody for longer than that."""
 
 
@@ -77,7 +77,7 @@ def asleep(hall: Hall) -> Iterator[None]:
         awake.wait(60)
 
     hall.engine.do(sleep)
-    assert still.wait(10)
+    assert still.wait(90)
     try:
         yield
     finally:
@@ -195,7 +195,7 @@ def test_channels_that_an_agent_never_ends_are_counted(hall: Hall, client: Clien
         hall.engine.behaviour = never
         for count in range(1500):
             member.open_program(0)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 while sum(member.counts.get(k, 0) for k in (OPEN_CONFIRMED, OPEN_REFUSED)) <= count:
                     if member.over.done():
                         return

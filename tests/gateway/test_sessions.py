@@ -28,7 +28,7 @@ LONG = "echo here; exec sleep 600"
 def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
     gateway = hall.another_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS="1000")
     with hall.client(gateway=gateway).begun(LONG) as begun:
-        _, errors = begun.process.communicate(timeout=30)
+        _, errors = begun.process.communicate(timeout=90)
     said = errors.decode()
     assert "The connection is closed: nothing has come or gone for 1 seconds." in said
     assert "Received disconnect" in said
@@ -54,7 +54,7 @@ def test_a_client_that_only_listens_is_kept(hall: Hall) -> None:
     client = hall.client()
     alive = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=1")
     with client.begun("echo here; exec sleep 4", *alive) as begun:
-        assert begun.process.wait(30) == 0
+        assert begun.process.wait(90) == 0
 
 
 def test_a_container_that_ends_is_told(hall: Hall) -> None:
@@ -113,7 +113,7 @@ def test_an_agent_that_sends_more_than_was_asked_for_is_cut_off(hall: Hall) -> N
         hall.engine.do(lambda: flood(peer))
         eventually(lambda: peer.closed, what="the agent is cut off")
         begun.process.send_signal(signal.SIGCONT)
-        _, errors = begun.process.communicate(timeout=30)
+        _, errors = begun.process.communicate(timeout=90)
     assert b"does not speak this gateway's protocol" in errors
 
 
@@ -170,10 +170,10 @@ def test_what_is_not_forwarded_is_refused_in_words(hall: Hall) -> None:
     assert "remote forwarding is not supported by this gateway" in done.err
     port = free_port()
     with client.begun(LONG, "-L", f"{port}:/run/some.sock", "-v") as begun:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             assert connection.recv(1) == b""
         begun.process.terminate()
-        _, errors = begun.process.communicate(timeout=10)
+        _, errors = begun.process.communicate(timeout=60)
     assert b"sockets in the file system are not forwarded" in errors
     done = client.command("true", "-A", "-v", "-o", "IdentityAgent=/dev/null")
     assert done.code == 0
@@ -195,9 +195,9 @@ def test_a_gateway_that_is_stopped_says_so_and_goes_in_time(hall: Hall) -> None:
         started = time.monotonic()
         gateway.process.send_signal(signal.SIGTERM)
         eventually(lambda: _refuses(gateway.port), what="nobody new gets in")
-        _, errors = begun.process.communicate(timeout=30)
+        _, errors = begun.process.communicate(timeout=90)
         assert b"the gateway is being stopped" in errors
-        assert gateway.wait(30) == 0
+        assert gateway.wait(90) == 0
         assert time.monotonic() - started > 0.4
     (peer,) = hall.engine.peers
     eventually(lambda: peer.closed, what="the agent is hung up on")
@@ -209,7 +209,7 @@ def test_a_second_signal_ends_at_once(hall: Hall) -> None:
         gateway.process.send_signal(signal.SIGTERM)
         eventually(lambda: _refuses(gateway.port), what="nobody new gets in")
         gateway.process.send_signal(signal.SIGINT)
-        assert gateway.wait(10) == 0
+        assert gateway.wait(90) == 0
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(hall: Hall) -> None:
@@ -262,7 +262,7 @@ def _said_when(hall: Hall, action: Callable[[Peer], None]) -> str:
     with hall.client().begun(LONG) as begun:
         peer = hall.engine.peers[-1]
         hall.engine.do(lambda: action(peer))
-        _, errors = begun.process.communicate(timeout=30)
+        _, errors = begun.process.communicate(timeout=90)
         assert begun.process.returncode == 255
     return errors.decode()
 

@@ -62,7 +62,7 @@ def container() -> Iterator[Container]:
 def opened(container: Container, told: Told, *argv: str) -> asyncio.Future[ExecStream]:
     """Start a program in the container."""
     endpoint = f"docker-exec://{container.id}"
-    opening = open_endpoint(endpoint, DOCKER_HOST, list(argv), told, timeout=30)
+    opening = open_endpoint(endpoint, DOCKER_HOST, list(argv), told, timeout=90)
     return asyncio.ensure_future(opening)
 
 
@@ -76,7 +76,7 @@ def test_bytes_go_both_ways_unchanged_and_input_waits(container: Container) -> N
         for start in range(0, len(content), 65536):
             await told.writable.wait()
             stream.write(content[start : start + 65536])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await told.ended.wait()
             while await stream.exit_code(5) is None:
                 await asyncio.sleep(0.05)
@@ -96,7 +96,7 @@ def test_closing_ends_the_input(container: Container) -> None:
         stream = await opened(container, told, "sh", "-c", "cat >/dev/null; echo over >/tmp/over")
         stream.write(b"x")
         stream.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while container.exec_run(["cat", "/tmp/over"]).output != b"over\n":
                 await asyncio.sleep(0.1)
 
@@ -130,7 +130,7 @@ def test_a_container_that_ends_ends_its_streams(container: Container) -> None:
         stream = await opened(container, told, "sleep", "600")
         assert await stream.container_runs(5) is True
         container.kill()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await told.ended.wait()
         assert await stream.container_runs(5) is False
         with pytest.raises(LaunchError) as refused:

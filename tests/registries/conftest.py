@@ -15,7 +15,7 @@ from tests.registries.images import BASE_URL
 @pytest.fixture
 def client() -> Iterator[RegistryClient]:
     """A client of the real registry."""
-    client = RegistryClient(BASE_URL, connect_timeout=2, read_timeout=5)
+    client = RegistryClient(BASE_URL, connect_timeout=30, read_timeout=30)
     yield client
     client.close()
 

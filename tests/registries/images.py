@@ -26,9 +26,9 @@ def digest_of(content: bytes) -> str:
 def push_blob(repository: str, content: bytes) -> dict[str, object]:
     """Push a blob and return its descriptor."""
     url = f"{BASE_URL}/v2/{repository}/blobs/uploads/"
-    location = requests.post(url, timeout=5).headers["Location"]
+    location = requests.post(url, timeout=60).headers["Location"]
     digest = digest_of(content)
-    put = requests.put(location, params={"digest": digest}, data=content, timeout=5)
+    put = requests.put(location, params={"digest": digest}, data=content, timeout=60)
     assert put.status_code == 201
     return {"size": len(content), "digest": digest, "mediaType": "application/octet-stream"}
 
@@ -40,7 +40,7 @@ def put_manifest(repository: str, reference: str, media_type: str, document: obj
         f"{BASE_URL}/v2/{repository}/manifests/{reference}",
         data=content,
         headers={"Content-Type": media_type},
-        timeout=5,
+        timeout=60,
     )
     assert put.status_code == 201, put.text
     return digest_of(content)

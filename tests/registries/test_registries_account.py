@@ -52,7 +52,7 @@ class GuardedRegistry:
         self._process = subprocess.Popen(
             [server, "serve", self._config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        eventually(self._answers, what="the registry answers", timeout=20)
+        eventually(self._answers, what="the registry answers", timeout=90)
 
     def stop(self) -> None:
         """Kill it."""

@@ -39,7 +39,7 @@ def stored(repository: str, reference: str) -> requests.Response:
     """Return a manifest as the registry has it."""
     accept = {"Accept": ", ".join(MANIFEST_TYPES)}
     url = f"{BASE_URL}/v2/{repository}/manifests/{reference}"
-    return requests.get(url, headers=accept, timeout=5)
+    return requests.get(url, headers=accept, timeout=60)
 
 
 def test_what_is_configured_is_shown_without_asking_the_registry(
@@ -109,7 +109,7 @@ def test_a_repository_that_is_not_there_or_has_lost_its_tags_has_none(
     expected = {"repository": repository, "tags": []}
     assert api.get(tags_path(repository)).body == expected
     client.delete_manifest(repository, push_image(repository, "v1"))
-    assert requests.get(f"{BASE_URL}/v2/{repository}/tags/list", timeout=5).status_code == 200
+    assert requests.get(f"{BASE_URL}/v2/{repository}/tags/list", timeout=60).status_code == 200
     assert api.get(tags_path(repository)).body == expected
 
 

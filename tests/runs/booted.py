@@ -25,7 +25,7 @@ from runs.agent_archive import agent_archive
 
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 USER = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 90.0
 
 
 def step(run: str, *, name: str = "a step", cwd: str | None = None) -> dict[str, object]:

@@ -112,7 +112,9 @@ def test_a_session_that_begins_is_seen_to_at_once(start: Start) -> None:
 
 
 def test_a_message_that_is_none_goes_to_the_dead_letters(start: Start) -> None:
-    amqp.publish(settings.RABBITMQ_URL, topology(), body=b"{}", message_id="x", kind="x", timeout=5)
+    amqp.publish(
+        settings.RABBITMQ_URL, topology(), body=b"{}", message_id="x", kind="x", timeout=60
+    )
     start()
 
     eventually(

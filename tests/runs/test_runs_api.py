@@ -35,7 +35,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = messages.topology()
     yield
-    amqp.purge_and_delete(url, topology, timeout=5)
+    amqp.purge_and_delete(url, topology, timeout=60)
 
 
 @pytest.fixture

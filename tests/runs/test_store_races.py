@@ -158,7 +158,7 @@ def test_commits_are_announced() -> None:
     with psycopg.connect(**chosen, autocommit=True) as listener:
         listener.execute(f"LISTEN {store.CHANNEL}")
         source.append()
-        (notice,) = listener.notifies(timeout=10, stop_after=1)
+        (notice,) = listener.notifies(timeout=90, stop_after=1)
     assert f'"runNumber": {run.number}' in notice.payload
     assert f'"lastSequence": {len(source.contents)}' in notice.payload
 

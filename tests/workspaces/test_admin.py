@@ -223,7 +223,7 @@ def test_a_failed_sandbox_is_retried(staff: Client, build_queue: str) -> None:
 def messages_on(queue: str) -> set[str]:
     """Take every message off ``queue`` and return the job ids they carry."""
     found: set[str] = set()
-    waiting = amqp.depth(django_settings.RABBITMQ_URL, queue, timeout=5)
+    waiting = amqp.depth(django_settings.RABBITMQ_URL, queue, timeout=60)
 
     def on_delivery(delivery: amqp.Delivery) -> None:
         found.add(json.loads(delivery.body)["jobId"])
@@ -235,7 +235,7 @@ def messages_on(queue: str) -> set[str]:
         django_settings.RABBITMQ_URL,
         amqp.Topology(queue),
         prefetch=100,
-        timeout=5,
+        timeout=60,
         name="test",
         on_delivery=on_delivery,
         on_tick=lambda: None,

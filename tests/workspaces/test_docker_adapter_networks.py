@@ -68,7 +68,7 @@ def test_launches_that_reach_for_the_same_subnet_all_get_one(launcher: Launcher)
         labels = {"svc.instance": launcher.instance_id, "svc.run": str(uuid4())}
         try:
             with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
-                barrier.wait(10)
+                barrier.wait(90)
                 name = f"svc-test-{launcher.instance_id}-{number}"
                 engine.create_network(name, labels, pool=POOL, start=7)
         except LaunchError as error:
