@@ -39,6 +39,10 @@ START_DESCRIPTION = """\
 Records the intent and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` until `status` is
 `ready` or `failed`. Creates a workspace unless `workspaceId` names one that has ended.
 
+A selection takes the place of a source in `spec`: `sourceSelection` that of `sources.workspace`,
+`dotfilesSelection` that of the dotfiles. A workspace that is started again keeps what was selected
+for a source as long as its URL is the same.
+
 Connected accounts are opened by the worker when the workspace starts. One that cannot be opened
 then fails the job, with one of these as its `errorCode`: `connected-account-gone`,
 `connected-account-invalid`, `connected-account-mismatch`, `connected-account-unopened`,
@@ -47,7 +51,10 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | Status | `code` | When |
 |---|---|---|
 | 400 | `validation-failed` | members or blueprint are wrong; see `errors` |
+| 403 | `installation-not-granted` | the owner may not use the installation of a selection |
+| 403 | `installation-not-active` | that installation is suspended or was removed |
 | 404 | `registry-not-found` | `registryId` is not the configured registry |
+| 404 | `installation-not-found`, `source-repository-not-found` | a selection names what is not there |
 | 404 | `workspace-not-found` | the owner has no such workspace |
 | 404 | `credentials-not-found` | a profile or account is named that the owner does not have |
 | 409 | `connected-account-not-active` | an account that is named is invalid or was deleted |
