@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 
 from accounts.connected import delete_account, mark_account_invalid
 from accounts.models import ConnectedAccount, CredentialBinding, Profile, SshKey
@@ -57,6 +58,14 @@ class ConnectedAccountAdmin(HistoryAdmin):
     search_help_text = "Account id, name or owner"
     ordering = ["-id"]
     actions = ["mark_invalid", "erase"]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[ConnectedAccount], search_term: str
+    ) -> tuple[QuerySet[ConnectedAccount], bool]:
+        """Offer to profiles what they can give; the list itself shows accounts of every status."""
+        if request.path == reverse("admin:autocomplete"):
+            queryset = queryset.filter(status=ConnectedAccount.Status.ACTIVE)
+        return super().get_search_results(request, queryset, search_term)
 
     @admin.action(permissions=["operate"], description="Mark as refused by the provider")
     def mark_invalid(self, request: HttpRequest, queryset: QuerySet[ConnectedAccount]) -> None:

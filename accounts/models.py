@@ -135,7 +135,7 @@ class ConnectedAccount(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.provider} {self.name}"
+        return f"{self.provider} {self.name} of {self.owner_user_id}"
 
 
 class ProfileQuerySet(models.QuerySet["Profile"]):

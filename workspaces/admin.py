@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -11,7 +13,14 @@ from builds.models import BuildJob
 from builds.services import cancel_job, retry_sandbox
 from controlplane.admin import HistoryAdmin, pretty_json
 from controlplane.errors import ControlPlaneError
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.models import (
+    Attempt,
+    CredentialReference,
+    RuntimeInstance,
+    Sandbox,
+    Workspace,
+    WorkspaceEvent,
+)
 
 
 @admin.register(Workspace)
@@ -77,6 +86,21 @@ class SandboxAdmin(HistoryAdmin):
                 )
 
 
+class CredentialReferenceInline(admin.TabularInline):  # type: ignore[type-arg]  # no generic
+    """Which connected accounts a workspace is given, and what became of each."""
+
+    model = CredentialReference
+    verbose_name_plural = "connected accounts"
+    fields = ["account", "delivered_at", "delivered_generation", "withdrawn_at"]
+    readonly_fields = fields
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Rows come from the API and the workers alone."""
+        return False
+
+
 @admin.register(Attempt)
 class AttemptAdmin(HistoryAdmin):
     """Attempts."""
@@ -88,6 +112,7 @@ class AttemptAdmin(HistoryAdmin):
     search_help_text = "Attempt, run, sandbox or workspace id, or error code"
     readonly_fields = ["blueprint", "duration_ms"]
     exclude = ["spec"]
+    inlines = [CredentialReferenceInline]
     ordering = ["-id"]
 
     @admin.display(description="blueprint")
