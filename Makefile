@@ -13,7 +13,7 @@ TEST_RUN := $(UP) run --test --
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh schema \
+.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh bench-packages schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-migrations lint-schema
 
 help: ## list the targets
@@ -91,3 +91,7 @@ BENCH_ARGS ?=
 bench-ssh: ## measure the SSH gateway against sshd in one container (not a test)
 	@$(UP) prepare-test
 	@$(TEST_RUN) python -m tests.bench.ssh $(BENCH_ARGS)
+
+bench-packages: ## measure resolving packages against a bare SELECT through Django (not a test)
+	@$(UP) prepare-test
+	@$(TEST_RUN) python -m tests.bench.packages
