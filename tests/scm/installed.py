@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from scm.models import Installation, InstallationGrant, InstallationRepository
+from scm.provider import read_installation
+from scm.services import note_deleted, record_installation
 from tests.conftest import OWNER, Answer, Api
+from tests.scm.fake_provider import FakeProvider
 
 PATH = "/v1/scm/installations"
 STRANGER = "usr_stranger"
@@ -57,3 +61,13 @@ def grant(installation: Installation, owner: str) -> InstallationGrant:
 def repository_of(installation: Installation, name: str) -> InstallationRepository:
     """Return the row of a repository."""
     return InstallationRepository.objects.get(installation=installation, name=name)
+
+
+def say(provider: FakeProvider, state: str, moment: datetime) -> None:
+    """Record that the installation was in ``state`` at ``moment``."""
+    if state == "deleted":
+        note_deleted(7, as_of=moment)
+        return
+    shown = provider.installations[7].shown()
+    shown["suspended_at"] = moment.isoformat() if state == "suspended" else None
+    record_installation(read_installation(shown), as_of=moment)
