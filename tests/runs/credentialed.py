@@ -45,6 +45,29 @@ ALL = (
 )
 
 
+_KILLED = """
+import os, sys
+archive, left = sys.argv[1], [int(sys.argv[2])]
+sys.path.insert(0, archive)
+sys.argv = [archive, *sys.argv[3:]]
+
+def killing(function):
+    def call(*arguments, **members):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), 9)
+        return function(*arguments, **members)
+    return call
+
+names = "mkdir open write fchmod fchown rename symlink unlink rmdir close fork"
+for name in names.split():
+    setattr(os, name, killing(getattr(os, name)))
+from agent.__main__ import main
+sys.exit(main())
+"""
+"""The agent, which kills itself before the n-th of its calls that change something."""
+
+
 class Credentialed:
     """A workspace that waits for credentials, and the control plane that brings them."""
 
@@ -85,6 +108,20 @@ class Credentialed:
         """Remove accounts."""
         ids = json.dumps({"version": 1, "ids": list(map(identity, numbers))}).encode()
         assert self.call("withdraw", ids).returncode == 0
+
+    def files(self) -> dict[str, str]:
+        """The present set."""
+        root = self.current.resolve()
+        found = [path for path in root.rglob("*") if path.is_file()]
+        return {str(path.relative_to(root)): path.read_text() for path in found}
+
+    def killed_at(self, call: int, delivery: bytes) -> bool:
+        """Deliver, but kill the agent before its n-th change; whether it had come to its end."""
+        argv = [PYTHON, "-I", "-c", _KILLED, str(self.workspace.archive), str(call)]
+        argv += ["credentials", "deliver", "--config", str(self.workspace.config_path)]
+        ended = subprocess.run(argv, input=delivery, capture_output=True, check=False)
+        assert ended.returncode in (0, -9), ended.stderr
+        return ended.returncode == 0
 
     def forget(self) -> None:
         """Lose the memory, as a restart of a container does."""

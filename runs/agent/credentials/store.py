@@ -116,15 +116,17 @@ def read_codex(name: str, user: User, folder: Optional[int] = None) -> Optional[
         descriptor = os.open(name, _READ, dir_fd=folder)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != user.uid:
             return None
-        content = file.read(MAX_SECRET_BYTES + 1)
-    try:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            content = file.read(MAX_SECRET_BYTES + 1)
         secret = content.decode()
-    except UnicodeDecodeError:
+    except (OSError, UnicodeDecodeError):
         return None
+    finally:
+        os.close(descriptor)
     return secret if len(content) <= MAX_SECRET_BYTES and is_codex(secret) else None
 
 
@@ -229,9 +231,12 @@ class Store:
                 break
             kept.append(value)
         temporary = VALUES + ".new"
-        self._remove(temporary)
-        _write(self._folder, temporary, _json(kept))
-        os.rename(temporary, VALUES, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        try:
+            _write(self._folder, temporary, _json(kept))
+            os.rename(temporary, VALUES, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except BaseException:
+            self._remove(temporary)
+            raise
 
     def _remove_others(self) -> None:
         """Remove what earlier changes have left, and sets that are not the present one."""
