@@ -77,6 +77,9 @@ class InstallationAdmin(HistoryAdmin):
         """The columns are read-only; the grants are not."""
         return self.has_operate_permission(request)
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save the grants alone: the row as it was read may be older than it is by now."""
+
     @admin.display(description="repositories", ordering="shown_count")
     def repository_count(self, installation: Installation) -> int:
         """Count what it shows."""
