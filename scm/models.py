@@ -201,6 +201,14 @@ class WebhookDelivery(models.Model):
 
     class Meta:
         verbose_name_plural = "webhook deliveries"
+        indexes = [
+            models.Index(fields=["received_at"], name="delivery_received"),
+            models.Index(
+                fields=["received_at"],
+                name="delivery_open",
+                condition=Q(status__in=["received", "failed"]),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.event} {self.action}".strip()
