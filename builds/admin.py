@@ -1,4 +1,4 @@
-"""The admin of build jobs, workers and remembered requests."""
+"""The admin of build jobs, workers, remembered requests and packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from builds.models import BuildJob, SandboxRequest, Worker
+from builds.models import (
+    BuildJob,
+    Package,
+    PackageIndex,
+    PackageOverride,
+    SandboxRequest,
+    Worker,
+)
+from builds.packages.sync import request_sync
 from builds.services import cancel_job, requeue_job, retry_sandbox
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
@@ -95,3 +103,52 @@ class SandboxRequestAdmin(HistoryAdmin):
     search_fields = ["key", "owner_user_id"]
     search_help_text = "Key, owner or sandbox id"
     ordering = ["-id"]
+
+
+@admin.register(PackageOverride)
+class PackageOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
+    """What operators say names mean; it counts from the next request on."""
+
+    list_display = ["name", "family", "packages", "note", "updated_at"]
+    list_filter = ["family"]
+    search_fields = ["name", "packages", "note"]
+    search_help_text = "Name, package or note"
+    ordering = ["name", "family"]
+    fields = ["name", "family", "packages", "note"]
+
+
+@admin.register(PackageIndex)
+class PackageIndexAdmin(HistoryAdmin):
+    """When each distribution's index was read, and how that went."""
+
+    list_display = [
+        "family",
+        "packages",
+        "architecture",
+        "read_at",
+        "tried_at",
+        "failures",
+        "requested_at",
+    ]
+    ordering = ["family"]
+    actions = ["sync"]
+
+    @admin.action(
+        permissions=["operate"], description="Sync: have a build worker read the index anew"
+    )
+    def sync(self, request: HttpRequest, queryset: QuerySet[PackageIndex]) -> None:
+        """Ask the workers; they do it within PACKAGE_SYNC_INTERVAL_MS."""
+        for index in queryset:
+            request_sync(index.family)
+            self.message_user(request, f"{index.family}: a build worker will read it.")
+
+
+@admin.register(Package)
+class PackageAdmin(HistoryAdmin):
+    """The packages of every index."""
+
+    list_display = ["name", "family", "repository", "versions", "providers"]
+    list_filter = ["family", "virtual"]
+    search_fields = ["folded__startswith"]
+    search_help_text = "Beginning of a name, in lower case"
+    ordering = ["family", "name"]

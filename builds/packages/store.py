@@ -7,6 +7,7 @@ a few hundred of many thousand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -26,6 +27,8 @@ log = structlog.get_logger(__name__)
 MAX_PROVIDES: Final = 1_000
 _SHOWN_PROVIDERS: Final = 50
 """No virtual package names more: ten alternatives help a person, and hundreds do not."""
+
+_VERSION: Final = re.compile(r"[!-~]+")
 
 _STAGE: Final = """
 CREATE TEMPORARY TABLE offer (
@@ -134,7 +137,7 @@ def _is_name(name: str, family: OsFamily) -> bool:
 
 
 def _is_version(version: str) -> bool:
-    return len(version) <= 255 and version.isascii() and version.isprintable()
+    return len(version) <= 255 and _VERSION.fullmatch(version) is not None
 
 
 def _copy(rows: Iterator[tuple[object, ...]]) -> None:

@@ -93,10 +93,11 @@ def sync_due_families(
 ) -> int:
     """Read those of ``families`` whose index is due, one after the other; return how many.
 
-    A duty of the build worker. Also removes what readings that were killed left on the engine.
+    Others are read when an operator asks for it. A duty of the build worker. Also removes what readings that were killed left on the engine.
     """
     read = 0
-    for name in families:
+    wanted = PackageIndex.objects.filter(requested_at__isnull=False, pk__in=FAMILIES)
+    for name in dict.fromkeys([*families, *wanted.values_list("pk", flat=True)]):
         if stopped.is_set():
             break
         if not times.is_due(PackageIndex.objects.filter(pk=name).first()):
