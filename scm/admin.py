@@ -53,8 +53,7 @@ class InstallationAdmin(HistoryAdmin):
     """Installations as the provider has them; the grants are the operator's."""
 
     list_display = [
-        "account_login", "account_type", "external_id", "status", "holder_user_id",
-        "repository_count", "observed_at", "synced_at",
+        "account_login", "external_id", "status", "holder_user_id", "repository_count", "synced_at",
     ]  # fmt: skip
     list_filter = ["status", "account_type", "repository_selection"]
     exclude = ["permissions"]

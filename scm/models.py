@@ -102,7 +102,7 @@ class InstallationGrant(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.owner_user_id} may use {self.installation_id}"
+        return self.owner_user_id
 
 
 class SourceRepository(models.Model):

@@ -133,6 +133,8 @@ def record_installation(
     With ``imported_by`` the owner gets it, if nobody holds it yet; raises ``Forbidden`` when it is
     another's. Returns the row as it is afterwards.
     """
+    # By another clock it may be later already; but nothing that is still to come is older.
+    as_of = min(as_of, database_now())
     with transaction.atomic():
         lock_until_commit(f"scm-installation:{facts.external_id}")
         rows = Installation.objects.select_for_update()

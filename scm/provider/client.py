@@ -246,7 +246,11 @@ def _expect(answer: Answer, status: int) -> None:
 
 def _is_limited(answer: Answer) -> bool:
     headers = answer.headers
-    return "Retry-After" in headers or headers.get("X-RateLimit-Remaining", "").strip() == "0"
+    return (
+        "Retry-After" in headers
+        or headers.get("X-RateLimit-Remaining", "").strip() == "0"
+        or b"secondary rate limit" in answer.content[:4096]
+    )
 
 
 def _retry_after(answer: Answer) -> int | None:

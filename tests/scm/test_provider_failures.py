@@ -151,6 +151,12 @@ def test_a_provider_that_wants_fewer_questions_says_when_to_ask_again(
     assert len(fake.requests) == 1
 
 
+def test_a_limit_that_only_the_message_tells_is_one(fake: FakeProvider) -> None:
+    refusal = b'{"message": "You have exceeded a secondary rate limit."}'
+    fake.override = lambda asked: answer(403, refusal)
+    assert failure(read_installation(fake)).reason is Reason.RATE_LIMITED
+
+
 def test_the_reset_of_a_limit_is_a_moment(fake: FakeProvider) -> None:
     limits = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) + 1000)}
     fake.override = lambda asked: answer(403, b"{}", **limits)

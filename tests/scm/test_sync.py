@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -242,6 +242,11 @@ def test_of_answers_the_one_asked_for_last_stands_in_whatever_order_they_are_sto
 STATES = ("active", "suspended", "deleted")
 
 
+def hour_ago() -> datetime:
+    """Return a time after which much may have happened."""
+    return database_now() - timedelta(hours=1)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 @pytest.mark.parametrize("newest", STATES)
 def test_a_late_state_never_reverts_a_newer_one(
@@ -249,7 +254,8 @@ def test_a_late_state_never_reverts_a_newer_one(
 ) -> None:
     provider.install()
     installation = imported(api)
-    now = database_now()
+    now = hour_ago()
+    Installation.objects.update(observed_at=now)
     said = [state for state in STATES if state != newest] + [newest]
     for number in order:
         say(provider, said[number], now + timedelta(seconds=number))
@@ -268,6 +274,18 @@ def test_of_states_of_one_moment_the_one_that_gives_least_stands(
         say(provider, state, moment)
     installation.refresh_from_db()
     assert installation.status == "deleted"
+
+
+def test_what_is_said_of_the_future_does_not_stand_for_ever(
+    api: Api, provider: FakeProvider
+) -> None:
+    provider.install("app")
+    installation = imported(api)
+    say(provider, "suspended", database_now() + timedelta(days=1))
+    installation.refresh_from_db()
+    assert installation.status == "suspended"
+    assert installation.observed_at <= database_now()
+    assert sync(api, installation).body["syncedRepositoryCount"] == 1
 
 
 def test_a_refresh_tells_what_became_of_an_installation(api: Api, provider: FakeProvider) -> None:
