@@ -423,6 +423,7 @@ SPECTACULAR_SETTINGS = {
         "AccountKind": "accounts.providers.Kind",
         "AccountStatus": "accounts.models.ConnectedAccount.Status",
         "ProfileStatus": "accounts.models.Profile.Status",
+        "DeliveryStatus": "scm.models.WebhookDelivery.Status",
         "SourceProvider": "workspaces.serializers.SOURCE_PROVIDERS",
         "LivenessStatus": ["ok"],
         "ReadinessStatus": "controlplane.views.READINESS_STATUSES",
