@@ -39,9 +39,10 @@ MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
     *_INDEXES,
+    "application/vnd.oci.artifact.manifest.v1+json",
 )
-"""All that is accepted. Without this header registries answer a converted manifest of format 1,
-which has another digest."""
+"""All that is asked for. Without this header registries answer a converted manifest of format 1,
+which has another digest. Another type that a registry has and answers nevertheless is read too."""
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 """The size up to which the specification wants registries to accept manifests."""

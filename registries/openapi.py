@@ -40,8 +40,9 @@ not have has none: the list is empty.
 {_FAILURES}{_UPSTREAM}"""
 
 MANIFEST_DESCRIPTION = f"""\
-An image manifest or index of OCI, or a manifest or manifest list of Docker (version 2), as it is
-stored: its digest is verified. A list is not resolved to one of its platforms.
+An image manifest, index or artifact of OCI, a manifest or manifest list of Docker (version 2), or
+whatever else the registry answers that is a JSON object, as it is stored: its digest is verified. A
+list is not resolved to one of its platforms.
 
 {_FAILURES}\
 | 404 | `repository-not-found` | the registry has no such repository |

@@ -188,8 +188,14 @@ def test_an_account_beyond_latin_1_is_sent_as_utf_8(fake: FakeRegistry) -> None:
 def test_all_manifest_formats_are_accepted(fake: FakeRegistry) -> None:
     fake.behaviour = answer(404)
     assert hurried(fake).head_manifest("a", "v1") is None
-    for media_type in (DOCKER_MANIFEST, OCI_MANIFEST, OCI_INDEX):
-        assert media_type in fake.requests[0][2]["accept"]
+    asked = set(fake.requests[0][2]["accept"].split(", "))
+    assert asked == {
+        DOCKER_MANIFEST,
+        DOCKER_MANIFEST.replace("manifest.v2", "manifest.list.v2"),
+        OCI_MANIFEST,
+        OCI_INDEX,
+        OCI_MANIFEST.replace("image", "artifact"),
+    }
 
 
 @pytest.mark.parametrize("stated", [GONE, "sha256:short", ""])

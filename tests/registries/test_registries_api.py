@@ -162,6 +162,19 @@ def test_what_is_in_a_manifest_is_shown_member_for_member(api: Api, repository: 
     assert api.get(manifest_path(repository, "v2")).body["manifest"] == content
 
 
+def test_an_artifact_that_belongs_to_an_image_is_shown(api: Api, repository: str) -> None:
+    """As signatures and bills of materials are kept today (OCI image specification 1.1)."""
+    subject = push_image(repository, "v1", OCI_MANIFEST)
+    content = {
+        **stored(repository, "v1").json(),
+        "artifactType": "application/vnd.example.sbom.v1+json",
+        "subject": {"mediaType": OCI_MANIFEST, "digest": subject, "size": 1},
+    }
+    digest = put_manifest(repository, "sbom", OCI_MANIFEST, content)
+    shown = api.get(manifest_path(repository, digest)).body
+    assert (shown["contentType"], shown["manifest"]) == (OCI_MANIFEST, content)
+
+
 def test_an_unknown_repository_is_told_apart_from_an_unknown_tag_or_digest(
     api: Api, repository: str
 ) -> None:

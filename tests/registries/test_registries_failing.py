@@ -263,6 +263,27 @@ def test_a_manifest_without_headers_is_shown_with_the_digest_of_its_bytes(
     assert OCI_MANIFEST in fake.requests[0][2]["accept"]
 
 
+@pytest.mark.parametrize("media_type", [
+    "application/vnd.oci.artifact.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v1+prettyjws",
+    "application/vnd.example.thing.v9+json",
+])  # fmt: skip
+def test_what_is_no_image_is_shown_as_it_is_stored(
+    api: Api, fake: FakeRegistry, media_type: str
+) -> None:
+    document = {"mediaType": media_type, "artifactType": "application/x", "blobs": [{"size": 3}]}
+    content = json.dumps(document).encode()
+    fake.behaviour = answer(
+        200,
+        content,
+        Content_Type=f"{media_type}; charset=utf-8",
+        Docker_Content_Digest=digest_of(content),
+    )
+    shown = api.get(MANIFEST).body
+    assert (shown["contentType"], shown["digest"]) == (media_type, digest_of(content))
+    assert shown["manifest"] == document
+
+
 @pytest.mark.parametrize("media_type", ["<script>", "a/b/c", "text", "a/" + "b" * 500])
 def test_a_malformed_media_type_is_refused(api: Api, fake: FakeRegistry, media_type: str) -> None:
     fake.behaviour = answer(200, b"{}", Content_Type=media_type)
