@@ -53,7 +53,7 @@ class Provider(models.TextChoices):
 _VARIABLES: Mapping[str, frozenset[str]] = {
     "claude": frozenset({"CLAUDE_CODE_OAUTH_TOKEN"}),
     "codex": frozenset(),
-    "github": frozenset({"GH_TOKEN", "GITHUB_TOKEN"}),
+    "github": frozenset({"GH_TOKEN", "GITHUB_TOKEN", "GIT_CONFIG_SYSTEM"}),
 }
 
 
@@ -100,14 +100,14 @@ def read_secret(provider: Provider, name: str, given: str) -> Secret:
 
 
 def maskable(provider: Provider, secret: str) -> Sequence[str]:
-    """Return every text of a secret that must not be shown: of a document its tokens, too."""
+    """Return every text of a secret that must not be shown: of a document its tokens."""
     if provider != Provider.CODEX:
         return [secret]
     try:
         document = json.loads(secret)
     except (ValueError, RecursionError):
         return [secret]
-    return [secret, *_tokens(document)]
+    return [*_tokens(document)] or [secret]
 
 
 def _tokens(document: Any) -> Iterator[str]:

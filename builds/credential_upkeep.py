@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 from django.db import DatabaseError, InterfaceError, transaction
-from django.db.models import Prefetch
+from django.db.models import Exists, OuterRef, Prefetch
 from django.db.models.functions import Now
 
 from accounts import delivery
@@ -26,7 +26,7 @@ from accounts.sealing import SealError
 from builds.credential_delivery import document_of, note_delivered
 from controlplane.locks import try_advisory_lock
 from workspaces import services as workspaces
-from workspaces.models import Attempt, CredentialReference, RuntimeInstance
+from workspaces.models import Attempt, CredentialReference, RuntimeInstance, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError, RenewedCredential, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -77,9 +77,9 @@ def _running(engine_id: str) -> Sequence[Attempt]:
     """Return the attempts whose workspace runs on this engine and is given accounts."""
     running = RuntimeInstance.objects.expected_to_run(engine_id=engine_id)
     references = CredentialReference.objects.select_related("account").order_by("pk")
+    given = CredentialReference.objects.filter(attempt=OuterRef("pk"))
     return list(
-        Attempt.objects.filter(runtime__in=running, credentials__isnull=False)
-        .distinct()
+        Attempt.objects.filter(Exists(given), runtime__in=running)
         .select_related("workspace")
         .prefetch_related(Prefetch("credentials", references))
     )
@@ -112,14 +112,10 @@ def _renews(reference: CredentialReference) -> bool:
 
 def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
     """Give a workspace that was started again what can be given; the rest it goes on without."""
+    left_out: dict[str, str] = {}
 
     def leave_out(reference: Reference, reason: DeliveryError) -> None:
-        log.warning(
-            "account_left_out",
-            run_id=str(attempt.run_id),
-            account=str(reference.account_id),
-            code=reason.code,
-        )
+        left_out[str(reference.account_id)] = reason.code
 
     with transaction.atomic():
         opened = delivery.open_accounts(
@@ -130,7 +126,15 @@ def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
         note_delivered(attempt, opened)
     adapter.deliver_credentials(attempt.run_id, document_of(opened))
     delivery.stamp_used(opened)
-    log.info("credentials_delivered_again", run_id=str(attempt.run_id), accounts=len(opened))
+    workspaces.record_event(
+        attempt,
+        WorkspaceEvent.Type.CREDENTIALS_DELIVERED,
+        "The workspace was started again by its engine, and given its connected accounts again.",
+        {
+            "connectedAccountIds": [str(account.account_id) for account in opened],
+            **({"leftOut": left_out} if left_out else {}),
+        },
+    )
 
 
 def _withdraw(
@@ -149,8 +153,14 @@ def _withdraw(
     adapter.withdraw_credentials(attempt.run_id, [reference.account_id for reference in over])
     # Written afterwards: a worker that dies in between has it done again, which is harmless.
     ids = [reference.pk for reference in over]
-    CredentialReference.objects.filter(pk__in=ids).update(withdrawn_at=Now())
-    log.info("credentials_withdrawn", run_id=str(attempt.run_id), accounts=len(over))
+    with transaction.atomic():
+        CredentialReference.objects.filter(pk__in=ids).update(withdrawn_at=Now())
+        workspaces.record_event(
+            attempt,
+            WorkspaceEvent.Type.CREDENTIALS_WITHDRAWN,
+            "Connected accounts that were deleted or marked invalid were taken from the workspace.",
+            {"connectedAccountIds": [str(reference.account_id) for reference in over]},
+        )
     return len(over)
 
 

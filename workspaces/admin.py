@@ -91,8 +91,8 @@ class CredentialReferenceInline(admin.TabularInline):  # type: ignore[type-arg] 
 
     model = CredentialReference
     verbose_name_plural = "connected accounts"
-    fields = ["account", "delivered_at", "delivered_generation", "withdrawn_at"]
-    readonly_fields = fields
+    fields = ("account", "delivered_at", "delivered_generation", "withdrawn_at")
+    readonly_fields = ("account", "delivered_at", "delivered_generation", "withdrawn_at")
     extra = 0
     can_delete = False
 

@@ -314,6 +314,8 @@ class WorkspaceEvent(models.Model):
         RUNTIME_RUNNING = "runtime.running"
         RUNTIME_FAILED = "runtime.failed"
         RUNTIME_STOPPED = "runtime.stopped"
+        CREDENTIALS_DELIVERED = "credentials.delivered"
+        CREDENTIALS_WITHDRAWN = "credentials.withdrawn"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     workspace = models.ForeignKey(Workspace, on_delete=models.CASCADE, related_name="events")

@@ -29,7 +29,7 @@ from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
-from workspaces.models import CredentialReference, RuntimeInstance
+from workspaces.models import CredentialReference, RuntimeInstance, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError, ObservedRuntime
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -223,6 +223,10 @@ def test_a_workspace_that_was_started_again_is_given_its_accounts_again(
     engine.waiting.add(run_id)
     assert look_after(engine).delivered == 1
     assert [one["secret"] for one in engine.held[run_id].values()] == ["the secret of today"]
+    told = WorkspaceEvent.objects.get(type="credentials.delivered")
+    assert told.data == {
+        "connectedAccountIds": [good], "leftOut": {bad: "connected-account-invalid"},
+    }  # fmt: skip
     assert look_after(engine) == Upkeep(withdrawn=1)
     assert look_after(engine) == Upkeep()
 
@@ -278,6 +282,9 @@ def test_what_is_deleted_or_marked_invalid_is_taken_from_running_workspaces_once
     assert [engine.held[job.attempt.run_id] for job in jobs] == [{}, {}]
     assert look_after(engine).withdrawn == 0
     assert engine.questions("withdraw") == 4
+    told = WorkspaceEvent.objects.filter(attempt=jobs[0].attempt, type="credentials.withdrawn")
+    withdrawn = told.order_by("pk").values_list("data", flat=True)
+    assert list(withdrawn) == [{"connectedAccountIds": [claude]}, {"connectedAccountIds": [github]}]
 
 
 def test_one_workspace_that_does_not_answer_keeps_nothing_from_the_others(

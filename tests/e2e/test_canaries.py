@@ -32,7 +32,7 @@ from tests.e2e.runs import RAW, Place
 from tests.gateway_process import ApiProcess
 from tests.run_worker_process import RunWorkerProcess
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROVIDERS = ["claude"] * 10 + ["github"] * 10 + ["codex"] * 10 + ["generic"] * 170
 GIVEN = 85
@@ -273,7 +273,7 @@ def _assert_blobs_clean(started: Started) -> None:
 
 
 def test_no_table_holds_a_canary_in_clear(service: Service, runs: list[tuple[Place, str]]) -> None:
-    places = {}
+    places: dict[str, int] = {}
     for place, value in values_in_database():
         assert_clean(place, value)
         places[place] = places.get(place, 0) + 1
