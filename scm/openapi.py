@@ -20,7 +20,7 @@ _ASKING = """\
 
 `upstream` has the members `name`, `status` (what the provider answered, when it did), `reason`, and
 `retryAfterSeconds` when it wants us to wait. Reasons: `unreachable`, `timed-out`, `tls-failed`,
-`unauthorized` (401: it does not take the app's id and key), `forbidden`, `rate-limited`,
+`unauthorized` (it does not take the app's id and key), `forbidden`, `rate-limited`,
 `not-found`, `suspended`, `refused` (it gives no token for this), `redirected` (no redirect is
 followed), `status` (any other), `malformed` (an answer that cannot be right) or `too-large`.
 """

@@ -206,8 +206,19 @@ class ProviderClient:
 
 
 def _is_gone(answer: Answer) -> bool:
-    """Tell whether the API itself says that there is no such thing, and not a proxy before it."""
-    return answer.status == 404 and b'"message"' in answer.content[:4096]
+    """Tell whether the API says that there is no such thing, and not a proxy before it.
+
+    An app that it does not know is told with this status, too.
+    """
+    return (
+        answer.status == 404
+        and b'"message"' in answer.content[:4096]
+        and not _is_unknown_app(answer)
+    )
+
+
+def _is_unknown_app(answer: Answer) -> bool:
+    return answer.status == 404 and b"Integration not found" in answer.content[:4096]
 
 
 def _has_next(answer: Answer, length: int) -> bool:
@@ -229,7 +240,7 @@ def _expect(answer: Answer, status: int) -> None:
     told, reason = f"The source-hosting provider answered with status {answer.status}", None
     if 300 <= answer.status < 400:
         told, reason = f"{told} (a redirect, which is not followed).", Reason.REDIRECTED
-    elif answer.status == 401:
+    elif answer.status == 401 or _is_unknown_app(answer):
         told, reason = f"{told}: it does not take the app's id and key.", Reason.UNAUTHORIZED
     elif answer.status == 429 or (answer.status == 403 and _is_limited(answer)):
         raise RateLimitedError(upstream_status=answer.status, retry_after=_retry_after(answer))

@@ -277,7 +277,7 @@ class FakeProvider:
         if header.get("alg") != "RS256":
             raise _Refused(401, "The algorithm is not RS256")
         if str(claims.get("iss")) != APP_ID:
-            raise _Refused(401, "'Issuer' claim ('iss') must be an Integer of the app")
+            raise _Refused(404, "Integration not found")
         if not isinstance(claims.get("iat"), int) or claims["iat"] > now - 30:
             raise _Refused(401, "'Issued at' claim ('iat') must be in the past")
         if not isinstance(claims.get("exp"), int) or claims["exp"] <= now:

@@ -261,10 +261,16 @@ def test_a_provider_that_hangs_is_left(
     }
 
 
-def test_a_wrong_key_is_told_as_the_apps_fault(
+def test_a_wrong_app_is_told_as_such_and_deletes_nothing(
     api: Api, provider: FakeProvider, settings: Settings
 ) -> None:
     provider.install("app")
+    installation = imported(api)
     settings.SCM_APP_ID = "4712"
-    upstream = import_(api, expect=502).body["upstream"]
-    assert (upstream["reason"], upstream["status"]) == ("unauthorized", 401)
+    for answered in (import_(api, expect=502), sync(api, installation, expect=502)):
+        assert answered.body["upstream"] == {
+            "name": "scm-provider",
+            "reason": "unauthorized",
+            "status": 404,
+        }
+    assert len(listed(api)) == 1

@@ -113,12 +113,12 @@ def test_a_link_to_another_host_is_not_followed(fake: FakeProvider) -> None:
 
 def test_an_app_that_the_provider_does_not_take_is_unauthorized(fake: FakeProvider) -> None:
     another_key = pem(rsa.generate_private_key(65537, 2048))
-    for client, refused in (
-        (hurried(fake, app_id="4712"), "'Issuer'"),
-        (hurried(fake, key=another_key), "could not be decoded"),
+    for client, status, refused in (
+        (hurried(fake, app_id="4712"), 404, "Integration not found"),
+        (hurried(fake, key=another_key), 401, "could not be decoded"),
     ):
         error = failure(partial(client.installation, 7))
-        assert (error.reason, error.upstream_status) == (Reason.UNAUTHORIZED, 401)
+        assert (error.reason, error.upstream_status) == (Reason.UNAUTHORIZED, status)
         assert refused in fake.refusals[-1]
 
 
