@@ -150,5 +150,11 @@ class PackageAdmin(HistoryAdmin):
     list_display = ["name", "family", "repository", "versions", "providers"]
     list_filter = ["family", "virtual"]
     search_fields = ["folded__startswith"]
-    search_help_text = "Beginning of a name, in lower case"
+    search_help_text = "Beginning of a name"
     ordering = ["family", "name"]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Package], search_term: str
+    ) -> tuple[QuerySet[Package], bool]:
+        """Find names whatever their capitals, through the index of folded names."""
+        return super().get_search_results(request, queryset, search_term.lower())

@@ -30,7 +30,8 @@ def canonical_ids() -> Mapping[str, str]:
 def aliases(os_family: str) -> Mapping[str, tuple[str, ...]]:
     """Return, for every name of the table in lower case, the packages it means on ``os_family``.
 
-    A name with no packages is known and not packaged there.
+    A name with no packages is known and not packaged there. A package that some name means, means
+    itself.
 
     :raises ValueError: two tools of the table claim the same name.
     """
@@ -43,6 +44,9 @@ def aliases(os_family: str) -> Mapping[str, tuple[str, ...]]:
                 if name in result:
                     raise ValueError(f"two tools are called {name}")
                 result[name] = tuple(packages)
+    for packages in list(result.values()):
+        for package in packages:
+            result.setdefault(package.lower(), (package,))
     return MappingProxyType(result)
 
 

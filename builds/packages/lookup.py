@@ -53,7 +53,7 @@ def look_up(text: str, os_family: str) -> dict[str, Any]:
     if found.packages:
         answer["selected_project"] = found.packages[0].name
     if found.source == Source.ALIAS:
-        answer["canonical_id"] = canonical_ids()[query.folded]
+        answer["canonical_id"] = canonical_ids().get(query.folded)
     if found.reason is not None:
         answer |= {"reason": found.reason, "detail": found.detail}
     if (index := facts.indexes.get(os_family)) is not None:
@@ -93,5 +93,5 @@ def _support(found: Resolution) -> dict[str, Any]:
         "package_name": first.name,
         "project_name": first.name,
         "version": first.offered,
-        "repo": first.repository or None,
+        "repo": first.repository,
     }

@@ -16,6 +16,8 @@ from django.db.models.functions import Reverse
 
 from builds.families import FAMILIES
 
+from .names import is_folded_name
+
 NAME_MAX_LENGTH = 255
 MAX_OVERRIDE_PACKAGES = 20
 
@@ -162,6 +164,8 @@ class PackageOverride(models.Model):
     def clean(self) -> None:
         """Fold the name, and refuse packages that the family's package manager could not take."""
         self.name = self.name.strip().lower()
+        if not is_folded_name(self.name):
+            raise ValidationError({"name": "Nobody could ask for a package of this name."})
         families = [FAMILIES[self.family]] if self.family in FAMILIES else list(FAMILIES.values())
         faults = [
             f"'{package}' cannot be a package of {family.title}."

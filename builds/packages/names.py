@@ -16,10 +16,10 @@ _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _UNLIKE: Final = re.compile(r"[^a-z0-9+]")
 
 _BEFORE_STEM: Final = re.compile(r"lib|python3?-|py3-|node-|golang-|ruby-|perl-|php-")
-_AFTER_STEM: Final = re.compile(
-    r"(?:[0-9.]+|-(?:dev|devel|bin|cli|client|utils?|tools?|common|libs?|core|server|doc))+$"
+_AFTER_STEM: Final = frozenset(
+    {"dev", "devel", "bin", "cli", "client", "util", "utils", "tool", "tools"}
+    | {"common", "lib", "libs", "core", "server", "doc"}
 )
-
 _RPM_ARCHITECTURES: Final = frozenset(
     {"x86_64", "aarch64", "i686", "i386", "noarch", "ppc64le", "s390x", "armv7hl", "riscv64"}
 )
@@ -56,8 +56,7 @@ class Query:
     def is_well_formed(self) -> bool:
         """Whether every part could be what it is meant to be."""
         return (
-            len(self.name) <= MAX_QUERY_LENGTH
-            and _FOLDED.fullmatch(self.folded) is not None
+            is_folded_name(self.folded)
             and (self.version is None or _VERSION.fullmatch(self.version) is not None)
             and (
                 self.architecture is None or _ARCHITECTURE.fullmatch(self.architecture) is not None
@@ -75,6 +74,11 @@ class Query:
         if not dot or not name or self.architecture or suffix.lower() not in _RPM_ARCHITECTURES:
             return None
         return Query(name, self.version, suffix.lower())
+
+
+def is_folded_name(text: str) -> bool:
+    """Tell whether ``text`` in lower case could be the name of a package somewhere."""
+    return len(text) <= MAX_QUERY_LENGTH and _FOLDED.fullmatch(text) is not None
 
 
 def architecture_fits(wanted: str | None, native: str) -> bool:
@@ -110,8 +114,15 @@ def stem(folded: str) -> str:
     ``ssl`` of ``libssl-dev``, ``requests`` of ``python3-requests``.
     """
     before = _BEFORE_STEM.match(folded)
-    rest = folded[before.end() :] if before else folded
-    return _AFTER_STEM.sub("", rest) or rest or folded
+    rest = (folded[before.end() :] if before else folded) or folded
+    while True:
+        shorter = rest.rstrip("0123456789.").removesuffix("-")
+        head, dash, word = shorter.rpartition("-")
+        if dash and word in _AFTER_STEM:
+            shorter = head
+        if not shorter or shorter == rest:
+            return rest
+        rest = shorter
 
 
 def one_slip_apart(one: str, other: str) -> bool:

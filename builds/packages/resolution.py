@@ -61,7 +61,7 @@ class ResolvedPackage:
     name: str
     version: str | None = None
     offered: str | None = None
-    repository: str = ""
+    repository: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def _settled(
 
 def _package(entry: Entry, version: str | None) -> ResolvedPackage:
     offered = entry.versions[0] if entry.versions else None
-    return ResolvedPackage(entry.name, version, offered, entry.repository)
+    return ResolvedPackage(entry.name, version, offered, entry.repository or None)
 
 
 def _refusal(source: Source, reason: Reason, detail: str) -> Resolution:

@@ -93,7 +93,8 @@ def sync_due_families(
 ) -> int:
     """Read those of ``families`` whose index is due, one after the other; return how many.
 
-    Others are read when an operator asks for it. A duty of the build worker. Also removes what readings that were killed left on the engine.
+    Others are read when an operator asks for it. A duty of the build worker. Also removes what
+    readings that were killed left on the engine.
     """
     read = 0
     wanted = PackageIndex.objects.filter(requested_at__isnull=False, pk__in=FAMILIES)
