@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import structlog
 from corsheaders.middleware import CorsMiddleware
-from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from controlplane.body_limits import body_limit
 from controlplane.errors import BadRequest, PayloadTooLarge
 from controlplane.ids import uuid7
 from controlplane.problems import problem_response
@@ -51,14 +51,8 @@ class RequestIdMiddleware:
         return response
 
 
-WEBHOOK_PATH = "/v1/scm/webhooks"
-
-
 class BodyLimitMiddleware:
-    """Refuses a body over ``SVC_MAX_BODY_BYTES`` by its announced length, before it is read.
-
-    The provider's webhooks are larger than what clients send, and have a limit of their own.
-    """
+    """Refuses a body over its path's limit by its announced length, before it is read."""
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
@@ -68,9 +62,7 @@ class BodyLimitMiddleware:
         announced = request.META.get("CONTENT_LENGTH") or "0"
         if not (announced.isascii() and announced.isdecimal()):
             return problem_response(BadRequest("Content-Length is not a number."), request)
-        limit = settings.SVC_MAX_BODY_BYTES
-        if request.path_info == WEBHOOK_PATH:
-            limit = settings.SCM_WEBHOOK_MAX_BODY_BYTES
+        limit = body_limit(request.path_info)
         # A number of thousands of digits is one that Python refuses to read.
         if len(announced) > MAX_LENGTH_DIGITS or int(announced) > limit:
             return problem_response(

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import IO, Any
 
-from django.conf import settings
 from django.core.wsgi import get_wsgi_application
+
+from controlplane.body_limits import body_limit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -18,17 +19,18 @@ DISCARDED_BYTES = 64 * 1024 * 1024
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
-def with_bounded_bodies(serve: Application, *, limit: int) -> Application:
+def with_bounded_bodies(serve: Application, *, limit_of: Callable[[str], int]) -> Application:
     """Let ``serve`` see bodies sent in chunks, and clients see the answer to one too large.
 
     Django reads as many bytes as ``Content-Length`` says, and none without it: a body in chunks is
-    read here, up to one byte more than ``limit``, which is enough to refuse it.
+    read here, up to one byte more than the limit of its path, which is enough to refuse it.
 
     Most clients send all of a body before they read the answer, and find a broken connection when
     nobody takes it. What is over the limit is therefore taken and thrown away, within reason.
     """
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        limit = limit_of(environ.get("PATH_INFO", ""))
         chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
         announced = environ.get("CONTENT_LENGTH") or ""
         if chunked and not announced:
@@ -51,4 +53,4 @@ def _discard(body: IO[bytes]) -> None:
         left -= len(data)
 
 
-application = with_bounded_bodies(get_wsgi_application(), limit=settings.SVC_MAX_BODY_BYTES)
+application = with_bounded_bodies(get_wsgi_application(), limit_of=body_limit)

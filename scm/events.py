@@ -88,25 +88,24 @@ def installation_id(kept: Mapping[str, Any]) -> int | None:
     return _id(kept.get("installation"))
 
 
-def apply_event(delivery: WebhookDelivery, given_up: threading.Event | None = None) -> bool:
+def apply_event(delivery: WebhookDelivery, *, ask: bool = False) -> bool:
     """Bring what we keep up to date after an event; return whether it was one that concerns us.
 
-    Raises ``ProviderError`` when the provider cannot tell how it is now, and
-    :class:`EventDeferredError` while another event of the installation is at work.
+    With ``ask`` the provider is asked although it was asked since the delivery came. Raises
+    ``ProviderError`` when the provider cannot tell how it is now, and :class:`EventDeferredError`
+    while another event of the installation is at work.
     """
     number = delivery.external_installation_id
     if number is None or not concerns_us(delivery.event, delivery.action):
         return False
     try:
         with advisory_lock(
-            f"scm-installation-{number}",
-            patience=LOCK_SECONDS,
-            given_up=given_up or threading.Event(),
+            f"scm-installation-{number}", patience=LOCK_SECONDS, given_up=threading.Event()
         ):
             if not is_app_configured():
                 return _take_from_payload(delivery, number)
             # Of a burst of events the first answer tells what the others would only repeat.
-            if _is_known_since(number, delivery.received_at):
+            if not ask and _is_known_since(number, delivery.received_at):
                 return True
             return refresh_installation(number) is not None
     except TimeoutError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.conf import settings
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -11,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.body_limits import body_limit
 from controlplane.errors import PayloadTooLarge
 from controlplane.serializers import OutputSerializer
 from scm.models import WebhookDelivery
@@ -85,7 +85,8 @@ class WebhookDeliveries(APIView):
 
 def _read_body(request: Request) -> bytes:
     """Return the raw body. It may be larger than that of any other request."""
-    limit = settings.SCM_WEBHOOK_MAX_BODY_BYTES
+    limit = body_limit(request.path)
+    # Not ``request.body``, which has the limit of all others.
     body: bytes = request._request.read(limit + 1)
     if len(body) > limit:
         raise PayloadTooLarge(f"The body is larger than {limit} bytes.")

@@ -142,7 +142,8 @@ def _read_payload(body: bytes) -> Mapping[str, Any]:
 def apply_delivery(delivery_id: UUID) -> WebhookDelivery:
     """Act upon a stored delivery, whatever came of it before; its status says what came of it now.
 
-    Raises nothing but errors of the database. While somebody else is at it, it stays as it is.
+    The provider is asked even if it was asked since the delivery came. Raises nothing but errors of
+    the database. While somebody else is at it, it stays as it is.
     """
     return _act(delivery_id, only_open=False)
 
@@ -160,7 +161,7 @@ def _act(pk: UUID, *, only_open: bool) -> WebhookDelivery:
         with structlog.contextvars.bound_contextvars(
             delivery_id=delivery.delivery_id, scm_event=str(delivery)
         ):
-            outcome = _outcome(delivery)
+            outcome = _outcome(delivery, ask=not only_open)
         if outcome is None:
             return delivery
         status, error = outcome
@@ -168,10 +169,10 @@ def _act(pk: UUID, *, only_open: bool) -> WebhookDelivery:
     return WebhookDelivery.objects.get(pk=pk)
 
 
-def _outcome(delivery: WebhookDelivery) -> tuple[WebhookDelivery.Status, str] | None:
+def _outcome(delivery: WebhookDelivery, *, ask: bool) -> tuple[WebhookDelivery.Status, str] | None:
     """Return what comes of a delivery and why; None when it has to wait."""
     try:
-        if apply_event(delivery):
+        if apply_event(delivery, ask=ask):
             log.info("delivery_processed")
             return WebhookDelivery.Status.PROCESSED, ""
         return WebhookDelivery.Status.IGNORED, ""

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
@@ -102,8 +102,9 @@ def session(
             raise SourceError(
                 "source-checkout-failed", f"Reading {source} could not be prepared: {reason}."
             ) from None
-        secret = credential.secret if credential is not None else ""
-        yield Git(source, address, home, deadline, policy.max_bytes, cancelled, descriptor, secret)
+        yield Git(
+            source, address, home, deadline, policy.max_bytes, cancelled, descriptor, credential
+        )
 
 
 def _judged_addresses(
@@ -161,7 +162,7 @@ class Git:
     cancelled: Event | None
     descriptor: int | None = None
     """Where the credential is read, if there is one for the source."""
-    secret: str = field(default="", repr=False)
+    credential: GitCredential | None = None
 
     def run(
         self,
@@ -245,9 +246,10 @@ class Git:
             return SourceError("source-timed-out", f"{source} did not answer completely in time.")
         if result.stopped:
             return self._too_large()
-        text = bounded_tail(redact(result.tail, [self.secret]), 4096)
+        secrets = [self.credential.secret] if self.credential is not None else []
+        text = bounded_tail(redact(result.tail, secrets), 4096)
         for pattern, code, message in _MEANINGS:
-            if self.secret and code == "source-auth-required":
+            if self.credential is not None and code == "source-auth-required":
                 message = "{source} refuses the access that its installation gives."
             if re.search(pattern, text, re.IGNORECASE):
                 return SourceError(code, message.format(source=source))

@@ -15,7 +15,8 @@ from pytest_django.fixtures import Settings
 
 from scm import webhooks
 from scm.models import Installation, WebhookDelivery
-from tests.conftest import Api
+from scm.services import import_installation
+from tests.conftest import OWNER, Api
 from tests.scm.conftest import NEVER
 from tests.scm.deliveries import PATH, SECRET, deliver, examples, headers, signature
 from tests.scm.fake_provider import FakeProvider
@@ -232,7 +233,7 @@ class TestOnce:
     def test_an_error_that_nobody_foresaw_leaves_a_failed_delivery(
         self, api: Api, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(*_: object) -> bool:
+        def broken(*_: object, **__: object) -> bool:
             raise KeyError("the payload's own secret")
 
         monkeypatch.setattr(webhooks, "apply_event", broken)
@@ -246,10 +247,22 @@ class TestOnce:
         deliver(api, "installation", CREATED)
         provider.installations[7].login = "new-name"
         assert webhooks.redeliver(WebhookDelivery.objects.get()).status == "processed"
-        assert Installation.objects.get().account_login == "octo-org"  # known since it came
-        provider.installations[7].suspended_at = "2026-01-02T03:04:05Z"
-        deliver(api, "installation", {**CREATED, "action": "suspend"})
-        assert Installation.objects.get().status == "suspended"
+        assert Installation.objects.get().account_login == "new-name"
+        sound, provider.override = provider.override, _down
+        assert webhooks.redeliver(WebhookDelivery.objects.get()).status == "failed"
+        provider.override = sound
+        assert webhooks.redeliver(WebhookDelivery.objects.get()).status == "processed"
+
+    def test_a_delivery_that_waited_asks_nothing_that_was_asked_since(
+        self, provider: FakeProvider
+    ) -> None:
+        provider.install("app", id=7)
+        left_undone("left", minutes=2)
+        import_installation(7, owner_user_id=OWNER)
+        asked = len(provider.requests)
+        webhooks.keep_deliveries(NEVER)
+        assert WebhookDelivery.objects.get().status == "processed"
+        assert len(provider.requests) == asked
 
 
 def _down(_: object) -> Any:
@@ -360,8 +373,8 @@ class TestAtTheSameTime:
             assert first.result() == "processed"
             for other in others:
                 other.result()
-        for delivery in WebhookDelivery.objects.filter(status="received"):
-            webhooks.apply_delivery(delivery.pk)
+        for number in range(1, 6):
+            send(number)
         assert set(WebhookDelivery.objects.values_list("status", flat=True)) == {"processed"}
         # The first answer was asked for before the others came, the second one told them all.
         assert provider.paths().count("GET /app/installations/7") == 2
