@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Protocol
 
 import pytest
 
@@ -13,16 +14,22 @@ from tests.scm.fake_provider import APP_ID, Behaviour, FakeProvider, send_json
 HIDDEN = ("127.0.0.1", "http://", "Traceback", "urllib3", "ghs_", "eyJ", "hunter2")
 
 
-def hurried(
-    fake: FakeProvider, *, total: float = 5, url: str = "", app_id: str = APP_ID, key: str = ""
+def client_of(
+    fake: FakeProvider,
+    *,
+    read: float = 60,
+    total: float = 120,
+    url: str = "",
+    app_id: str = APP_ID,
+    key: str = "",
 ) -> ProviderClient:
-    """Return a client that waits half a second for an answer."""
+    """Return a client that waits long enough for a loaded machine, unless told otherwise."""
     return ProviderClient(
         url or fake.url,
         app_id=app_id,
         private_key=key or fake.private_key,
-        connect_timeout=0.5,
-        read_timeout=0.5,
+        connect_timeout=60,
+        read_timeout=read,
         total_timeout=total,
     )
 
@@ -49,17 +56,22 @@ def lie(document: object, status: int = 200) -> Behaviour:
     return lambda request: send_json(request, status, document)
 
 
-def read_installation(fake: FakeProvider) -> Callable[[], object]:
-    return lambda: hurried(fake).installation(7)
+def read_installation(fake: FakeProvider, *, read: float = 60) -> Callable[[], object]:
+    return lambda: client_of(fake, read=read).installation(7)
 
 
-def make_token(fake: FakeProvider) -> Callable[[], object]:
-    return lambda: hurried(fake).installation_token(7, repository_ids=[700])
+def make_token(fake: FakeProvider, *, read: float = 60) -> Callable[[], object]:
+    return lambda: client_of(fake, read=read).installation_token(7, repository_ids=[700])
 
 
-def list_repositories(fake: FakeProvider) -> Callable[[], object]:
-    return lambda: hurried(fake).repositories(7)
+def list_repositories(fake: FakeProvider, *, read: float = 60) -> Callable[[], object]:
+    return lambda: client_of(fake, read=read).repositories(7)
 
 
 CALLS = [read_installation, make_token, list_repositories]
-Call = Callable[[FakeProvider], Callable[[], object]]
+
+
+class Call(Protocol):
+    """Makes a call that asks the provider, with a read time-out in seconds."""
+
+    def __call__(self, fake: FakeProvider, *, read: float = 60) -> Callable[[], object]: ...

@@ -23,8 +23,8 @@ from tests.scm.fake_provider import Asked, Behaviour, FakeProvider, pem, running
 from tests.scm.provider_calls import (
     CALLS,
     Call,
+    client_of,
     failure,
-    hurried,
     instead,
     list_repositories,
     make_token,
@@ -44,20 +44,20 @@ def test_a_provider_nobody_runs_cannot_be_reached(fake: FakeProvider) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    client = hurried(fake, url=f"http://127.0.0.1:{port}/api/v3")
+    client = client_of(fake, url=f"http://127.0.0.1:{port}/api/v3")
     assert failure(lambda: client.installation(7)).reason is Reason.UNREACHABLE
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_provider_that_does_not_answer_is_left(fake: FakeProvider, call: Call) -> None:
     fake.override = lambda asked: lambda request: time.sleep(3)
-    assert failure(call(fake)).reason is Reason.TIMED_OUT
+    assert failure(call(fake, read=0.5)).reason is Reason.TIMED_OUT
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_answer_that_trickles_is_left(fake: FakeProvider, call: Call) -> None:
     fake.override = lambda asked: trickle(b"HTTP/1.1 200 OK\r\n" + b"x" * 100)
-    assert failure(call(fake)).reason is Reason.TIMED_OUT
+    assert failure(call(fake, read=0.5)).reason is Reason.TIMED_OUT
 
 
 def test_all_pages_together_end_in_time(fake: FakeProvider) -> None:
@@ -68,7 +68,7 @@ def test_all_pages_together_end_in_time(fake: FakeProvider) -> None:
         return None
 
     fake.override = slowly
-    error = failure(lambda: hurried(fake, total=0.5).repositories(7))
+    error = failure(lambda: client_of(fake, total=0.5).repositories(7))
     assert error.reason is Reason.TIMED_OUT
 
 
@@ -106,7 +106,7 @@ def test_a_link_to_another_host_is_not_followed(fake: FakeProvider) -> None:
         ).encode()
         link = f'<{elsewhere.url}/installation/repositories?page=2>; rel="next"'
         instead(fake, "&page=1", answer(200, body, Link=link))
-        hurried(fake).repositories(7)
+        client_of(fake).repositories(7)
         assert elsewhere.requests == []
         assert [path for path in fake.paths() if "repositories" in path]
 
@@ -114,8 +114,8 @@ def test_a_link_to_another_host_is_not_followed(fake: FakeProvider) -> None:
 def test_an_app_that_the_provider_does_not_take_is_unauthorized(fake: FakeProvider) -> None:
     another_key = pem(rsa.generate_private_key(65537, 2048))
     for client, status, refused in (
-        (hurried(fake, app_id="4712"), 404, "Integration not found"),
-        (hurried(fake, key=another_key), 401, "could not be decoded"),
+        (client_of(fake, app_id="4712"), 404, "Integration not found"),
+        (client_of(fake, key=another_key), 401, "could not be decoded"),
     ):
         error = failure(partial(client.installation, 7))
         assert (error.reason, error.upstream_status) == (Reason.UNAUTHORIZED, status)
@@ -167,7 +167,7 @@ def test_the_reset_of_a_limit_is_a_moment(fake: FakeProvider) -> None:
 
 
 def test_an_installation_that_is_unknown_is_gone(fake: FakeProvider) -> None:
-    client = hurried(fake)
+    client = client_of(fake)
     for call in (
         lambda: client.installation(8),
         lambda: client.installation_token(8, repository_ids=[1]),
@@ -196,7 +196,7 @@ def test_a_suspended_installation_gives_no_token(fake: FakeProvider, call: Call)
 
 
 def test_a_token_is_refused_for_what_the_installation_does_not_have(fake: FakeProvider) -> None:
-    client = hurried(fake)
+    client = client_of(fake)
     for call in (
         lambda: client.installation_token(7, repository_ids=[999]),
         lambda: client.installation_token(7, repository_ids=[700], permissions={"actions": "read"}),

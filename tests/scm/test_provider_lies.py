@@ -15,8 +15,8 @@ from tests.scm.fake_provider import FakeProvider, running_provider, send_json
 from tests.scm.provider_calls import (
     CALLS,
     Call,
+    client_of,
     failure,
-    hurried,
     instead,
     lie,
     list_repositories,
@@ -156,7 +156,7 @@ def test_a_list_that_grows_for_ever_is_left(fake: FakeProvider) -> None:
         send_json(request, 200, document, {"Link": '<https://x.example/>; rel="next"'})
 
     instead(fake, "repositories?", more)
-    error = failure(lambda: hurried(fake, total=60).repositories(7))
+    error = failure(lambda: client_of(fake, total=120).repositories(7))
     assert error.reason is Reason.MALFORMED
     assert len(fake.requests) == 501
 
@@ -189,4 +189,4 @@ def test_a_token_that_is_none_or_opens_more_is_not_taken(fake: FakeProvider, num
 @pytest.mark.parametrize("path", ["permissions", "repositories"])
 def test_a_token_of_which_the_provider_says_little_is_taken(fake: FakeProvider, path: str) -> None:
     fake.override = lambda asked: lie(without(TOKEN, path), 201)
-    assert hurried(fake).installation_token(7, repository_ids=[700]).token == TOKEN["token"]
+    assert client_of(fake).installation_token(7, repository_ids=[700]).token == TOKEN["token"]
