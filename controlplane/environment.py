@@ -121,7 +121,7 @@ def base_url(value: str) -> None:
 
 def decimal(value: str) -> None:
     """Refuse what is not a number written in digits; unset is allowed."""
-    if value and not re.fullmatch(r"[0-9]{1,19}", value):
+    if value and not re.fullmatch(r"[1-9][0-9]{0,18}", value):
         raise ValidationError("Must be a number in digits.")
 
 
