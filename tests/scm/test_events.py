@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import random
+import threading
 import uuid
 from typing import Any
 
@@ -15,7 +17,7 @@ from scm.models import Installation, InstallationRepository, WebhookDelivery
 from scm.services import import_installation
 from tests.conftest import OWNER, Api
 from tests.scm.deliveries import SECRET, deliver, examples
-from tests.scm.fake_provider import FakeProvider, FakeRepository
+from tests.scm.fake_provider import FakeProvider, FakeRepository, configure
 
 pytestmark = pytest.mark.django_db
 
@@ -324,8 +326,6 @@ def _without_ties(found: dict[str, Any]) -> dict[str, Any]:
 
 def import_installation_with(settings: Settings, provider: FakeProvider) -> None:
     """Import while there is a key, and then take it away."""
-    from tests.scm.fake_provider import configure
-
     configure(settings, provider)
     import_installation(7, owner_user_id=OWNER)
     settings.SCM_APP_ID = settings.SCM_APP_PRIVATE_KEY = ""
@@ -374,3 +374,54 @@ def test_an_old_answer_that_comes_late_does_not_undo_a_newer_one(
     provider.after = suspend_meanwhile
     deliver(api, *RENAMED)
     assert Installation.objects.get().status == "suspended"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_events_that_come_at_the_same_time_while_the_provider_changes_end_with_how_it_is(
+    api: Api, provider: FakeProvider
+) -> None:
+    """Every change has its event, all of them come twice, late, in any order and at once."""
+    shown = provider.install("app", "dotfiles", id=7)
+    import_installation(7, owner_user_id=OWNER)
+    chosen = random.Random(11)
+    waiting: queue.Queue[int | None] = queue.Queue()
+
+    def change(number: int) -> None:
+        shown.login = f"octo-{number}"
+        shown.repositories[0].name = f"app-{number}"
+        shown.repositories[1:] = [FakeRepository(800 + number, f"new-{number}")]
+        shown.suspended_at = "2026-01-02T03:04:05Z" if number % 5 == 3 else None
+
+    def send() -> None:
+        mine = Api()
+        try:
+            while (number := waiting.get()) is not None:
+                name, payload = [RENAMED, CREATED, SUSPENDED, REMOVED][number % 4]
+                deliver(mine, name, payload, delivery_id=f"delivery-{number}")
+        finally:
+            connection.close()
+
+    senders = [threading.Thread(target=send) for _ in range(4)]
+    for sender in senders:
+        sender.start()
+    held: list[int] = []
+    for number in range(25):
+        change(number)
+        held += [number, number]
+        chosen.shuffle(held)
+        while len(held) > chosen.randint(0, 6):
+            waiting.put(held.pop())
+    for last in [*held, None, None, None, None]:
+        waiting.put(last)
+    for sender in senders:
+        sender.join()
+    for left in WebhookDelivery.objects.filter(status="received"):
+        name, payload = [RENAMED, CREATED, SUSPENDED, REMOVED][
+            int(left.delivery_id.removeprefix("delivery-")) % 4
+        ]
+        deliver(api, name, payload, delivery_id=left.delivery_id)
+    assert set(WebhookDelivery.objects.values_list("status", flat=True)) == {"processed"}
+    found = state()
+    assert found["installations"][0]["account_login"] == "octo-24"
+    assert found["installations"][0]["status"] == "active"
+    assert sorted(row[1] for row in found["repositories"]) == ["octo-org/app-24", "octo-org/new-24"]

@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,3 +288,24 @@ def test_a_credential_for_what_is_not_http_is_refused() -> None:
     for origin in ("git://git.example.org", "file:///srv"):
         with pytest.raises(ValueError, match="over HTTP"):
             GitCredential(origin, TOKEN)
+
+
+def test_sources_that_are_fetched_at_the_same_time_show_each_server_its_own_token_only(
+    served: Path, policy: SourcePolicy, tmp_path: Path
+) -> None:
+    tokens = [f"ghs_{number}{'x' * 30}" for number in range(4)]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving_privately(served, token)) for token in tokens]
+
+        def fetch(number: int) -> Path:
+            server, into = servers[number % 4], tmp_path / f"tree-{number}"
+            credential = GitCredential(server.url, tokens[number % 4])
+            source = resolve(url_of(server), "trunk", policy, credential=credential)
+            checkout(source, into, policy, NEVER, credential)
+            return into
+
+        with ThreadPoolExecutor(4) as pool:
+            trees = list(pool.map(fetch, range(8)))
+        assert all((tree / "README").is_file() for tree in trees)
+        for server, token in zip(servers, tokens, strict=True):
+            assert set(server.shown) == {basic(token)}
