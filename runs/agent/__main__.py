@@ -91,7 +91,7 @@ def _dotfiles(options: argparse.Namespace) -> int:
 def _credentials(options: argparse.Namespace) -> int:
     from .credentials.command import run
 
-    return run(options.action, options.config)
+    return run(options.action, options.config, options.state_dir, options.wait)
 
 
 def _git_credential(options: argparse.Namespace) -> int:
@@ -190,6 +190,7 @@ def _describe_dotfiles(parser: argparse.ArgumentParser) -> None:
 
 def _describe_credentials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["deliver", "collect", "withdraw"])
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="for deliver: then status")
 
 
 def _describe_git_credential(parser: argparse.ArgumentParser) -> None:

@@ -409,6 +409,14 @@ def test_a_container_that_stops_answering_at_the_delivery_is_given_up_at_the_dea
     assert launcher.left_over() == []
 
 
+def started(launcher: Launcher) -> bool:
+    """Whether the slow step runs."""
+    (container,) = launcher.containers()
+    if container.status != "running":
+        return False
+    return int(container.exec_run(["test", "-e", "/tmp/started"]).exit_code or 0) == 0
+
+
 def test_the_last_word_of_a_container_is_asked_for_before_it_is_removed(
     launcher: Launcher,
 ) -> None:
@@ -418,10 +426,20 @@ def test_the_last_word_of_a_container_is_asked_for_before_it_is_removed(
     def parting() -> None:
         said.extend(launcher.adapter.collect_credentials(holder["request"].run_id))
 
-    request = wanting(launcher, parting=parting, boot={"startup": [step("sleep 3; exit 1")]})
+    slow = {"startup": [step("touch /tmp/started; sleep 600")]}
+    request = wanting(launcher, parting=parting, boot=slow)
     holder["request"] = request
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        until(lambda: launcher.containers() and started(launcher))
+        cancelled.set()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
     with pytest.raises(LaunchError):
-        launcher.launch(replace(request, timeout=2.0))
+        launcher.launch(request, cancelled)
+    thread.join(PATIENCE)
     assert [renewed.secret for renewed in said] == [codex()]
 
 

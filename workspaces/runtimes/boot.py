@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -154,6 +155,13 @@ def archived_names(chunks: Iterable[bytes]) -> list[str]:
             return archive.getnames()
     except tarfile.TarError:
         return []
+
+
+def archived_markers(chunks: Iterable[bytes]) -> list[tuple[int, str]]:
+    """Return attempt count and token of each adoption marker in a tar stream."""
+    names = archived_names(chunks)
+    found = (re.fullmatch(r"adopted/(\d{1,9})-([0-9a-f]{32})", name) for name in names)
+    return [(int(match[1]), match[2]) for match in found if match]
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -17,6 +17,8 @@ DIRECTORY = "/run/svc"
 PHASE = "credentials"
 """The agent's phase while it waits for them."""
 DELIVER = ("credentials", "deliver")
+WAIT_SECONDS = 2
+"""How long a delivery that is part of a launch waits for the end of the boot."""
 COLLECT = ("credentials", "collect")
 WITHDRAW = ("credentials", "withdraw")
 SECONDS = 30.0
@@ -40,7 +42,7 @@ def require_taken(answer: AgentAnswer) -> None:
 def notes(answer: AgentAnswer) -> list[str]:
     """Return what the agent says it could not do with credentials that it has taken."""
     try:
-        found = json.loads(answer.stdout[:MAX_DOCUMENT_BYTES])["notes"]
+        found = json.loads(answer.stdout.partition(b"\n")[0][:MAX_DOCUMENT_BYTES])["notes"]
         return [boot.one_line(note) for note in found[:MAX_NOTES] if isinstance(note, str)]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []

@@ -1,7 +1,9 @@
 """`agent credentials deliver | collect | withdraw`: called by the control plane, as root.
 
-Documents come on stdin. Exit codes: 0 done; 2 the document is refused; 3 it could not be kept and
-nothing has changed; 4 this workspace has no place for credentials.
+Documents come on stdin. With `--wait` a delivery goes on as `status --wait`: whoever launches would
+ask for that next, and each call through the engine takes its time. Exit codes: 0 done; 2 the
+document is refused; 3 it could not be kept and nothing has changed; 4 this workspace has no place
+for credentials.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Dict, FrozenSet, List, Optional, Tuple
 
 from ..config import Config, ConfigError, load
 from ..environment import account_of
+from ..status_command import show
 from .document import MAX_BYTES, Account, parse, parse_withdrawal, renews
 from .home import Home
 from .store import CODEX, CredentialSet, NoPlace, Store, path_of, read_renewable, read_set
@@ -24,7 +27,7 @@ EXIT_NO_PLACE = 4
 _GITCONFIG = "GIT_CONFIG_SYSTEM"
 
 
-def run(action: str, config_path: str) -> int:
+def run(action: str, config_path: str, state_directory: str, wait: Optional[float]) -> int:
     """Do what is asked; returns the exit code of the process."""
     os.umask(0o077)
     try:
@@ -34,6 +37,9 @@ def run(action: str, config_path: str) -> int:
             raise NoPlace("this workspace was started without credentials")
         if action == "deliver":
             _deliver(config, place, parse(_stdin()))
+            if wait is not None:
+                sys.stdout.flush()
+                show(state_directory, wait)
         elif action == "withdraw":
             _withdraw(config, place, parse_withdrawal(_stdin()))
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from workspaces.runtimes import credentials
+from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.channel import ExecChannel
 
@@ -23,31 +23,34 @@ def deliver(
     *,
     limit: float,
     given_up: Callable[[], bool],
-) -> bool:
-    """Deliver what ``make_document`` returns; False when it did not come to that.
+) -> boot.BootStatus | None:
+    """Deliver what ``make_document`` returns, and return what the agent says of the boot then.
 
-    That is so when the container has ended, when ``given_up``, and when ``limit`` seconds are over
-    and the agent is allowed more. Raises ``credentials-refused`` and ``agent-silent``.
+    None when it says nothing of that, and when it did not come to a delivery: the container has
+    ended, it was ``given_up``, or ``limit`` seconds are over and the agent is allowed more. Raises
+    ``credentials-refused`` and ``agent-silent``.
     """
     seconds = min(limit, credentials.SECONDS)
     deadline = time.monotonic() + seconds
     try:
-        channel = open_agent(credentials.DELIVER, max(seconds, 0.1))
+        wait = min(credentials.WAIT_SECONDS, max(0.0, seconds))
+        command = (*credentials.DELIVER, "--wait", str(wait))
+        channel = open_agent(command, max(seconds, 0.1))
         with contextlib.closing(channel):
             left = max(0.0, deadline - time.monotonic())
             # Made only now: the less long it is anywhere, the better.
             answer = channel.answer(make_document(), left, given_up=given_up)
     except LaunchError as error:
         if error.code in GONE_CODES:
-            return False
+            return None
         raise
     if answer is None:
         if given_up() or seconds < credentials.SECONDS:
-            return False
+            return None
         raise LaunchError(
             "agent-silent", f"The agent did not take the credentials within {seconds:g} s."
         )
     credentials.require_taken(answer)
     for note in credentials.notes(answer):
         logger.warning("credentials delivered with a limitation", note=note)
-    return True
+    return boot.parse_status(answer.stdout.partition(b"\n")[2])

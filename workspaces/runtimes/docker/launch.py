@@ -2,7 +2,7 @@
 
 It makes one container named ``svc-<run id>``, with no published port, few capabilities, and limits
 on memory, CPU, processes and logs; and, when the workspace may reach the outside, one bridge
-network of its own. All carry the labels in ``Launch._labels``.
+network of its own. All carry the labels in ``creation``.
 
 **Two launches of one run at once** (a worker whose lease was taken wakes up beside its successor)
 end with one live container. The engine gives a container's name to one only, and ``attempt_count``
@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +29,12 @@ import structlog
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
-from docker.types import LogConfig
 
 from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker.channel import ExecChannel
+from workspaces.runtimes.docker.creation import create_container, labels_for
 from workspaces.runtimes.docker.delivery import deliver
 from workspaces.runtimes.docker.engine import (
     TICK_SECONDS,
@@ -45,12 +44,8 @@ from workspaces.runtimes.docker.engine import (
     labels_of,
     refused,
 )
+from workspaces.runtimes.docker.pulling import pull
 
-AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
-"""What the agent needs as root: to own files for the user, to become the user, to end processes."""
-SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
-"""What else sudo and package managers use. NET_RAW and SETFCAP stay out together: without the
-second, packages such as ping install themselves so that they work without the first."""
 UNSTARTED_SECONDS = 10.0
 OUT_OF_MEMORY_SECONDS = 3.0
 ROUNDS = 8
@@ -100,9 +95,8 @@ class Launch:
                 continue
             try:
                 with contextlib.suppress(NotFound):
-                    if container.id in self._created:
-                        self._deliver(container)
-                    return self._ready(container)
+                    ours = container.id in self._created
+                    return self._ready(container, self._deliver(container) if ours else None)
             except BaseException as error:
                 self._clean_up(container, in_order=isinstance(error, JobError))
                 raise
@@ -125,45 +119,16 @@ class Launch:
             )
 
     def _pull(self) -> None:
-        """Pull the image unless the engine has it, until the deadline or until cancelled.
-
-        A pull can be silent for long, so it has a thread and a connection of its own while this
-        thread watches the clock. A pull that is given up ends with its next sign of life.
-        """
+        """Pull the image unless the engine has it, until the deadline or until cancelled."""
         image = self._request.image
-        if self._engine.has_image(image):
-            return
-        self._doing = "its image was being pulled"
-        faults: list[str] = []
-        given_up = threading.Event()
-
-        def pull() -> None:
-            try:
-                with self._connect() as engine:
-                    pulling = engine.client.api.pull
-                    auth = dict(self._registry_auth) if self._registry_auth else None
-                    for event in pulling(image, stream=True, decode=True, auth_config=auth):
-                        if given_up.is_set():
-                            return
-                        if "error" in event:
-                            faults.append(boot.one_line(str(event["error"])))
-                            return
-            except LaunchError as error:
-                faults.append(error.message)
-
-        thread = threading.Thread(target=pull, name=f"pull for {self._name}", daemon=True)
-        thread.start()
-        try:
-            while thread.is_alive():
-                self._proceed()
-                thread.join(TICK_SECONDS)
-        finally:
-            given_up.set()
-        if not faults and not self._engine.has_image(image):
-            faults.append("the engine has no image of that digest afterwards")
-        if faults:
-            raise LaunchError(
-                "image-pull-failed", f"The image {image} could not be pulled: {faults[0]}"
+        if not self._engine.has_image(image):
+            self._doing = "its image was being pulled"
+            pull(
+                image,
+                name=f"pull for {self._name}",
+                connect=self._connect,
+                auth=self._registry_auth,
+                proceed=self._proceed,
             )
 
     def _proceed(self, status: boot.BootStatus | None = None) -> None:
@@ -229,15 +194,15 @@ class Launch:
             chunks, _ = container.get_archive(boot.MARKER_DIRECTORY)
         except NotFound:
             return []
-        names = boot.archived_names(chunks)
-        found = (re.fullmatch(r"adopted/(\d{1,9})-([0-9a-f]{32})", name) for name in names)
-        return [(int(match[1]), match[2]) for match in found if match]
+        return boot.archived_markers(chunks)
 
     def _discard(self, container: Container, *, in_order: bool = False) -> bool:
         """Remove a container and its network; False when a launch of our rank or above has it."""
-        if self._request.parting is not None and container.status == "running":
-            self._request.parting()
         try:
+            if self._request.parting is not None:
+                container.reload()
+                if container.status == "running":
+                    self._request.parting()
             container.rename(f"{self._name}-discarded-{self._token[:8]}")
             container.reload()
             relied_on = any(
@@ -298,7 +263,7 @@ class Launch:
         self._doing = "its container was being created"
         network = self._create_network() if self._request.outbound else None
         try:
-            container = self._create_container(network)
+            container = create_container(self._engine, self._request, network)
         except BaseException as error:
             if network is not None:
                 with contextlib.suppress(LaunchError), engine_errors():
@@ -328,68 +293,26 @@ class Launch:
         # network of the same name.
         name = f"{self._name}-{self._token[:8]}"
         start = self._request.run_id.int
-        return self._engine.create_network(name, self._labels(), pool=self._pool, start=start)
-
-    def _create_container(self, network: Network | None) -> Container:
-        request = self._request
-        memory = f"{request.memory_mb}m"
-        hostname = f"ws-{request.workspace_id.hex[-8:]}"
-        return self._engine.client.containers.create(
-            request.image,
-            name=self._name,
-            hostname=hostname,
-            labels=self._labels(),
-            network=network.id if network else None,
-            network_mode=None if network else "none",
-            # Without a network nobody answers for the host's own name, and sudo would complain.
-            extra_hosts=None if network else {hostname: "127.0.1.1"},
-            tty=False,
-            stdin_open=False,
-            init=False,  # the agent is process 1 and reaps
-            cap_drop=["ALL"],
-            cap_add=[*AGENT_CAPABILITIES, *(SUDO_CAPABILITIES if request.sudo else ())],
-            # sudo is a setuid program, and this option makes the kernel ignore setuid.
-            security_opt=[] if request.sudo else ["no-new-privileges"],
-            mem_limit=memory,
-            memswap_limit=memory,  # equal: no swap on top
-            nano_cpus=int(request.cpus * 1e9),
-            pids_limit=request.pids,
-            log_config=LogConfig(
-                type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}
-            ),
-            tmpfs={credentials.DIRECTORY: credentials.MEMORY} if request.credentials else None,
-            runtime=request.oci_runtime,
-            stop_signal="SIGTERM",
-            use_config_proxy=False,  # nothing of the operator's own Docker settings gets in
-            # Left out on purpose: a restart policy, because a boot that fails must stay failed
-            # (`_ready` sets it); and the working directory, because the engine would create a
-            # missing one for root, whereas the agent creates it for the user.
+        return self._engine.create_network(
+            name, labels_for(self._request), pool=self._pool, start=start
         )
-
-    def _labels(self) -> dict[str, str]:
-        request = self._request
-        return {
-            "svc.instance": request.instance_id,
-            "svc.workspace": str(request.workspace_id),
-            "svc.attempt": str(request.attempt_id),
-            "svc.run": str(request.run_id),
-            "svc.job": str(request.job_id),
-            "svc.attempt-count": str(request.attempt_count),
-            "svc.working-directory": request.working_directory,
-        }
 
     # ---------------------------------------------------------------------- waiting for the agent
 
-    def _ready(self, container: Container) -> LaunchedRuntime:
-        """Wait until the agent says ready; raises ``NotFound`` when the container goes away."""
+    def _ready(self, container: Container, answer: boot.BootStatus | None) -> LaunchedRuntime:
+        """Wait until the agent says ready; raises ``NotFound`` when the container goes away.
+
+        ``answer`` is what it has said already.
+        """
         self._doing = boot.progress_of(None)
-        status: boot.BootStatus | None = None
+        status: boot.BootStatus | None = answer
         heard = time.monotonic()
         while status is None or status.phase != "ready":
             self._proceed(status)
-            answer = self._engine.ask(
-                container, self._cancelled, limit=self._deadline - time.monotonic()
-            )
+            if answer is None:
+                answer = self._engine.ask(
+                    container, self._cancelled, limit=self._deadline - time.monotonic()
+                )
             status = answer or status
             container.reload()
             if status is not None and status.phase in ("failed", "stopped"):
@@ -398,9 +321,9 @@ class Launch:
                 raise self._exited(container)
             if answer is not None:
                 heard = time.monotonic()
-                if answer.phase == credentials.PHASE:
-                    # An adopted container still waits for them, or the engine has restarted ours.
-                    self._deliver(container)
+                waits = answer.phase == credentials.PHASE
+                # An adopted container still waits for them, or the engine has restarted ours.
+                answer = self._deliver(container) if waits else None
             elif time.monotonic() - heard > self._silence:
                 raise LaunchError(
                     "agent-silent",
@@ -420,15 +343,18 @@ class Launch:
             engine_id=self._engine_id,
         )
 
-    def _deliver(self, container: Container) -> None:
-        """Give the container its credentials, if there are any; it may have ended meanwhile."""
+    def _deliver(self, container: Container) -> boot.BootStatus | None:
+        """Give the container its credentials, if there are any; what its agent says of the boot.
+
+        None when it says nothing: the container may have ended meanwhile.
+        """
         make_document = self._request.credentials
         if make_document is None:
-            return
+            return None
         self._proceed()
         self._doing = "its credentials were being delivered"
         try:
-            deliver(
+            return deliver(
                 functools.partial(self._open_agent, self._engine, container),
                 make_document,
                 limit=self._deadline - time.monotonic(),
@@ -443,6 +369,7 @@ class Launch:
             )
             if status is None or status.phase not in ("failed", "stopped"):
                 raise
+            return status
 
     def _remove_others(self, ready: Container) -> None:
         """Remove what a launch that died while discarding left of this run."""

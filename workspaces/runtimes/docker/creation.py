@@ -1,0 +1,67 @@
+"""What a workspace's container is allowed, and how it is recognised later."""
+
+from __future__ import annotations
+
+from docker.models.containers import Container
+from docker.models.networks import Network
+from docker.types import LogConfig
+
+from workspaces.runtimes import credentials
+from workspaces.runtimes.base import LaunchRequest
+from workspaces.runtimes.docker.engine import Engine, container_name
+
+AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+"""What the agent needs as root: to own files for the user, to become the user, to end processes."""
+SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
+"""What else sudo and package managers use. NET_RAW and SETFCAP stay out together: without the
+second, packages such as ping install themselves so that they work without the first."""
+
+
+def create_container(engine: Engine, request: LaunchRequest, network: Network | None) -> Container:
+    """Create the container of a launch; without a ``network`` it reaches nothing but itself."""
+    memory = f"{request.memory_mb}m"
+    hostname = f"ws-{request.workspace_id.hex[-8:]}"
+    return engine.client.containers.create(
+        request.image,
+        name=container_name(request.run_id),
+        hostname=hostname,
+        labels=labels_for(request),
+        network=network.id if network else None,
+        network_mode=None if network else "none",
+        # Without a network nobody answers for the host's own name, and sudo would complain.
+        extra_hosts=None if network else {hostname: "127.0.1.1"},
+        tty=False,
+        stdin_open=False,
+        init=False,  # the agent is process 1 and reaps
+        cap_drop=["ALL"],
+        cap_add=[*AGENT_CAPABILITIES, *(SUDO_CAPABILITIES if request.sudo else ())],
+        # sudo is a setuid program, and this option makes the kernel ignore setuid.
+        security_opt=[] if request.sudo else ["no-new-privileges"],
+        mem_limit=memory,
+        memswap_limit=memory,  # equal: no swap on top
+        nano_cpus=int(request.cpus * 1e9),
+        pids_limit=request.pids,
+        log_config=LogConfig(
+            type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}
+        ),
+        tmpfs={credentials.DIRECTORY: credentials.MEMORY} if request.credentials else None,
+        runtime=request.oci_runtime,
+        stop_signal="SIGTERM",
+        use_config_proxy=False,  # nothing of the operator's own Docker settings gets in
+        # Left out on purpose: a restart policy, because a boot that fails must stay failed (the
+        # launch sets it once it is ready); and the working directory, because the engine would
+        # create a missing one for root, whereas the agent creates it for the user.
+    )
+
+
+def labels_for(request: LaunchRequest) -> dict[str, str]:
+    """Return the labels of everything that a launch creates."""
+    return {
+        "svc.instance": request.instance_id,
+        "svc.workspace": str(request.workspace_id),
+        "svc.attempt": str(request.attempt_id),
+        "svc.run": str(request.run_id),
+        "svc.job": str(request.job_id),
+        "svc.attempt-count": str(request.attempt_count),
+        "svc.working-directory": request.working_directory,
+    }

@@ -1,0 +1,60 @@
+"""Getting an image into the engine, for as long as somebody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from workspaces.runtimes import boot
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.engine import TICK_SECONDS, Engine
+
+
+def pull(
+    image: str,
+    *,
+    name: str,
+    connect: Callable[[], AbstractContextManager[Engine]],
+    auth: Mapping[str, str] | None,
+    proceed: Callable[[], None],
+) -> None:
+    """Pull an image by its digest; raises ``image-pull-failed``, and what ``proceed`` raises.
+
+    A pull can be silent for long, so it has a thread (of this ``name``) and a connection of its own
+    while this thread asks ``proceed`` again and again. A pull that is given up ends with its next
+    sign of life.
+    """
+    faults: list[str] = []
+    given_up = threading.Event()
+
+    def run() -> None:
+        try:
+            with connect() as engine:
+                auth_config = dict(auth) if auth else None
+                events = engine.client.api.pull(
+                    image, stream=True, decode=True, auth_config=auth_config
+                )
+                for event in events:
+                    if given_up.is_set():
+                        return
+                    if "error" in event:
+                        faults.append(boot.one_line(str(event["error"])))
+                        return
+                if not engine.has_image(image):
+                    faults.append("the engine has no image of that digest afterwards")
+        except LaunchError as error:
+            faults.append(error.message)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            proceed()
+            thread.join(TICK_SECONDS)
+    finally:
+        given_up.set()
+    if faults:
+        raise LaunchError(
+            "image-pull-failed", f"The image {image} could not be pulled: {faults[0]}"
+        )
