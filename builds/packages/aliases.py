@@ -44,8 +44,8 @@ def aliases(os_family: str) -> Mapping[str, tuple[str, ...]]:
                 if name in result:
                     raise ValueError(f"two tools are called {name}")
                 result[name] = tuple(packages)
-    for packages in list(result.values()):
-        for package in packages:
+    for meant in list(result.values()):
+        for package in meant:
             result.setdefault(package.lower(), (package,))
     return MappingProxyType(result)
 

@@ -42,7 +42,7 @@ def test_every_package_is_there_with_its_versions(debian: dict[str, Package]) ->
     assert debian["git"].repository == "main"
 
 
-def test_virtual_packages_name_those_that_provide_them(self, debian: dict[str, Package]) -> None:
+def test_virtual_packages_name_those_that_provide_them(debian: dict[str, Package]) -> None:
     assert debian["awk"].virtual
     assert {"gawk", "mawk"} <= set(debian["awk"].providers)
 
