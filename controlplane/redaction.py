@@ -75,6 +75,18 @@ def _base64_forms(value: bytes) -> Iterator[bytes]:
             yield core.translate(bytes.maketrans(b"+/", b"-_"))
 
 
+def _wrapped_forms(value: bytes) -> Iterator[bytes]:
+    """Yield the lines in which programs print the base64 of a longer ``value``."""
+    encoded = base64.b64encode(value)
+    for width in (64, 76):
+        for start in range(0, len(encoded) if len(encoded) > width else 0, width):
+            line = encoded[start : start + width]
+            # The last characters mix with what follows, such as the end of a line.
+            line = line if start + width < len(encoded) else line[:-4]
+            if len(line) >= 2 * _SHORTEST_SECRET:
+                yield line
+
+
 def _percent_forms(value: bytes) -> Iterator[bytes]:
     """Yield what ``value`` looks like in URLs: programs differ in what they leave as it is."""
     for kept in _LEFT_IN_URLS:
@@ -98,6 +110,7 @@ def _forms(secret: str) -> Iterator[bytes]:
             yield escaped.encode("utf-8", "surrogatepass")
             yield escaped.replace("/", "\\/").encode("utf-8", "surrogatepass")
         yield from _base64_forms(raw)
+        yield from _wrapped_forms(raw)
 
 
 class _Finder:

@@ -60,6 +60,16 @@ def test_a_known_secret_is_taken_out_in_every_spelling(spelled: str) -> None:
     assert len(text) - len("before [redacted] after") <= 12
 
 
+def test_a_long_secret_is_taken_out_of_base64_that_is_wrapped() -> None:
+    secret = "".join(f"{number:03}" for number in range(60))
+    for text in (secret, f"{secret}\n"):
+        encoded = base64.b64encode(text.encode()).decode()
+        for width in (64, 76):
+            lines = [encoded[at : at + width] for at in range(0, len(encoded), width)]
+            left = redact("\n".join(lines), [secret]).replace("[redacted]", "")
+            assert len(left.replace("\n", "")) <= 8, left
+
+
 @pytest.mark.parametrize("token", TOKENS)
 def test_a_token_is_known_by_its_shape(token: str) -> None:
     assert redact(f"token={token}\n") == "token=[redacted]\n"

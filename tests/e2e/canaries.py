@@ -46,7 +46,7 @@ def secret(provider: str, number: int) -> str:
     """Return the canary of this number, of its provider's shape."""
     token = f"{MARKER}{number:04}{'x' * 24}"
     if provider == "claude":
-        return f"sk-ant-oat01-{token}"
+        return f"sk-ant-oat01-{token}{'y' * 60}"  # as long as a real one
     if provider == "github":
         return f"ghp_{token}"
     if provider == "codex":

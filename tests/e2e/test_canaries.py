@@ -16,6 +16,7 @@ import requests
 from django.test import override_settings
 
 from accounts.models import ConnectedAccount
+from runs.agent.channel import FromClient, ToClient
 from tests.accounts.connected import KEY
 from tests.conftest import OWNER
 from tests.e2e.canaries import (
@@ -28,7 +29,7 @@ from tests.e2e.canaries import (
     values_in_database,
 )
 from tests.e2e.conftest import Stack, Started
-from tests.e2e.runs import RAW, Place
+from tests.e2e.runs import GATEWAY_TOKEN, RAW, Place
 from tests.gateway_process import ApiProcess
 from tests.run_worker_process import RunWorkerProcess
 
@@ -55,7 +56,8 @@ forms = [
     lambda text: quote(text, safe=""), lambda text: quote(text, safe="!'()*"),
     lambda text: quote(text, safe=";,/?:@&=+$#!'()*"), json.dumps,
     lambda text: json.dumps(text, ensure_ascii=False),
-    lambda text: json.dumps({"nested": [text]}),
+    lambda text: json.dumps({"nested": [text]}), lambda text: json.dumps(text).replace("/", "\\/"),
+    lambda text: base64.encodebytes(text.encode()).decode(), lambda text: text.encode().hex(),
 ]
 for stream in (sys.stdout, sys.stderr):
     for form in forms:
@@ -64,10 +66,12 @@ for stream in (sys.stdout, sys.stderr):
     stream.flush()
 print("printed", len(values) * len(forms))
 """
+SHOW = f"python3 - <<'PROGRAM'\n{PRINT}PROGRAM"
 SPEC: dict[str, Any] = {
     "lifecycle": {
         "setup": [
-            {"id": "print", "run": f"python3 - <<'PROGRAM'\n{PRINT}PROGRAM"},
+            {"id": "print", "run": f"cat > ~/print.py <<'PROGRAM'\n{PRINT}PROGRAM"},
+            {"id": "show", "run": "python3 ~/print.py"},
             {
                 "id": "sum",
                 "run": "env | grep ^CANARY_0030= | cut -d= -f2- | tr -d '\\n' | sha256sum > ~/sum",
@@ -121,7 +125,8 @@ def _configured() -> Iterator[None]:
         "SVC_LOG_LEVEL": "DEBUG",
         "WORKER_CREDENTIALS_INTERVAL_MS": "500",
     }
-    with mock.patch.dict(os.environ, changes), override_settings(SVC_CREDENTIALS_KEY=KEY):
+    ours = override_settings(SVC_CREDENTIALS_KEY=KEY, WORKSPACE_SSH_GATEWAY_TOKEN=GATEWAY_TOKEN)
+    with mock.patch.dict(os.environ, changes), ours:
         yield
 
 
@@ -162,7 +167,25 @@ def runs(places: list[Place]) -> list[tuple[Place, str]]:
         failing = place.shell("echo $GH_TOKEN; printenv CANARY_0031 >&2; env; exit 3")
         assert place.ended(failing)["exitCode"] == 3
         found += [(place, printed), (place, failing)]
-    return found
+    return [*found, (places[0], at_a_terminal(places[0]))]
+
+
+def at_a_terminal(place: Place) -> str:
+    """Print them in a session, and type one; return its run."""
+    terminal = {"columns": 80, "rows": 24, "term": "xterm"}
+    env = {"PS1": "ready> ", "HISTFILE": "/dev/null"}
+    session = place.session("bash", "--norc", pty=terminal, env=env)
+    session.until_said(b"ready> ")
+    session.send(FromClient.DATA, b"echo $GH_TOKEN; echo $CANARY_0030; cat ~/.codex/auth.json\n")
+    session.until_said(secret("github", 10).encode())
+    session.send(FromClient.DATA, f": {secret('generic', 30)}\n".encode())
+    session.send(FromClient.DATA, b"python3 ~/print.py 2>&1; echo over $((40 + 2))\n")
+    session.until_said(b"over 42")
+    session.send(FromClient.DATA, b"exit 0\n")
+    session.until(ToClient.EXIT)
+    session.close()
+    place.ended(session.run)
+    return session.run
 
 
 def assert_clean(where: str, content: bytes) -> None:
@@ -177,7 +200,7 @@ def test_two_hundred_canaries_are_connected_and_reach_the_workspaces(
     assert len(service.accounts) == ConnectedAccount.objects.count() == 200
     expected = hashlib.sha256(secret("generic", 30).encode()).hexdigest()
     assert expected in places[0].inside("cat ~/sum")
-    lines = (GIVEN + 3 + 1 + 4) * 13
+    lines = (GIVEN + 3 + 1 + 4) * 16
     for place, run in (runs[2], runs[4]):
         output = place.output(run)
         assert b"printed %d\n" % lines in output
@@ -190,7 +213,7 @@ def test_two_hundred_canaries_are_connected_and_reach_the_workspaces(
 
 def test_no_record_holds_a_canary(service: Service, runs: list[tuple[Place, str]]) -> None:
     for place, run in runs:
-        for stream in ("stdout", "stderr", "pty"):
+        for stream in ("stdout", "stderr", "pty", "ptyInput"):
             path = f"/v1/runs/{run}/scrollback?stream={stream}"
             answer = requests.get(f"{service.api.url}{path}", headers=RAW, timeout=60)
             assert_clean(f"{stream} of {run}", answer.content)
@@ -231,7 +254,7 @@ def test_no_answer_of_a_failing_request_or_sandbox_repeats_a_canary(service: Ser
     assert_clean("a body that is cut", answer.content)
     assert requests.post(f"{url}/v1/sandboxes", json=sandbox, timeout=30).status_code == 400
 
-    failing = {"lifecycle": {"setup": [{"id": "fail", "run": f"{SPEC_PRINT}\nexit 7"}]}}
+    failing = {"lifecycle": {"setup": [{"id": "fail", "run": f"{SHOW}\nexit 7"}]}}
     failed = service.stack.failed(failing, credentials=service.credentials(30))
     assert failed.body["error"]["code"] == "step-failed"
     assert "****************" in failed.body["error"]["message"]
@@ -245,9 +268,6 @@ def test_no_answer_of_a_failing_request_or_sandbox_repeats_a_canary(service: Ser
         f"profiles?ownerUserId={OWNER}",
     ):
         assert_clean(path, requests.get(f"{url}/v1/{path}", timeout=30).content)
-
-
-SPEC_PRINT = SPEC["lifecycle"]["setup"][0]["run"]
 
 
 def test_no_image_and_no_container_holds_a_canary(service: Service, places: list[Place]) -> None:
