@@ -7,6 +7,7 @@ one line, which names nothing but the descriptor's number, reads it when the ser
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from scm.urls import SourceUrl, parse_url
 
 _UNSENDABLE = ("\n", "\r", "\0")
+_NOEXEC_SEAL = 0x0008
+"""``MFD_NOEXEC_SEAL``, which Python does not name yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class GitCredential:
     @contextmanager
     def descriptor(self) -> Iterator[int]:
         """Yield a descriptor of a memory file that says the credential in git's words."""
-        descriptor = os.memfd_create("svc-credential", os.MFD_CLOEXEC)
+        descriptor = _memory_file()
         try:
             os.write(descriptor, f"username={self.name}\npassword={self.secret}\n".encode())
             yield descriptor
@@ -68,3 +71,14 @@ class GitCredential:
             f"credential.{origin.scheme}://{origin.host_in_url}:{origin.port}.helper",
             command,
         )
+
+
+def _memory_file() -> int:
+    """Return a descriptor of an empty file that is on no disk, for nobody to execute."""
+    try:
+        return os.memfd_create("svc-credential", os.MFD_CLOEXEC | _NOEXEC_SEAL)
+    except OSError as error:
+        # Linux knows the flag since 6.3, and insists on it where that is configured.
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("svc-credential", os.MFD_CLOEXEC)

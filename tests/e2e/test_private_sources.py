@@ -8,19 +8,22 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import pytest
+from django.db.models.functions import Now
 from django.test import override_settings
 
-from scm.models import InstallationRepository
+from scm.models import Installation, InstallationRepository, WebhookDelivery
 from scm.services import import_installation
 from tests.conftest import OWNER
 from tests.e2e.canaries import registry_blobs, values_in_database
 from tests.e2e.conftest import Stack, Started
 from tests.scm.fake_provider import APP_ID, FakeProvider, running_provider
 from tests.scm.provider_git import ProviderGit
+from tests.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 
@@ -39,7 +42,8 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProviderGit]:
             "SCM_APP_PRIVATE_KEY": running.private_key,
             "SCM_API_BASE_URL": running.url,
         }
-        with mock.patch.dict(os.environ, changes), override_settings(**changes):
+        quick = {"SCM_DELIVERY_UPKEEP_INTERVAL_MS": "500"}
+        with mock.patch.dict(os.environ, changes | quick), override_settings(**changes):
             yield served
 
 
@@ -200,3 +204,22 @@ def test_the_address_without_a_selection_opens_nothing(private: Private) -> None
     url = private.git.url("octo-org/app")
     failed = private.stack.failed({"sources": {"workspace": {"url": url}}})
     assert failed.job.error_code == "source-auth-required"
+
+
+def test_the_worker_takes_up_a_delivery_that_was_left_undone(private: Private) -> None:
+    private.provider.installations[7].login = "renamed-org"
+    left = WebhookDelivery.objects.create(
+        delivery_id="left",
+        event="installation_target",
+        action="renamed",
+        external_installation_id=7,
+        payload={},
+    )
+    # The provider was asked before it came, and it came long enough ago.
+    Installation.objects.update(observed_at=Now() - timedelta(days=1))
+    WebhookDelivery.objects.filter(pk=left.pk).update(received_at=Now() - timedelta(minutes=2))
+    eventually(
+        lambda: WebhookDelivery.objects.get(pk=left.pk).status == "processed",
+        what=f"the delivery is applied\n{private.stack.worker.told[-4000:]}",
+    )
+    assert Installation.objects.get().account_login == "renamed-org"
