@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from typing import Dict, Optional, Sequence
 
 from . import reaper
@@ -83,6 +82,9 @@ def boot(config_path: str, state_directory: str) -> int:
         ending = error.ending
         _report(status, supervisor, masker, str(error), error.step, error.tail)
     except Exception as error:
+        # Its import takes as long as much of a boot.
+        import traceback
+
         traceback.print_exc()
         _report(status, supervisor, masker, f"the agent failed: {error!r}")
     try:

@@ -10,6 +10,7 @@ from typing import Iterator, List, Match, Sequence, Set, Tuple
 SHORTEST_VALUE = 6
 """Shorter values are part of ordinary words; masking them would only tell what they are."""
 _SHORTEST_LINE = 16
+_LINE_WIDTHS = (76, 64)
 _SHORTEST_BASE64 = 8
 _HEAD_BYTES = 64
 _LONGEST_IN_HEX = 4096
@@ -22,12 +23,18 @@ _SEARCH_COST = 10
 _WORDS_COST = {8: 100, 4: 190}
 
 
+class Verbatim(bytes):
+    """A value of which no other spelling is looked for."""
+
+
 class KnownValues:
     """Finds values and their other spellings in bytes."""
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         values = {value for secret in secrets for value in _values(secret)}
-        self.forms = sorted({form for value in values for form in _forms(value)}, key=len)
+        forms = {form for value in values for form in _forms(value)}
+        forms |= {bytes(secret) for secret in secrets if isinstance(secret, Verbatim)}
+        self.forms = sorted(forms, key=len)
         self._word_bytes, self._stride = _sampling(self.forms)
         least = self._word_bytes * (self._stride + 1) - 1
         sampled = [form for form in self.forms if self._stride and len(form) >= least]
@@ -108,6 +115,8 @@ def _head_ends(form: bytes) -> range:
 
 def _values(secret: bytes) -> Iterator[bytes]:
     """The secret, and each long line of it: a terminal ends lines in its own way."""
+    if isinstance(secret, Verbatim):
+        return
     whole = secret.strip()
     if len(whole) >= SHORTEST_VALUE:
         yield whole
@@ -124,6 +133,7 @@ def _forms(value: bytes) -> Iterator[bytes]:
         yield from _json_forms(value)
         yield from _shell_forms(value)
     yield from _base64_forms(value)
+    yield from base64_lines(value)
     if len(value) <= _LONGEST_IN_HEX:
         yield value.hex().encode()
         yield value.hex().upper().encode()
@@ -163,6 +173,17 @@ def _shell_forms(value: bytes) -> Iterator[bytes]:
     yield value.replace(b"'", b"'\"'\"'")
     yield re.sub(rb'([$`"\\])', rb"\\\1", value)
     yield re.sub(rb"([^A-Za-z0-9_./:=@%+,\x80-\xff-])", rb"\\\1", value)
+
+
+def base64_lines(value: bytes) -> Iterator[bytes]:
+    """The lines that `base64` and `openssl` print of a long value; short last ones are left out."""
+    encoded = base64.b64encode(value)
+    for width in _LINE_WIDTHS if len(encoded) > min(_LINE_WIDTHS) else ():
+        for start in range(0, len(encoded), width):
+            # The last characters mix with a line break that may follow the value.
+            line = encoded[start : min(start + width, len(encoded) - 4)]
+            if len(line) >= _SHORTEST_LINE:
+                yield line
 
 
 def _base64_forms(value: bytes) -> Iterator[bytes]:

@@ -82,17 +82,15 @@ class Credentialed:
         """Boot it; it does not get far without credentials."""
         return self.workspace.boot(credentials=str(self.place), **members)
 
-    def call(
-        self, action: str, stdin: bytes = b"", *, user: str | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
+    def call(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Call the agent as the control plane does."""
-        argv = [PYTHON, "-I", str(self.workspace.archive), "credentials", action]
+        argv = [PYTHON, "-I", str(self.workspace.archive), "credentials", *arguments]
         argv += ["--config", str(self.workspace.config_path)]
-        return subprocess.run(argv, input=stdin, capture_output=True, check=False, user=user)
+        return subprocess.run(argv, input=stdin, capture_output=True, check=False)
 
     def deliver(self, *accounts: dict[str, str]) -> dict[str, Any]:
         """Deliver these accounts."""
-        ended = self.call("deliver", document(*accounts))
+        ended = self.call("deliver", stdin=document(*accounts))
         assert ended.returncode == 0, ended.stderr
         told: dict[str, Any] = json.loads(ended.stdout)
         return told
@@ -107,7 +105,7 @@ class Credentialed:
     def withdraw(self, *numbers: int) -> None:
         """Remove accounts."""
         ids = json.dumps({"version": 1, "ids": list(map(identity, numbers))}).encode()
-        assert self.call("withdraw", ids).returncode == 0
+        assert self.call("withdraw", stdin=ids).returncode == 0
 
     def files(self) -> dict[str, str]:
         """The present set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.runs.booted import USER, Workspace, command, step
@@ -65,6 +66,26 @@ def test_a_boot_that_waits_in_vain_fails_and_says_so(credentialed: Credentialed)
     assert boot.wait() == 70
 
 
+def test_whoever_waits_for_the_boot_learns_that_it_waits_for_credentials(
+    credentialed: Credentialed,
+) -> None:
+    credentialed.boot()
+    credentialed.until("credentials")
+    told = credentialed.workspace.agent("status", "--wait", "3600")
+    assert told.returncode == 3
+    assert json.loads(told.stdout)["phase"] == "credentials"
+
+
+def test_a_delivery_can_go_on_as_a_question_for_the_status(credentialed: Credentialed) -> None:
+    credentialed.boot()
+    argv = ["deliver", "--wait", "60", "--state-dir", str(credentialed.workspace.state)]
+    ended = credentialed.call(*argv, stdin=document(*ALL))
+    notes, status = ended.stdout.splitlines()
+    assert json.loads(notes) == {"notes": []}
+    assert json.loads(status)["phase"] == "ready"
+    assert ended.returncode == 0
+
+
 def test_a_boot_that_waits_obeys_a_stop(credentialed: Credentialed) -> None:
     boot = credentialed.boot(startup=[step("touch started")])
     credentialed.until("credentials")
@@ -95,7 +116,7 @@ def test_after_a_restart_it_waits_again(credentialed: Credentialed) -> None:
 def test_a_workspace_without_credentials_takes_none(workspace: Workspace) -> None:
     workspace.write_config()
     credentialed = Credentialed(workspace)
-    ended = credentialed.call("deliver", document(*ALL))
+    ended = credentialed.call("deliver", stdin=document(*ALL))
     assert ended.returncode == 4
     assert b"started without credentials" in ended.stderr
     workspace.write_config(credentials=False)

@@ -89,7 +89,7 @@ def test_what_is_no_document_is_refused_without_repeating_any_of_it(
 ) -> None:
     configured.deliver(*ALL)
     before = configured.files()
-    ended = configured.call("deliver", content)
+    ended = configured.call("deliver", stdin=content)
     assert ended.returncode == 2, ended
     assert ended.stderr
     assert SECRET.encode() not in ended.stdout + ended.stderr
@@ -104,7 +104,7 @@ def test_a_withdrawal_that_makes_no_sense_removes_nothing(
 ) -> None:
     configured.deliver(*ALL)
     before = configured.files()
-    assert configured.call("withdraw", content).returncode == 2
+    assert configured.call("withdraw", stdin=content).returncode == 2
     assert configured.files() == before
 
 
@@ -143,12 +143,12 @@ def test_a_delivery_killed_at_any_moment_leaves_the_old_set_or_the_new(
 
 def test_a_place_that_is_not_the_agents_own_takes_nothing(configured: Credentialed) -> None:
     configured.place.chmod(0o777)
-    ended = configured.call("deliver", document(*ALL))
+    ended = configured.call("deliver", stdin=document(*ALL))
     assert (ended.returncode, [*configured.place.iterdir()]) == (4, [])
     configured.place.rmdir()
-    assert configured.call("deliver", document(*ALL)).returncode == 4
+    assert configured.call("deliver", stdin=document(*ALL)).returncode == 4
     configured.place.symlink_to("/tmp")
-    assert configured.call("deliver", document(*ALL)).returncode == 4
+    assert configured.call("deliver", stdin=document(*ALL)).returncode == 4
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can tell the users apart")

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -78,6 +79,36 @@ def test_a_value_is_masked_in_every_usual_spelling(number: int) -> None:
         # Of base64, what is beside the value shares characters with it.
         assert len(left) <= 8, (form, masked)
         assert value.encode()[:8] not in masked
+
+
+@pytest.mark.parametrize("width", [76, 64])
+@pytest.mark.parametrize("end", ["", "\n"], ids=["alone", "line"])
+def test_a_long_value_is_masked_in_base64_that_is_broken_into_lines(width: int, end: str) -> None:
+    value = "".join(f"long-{number:04d}." for number in range(40))
+    encoded = base64.b64encode((value + end).encode()).decode()
+    text = "\n".join(textwrap.wrap(encoded, width)).encode()
+    masked = Masker([value.encode()]).mask(text)
+    assert masked.count(b"*") > len(encoded) - 24
+    assert len(masked.replace(b"*", b"").replace(b"\n", b"")) < 24
+
+
+def test_the_file_of_an_account_is_masked_when_it_is_printed_in_base64(
+    workspace: Workspace,
+) -> None:
+    credentialed = Credentialed(workspace)
+    runs = Runs(workspace)
+    workspace.write_config(credentials=str(credentialed.place))
+    credentialed.deliver(*ALL)
+    file = "~/.codex/auth.json"
+    renewed = codex("renewed-access-canary-0123" * 5, at="2026-01-02T00:00:00Z")
+    (workspace.directory / "new").write_text(renewed)
+    shown = runs.run(
+        "sh", "-c", f"base64 {file}; cp new {file}; sleep 0.1; base64 -w 64 {file}; cat {file}"
+    ).stream(Stream.STDOUT)
+    assert b'"last_refresh": "2026-01-02' in shown
+    for text in (codex(), renewed):
+        encoded = base64.b64encode(text.encode())
+        assert all(encoded[at : at + 24] not in shown for at in range(len(encoded) - 24))
 
 
 def test_what_a_boot_prints_of_them_is_in_none_of_its_records(credentialed: Credentialed) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Tuple
 
+from ..known_values import Verbatim, base64_lines
 from ..masking import names_secret
 from ..strict import RESERVED_PREFIX, ConfigError, Members, is_text
 
@@ -25,6 +26,7 @@ _WORD = re.compile(r"[!-~]+")
 _REFRESHED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 _LONG_WORD = re.compile(r"[A-Za-z0-9._~+/=-]{20,}")
 _MAX_DEPTH = 8
+_LONGEST_IN_LINES = 16 * 1024
 
 
 class Account(NamedTuple):
@@ -77,6 +79,13 @@ def secrets_of(account: Account) -> List[bytes]:
         texts = _texts(decoded(account.secret), 0)
         found = [text for name, text in texts if names_secret(name) or _LONG_WORD.fullmatch(text)]
     return [text.encode() for text in found]
+
+
+def lines_of(secret: str) -> List[bytes]:
+    """What a file with tokens in it looks like in base64: of its lines none is ordinary text."""
+    if len(secret) > _LONGEST_IN_LINES:
+        return []
+    return [Verbatim(line) for line in base64_lines(secret.encode())]
 
 
 def decoded(secret: str) -> Any:

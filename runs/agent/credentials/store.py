@@ -23,7 +23,7 @@ import stat
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..process import Account as User
-from .document import MAX_SECRET_BYTES, Account, is_codex, secrets_of
+from .document import MAX_SECRET_BYTES, Account, is_codex, lines_of, secrets_of
 
 CURRENT = "credentials"
 VALUES = "values.json"
@@ -36,6 +36,7 @@ _ACCOUNTS = "accounts.json"
 _GITCONFIG = "gitconfig"
 _SET = "set-"
 _MAX_DEPTH = 32
+_MAX_FILES = 4
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -221,15 +222,17 @@ class Store:
 
     def _remember(self, made: CredentialSet) -> None:
         """Add to the values that are masked; when there are too many, the oldest are left out."""
+        before = _read_remembered(self._place)
         added = [value.decode() for item in made.accounts for value in secrets_of(item)]
-        values = list(dict.fromkeys((*added, *read_values(self._place))))
+        files = [item.secret for item in made.accounts if item.provider == "codex"]
+        files = list(dict.fromkeys((*files, *before["files"])))[:_MAX_FILES]
+        kept: Dict[str, List[str]] = {"values": [], "files": files}
         size = 0
-        kept = []
-        for value in values:
+        for value in dict.fromkeys((*added, *before["values"])):
             size += len(value.encode())
             if size > MAX_VALUES_BYTES:
                 break
-            kept.append(value)
+            kept["values"].append(value)
         temporary = VALUES + ".new"
         try:
             _write(self._folder, temporary, _json(kept))
@@ -252,14 +255,20 @@ class Store:
         _remove(self._folder, name, depth=0)
 
 
-def read_values(place: str) -> List[str]:
+def read_values(place: str) -> List[bytes]:
     """What is to be masked because it is or was delivered."""
+    kept = _read_remembered(place)
+    values = [value.encode() for value in kept["values"]]
+    return values + [line for file in kept["files"] for line in lines_of(file)]
+
+
+def _read_remembered(place: str) -> Dict[str, List[str]]:
     try:
         with open(os.path.join(place, VALUES), "rb") as file:
-            values: List[str] = json.load(file)
-            return values
+            kept: Dict[str, List[str]] = json.load(file)
+            return kept
     except FileNotFoundError:
-        return []
+        return {"values": [], "files": []}
 
 
 def _quoted(text: str) -> str:

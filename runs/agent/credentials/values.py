@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from ..config import Config
 from ..process import Account as User
-from .document import decoded, tokens_of
+from .document import decoded, lines_of, tokens_of
 from .home import Home
 from .store import CODEX, VALUES, path_of, read_codex, read_renewable, read_values
 
 _MAX_RENEWED = 64
+_MAX_FILES = 4
 # The file is the user's: no more of it is believed than that it may hold tokens. Otherwise what is
 # recorded could be made unreadable with it.
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{20,8192}")
@@ -42,22 +43,24 @@ class LiveValues:
         self._delivered_path = os.path.join(place, VALUES)
         self._renewed_paths = (path_of(place, *CODEX), self._home.path)
         self._seen: Dict[str, _Version] = {}
-        self._delivered: Dict[str, None] = {}
-        self._renewed: List[str] = []
+        self._delivered: Dict[bytes, None] = {}
+        self._renewed: List[bytes] = []
+        self._files: List[str] = []
 
     def changed(self) -> bool:
         """Whether there are values that there were not at the last call; costs a few `stat`."""
-        known = len(self._delivered), list(self._renewed)
+        known = len(self._delivered), list(self._renewed), list(self._files)
         if self._is_new(self._delivered_path):
             self._delivered.update(dict.fromkeys(read_values(self._place)))
         for path in self._renewed_paths:
             if self._is_new(path):
                 self._take(self._renewed_at(path))
-        return known != (len(self._delivered), self._renewed)
+        return known != (len(self._delivered), self._renewed, self._files)
 
     def values(self) -> List[bytes]:
         """All of them."""
-        return [value.encode() for value in (*self._delivered, *self._renewed)]
+        lines = [line for file in self._files for line in lines_of(file)]
+        return [*self._delivered, *self._renewed, *lines]
 
     def _renewed_at(self, path: str) -> Optional[str]:
         if path != self._home.path:
@@ -73,11 +76,16 @@ class LiveValues:
             os.close(folder)
 
     def _take(self, secret: Optional[str]) -> None:
-        tokens: Any = tokens_of(decoded(secret)) if secret is not None else []
-        for token in filter(_TOKEN.fullmatch, tokens):
-            if token not in self._delivered and token not in self._renewed:
-                self._renewed.append(token)
+        if secret is None:
+            return
+        for token in filter(_TOKEN.fullmatch, tokens_of(decoded(secret))):
+            value = token.encode()
+            if value not in self._delivered and value not in self._renewed:
+                self._renewed.append(value)
         del self._renewed[:-_MAX_RENEWED]
+        if secret not in self._files:
+            self._files.append(secret)
+        del self._files[:-_MAX_FILES]
 
     def _is_new(self, path: str) -> bool:
         version: _Version = None
