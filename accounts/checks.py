@@ -46,3 +46,18 @@ def check_credentials_key(**kwargs: Any) -> list[CheckMessage]:
             )
         ]
     return []
+
+
+@register()
+def check_credentials_interval(**kwargs: Any) -> list[CheckMessage]:
+    """accounts.W003: a workspace has to wait for its accounts until somebody looks after it."""
+    if 2 * settings.WORKER_CREDENTIALS_INTERVAL_MS <= settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS:
+        return []
+    return [
+        Warning(
+            "WORKSPACE_CREDENTIALS_TIMEOUT_MS is below twice WORKER_CREDENTIALS_INTERVAL_MS: a "
+            "workspace that its engine starts again may give up before it gets its accounts.",
+            hint=f"Set it to {2 * settings.WORKER_CREDENTIALS_INTERVAL_MS} or more.",
+            id="accounts.W003",
+        )
+    ]

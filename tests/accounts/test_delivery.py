@@ -285,3 +285,11 @@ def test_the_key_is_checked_at_start(
     found = [check for check in run_checks() if (check.id or "").startswith("accounts.")]
     assert [check.id for check in found] == expected
     assert all(check.hint for check in found)
+
+
+def test_workspaces_have_to_wait_longer_than_workers_stay_away(settings: Settings) -> None:
+    settings.WORKER_CREDENTIALS_INTERVAL_MS = 30_000
+    for waits, expected in ((60_000, []), (59_999, ["accounts.W003"])):
+        settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS = waits
+        found = [check for check in run_checks() if (check.id or "").startswith("accounts.")]
+        assert [check.id for check in found] == expected
