@@ -20,8 +20,15 @@ from scm.models import (
     InstallationRepository,
     WebhookDelivery,
 )
+from scm.provider import ProviderError, Reason
 from scm.services import sync_installation
 from scm.webhooks import apply_delivery
+
+_ALL_ALIKE = {
+    Reason.UNREACHABLE, Reason.TIMED_OUT, Reason.TLS_FAILED, Reason.UNAUTHORIZED,
+    Reason.RATE_LIMITED,
+}  # fmt: skip
+"""Failures of the provider that the next installation would meet as well."""
 
 
 class GrantForm(forms.ModelForm):  # type: ignore[type-arg]  # no generic at run time
@@ -100,6 +107,10 @@ class InstallationAdmin(HistoryAdmin):
             except ServiceUnavailable as error:
                 self.message_user(request, error.detail, messages.ERROR)
                 break
+            except ProviderError as error:
+                self.message_user(request, f"{installation}: {error.detail}", messages.ERROR)
+                if error.reason in _ALL_ALIKE:
+                    break
             except ControlPlaneError as error:
                 self.message_user(request, f"{installation}: {error.detail}", messages.ERROR)
             else:

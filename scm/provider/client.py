@@ -229,7 +229,8 @@ def _has_next(answer: Answer, length: int) -> bool:
     """
     header = answer.headers.get("Link", "")
     if header:
-        return any(link.get("rel", "").lower() == "next" for link in parse_header_links(header))
+        links = parse_header_links(header)
+        return any("next" in link.get("rel", "").lower().split() for link in links)
     return length >= _PAGE_SIZE
 
 

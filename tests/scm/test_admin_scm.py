@@ -103,6 +103,18 @@ def test_a_sync_tells_what_went_wrong_and_goes_on(
     assert "hunter2" not in told_of_failure
 
 
+def test_a_provider_that_is_out_of_patience_is_not_asked_for_the_rest(
+    staff: Client, api: Api, installation: Installation, provider: FakeProvider
+) -> None:
+    provider.install(id=8)
+    other = imported(api, 8)
+    asked = len(provider.requests)
+    provider.override = lambda asked: answer(429, b"{}")
+    (told,) = act(staff, Installation, "sync", [installation, other])
+    assert "wants fewer questions" in told
+    assert len(provider.requests) == asked + 1
+
+
 def test_a_sync_without_an_app_says_so_once(
     staff: Client, api: Api, installation: Installation, provider: FakeProvider, settings: Settings
 ) -> None:
