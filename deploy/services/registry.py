@@ -10,6 +10,8 @@ from typing import ClassVar
 from deploy.services.errors import MissingPartsError
 from deploy.services.private import PrivateService, find_program
 
+CUSTOMARY_PORT = 5000
+
 
 def find_server() -> Path | None:
     """The distribution registry as Debian or its upstream names it."""
@@ -90,6 +92,6 @@ def open_to_all(host: str, port: int, timeout: float = 2.0) -> bool:
         connection.close()
 
 
-def found_address(host: str = "127.0.0.1", port: int = 5000) -> str | None:
-    """Host and port of an open registry at the customary place, else None."""
+def found_address(host: str = "127.0.0.1", port: int = CUSTOMARY_PORT) -> str | None:
+    """Host and port of an open registry at this place, the customary one, else None."""
     return f"{host}:{port}" if open_to_all(host, port) else None

@@ -183,13 +183,13 @@ class RegistryPart(Part):
     packages = ("docker-registry",)
 
     def private(self) -> registry.PrivateRegistry:
-        return registry.PrivateRegistry(self.root)
+        return registry.PrivateRegistry(self.root, self._port())
 
     def installed(self) -> bool:
         return registry.find_server() is not None
 
     def found(self) -> Choice | None:
-        address = registry.found_address()
+        address = registry.found_address(port=self._port() or registry.CUSTOMARY_PORT)
         if address is None:
             return None
         why = "it answers at the customary place and asks for no account"
@@ -202,6 +202,13 @@ class RegistryPart(Part):
 
     def given_settings(self, name: str, value: str) -> dict[str, str]:
         return {"REGISTRY_PUSH_REGISTRY": urlsplit(value).netloc.rpartition("@")[2]}
+
+    def _port(self) -> int | None:
+        """Where on 127.0.0.1 the operator wants it; None when that does not matter."""
+        text = self._value("SVC_REGISTRY_PORT")
+        if text and not (text.isdecimal() and 0 < int(text) < 65536):
+            raise SetupError(f"SVC_REGISTRY_PORT is {text!r}; it has to be a port, 1 to 65535.")
+        return int(text) if text else None
 
 
 class EnginePart(Part):

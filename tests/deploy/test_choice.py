@@ -56,6 +56,25 @@ def _answering(status: int, headers: dict[str, str]) -> Iterator[int]:
 REGISTRY = {"Docker-Distribution-Api-Version": "registry/2.0"}
 
 
+def test_a_registry_is_looked_for_and_started_at_the_port_that_is_wanted(layout: Layout) -> None:
+    with _answering(200, REGISTRY) as port:
+        part = RegistryPart(layout, _values(layout, SVC_REGISTRY_PORT=str(port)))
+        found = part.found()
+        assert found is not None
+        assert found.settings["REGISTRY_BASE_URL"] == f"http://127.0.0.1:{port}"
+        assert part.private().address == f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "many", "5000 "])
+def test_a_registrys_port_that_is_none_is_told(layout: Layout, text: str) -> None:
+    part = RegistryPart(layout, _values(layout, SVC_REGISTRY_PORT=text))
+    if text.strip() != text:
+        assert part.private().address.endswith(":5000")
+        return
+    with pytest.raises(SetupError, match="SVC_REGISTRY_PORT"):
+        part.private()
+
+
 def test_a_given_registry_is_used_and_says_where_to_push(layout: Layout) -> None:
     with _answering(200, REGISTRY) as port:
         url = f"http://127.0.0.1:{port}"
