@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import random
-import threading
 import uuid
 from typing import Any
 
 import pytest
-from django.db import connection
 from pytest_django.fixtures import Settings
 
 from scm.models import Installation, InstallationRepository, WebhookDelivery
@@ -18,98 +15,25 @@ from scm.services import import_installation
 from tests.conftest import OWNER, Api
 from tests.scm.deliveries import SECRET, deliver, examples
 from tests.scm.fake_provider import FakeProvider, FakeRepository, configure
+from tests.scm.histories import (
+    CREATED,
+    DELETED,
+    PERMITTED,
+    REMOVED,
+    RENAMED,
+    SUSPENDED,
+    UNSUSPENDED,
+    Event,
+    installation,
+    state,
+)
 
 pytestmark = pytest.mark.django_db
-
-DAY = 86_400
-BEGIN = 1_767_000_000
 
 
 @pytest.fixture(autouse=True)
 def _secret(settings: Settings) -> None:
     settings.SCM_APP_WEBHOOK_SECRET = SECRET
-
-
-def installation(**members: Any) -> dict[str, Any]:
-    """Return an installation as a payload holds it."""
-    return {
-        "id": 7,
-        "account": {"login": "octo-org", "id": 9007, "type": "Organization"},
-        "repository_selection": "all",
-        "permissions": {"contents": "read", "metadata": "read"},
-        "created_at": BEGIN,
-        "updated_at": BEGIN,
-        "suspended_at": None,
-        **members,
-    }
-
-
-def repository(number: int, name: str, **members: Any) -> dict[str, Any]:
-    return {"id": number, "full_name": f"octo-org/{name}", "private": True, **members}
-
-
-Event = tuple[str, dict[str, Any]]
-
-CREATED: Event = ("installation", {"action": "created", "installation": installation()})
-SUSPENDED: Event = (
-    "installation",
-    {
-        "action": "suspend",
-        "installation": installation(updated_at=BEGIN + DAY, suspended_at="2025-12-30T09:20:00Z"),
-    },
-)
-UNSUSPENDED: Event = (
-    "installation",
-    {"action": "unsuspend", "installation": installation(updated_at=BEGIN + 3 * DAY)},
-)
-PERMITTED: Event = (
-    "installation",
-    {
-        "action": "new_permissions_accepted",
-        "installation": installation(
-            updated_at="2026-01-02T09:20:00.000-04:00",
-            permissions={"contents": "write"},
-            repository_selection="selected",
-        ),
-    },
-)
-DELETED: Event = (
-    "installation",
-    {"action": "deleted", "installation": installation(updated_at=BEGIN + DAY)},
-)
-REMOVED: Event = (
-    "installation_repositories",
-    {
-        "action": "removed",
-        "installation": installation(),
-        "repositories_removed": [repository(701, "dotfiles")],
-        "repositories_added": [],
-    },
-)
-RENAMED: Event = (
-    "repository",
-    {
-        "action": "renamed",
-        "installation": {"id": 7},
-        "repository": repository(700, "renamed"),
-        "changes": {"repository": {"name": {"from": "app"}}},
-    },
-)
-
-
-def state() -> dict[str, Any]:
-    """Return everything that events may change."""
-    members = ("status", "account_login", "permissions", "repository_selection", "suspended_at")
-    return {
-        "installations": list(
-            Installation.objects.order_by("external_id").values("external_id", *members)
-        ),
-        "repositories": sorted(
-            InstallationRepository.objects.present().values_list(
-                "repository__external_id", "full_name", "is_private", "is_archived"
-            )
-        ),
-    }
 
 
 class TestWithTheKey:
@@ -354,74 +278,3 @@ def test_events_that_change_nothing_here_are_ignored_and_kept(
     assert answer.body == {"deliveryId": delivery_id, "status": "ignored"}
     assert WebhookDelivery.objects.get().event == event
     assert provider.requests == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_old_answer_that_comes_late_does_not_undo_a_newer_one(
-    api: Api, provider: FakeProvider
-) -> None:
-    """A slow question is overtaken by the whole handling of another event."""
-    provider.install("app", id=7)
-    import_installation(7, owner_user_id=OWNER)
-    overtaken = iter([True])
-
-    def suspend_meanwhile(_: object) -> None:
-        if next(overtaken, False):
-            provider.installations[7].suspended_at = "2026-01-02T03:04:05Z"
-            import_installation(7, owner_user_id=OWNER)
-            connection.close()
-
-    provider.after = suspend_meanwhile
-    deliver(api, *RENAMED)
-    assert Installation.objects.get().status == "suspended"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_events_that_come_at_the_same_time_while_the_provider_changes_end_with_how_it_is(
-    api: Api, provider: FakeProvider
-) -> None:
-    """Every change has its event, all of them come twice, late, in any order and at once."""
-    shown = provider.install("app", "dotfiles", id=7)
-    import_installation(7, owner_user_id=OWNER)
-    chosen = random.Random(11)
-    waiting: queue.Queue[int | None] = queue.Queue()
-
-    def change(number: int) -> None:
-        shown.login = f"octo-{number}"
-        shown.repositories[0].name = f"app-{number}"
-        shown.repositories[1:] = [FakeRepository(800 + number, f"new-{number}")]
-        shown.suspended_at = "2026-01-02T03:04:05Z" if number % 5 == 3 else None
-
-    def send() -> None:
-        mine = Api()
-        try:
-            while (number := waiting.get()) is not None:
-                name, payload = [RENAMED, CREATED, SUSPENDED, REMOVED][number % 4]
-                deliver(mine, name, payload, delivery_id=f"delivery-{number}")
-        finally:
-            connection.close()
-
-    senders = [threading.Thread(target=send) for _ in range(4)]
-    for sender in senders:
-        sender.start()
-    held: list[int] = []
-    for number in range(25):
-        change(number)
-        held += [number, number]
-        chosen.shuffle(held)
-        while len(held) > chosen.randint(0, 6):
-            waiting.put(held.pop())
-    for last in [*held, None, None, None, None]:
-        waiting.put(last)
-    for sender in senders:
-        sender.join()
-    for left in WebhookDelivery.objects.filter(status="received"):
-        name, payload = [RENAMED, CREATED, SUSPENDED, REMOVED][
-            int(left.delivery_id.removeprefix("delivery-")) % 4
-        ]
-        deliver(api, name, payload, delivery_id=left.delivery_id)
-    assert set(WebhookDelivery.objects.values_list("status", flat=True)) == {"processed"}
-    found = state()
-    assert found["installations"][0]["account_login"] == "octo-24"
-    assert found["installations"][0]["status"] == "active"
-    assert sorted(row[1] for row in found["repositories"]) == ["octo-org/app-24", "octo-org/new-24"]
