@@ -20,6 +20,7 @@ from tests.conftest import OWNER, Api
 from tests.scm.conftest import NEVER
 from tests.scm.deliveries import PATH, SECRET, deliver, examples, headers, signature
 from tests.scm.fake_provider import FakeProvider
+from tests.worker_process import eventually
 
 pytestmark = pytest.mark.django_db
 
@@ -367,8 +368,7 @@ class TestAtTheSameTime:
             first = pool.submit(send, 0)
             assert first_is_asked.wait(60)
             others = [pool.submit(send, number) for number in range(1, 6)]
-            while WebhookDelivery.objects.count() < 6:
-                pass
+            eventually(lambda: WebhookDelivery.objects.count() == 6, what="all are stored")
             others_are_stored.set()
             assert first.result() == "processed"
             for other in others:
