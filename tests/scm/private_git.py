@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,8 +64,13 @@ class PrivateGitHandler(GitHttpHandler):
 
 
 @contextmanager
-def serving_privately(root: Path, *tokens: str) -> Iterator[PrivateGit]:
-    """Serve the bare repositories of a folder to whoever shows one of the tokens."""
+def serving_privately(
+    root: Path, *tokens: str, certificate: Path | None = None
+) -> Iterator[PrivateGit]:
+    """Serve the bare repositories of a folder to whoever shows one of the tokens.
+
+    With a file that holds a certificate for ``localhost`` and its key, over HTTPS.
+    """
     private = PrivateGit(tokens=set(tokens))
     handler = type(
         "Handler", (PrivateGitHandler,), {"root": root, "requests": [], "private": private}
@@ -73,6 +79,11 @@ def serving_privately(root: Path, *tokens: str) -> Iterator[PrivateGit]:
     server.daemon_threads = True
     server.block_on_close = False
     private.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        private.url = f"https://localhost:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -17,7 +17,7 @@ import pytest
 from scm.git import GitCredential, ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from scm.git.command import session
 from scm.urls import parse_url
-from tests.scm.conftest import NEVER, Origin, git
+from tests.scm.conftest import NEVER, HttpsServer, Origin, git
 from tests.scm.private_git import PrivateGit, basic, serving_privately
 
 TOKEN = "ghs_" + "c4naryCredential" * 2
@@ -148,6 +148,24 @@ def test_the_token_is_in_no_argument_no_variable_and_no_file_while_git_runs(
     assert watch.leaks == set()
     assert found == []
     assert list(temporary.iterdir()) == []
+
+
+def test_it_is_the_same_over_https_at_a_host_that_has_a_name(
+    https_server: HttpsServer, served: Path, origin: Origin, policy: SourcePolicy, tmp_path: Path
+) -> None:
+    trusting = replace(policy, allow_private=False, extra_ca_file=str(https_server.certificate))
+    with serving_privately(served, TOKEN, certificate=tmp_path / "server.pem") as private:
+        credential = GitCredential(private.url, TOKEN)
+        source = resolve(url_of(private), "trunk", trusting, credential=credential)
+        checkout(source, tmp_path / "tree", trusting, NEVER, credential)
+        assert source.commit == origin.trunk
+        assert set(private.shown) == {basic(TOKEN)}
+        # The same host and port, but nobody vouches for it: it is not shown the token.
+        private.requests.clear()
+        with pytest.raises(SourceError) as caught:
+            resolve(url_of(private), "trunk", policy, credential=credential)
+        assert "not trusted" in caught.value.message
+        assert private.requests == []
 
 
 def test_without_the_token_the_server_asks_for_a_sign_in(
