@@ -35,12 +35,16 @@ class BlueprintField(serializers.JSONField):
 
 
 class SelectionSerializer(InputSerializer):
-    """A repository of a source-hosting installation."""
+    """A repository of a source-hosting installation that the owner was granted."""
 
     provider = serializers.ChoiceField(choices=SOURCE_PROVIDERS)
-    installation_id = TextField()
-    installation_repository_id = TextField()
-    ref = TextField(required=False)
+    installation_id = TextField(help_text="As `GET /v1/scm/installations` lists it.")
+    installation_repository_id = TextField(
+        help_text="As `GET /v1/scm/installations/{installationId}/repositories` lists it."
+    )
+    ref = TextField(
+        required=False, help_text="Branch, tag or commit; the default branch unless told."
+    )
 
 
 class CredentialsSerializer(InputSerializer):
