@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,6 +53,7 @@ FRAMEWORK = {
 """Problems that DRF finds, with their statuses."""
 
 
+@cache
 def sources() -> dict[str, ast.Module]:
     """Return the parsed modules that answer somebody, by their path."""
     paths = (path for app in APPS for path in sorted((ROOT / app).rglob("*.py")))
@@ -82,10 +84,15 @@ class Codes:
         self._own: dict[tuple[str, str], set[str]] = {}
         self._module = ""
         self._job_errors = {JobError.__name__}
+        nodes = [
+            (name, node)
+            for name, module in self._modules.items()
+            for node in ast.walk(module)
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.ClassDef)
+        ]
         for _ in range(3):  # a class may be read before the one that it derives from
-            for name, module in self._modules.items():
-                for node in ast.walk(module):
-                    self._remember(name, node)
+            for name, node in nodes:
+                self._remember(name, node)
 
     def given(self) -> set[str]:
         """Return all of them."""

@@ -177,21 +177,26 @@ def test_every_command_that_is_documented_exists(guide: str) -> None:
 # ---------------------------------------------------------------- codes
 
 
-def test_every_code_that_the_code_sends_is_documented() -> None:
-    codes = Codes()
+@pytest.fixture(scope="module")
+def codes() -> Codes:
+    """The codes of the code, all of whose serializers are loaded."""
+    assert get_resolver().url_patterns
+    return Codes()
+
+
+def test_every_code_that_the_code_sends_is_documented(codes: Codes) -> None:
     sent = codes.given() | set(codes.problems()) | field_codes() | set(SPECIFICATION["codes"])
     assert len(sent) > 190
     assert sorted(sent - documented()) == []
 
 
-def test_every_code_that_is_documented_exists() -> None:
-    codes = Codes()
+def test_every_code_that_is_documented_exists(codes: Codes) -> None:
     known = codes.given() | set(codes.problems()) | field_codes() | literals()
     assert sorted(documented() - known) == []
 
 
-def test_every_problem_is_documented_with_its_status() -> None:
-    problems = Codes().problems()
+def test_every_problem_is_documented_with_its_status(codes: Codes) -> None:
+    problems = codes.problems()
     told = {code_of(row[1]): int(row[0]) for row in rows("Problems")}
     assert sorted(set(problems) - set(told)) == []
     assert {code: (status, problems.get(code)) for code, status in told.items()

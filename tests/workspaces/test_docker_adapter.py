@@ -143,7 +143,7 @@ def test_a_launch_that_is_not_ready_in_time_says_what_it_was_doing(launcher: Lau
     setup = [step("echo downloading the internet; sleep 600", "long one")]
     started = time.monotonic()
     with pytest.raises(LaunchError, match="long one") as caught:
-        launcher.launch(launcher.request(boot={"setup": setup}, timeout=4.0, outbound=True))
+        launcher.launch(launcher.request(boot={"setup": setup}, timeout=15.0, outbound=True))
     assert caught.value.code == "launch-timed-out"
     assert time.monotonic() - started < 90
     assert launcher.left_over() == []
