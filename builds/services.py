@@ -20,8 +20,9 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from accounts.resolution import Resolution, resolve_credentials, reuse_references
+from accounts.resolution import Resolution
 from builds.boot_record import end_boot_run, is_being_recorded
+from builds.credential_choice import choose_credentials, same_credentials
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
 from builds.packages.standardization import standardize_with_index
@@ -103,7 +104,12 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     )
     blueprint = selected.blueprint
     check_ceilings(blueprint)
-    credentials = _credentials(intent, blueprint)
+    credentials = choose_credentials(
+        blueprint,
+        beside_spec=intent.credentials,
+        workspace_id=intent.workspace_id,
+        owner_user_id=intent.owner_user_id,
+    )
     spec = resolve_spec(blueprint)
     name = intent.name or infer_name(intent, blueprint)
     try:
@@ -157,30 +163,6 @@ def check_ceilings(blueprint: Blueprint) -> None:
     ]
     if faults:
         raise ValidationFailed(faults)
-
-
-def _credentials(intent: SandboxIntent, blueprint: Blueprint) -> Resolution:
-    """Return the accounts that the workspace is given.
-
-    Those beside the spec count before those in it. A workspace that is started again is given what
-    it had, unless the request says anything of them.
-    """
-    owner = intent.owner_user_id
-    if intent.credentials is not None:
-        return resolve_credentials(intent.credentials, owner_user_id=owner)
-    in_spec = blueprint.to_wire().get("credentials")
-    if isinstance(in_spec, dict):
-        return resolve_credentials(in_spec, owner_user_id=owner, pointer="/spec/credentials")
-    if intent.workspace_id is None:
-        return resolve_credentials(None, owner_user_id=owner)
-    mine = Attempt.objects.filter(workspace=intent.workspace_id, workspace__owner_user_id=owner)
-    return _same_credentials(mine.order_by("-pk").first(), owner)
-
-
-def _same_credentials(earlier: Attempt | None, owner_user_id: str) -> Resolution:
-    """Return the accounts that an earlier attempt's workspace was given."""
-    references = [] if earlier is None else workspaces.references_of(earlier)
-    return reuse_references(references, owner_user_id=owner_user_id)
 
 
 def resolve_spec(blueprint: Blueprint) -> dict[str, Any]:
@@ -383,7 +365,7 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
             relation=Sandbox.Relation.RETRY,
             trigger_type=Attempt.TriggerType.MANUAL,
             requested_by=requested_by,
-            credentials=_same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
+            credentials=same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
         )
         create_boot_run(attempt)
         job = _create_job(sandbox, attempt)
