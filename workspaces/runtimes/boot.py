@@ -124,6 +124,12 @@ def progress_of(status: BootStatus | None) -> str:
     return f"it was in phase “{one_line(status.phase, 40)}”"
 
 
+def secrets_of(configuration: Mapping[str, object]) -> list[str]:
+    """Return what must not be shown of a workspace with this configuration of its agent."""
+    secrets = configuration.get("secrets")
+    return [str(secret) for secret in secrets] if isinstance(secrets, list) else []
+
+
 def config_archive(boot: Mapping[str, object]) -> bytes:
     """Return a tar for ``/`` that holds the agent's configuration, readable by root only."""
     content = json.dumps(boot, ensure_ascii=False, separators=(",", ":")).encode()

@@ -38,6 +38,9 @@ SUBNET_TRIES = 16
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
+PACKAGES_LABEL = "svc.packages"
+"""On containers of ours that are no workspaces: they read an index of packages, and are soon over.
+"""
 STOP_SECONDS = 5
 
 logger = structlog.get_logger(__name__)
@@ -236,6 +239,8 @@ def labels_of(thing: Container | Network) -> dict[str, str]:
 def observed(container: Container) -> ObservedRuntime | None:
     """Return what is known of a container of ours; None when its labels make no sense."""
     labels, state = labels_of(container), container.attrs["State"]
+    if PACKAGES_LABEL in labels:
+        return None
     try:
         return ObservedRuntime(
             run_id=UUID(labels["svc.run"]),

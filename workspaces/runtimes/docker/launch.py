@@ -310,9 +310,8 @@ class Launch:
         while status is None or status.phase != "ready":
             self._proceed(status)
             if answer is None:
-                answer = self._engine.ask(
-                    container, self._cancelled, limit=self._deadline - time.monotonic()
-                )
+                left = self._deadline - time.monotonic()
+                answer = self._engine.ask(container, self._cancelled, limit=left)
             status = answer or status
             container.reload()
             if status is not None and status.phase in ("failed", "stopped"):
@@ -364,9 +363,8 @@ class Launch:
             if error.code != "credentials-refused":
                 raise
             # A boot that has failed knows better why.
-            status = self._engine.ask(
-                container, self._cancelled, limit=self._deadline - time.monotonic()
-            )
+            left = self._deadline - time.monotonic()
+            status = self._engine.ask(container, self._cancelled, limit=left)
             if status is None or status.phase not in ("failed", "stopped"):
                 raise
             return status
@@ -385,13 +383,9 @@ class Launch:
         return boot.exited_without_status(
             container.attrs["State"]["ExitCode"],
             container.logs(tail=50),
-            secrets=self._secrets(),
+            secrets=boot.secrets_of(self._request.boot),
             out_of_memory=out_of_memory,
         )
-
-    def _secrets(self) -> list[str]:
-        secrets = self._request.boot.get("secrets")
-        return [str(secret) for secret in secrets] if isinstance(secrets, list) else []
 
     def _out_of_memory(self, container: Container) -> str:
         """Say so if the workspace ran out of memory, which the engine may know a moment later."""
