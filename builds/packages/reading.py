@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Final
@@ -24,7 +25,7 @@ from builds.families import OsFamily
 from controlplane.processes import ProcessResult, ProcessStartError, Tail, run_process
 from controlplane.redaction import bounded_tail, redact
 
-from .readers import reading_script
+from .readers import MAX_LINE, reading_script
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +53,7 @@ class PackageEngine:
     """Seconds for one reading, with pulling the base image where the engine lacks it."""
 
     @contextmanager
-    def listing(self, family: OsFamily, *, cancelled: threading.Event) -> Iterator[IO[str]]:
+    def listing(self, family: OsFamily, *, cancelled: threading.Event) -> Iterator[Iterator[str]]:
         """Yield what the family's package manager lists; see :mod:`.readers`.
 
         :raises PackageReadingError: it could not be asked, failed, or took too long.
@@ -68,19 +69,26 @@ class PackageEngine:
             with open(
                 output.fileno(), encoding="utf-8", errors="replace", newline="\n", closefd=False
             ) as lines:
-                yield lines
+                yield iter(partial(lines.readline, MAX_LINE + 1), "")
+
+    def families_at_work(self) -> set[str]:
+        """Return the families for which the engine has a container, perhaps one that was left."""
+        shown = ("--format", f'{{{{.Label "{_LABEL}"}}}}')
+        return set(self._listed(*shown, "--filter", f"label={_LABEL}"))
 
     def remove_leftovers(self, family: OsFamily) -> int:
         """Remove containers of readings that nobody is at; the caller holds the family's lock."""
-        found = self._run(
-            "ps", "--all", "--quiet", *self._filters(family), seconds=_CLEANUP_SECONDS
-        )
-        left = found.stdout.decode("ascii", "replace").split() if found.ok else []
+        left = self._listed("--quiet", "--filter", f"label={_LABEL}={family.name}")
         for container in left:
             self._remove(container)
         if left:
             log.warning("package_readings_removed", family=family.name, containers=len(left))
         return len(left)
+
+    def _listed(self, *arguments: str) -> list[str]:
+        ours = ("--filter", f"label=svc.instance={self.instance_id}")
+        found = self._run("ps", "--all", *ours, *arguments, seconds=_CLEANUP_SECONDS)
+        return found.stdout.decode("ascii", "replace").split() if found.ok else []
 
     # ------------------------------------------------------------ steps
 
@@ -114,7 +122,7 @@ class PackageEngine:
             (place / "install" / "trust.sh").write_bytes(trust.read_bytes())
             (place / "install" / "extra-ca.crt").write_bytes(self.extra_ca)
             given = self._run(
-                "cp", str(place), f"{container}:{Path(_PLACE).parent}", seconds=_CLEANUP_SECONDS
+                "cp", str(place), f"{container}:{Path(_PLACE).parent}", seconds=self.timeout
             )
         if not given.ok:
             raise _failure("The engine would not take the script", given)
@@ -148,10 +156,6 @@ class PackageEngine:
             self._run("rm", "--force", "--volumes", container, seconds=_CLEANUP_SECONDS)
         except PackageReadingError:
             log.warning("package_reading_left", container=container)
-
-    def _filters(self, family: OsFamily) -> tuple[str, ...]:
-        labels = (f"svc.instance={self.instance_id}", f"{_LABEL}={family.name}")
-        return tuple(word for label in labels for word in ("--filter", f"label={label}"))
 
     def _run(
         self,

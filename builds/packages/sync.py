@@ -79,7 +79,7 @@ def sync_family(family_name: str, *, engine: PackageEngine, cancelled: threading
                     architecture=listing.architecture,
                     base_image=engine.base_images[family_name],
                 )
-        except (PackageReadingError, MalformedIndexError) as error:
+        except (PackageReadingError, MalformedIndexError, OSError) as error:
             if not cancelled.is_set():
                 _note_failure(family_name, str(error))
             log.warning("packages_not_read", family=family_name, reason=str(error).split("\n")[0])
@@ -102,13 +102,16 @@ def sync_due_families(
         if stopped.is_set():
             break
         if not times.is_due(PackageIndex.objects.filter(pk=name).first()):
-            _remove_leftovers(name, engine)
             continue
         try:
             sync_family(name, engine=engine, cancelled=stopped)
         except PackageSyncError:
             continue
         read += 1
+    for name in engine.families_at_work() & FAMILIES.keys():
+        with try_advisory_lock(_lock_name(name)) as held:
+            if held:
+                engine.remove_leftovers(FAMILIES[name])
     return read
 
 
@@ -139,12 +142,6 @@ def sync_duty() -> partial[int]:
 
 def _lock_name(family_name: str) -> str:
     return f"package-sync:{settings.SVC_INSTANCE_ID}:{family_name}"
-
-
-def _remove_leftovers(family_name: str, engine: PackageEngine) -> None:
-    with try_advisory_lock(_lock_name(family_name)) as held:
-        if held:
-            engine.remove_leftovers(FAMILIES[family_name])
 
 
 def _note_failure(family_name: str, error: str) -> None:

@@ -32,7 +32,7 @@ from controlplane.locks import _key
 from controlplane.processes import run_process
 from tests.builds.bench import write_program
 from tests.builds.package_index import write_index
-from tests.worker_process import CommandProcess, eventually
+from tests.worker_process import CommandProcess, WorkerProcess, eventually
 
 DEBIAN = FAMILIES["debian"]
 TIMES = SyncTimes(ttl=timedelta(hours=24), backoff=timedelta(minutes=1))
@@ -170,6 +170,30 @@ def _others_at_work() -> list[str]:
             " AND pid <> pg_backend_pid() AND state <> 'idle'"
         )
         return [row[0] for row in cursor.fetchall()]
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_build_worker_reads_what_is_due_and_removes_what_was_left(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.SVC_INSTANCE_ID = instance_id = f"test-{uuid.uuid4().hex[:12]}"
+    write_index("debian", {"jq": ["1.6"]})
+    PackageIndex.objects.update(read_at=timezone.now() - timedelta(days=2))
+    configured_engine()._create(FAMILIES["debian"], NEVER)
+    worker = WorkerProcess(
+        tmp_path / "log", PACKAGE_SYNC_FAMILIES="debian", PACKAGE_SYNC_INTERVAL_MS="200"
+    )
+    try:
+        eventually(
+            lambda: Package.objects.filter(name="ripgrep").exists(), what="the index is read"
+        )
+        eventually(lambda: not containers_of(instance_id), what="no container is left")
+    finally:
+        worker.process.terminate()
+        worker.process.wait(timeout=60)
+    assert PackageIndex.objects.get().packages > 30_000
 
 
 @pytest.mark.django_db(transaction=True)

@@ -15,7 +15,7 @@ from typing import Final
 from .apk import read_apk
 from .apt import read_apt
 from .dnf import read_dnf
-from .listing import Listing, MalformedIndexError, Offer
+from .listing import MAX_LINE, Listing, MalformedIndexError, Offer
 from .pacman import read_pacman
 
 Reader = Callable[[Listing], Iterator[Offer]]
@@ -24,7 +24,15 @@ READERS: Final[Mapping[str, Reader]] = MappingProxyType(
     {"apt": read_apt, "dnf": read_dnf, "pacman": read_pacman, "apk": read_apk}
 )
 
-__all__ = ["READERS", "Listing", "MalformedIndexError", "Offer", "read_listing", "reading_script"]
+__all__ = [
+    "MAX_LINE",
+    "READERS",
+    "Listing",
+    "MalformedIndexError",
+    "Offer",
+    "read_listing",
+    "reading_script",
+]
 
 
 def read_listing(package_manager: str, lines: Iterable[str]) -> tuple[Listing, Iterator[Offer]]:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _MARK: Final = "svc:"
-_MAX_LINE: Final = 1024 * 1024
+MAX_LINE: Final = 1024 * 1024
+"""Characters; a longer line is no line of a package manager."""
 
 
 class MalformedIndexError(Exception):
@@ -49,7 +50,7 @@ class Listing:
         """Yield each line with the section that it is in."""
         section = ""
         for line in self._lines:
-            if len(line) > _MAX_LINE:
+            if len(line) > MAX_LINE:
                 raise MalformedIndexError("The listing has a line without end.")
             text = line.rstrip("\n")
             if not text.startswith(_MARK):
