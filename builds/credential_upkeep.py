@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 from django.db import DatabaseError, InterfaceError, transaction
-from django.db.models import Exists, OuterRef, Prefetch
+from django.db.models import Exists, OuterRef, Prefetch, Q
 from django.db.models.functions import Now
 
 from accounts import delivery
@@ -65,6 +65,8 @@ def look_after_credentials(
             try:
                 _look_after(adapter, attempt, done)
             except (LaunchError, DeliveryError) as exc:
+                if _is_launching(attempt) and exc.code == "runtime-gone":
+                    continue  # its container is not there yet, or on another engine
                 log.warning(
                     "credentials_not_looked_after", run_id=str(attempt.run_id), code=exc.code
                 )
@@ -74,20 +76,33 @@ def look_after_credentials(
 
 
 def _running(engine_id: str) -> Sequence[Attempt]:
-    """Return the attempts whose workspace runs on this engine and is given accounts."""
+    """Return the attempts whose workspace runs on this engine and is given accounts.
+
+    Also those that are being launched, perhaps here: their steps may take an hour.
+    """
     running = RuntimeInstance.objects.expected_to_run(engine_id=engine_id)
+    launching = Q(status=Attempt.Status.RUNNING, runtime__status=RuntimeInstance.Status.PENDING)
     references = CredentialReference.objects.select_related("account").order_by("pk")
     given = CredentialReference.objects.filter(attempt=OuterRef("pk"))
     return list(
-        Attempt.objects.filter(Exists(given), runtime__in=running)
+        Attempt.objects.filter(Exists(given), Q(runtime__in=running) | launching)
         .select_related("workspace")
         .prefetch_related(Prefetch("credentials", references))
     )
 
 
+def _is_launching(attempt: Attempt) -> bool:
+    return attempt.status == Attempt.Status.RUNNING
+
+
 def _look_after(adapter: RuntimeAdapter, attempt: Attempt, done: Upkeep) -> None:
     references = list(attempt.credentials.all())
-    if _may_restart(attempt) and adapter.waits_for_credentials(attempt.run_id):
+    # The worker that launches a workspace gives it its accounts.
+    if (
+        not _is_launching(attempt)
+        and _may_restart(attempt)
+        and adapter.waits_for_credentials(attempt.run_id)
+    ):
         _deliver_again(adapter, attempt)
         done.delivered += 1
         return

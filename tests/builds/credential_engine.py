@@ -35,6 +35,7 @@ class HoldingEngine(NoEngine):
     renewed: dict[uuid.UUID, list[tuple[str, str]]] = field(default_factory=dict)
     observed: list[ObservedRuntime] = field(default_factory=list)
     before_launch: Callable[[], None] | None = None
+    after_delivery: Callable[[], None] | None = None
     fails_with: LaunchError | None = None
 
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
@@ -44,6 +45,8 @@ class HoldingEngine(NoEngine):
             self.before_launch()
         if request.credentials is not None:
             self.deliver_credentials(request.run_id, request.credentials())
+        if self.after_delivery is not None:
+            self.after_delivery()
         if self.fails_with is not None:
             raise self.fails_with
         return super().launch(request, cancelled=cancelled)

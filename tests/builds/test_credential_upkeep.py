@@ -287,6 +287,29 @@ def test_what_is_deleted_or_marked_invalid_is_taken_from_running_workspaces_once
     assert list(withdrawn) == [{"connectedAccountIds": [claude]}, {"connectedAccountIds": [github]}]
 
 
+def test_a_workspace_that_is_still_being_launched_is_looked_after_too(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    """Its steps take long, and meanwhile one account is renewed and another deleted."""
+    account, claude = connect("codex"), connect("claude")
+    job = job_with(PERSISTENT, codex=account, claude=claude)
+    run_id = job.attempt.run_id
+    later = codex("2026-02-01T00:00:00Z")
+    seen: list[Upkeep] = []
+
+    def steps_run() -> None:
+        engine.renewed[run_id] = [(account, later)]
+        delete(claude)
+        engine.waiting.add(run_id)
+        seen.append(look_after(engine))
+
+    engine.after_delivery = steps_run
+    runner.run(claim(job), JobControl())
+    assert seen == [Upkeep(withdrawn=1, renewed=1)]
+    assert secret_of(account) == later
+    assert list(engine.held[run_id]) == [account]
+
+
 def test_one_workspace_that_does_not_answer_keeps_nothing_from_the_others(
     engine: HoldingEngine, runner: JobRunner
 ) -> None:
