@@ -27,8 +27,8 @@ from scm.webhooks import (
 WEBHOOK_DESCRIPTION = """\
 For the source-hosting provider alone. The signature is looked at before the body is parsed.
 
-Each delivery counts once, by its id; one that came to nothing (`failed`, or `received` while
-another one of the same installation is at work) is taken up again by its next delivery and by the
+Each delivery counts once, by its id; one that came to nothing (`failed`, or `received` while too
+many others are at work) is taken up again by its next delivery, or within minutes by the
 build workers. Events that are not known here are accepted and `ignored`.
 
 | Status | `code` | When |

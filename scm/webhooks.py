@@ -47,7 +47,11 @@ RETRY_FOR = timedelta(days=1)
 TAKEN_UP_AT_ONCE = 20
 """Each of them may ask the provider for many pages."""
 PRUNED_AT_ONCE = 5_000
+APPLIED_AT_ONCE = 2
+"""Deliveries that one API process acts upon as they come; a provider that is slow must not take all
+of its threads. The others wait for the upkeep."""
 
+_applying = threading.BoundedSemaphore(APPLIED_AT_ONCE)
 _OPEN = (WebhookDelivery.Status.RECEIVED, WebhookDelivery.Status.FAILED)
 _SIGNATURE = re.compile(r"sha256=[0-9a-fA-F]{64}")
 _DELIVERY_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
@@ -126,7 +130,12 @@ def receive_delivery(*, delivery_id: str, event: str, body: bytes) -> WebhookDel
         ignore_conflicts=True,
     )
     delivery = WebhookDelivery.objects.get(delivery_id=delivery_id)
-    return _act(delivery.pk, only_open=True)
+    if not _applying.acquire(blocking=False):
+        return delivery
+    try:
+        return _act(delivery.pk, only_open=True)
+    finally:
+        _applying.release()
 
 
 def _read_payload(body: bytes) -> Mapping[str, Any]:

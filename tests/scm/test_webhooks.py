@@ -378,3 +378,34 @@ class TestAtTheSameTime:
         assert set(WebhookDelivery.objects.values_list("status", flat=True)) == {"processed"}
         # The first answer was asked for before the others came, the second one told them all.
         assert provider.paths().count("GET /app/installations/7") == 2
+
+    def test_a_provider_that_hangs_takes_two_threads_at_the_most(
+        self, api: Api, provider: FakeProvider
+    ) -> None:
+        hang = threading.Event()
+        provider.after = lambda _: assert_set(hang)
+
+        def send(number: int) -> str:
+            try:
+                payload = {**CREATED, "installation": {**CREATED["installation"], "id": number}}
+                answer = deliver(Api(), "installation", payload, delivery_id=f"d{number}")
+                return str(answer.body["status"])
+            finally:
+                connection.close()
+
+        for number in (7, 8):
+            provider.install("app", id=number)
+        with ThreadPoolExecutor(2) as pool:
+            hanging = [pool.submit(send, 7), pool.submit(send, 8)]
+            eventually(lambda: len(provider.requests) == 2, what="both ask the provider")
+            third = deliver(api, "installation", CREATED, delivery_id="third")
+            assert third.body == {"deliveryId": "third", "status": "received"}
+            hang.set()
+            assert [each.result() for each in hanging] == ["processed", "processed"]
+        WebhookDelivery.objects.update(received_at=Now() - timedelta(minutes=2))
+        webhooks.keep_deliveries(NEVER)
+        assert WebhookDelivery.objects.get(delivery_id="third").status == "processed"
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(120)
