@@ -4,90 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
 import pytest
 
-from controlplane.errors import JobError
-from tests.runs.credentialed import (
-    ALL,
-    CLAUDE,
-    GENERIC,
-    GITHUB,
-    account,
-    codex,
-    document,
-    identity,
-)
+from tests.runs.credentialed import ALL, CLAUDE, GENERIC, GITHUB, account, codex, document, identity
 from tests.workspaces.conftest import Launcher, step
-from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest, RenewedCredential
+from tests.workspaces.credentialed import PATIENCE, environment, in_run, until, wanting
+from workspaces.runtimes.base import LaunchError, LaunchRequest, RenewedCredential
 
 pytestmark = pytest.mark.docker
-PATIENCE = 60.0
 AUTH = "/home/workspace/.codex/auth.json"
-
-
-def wanting(launcher: Launcher, *accounts: dict[str, str], **changes: Any) -> LaunchRequest:
-    """A request for a workspace with these accounts."""
-    boot = {"credentials": True} | changes.pop("boot", {})
-    values = {"credentials": lambda: document(*(accounts or ALL))} | changes
-    return launcher.request(boot=boot, **values)
-
-
-def environment(launcher: Launcher, runtime: LaunchedRuntime, name: str) -> dict[str, str]:
-    """What a step wrote with ``env -0`` into the working directory."""
-    code, output = launcher.inside(runtime, "cat", f"/workspace/repo/{name}")
-    assert code == 0, output
-    return dict(entry.split("=", 1) for entry in output.rstrip("\0").split("\0"))
-
-
-def in_run(launcher: Launcher, run_id: UUID, script: str, number: int = 1) -> str:
-    """The output of a one-shot run, as the workspace's user would see it."""
-    marker = f"/workspace/repo/out-{number}"
-    spec = {
-        "version": 1,
-        "runId": str(UUID(int=number)),
-        "argv": ["/bin/sh", "-c", f"{{ {script}; }} > {marker}.new 2>&1; mv {marker}.new {marker}"],
-        "cwd": None,
-        "env": {},
-        "stdin": None,
-        "timeSeconds": 60,
-        "graceSeconds": 2,
-        "secrets": [],
-        "record": {
-            "policy": "block",
-            "input": "masked",
-            "spoolBytes": 1 << 26,
-            "segmentBytes": 1 << 23,
-            "files": False,
-            "network": False,
-            "processes": False,
-            "patchBytes": 1 << 18,
-            "maxFiles": 100,
-        },
-    }
-    stdin = json.dumps(spec).encode()
-    answer = launcher.adapter.call_agent(run_id, ["exec"], stdin=stdin, timeout=PATIENCE)
-    assert answer.exit_code == 0, answer
-    container = launcher.client.containers.get(f"svc-{run_id}")
-
-    def there() -> bool:
-        return int(container.exec_run(["test", "-e", marker]).exit_code or 0) == 0
-
-    until(there)
-    return cast("bytes", container.exec_run(["cat", marker]).output).decode()
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that happens in a container."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def test_every_process_of_the_workspace_has_its_accounts(launcher: Launcher) -> None:
@@ -265,42 +194,6 @@ def test_a_home_that_cannot_be_written_does_not_keep_the_workspace_from_starting
     assert in_run(launcher, request.run_id, 'echo "$GH_TOKEN"') == f"{GITHUB}\n"
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [b"", b"canary", b"\xff\xfe", b"[]", b'{"version": 1}', b"[" * 100_000, b"x" * (2 << 20)],
-    ids=["empty", "text", "bytes", "list", "half", "deep", "long"],
-)
-def test_garbage_is_refused_and_nothing_of_the_launch_is_left(
-    launcher: Launcher, garbage: bytes
-) -> None:
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(wanting(launcher, credentials=lambda: garbage))
-    assert caught.value.code == "credentials-refused"
-    assert "canary" not in caught.value.message
-    assert launcher.left_over() == []
-
-
-def test_an_agent_that_fails_to_boot_is_told_of_instead_of_its_credentials(
-    launcher: Launcher,
-) -> None:
-    with pytest.raises(LaunchError, match="the user ghost does not exist") as caught:
-        launcher.launch(wanting(launcher, boot={"user": "ghost"}))
-    assert caught.value.code == "step-failed"
-    assert launcher.left_over() == []
-
-
-def test_a_document_that_cannot_be_made_ends_the_launch_with_its_reason(
-    launcher: Launcher,
-) -> None:
-    def fail() -> bytes:
-        raise JobError("account-gone", "The account is gone.")
-
-    with pytest.raises(JobError) as caught:
-        launcher.launch(wanting(launcher, credentials=fail))
-    assert caught.value.code == "account-gone"
-    assert launcher.left_over() == []
-
-
 def test_two_deliveries_at_once_leave_one_of_them_whole(launcher: Launcher) -> None:
     request = wanting(launcher)
     runtime = launcher.launch(request)
@@ -327,137 +220,3 @@ def test_two_deliveries_at_once_leave_one_of_them_whole(launcher: Launcher) -> N
     code, listed = launcher.inside(runtime, "ls", "/run/svc", user="root")
     assert code == 0
     assert len([name for name in listed.split() if name.startswith("set-")]) == 1
-
-
-def test_a_second_worker_delivers_to_a_container_that_waits_and_to_no_other(
-    launcher: Launcher,
-) -> None:
-    asked: list[str] = []
-    wake_up = threading.Event()
-
-    def of(worker: str) -> Callable[[], bytes]:
-        def make() -> bytes:
-            asked.append(worker)
-            return document(account(3, "github", f"github-of-{worker}-0123456789"))
-
-        return make
-
-    def sleep() -> bytes:
-        # As long as this takes, the first worker might as well be dead.
-        wake_up.wait(PATIENCE)
-        raise JobError("woke-up-late", "It did.")
-
-    first = wanting(launcher, credentials=sleep)
-    late: list[str] = []
-
-    def launch_first() -> None:
-        try:
-            launcher.launch(first)
-        except JobError as error:
-            late.append(error.code)
-
-    thread = threading.Thread(target=launch_first)
-    thread.start()
-    until(launcher.containers)
-    until(lambda: waits(launcher, first))
-
-    second = replace(first, attempt_count=2, credentials=of("second"))
-    runtime = launcher.launch(second)
-    assert asked == ["second"]
-    third = replace(first, attempt_count=3, credentials=of("third"))
-    assert launcher.launch(third).resource_id == runtime.resource_id
-    assert asked == ["second"]
-
-    wake_up.set()
-    thread.join(PATIENCE)
-    assert late == ["woke-up-late"]
-    assert in_run(launcher, first.run_id, "echo $GH_TOKEN") == "github-of-second-0123456789\n"
-
-
-def waits(launcher: Launcher, request: LaunchRequest) -> bool:
-    """Whether its container is there and wants its credentials."""
-    try:
-        return launcher.adapter.waits_for_credentials(request.run_id)
-    except LaunchError:
-        return False
-
-
-def test_a_launch_that_is_cancelled_at_the_delivery_leaves_nothing(launcher: Launcher) -> None:
-    cancelled = threading.Event()
-
-    def make() -> bytes:
-        cancelled.set()
-        return document(*ALL)
-
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(wanting(launcher, credentials=make), cancelled)
-    assert caught.value.code == "launch-cancelled"
-    assert launcher.left_over() == []
-
-
-def test_a_container_that_stops_answering_at_the_delivery_is_given_up_at_the_deadline(
-    launcher: Launcher,
-) -> None:
-    def make() -> bytes:
-        (container,) = launcher.containers()
-        container.pause()
-        return document(*ALL)
-
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(wanting(launcher, credentials=make, timeout=4.0))
-    assert caught.value.code == "launch-timed-out"
-    assert launcher.left_over() == []
-
-
-def started(launcher: Launcher) -> bool:
-    """Whether the slow step runs."""
-    (container,) = launcher.containers()
-    if container.status != "running":
-        return False
-    return int(container.exec_run(["test", "-e", "/tmp/started"]).exit_code or 0) == 0
-
-
-def test_the_last_word_of_a_container_is_asked_for_before_it_is_removed(
-    launcher: Launcher,
-) -> None:
-    said: list[RenewedCredential] = []
-    holder: dict[str, LaunchRequest] = {}
-
-    def parting() -> None:
-        said.extend(launcher.adapter.collect_credentials(holder["request"].run_id))
-
-    slow = {"startup": [step("touch /tmp/started; sleep 600")]}
-    request = wanting(launcher, parting=parting, boot=slow)
-    holder["request"] = request
-    cancelled = threading.Event()
-
-    def cancel() -> None:
-        until(lambda: launcher.containers() and started(launcher))
-        cancelled.set()
-
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    with pytest.raises(LaunchError):
-        launcher.launch(request, cancelled)
-    thread.join(PATIENCE)
-    assert [renewed.secret for renewed in said] == [codex()]
-
-
-def test_an_answer_that_makes_no_sense_is_refused_without_repeating_it(
-    launcher: Launcher, publish: Callable[[str], str]
-) -> None:
-    lying = publish(
-        f"FROM {launcher.image}\n"
-        "RUN printf '#!/bin/sh\\necho a-canary-of-the-answer\\n' > /usr/lib/svc/agent\n"
-        'ENTRYPOINT ["sleep", "600"]\n'
-    )
-    launcher.client.containers.run(
-        lying,
-        detach=True,
-        name=f"svc-{UUID(int=5)}",
-        labels={"svc.instance": launcher.instance_id},
-    )
-    with pytest.raises(LaunchError) as caught:
-        launcher.adapter.collect_credentials(UUID(int=5))
-    assert caught.value.code == "credentials-unclear"
-    assert "canary" not in caught.value.message

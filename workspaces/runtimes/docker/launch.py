@@ -343,10 +343,7 @@ class Launch:
         )
 
     def _deliver(self, container: Container) -> boot.BootStatus | None:
-        """Give the container its credentials, if there are any; what its agent says of the boot.
-
-        None when it says nothing: the container may have ended meanwhile.
-        """
+        """Give the container any credentials; what its agent then says of the boot, if it does."""
         make_document = self._request.credentials
         if make_document is None:
             return None
@@ -362,12 +359,20 @@ class Launch:
         except LaunchError as error:
             if error.code != "credentials-refused":
                 raise
-            # A boot that has failed knows better why.
+            return self._better_reason(container, error)
+
+    def _better_reason(self, container: Container, error: LaunchError) -> boot.BootStatus | None:
+        """Return the status of a boot that has failed, None if it has ended; or raise ``error``."""
+        while container.status not in ("exited", "dead"):
+            self._proceed()
             left = self._deadline - time.monotonic()
             status = self._engine.ask(container, self._cancelled, limit=left)
-            if status is None or status.phase not in ("failed", "stopped"):
-                raise
-            return status
+            if status is not None and status.phase in ("failed", "stopped"):
+                return status
+            if status is not None and status.phase != "starting":
+                raise error
+            container.reload()
+        return None
 
     def _remove_others(self, ready: Container) -> None:
         """Remove what a launch that died while discarding left of this run."""
