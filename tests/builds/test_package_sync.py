@@ -147,7 +147,8 @@ def test_a_reading_that_is_killed_leaves_the_earlier_index(
     finally:
         process.process.kill()
         process.process.wait(timeout=60)
-    # The lock went with the process, and so does the container.
+    # The lock goes with the process's connection, and the container with the next reading.
+    eventually(lambda: not _locks_held(), what="the lock is given back")
     assert sync_family("debian", engine=configured_engine(), cancelled=NEVER) > 30_000
     assert containers_of(instance_id) == []
     assert Package.objects.filter(family="debian", name="ripgrep", virtual=False).exists()
@@ -170,6 +171,15 @@ def _others_at_work() -> list[str]:
             " AND pid <> pg_backend_pid() AND state <> 'idle'"
         )
         return [row[0] for row in cursor.fetchall()]
+
+
+def _locks_held() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database"
+            " WHERE locktype = 'advisory' AND datname = current_database()"
+        )
+        return int(cursor.fetchone()[0])
 
 
 @pytest.mark.docker
