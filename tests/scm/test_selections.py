@@ -88,7 +88,7 @@ def test_without_an_app_that_is_said_first(installation: Installation, settings:
     assert refusal(given) == (503, "scm-app-unconfigured", {POINTER: "scm-app-unconfigured"})
 
 
-@pytest.mark.parametrize("wanted", ["nonsense", str(uuid.uuid4()), "7", "\x00"])
+@pytest.mark.parametrize("wanted", ["nonsense", str(uuid.UUID(int=10)), "7", "\x00"])
 def test_an_installation_that_is_not_there(installation: Installation, wanted: str) -> None:
     assert refusal(selection(installation, installation_id=wanted)) == (
         404,
@@ -97,7 +97,7 @@ def test_an_installation_that_is_not_there(installation: Installation, wanted: s
     )
 
 
-@pytest.mark.parametrize("wanted", ["nonsense", str(uuid.uuid4()), "700"])
+@pytest.mark.parametrize("wanted", ["nonsense", str(uuid.UUID(int=10)), "700"])
 def test_a_repository_that_is_not_there(installation: Installation, wanted: str) -> None:
     assert refusal(selection(installation, installation_repository_id=wanted)) == (
         404,
