@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from tests.parallel import LONG_FIRST, TOGETHER, long_first, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
+BY_CHANCE = {"uuid1", "uuid4", "uuid7", "urandom", "token_hex", "token_urlsafe", "randrange"}
 
 
 def test_a_file_is_a_unit_whatever_is_in_its_tests_names() -> None:
@@ -45,3 +47,16 @@ def test_all_that_is_named_exists() -> None:
     named = {*TOGETHER, *LONG_FIRST}
     files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
     assert [start for start in named if not any(file.startswith(start) for file in files)] == []
+
+
+def test_the_names_of_tests_are_the_same_in_every_process() -> None:
+    """The processes would not agree on what there is to run, and nothing would be run."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parametrize"):
+                words = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                words |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                if words & BY_CHANCE and not any(word.arg == "ids" for word in node.keywords):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
