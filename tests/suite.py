@@ -74,7 +74,9 @@ def run(options: list[str], cache: Path) -> Run:
     """Run pytest with what it remembers in ``cache``, and show what it prints."""
     colour = ["--color=yes"] if sys.stdout.isatty() else []
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *colour, *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    # The processes have to agree on the tests and their order, also where a set lists them.
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     timer = threading.Timer(MOST_SECONDS, process.send_signal, [signal.SIGINT])
     timer.start()
     try:

@@ -64,7 +64,7 @@ def test_an_expired_lease_is_claimed_again_and_keeps_the_first_start() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("status", Run.TERMINAL)
+@pytest.mark.parametrize("status", sorted(Run.TERMINAL))
 def test_a_run_that_has_ended_is_not_claimable(status: Run.Status) -> None:
     run = make_executable(status=status, finished_at=Now())
 
