@@ -28,6 +28,7 @@ import structlog
 from builds.command_lines import DockerCommand, find_docker
 from builds.context import BuildError, write_context
 from builds.output import BuildOutput, ProgramLog
+from builds.phases import measured
 from builds.planner import ImagePlan
 from builds.workplace import sweep_leftovers, workplace
 from controlplane.oci_names import is_repository, is_tag
@@ -159,6 +160,7 @@ class Compiler:
             else:
                 self._base_images.pop(reference, None)
 
+    @measured("build")
     def build(
         self,
         plan: ImagePlan,
@@ -203,6 +205,7 @@ class Compiler:
             on_failure.pop_all()
         return BuiltImage(image_id, tag)
 
+    @measured("push")
     def push(
         self,
         built: BuiltImage,

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db import close_old_connections, connections
 
-from controlplane.errors import JobError
-
-log = structlog.get_logger(__name__)
+import metrics.duties
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +30,4 @@ class Duty:
 
 def guarded(name: str, duty: Callable[[], object]) -> None:
     """Run one duty once; the next round tries again whatever went wrong."""
-    try:
-        duty()
-    except (DatabaseError, InterfaceError, JobError) as exc:
-        reason = exc.message if isinstance(exc, JobError) else type(exc).__name__
-        log.warning("duty_failed", duty=name, reason=reason)
-        close_old_connections()
-    except Exception:
-        log.exception("duty_failed", duty=name)
+    metrics.duties.guarded(name, duty, worker="build")

@@ -17,6 +17,7 @@ from builds.boot_record import BuildRecord
 from builds.models import BuildJob
 from builds.planner.plan import PlannedSource
 from builds.selections import references_of
+from builds.phases import measured
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 from scm import git
 from scm.selections import SourceToken, source_token
@@ -60,6 +61,7 @@ class SourceFetcher:
             _credential(token),
         )
 
+    @measured("fetch")
     def checkout(self, sources: Mapping[str, git.ResolvedSource], folder: Path) -> dict[str, Path]:
         """Make a checkout of each source in ``folder`` and return where each one is."""
         checkouts = {}

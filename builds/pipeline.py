@@ -36,11 +36,13 @@ from builds.credential_upkeep import keep_renewed
 from builds.fetching import SourceFetcher
 from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
+from builds.phases import measured
 from builds.planner import Catalogue, ImagePlan, plan
 from builds.settlement import fail_claimed_job
 from builds.workplace import workplace
 from controlplane.errors import ControlPlaneError, JobError
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
+from metrics.families import BUILDS_REUSED
 from registries.client import RegistryClient
 from runs.agent_archive import agent_archive, agent_digest
 from scm import git
@@ -226,6 +228,7 @@ class JobRunner:
         earlier = self._reuse(job, plan_hash)
         if earlier is not None:
             record.state("An image of the same plan is there already: nothing has to be built.")
+            BUILDS_REUSED.count()
             return earlier, plan_hash, True
         with ExitStack() as stack:
             try:
@@ -296,6 +299,7 @@ class JobRunner:
             digest=digest,
         )
 
+    @measured("launch")
     def _launch(
         self,
         job: BuildJob,

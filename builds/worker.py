@@ -38,12 +38,15 @@ from builds import sweeper
 from builds.duties import Duty, guarded
 from builds.messages import BuildRequested, MalformedMessageError, topology
 from builds.models import BuildJob, LeaseLostError, Worker
+from builds.outcomes import counted
 from builds.pipeline import JobControl, JobRunner, ShutdownError
 from builds.reconciler import reconcile
 from builds.settlement import fail_claimed_job
 from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
 from controlplane.errors import JobError
+from metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
+from metrics.services import try_flush
 
 log = structlog.get_logger(__name__)
 
@@ -254,6 +257,7 @@ class BuildWorker:
         log.info("job_done", duration_ms=round((time.monotonic() - started) * 1000))
         return Delivery.ack
 
+    @counted()
     def _run_claimed(self, job: BuildJob, control: JobControl) -> None:
         if job.attempt_count > job.max_attempts:
             exhausted = JobError(
@@ -306,17 +310,22 @@ class BuildWorker:
             for job, control in held:
                 self._renew(job, control)
             self._release_strays()
+            try_flush()
         connections.close_all()
 
     def _renew(self, job: BuildJob, control: JobControl) -> None:
         try:
-            if not BuildJob.objects.renew(job.fence, lease=self._times.lease):
+            if BuildJob.objects.renew(job.fence, lease=self._times.lease):
+                LEASE_RENEWALS.count(worker="build", outcome="renewed")
+            else:
                 with self._lock:
                     still_held = job.pk in self._controls
                 if still_held:
+                    LEASE_RENEWALS.count(worker="build", outcome="lost")
                     log.warning("lease_lost", job_id=str(job.pk))
                     control.lose()
         except (DatabaseError, InterfaceError) as exc:
+            LEASE_RENEWALS.count(worker="build", outcome="failed")
             log.warning("renewal_failed", job_id=str(job.pk), reason=type(exc).__name__)
             close_old_connections()
 
@@ -338,6 +347,7 @@ class BuildWorker:
             log.warning("stray_leases_released", jobs=released)
 
     def _unregister(self) -> None:
+        try_flush()
         try:
             Worker.objects.filter(pk=self.worker_id).delete()
         except (DatabaseError, InterfaceError):
@@ -379,6 +389,7 @@ class BuildWorker:
         )
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
+            FOUND_BY_SWEEPER.count(worker="build")
             self._submit(job_id, None)
 
     def _end_sessions(self) -> None:

@@ -7,7 +7,10 @@ processes keep one slow request's Python from holding up everything else. Each t
 database connection: processes x threads stays far below PostgreSQL's `max_connections`.
 """
 
+from __future__ import annotations
+
 import os
+from typing import Any
 
 bind = f"{os.environ.get('SVC_BIND_HOST', '127.0.0.1')}:{os.environ.get('SVC_API_PORT', '4000')}"
 worker_class = "gthread"
@@ -24,3 +27,18 @@ accesslog = None
 errorlog = "-"
 # Nothing of ours listens to gunicorn's control socket.
 control_socket_disable = True
+
+
+def post_worker_init(worker: Any) -> None:
+    """Have each process write what it counts for ``/metrics``."""
+    from metrics.services import Flusher  # settings are read once the application is loaded
+
+    worker.flusher = Flusher()
+    worker.flusher.start()
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    """Write the counts of the last seconds."""
+    flusher = getattr(worker, "flusher", None)
+    if flusher is not None:
+        flusher.stop()

@@ -104,18 +104,19 @@ def _held_by(worker_id: str, fences: Iterable[Fence]) -> RunQuerySet:
     return Run.objects.filter(held, worker_id=worker_id, lease_expires_at__isnull=False)
 
 
-def renew(worker_id: str, fences: Collection[Fence], *, lease: timedelta) -> None:
-    """Prolong all leases of a worker in one statement; those that are lost stay so.
+def renew(worker_id: str, fences: Collection[Fence], *, lease: timedelta) -> int:
+    """Prolong all leases of a worker in one statement; return how many. Lost ones stay so.
 
     Passes over rows that are being written: the next renewal is soon.
     """
     if not fences:
-        return
+        return 0
     with transaction.atomic():
         rows = _held_by(worker_id, fences).select_for_update(skip_locked=True)
         held = list(rows.values_list("pk", flat=True))
         if held:
             Run.objects.filter(pk__in=held).update(lease_expires_at=Now() + lease)
+    return len(held)
 
 
 def standing(worker_id: str, fences: Collection[Fence]) -> dict[uuid.UUID, bool]:

@@ -17,8 +17,9 @@ import structlog
 from django.db import DatabaseError, DataError, IntegrityError
 
 from controlplane.errors import JobError
+from metrics.families import INGEST_LAG
 from runs import claims, execution, store
-from runs.agent.frames import FrameError
+from runs.agent.frames import HEADER, FrameError
 from runs.connections import Connections, Database, StoppedError
 from runs.endings import GONE, NOT_RUNNING, Endings
 from runs.execution import RecordLimits, StartUnknownError, time_limit_seconds
@@ -220,6 +221,9 @@ class Recorder:
     def _store(self, tail: TailChannel, batch: list[bytes]) -> bool:
         """Commit, then acknowledge; True when that was the end of the record."""
         appended = self._database(lambda: self._append(tail.hello.spool_id, batch))
+        if appended.events:
+            _, written_us, *_ = HEADER.unpack_from(batch[0])
+            INGEST_LAG.observe(max(0.0, time.time() - written_us / 1e6))
         self._stored_at = self._heard = time.monotonic()
         self._retry, self._damaged, self._unreadable_since = RETRY_SECONDS, 0, 0.0
         tail.acknowledge(appended.last_sequence)

@@ -21,6 +21,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
 from runs import chain, seal, settlement
 from runs.agent import frames
 from runs.agent.frames import STREAM_NAMES, Confidence, Event, Kind, Method
@@ -256,7 +257,14 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
     tables.add_checkpoint(head)
     head.save()
     _announce(head, sealed=batch.sealed is not None)
+    transaction.on_commit(lambda: _count(batch))
     return batch
+
+
+def _count(batch: Batch) -> None:
+    RECORD_BATCHES.count()
+    RECORD_EVENTS.count(batch.stored)
+    RECORD_BYTES.count(batch.stored_bytes)
 
 
 def _end(head: RunHead, *, reason: str, exit_: Mapping[str, Any] | None, detail: str) -> None:

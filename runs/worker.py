@@ -34,7 +34,9 @@ from django.db.backends.signals import connection_created
 
 from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
-from controlplane.errors import JobError
+from metrics.duties import guarded
+from metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
+from metrics.services import try_flush
 from runs import claims, heartbeats, sweeper
 from runs.claims import LeaseLostError
 from runs.connections import Connections, StoppedError
@@ -181,6 +183,7 @@ class Worker:
 
     def _leave(self) -> None:
         """Give back what recorders still hold, and the heartbeat's row."""
+        try_flush()
         try:
             claims.release(self.worker_id, [held.fence for held in self._places.holding()])
             heartbeats.unregister(self.worker_id)
@@ -270,6 +273,7 @@ class Worker:
                 ).record()
                 log.info("run_recorded")
             except LeaseLostError:
+                LEASE_RENEWALS.count(worker="run", outcome="lost")
                 log.warning("run_lost")
             except StoppedError:
                 self._give_back(held)
@@ -302,6 +306,7 @@ class Worker:
             if _boot_time() - self._beaten_at >= beat:
                 self._beat()
                 self._guarded("renewal", self._renew)
+                try_flush()
             self._guarded("look", self._look)
         connections.close_all()
 
@@ -330,8 +335,13 @@ class Worker:
         return now - self._beaten_at <= self._hold and now >= self._hold_until
 
     def _renew(self) -> None:
-        holding = self._places.holding()
-        claims.renew(self.worker_id, [held.fence for held in holding], lease=self._times.lease)
+        fences = [held.fence for held in self._places.holding()]
+        try:
+            renewed = claims.renew(self.worker_id, fences, lease=self._times.lease)
+        except DatabaseError:
+            LEASE_RENEWALS.count(len(fences), worker="run", outcome="failed")
+            raise
+        LEASE_RENEWALS.count(renewed, worker="run", outcome="renewed")
         ours = self._places.all()
         released = claims.release_strays(self.worker_id, ours, older_than=self._times.heartbeat)
         if released:
@@ -369,14 +379,7 @@ class Worker:
 
     def _guarded(self, name: str, duty: Callable[[], object]) -> None:
         """Run one duty; the next round tries again whatever went wrong."""
-        try:
-            duty()
-        except (DatabaseError, InterfaceError, JobError) as exc:
-            reason = exc.message if isinstance(exc, JobError) else type(exc).__name__
-            log.warning("duty_failed", duty=name, reason=reason)
-            close_old_connections()
-        except Exception:
-            log.exception("duty_failed", duty=name)
+        guarded(name, duty, worker="run")
 
     def _sweep_runs(self) -> None:
         if self._draining.is_set():
@@ -391,6 +394,7 @@ class Worker:
             waiting = [(run_id, mode) for run_id, mode in found if run_id not in ours]
             for run_id, mode in waiting[:free]:
                 log.info("run_found_by_sweeper", run_id=str(run_id))
+                FOUND_BY_SWEEPER.count(worker="run")
                 self._claim(run_id, mode)
             if len(waiting) > free:
                 log.warning("runs_wait_for_a_place", modes=sorted(kind), capacity=len(ours) + free)

@@ -39,6 +39,7 @@ class Batch:
     derived: Derived
     last_sequence: int = LAST_SEQUENCE
     stored: int = 0
+    stored_bytes: int = 0
     sealed: Event | None = None
     refused: str = ""
     _pieces: list[bytes] = field(default_factory=list)
@@ -62,10 +63,12 @@ class Batch:
                 if self.sealed is not None:
                     break
             if size >= PIECE_BYTES:
+                self.stored_bytes += size
                 yield b"".join(self._pieces)
                 self._pieces.clear()
                 size = 0
         if self._pieces:
+            self.stored_bytes += size
             yield b"".join(self._pieces)
             self._pieces.clear()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.db import connection
+from django.db import connection, transaction
 
+from metrics.families import RECORD_LOSSES
 from runs.ingest import rows
 from runs.ingest.derived import Derived, Loss
 from runs.models import RunHead
@@ -81,6 +82,12 @@ def add_losses(head: RunHead, losses: Sequence[Loss]) -> None:
     ]
     _many(_LOSS, lines)
     head.loss_count += len(losses)
+    transaction.on_commit(lambda: _count(losses))
+
+
+def _count(losses: Sequence[Loss]) -> None:
+    for loss in losses:
+        RECORD_LOSSES.count(kind=loss.kind)
 
 
 def add_derived(head: RunHead, derived: Derived) -> None:

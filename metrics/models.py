@@ -1,0 +1,30 @@
+"""What all processes of the installation have counted since its first day."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Count(models.Model):
+    """One number of one counter: a counter's own, or a bucket or the sum of a histogram.
+
+    Processes count in memory and add to these rows every few seconds (``metrics.services.flush``),
+    so the numbers are those of all processes on all machines and survive every restart. What a
+    process counted in its last seconds is lost when it is killed.
+    """
+
+    pk = models.CompositePrimaryKey("family", "labels", "part")
+    family = models.CharField(max_length=80)
+    labels = models.CharField(
+        max_length=500, help_text="The labels' values in the order of the family, as JSON."
+    )
+    part = models.CharField(
+        max_length=16, help_text="Of a histogram the bucket's bound or `sum`, otherwise empty."
+    )
+    value = models.FloatField()
+
+    class Meta:
+        db_table = "metric_count"
+
+    def __str__(self) -> str:
+        return f"{self.family}{self.labels} {self.part}"

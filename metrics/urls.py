@@ -1,0 +1,7 @@
+"""Paths of the metrics."""
+
+from django.urls import path
+
+from metrics import views
+
+urlpatterns = [path("metrics", views.Metrics.as_view())]
