@@ -15,9 +15,9 @@ from uuid import UUID
 
 from builds.boot_record import BuildRecord
 from builds.models import BuildJob
+from builds.phases import measured
 from builds.planner.plan import PlannedSource
 from builds.selections import references_of
-from builds.phases import measured
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 from scm import git
 from scm.selections import SourceToken, source_token

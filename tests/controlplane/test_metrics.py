@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ from metrics.families import (
 )
 from tests.conftest import Api
 
-Labels = dict[str, str]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Page:
@@ -346,3 +348,17 @@ def test_names_follow_the_rules_of_prometheus() -> None:
         assert family.name.startswith("svc_")
         assert family.name.endswith(suffix)
         assert set(family.known) <= set(family.labels)
+
+
+@pytest.mark.django_db
+def test_every_name_that_operators_are_told_of_is_there() -> None:
+    readme = (ROOT / "deploy" / "README.md").read_text()
+    chapter = readme.partition("## Metrics")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`(svc_[a-z_]+)", chapter))
+    shown = {
+        line.split()[2]
+        for line in Client().get("/metrics").content.decode().splitlines()
+        if line.startswith("# TYPE")
+    }
+    assert len(told) > 20
+    assert told - shown == set()
