@@ -19,6 +19,8 @@ from builds.services import cancel_job, requeue_job, retry_sandbox
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
 
+admin.site.index_template = "admin/start.html"
+
 
 @admin.register(BuildJob)
 class BuildJobAdmin(HistoryAdmin):

@@ -1,0 +1,43 @@
+"""``{% overview %}``: how things stand, on the admin's start page."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django import template
+from django.conf import settings
+from django.contrib.auth.models import AbstractUser
+from django.db import DatabaseError, transaction
+
+from builds import overview as standing
+
+register = template.Library()
+
+
+@register.inclusion_tag("admin/overview.html", takes_context=True)
+def overview(context: dict[str, Any]) -> dict[str, Any]:
+    """Show what the person who looks may see of jobs, workspaces and workers."""
+    user: AbstractUser = context["request"].user
+    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    shown: dict[str, Any] = {"listings": []}
+    try:
+        with transaction.atomic():
+            if user.has_perm("builds.view_buildjob"):
+                shown["listings"] += [
+                    (standing.queued(), "admin:builds_buildjob_changelist"),
+                    (standing.building(), "admin:builds_buildjob_changelist"),
+                ]
+            if user.has_perm("workspaces.view_sandbox"):
+                shown["listings"] += [
+                    (standing.ready(), "admin:workspaces_sandbox_changelist"),
+                    (standing.failed(), "admin:workspaces_sandbox_changelist"),
+                ]
+            if user.has_perm("builds.view_worker"):
+                shown["build_workers"] = standing.build_workers(stale=stale)
+            if user.has_perm("runs.view_runworker"):
+                shown["run_workers"] = standing.run_workers(stale=stale)
+    except DatabaseError:
+        # A migration that is still to come, say: the list of pages below is of use all the same.
+        return {"unreadable": True}
+    return shown

@@ -1,0 +1,282 @@
+"""The admin's start page: what is queued, building, ready, failed since when, and who does what."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.db.models.functions import Now
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from pytest_django.live_server_helper import LiveServer
+
+from builds import overview
+from builds.models import BuildJob, Worker
+from runs.models import Run, RunWorker
+from tests.browser import Page, browser
+from tests.conftest import OWNER, Api
+from workspaces.models import Attempt, RuntimeInstance, Sandbox
+
+STALE = timedelta(seconds=20)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    """A tab of a browser of the test's own."""
+    with browser(tmp_path / "profile") as tab:
+        yield tab
+
+
+def staff(*permissions: str) -> Client:
+    """Return somebody who may see what ``permissions`` name; everything without any."""
+    users = get_user_model().objects
+    name = uuid.uuid4().hex[:8]
+    client = Client()
+    if permissions:
+        user = users.create_user(name, password="x", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    else:
+        user = users.create_superuser(name, password="x")
+    client.force_login(user)
+    return client
+
+
+class House:
+    """Workspaces in every state, and workers."""
+
+    def __init__(self, api: Api, body: dict[str, Any]) -> None:
+        self._api = api
+        self._body = body
+
+    def queued(self, name: str, *, since: timedelta = timedelta(0)) -> BuildJob:
+        """Ask for a workspace that nobody builds yet."""
+        answer = self._api.post("/v1/workspaces", {**self._body, "name": name}).body
+        BuildJob.objects.filter(pk=answer["jobId"]).update(queued_at=Now() - since)
+        return BuildJob.objects.select_related("attempt").get(pk=answer["jobId"])
+
+    def building(self, name: str, worker_id: str) -> BuildJob:
+        """Have a worker at a job."""
+        job = self.queued(name)
+        BuildJob.objects.filter(pk=job.pk).update(
+            status="running",
+            worker_id=worker_id,
+            claimed_at=Now() - timedelta(minutes=4),
+            lease_expires_at=Now() + timedelta(minutes=1),
+            attempt_count=2,
+        )
+        return job
+
+    def ready(self, name: str) -> BuildJob:
+        """Have a workspace that runs."""
+        job = self.queued(name)
+        RuntimeInstance.objects.create(
+            run_id=job.attempt.run_id,
+            attempt=job.attempt,
+            status="running",
+            resource_id="c0ffee",
+            reference=f"svc-{job.attempt.run_id}",
+            endpoint="ssh://somewhere",
+            launched_at=Now() - timedelta(hours=3),
+        )
+        self._finish(job, "succeeded", "ready")
+        return job
+
+    def failed(self, name: str, code: str) -> BuildJob:
+        """Have a workspace that came to nothing."""
+        job = self.queued(name)
+        self._finish(job, "failed", "failed", error_code=code)
+        return job
+
+    @staticmethod
+    def _finish(job: BuildJob, status: str, surfaced: str, **values: str) -> None:
+        ended = Now() - timedelta(days=2)
+        digest = {"published_digest": "sha256:1"} if status == "succeeded" else {}
+        BuildJob.objects.filter(pk=job.pk).update(
+            status=status, finished_at=ended, error_message="It broke.", **values, **digest
+        )
+        Attempt.objects.filter(pk=job.attempt_id).update(status=status, finished_at=ended, **values)
+        Sandbox.objects.filter(pk=job.attempt.sandbox_id).update(status=surfaced)
+
+    @staticmethod
+    def worker(worker_id: str, *, silent: timedelta = timedelta(0), draining: bool = False) -> None:
+        """Have a build worker."""
+        Worker.objects.create(
+            worker_id=worker_id,
+            hostname="builder",
+            pid=77,
+            prefetch=2,
+            draining=draining,
+            seen_at=Now() - silent,
+        )
+
+
+@pytest.fixture
+def house(api: Api, request_body: dict[str, Any]) -> House:
+    """A control plane with something in it."""
+    return House(api, request_body)
+
+
+def section(html: str, name: str) -> str:
+    """Return one section of the page as text."""
+    found = re.search(rf'<section id="overview-{name}">(.*?)</section>', html, re.DOTALL)
+    assert found is not None, f"there is no {name} in the page"
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", found.group(1)))
+
+
+def start_page(client: Client) -> str:
+    answer = client.get("/admin/")
+    assert answer.status_code == 200
+    return answer.content.decode().replace("\xa0", " ")
+
+
+@pytest.mark.django_db
+def test_it_shows_each_state_with_since_when(house: House) -> None:
+    waiting = house.queued("waiting-long", since=timedelta(hours=5, minutes=1))
+    house.queued("waiting")
+    house.building("at-work", "builder-77-aa")
+    house.ready("in-use")
+    house.failed("broken", "build-command-failed")
+    html = start_page(staff())
+
+    queued = section(html, "queued")
+    assert queued.index("waiting-long") < queued.rindex("waiting ")
+    assert "5 hours" in queued
+    assert OWNER in queued
+    assert str(waiting.pk) in queued
+    building = section(html, "building")
+    assert "at-work" in building
+    assert "4 minutes" in building
+    assert "building, try 2 by builder-77-aa" in building
+    assert "in-use" in section(html, "ready")
+    assert "3 hours" in section(html, "ready")
+    failed = section(html, "failed")
+    assert "broken" in failed
+    assert "build-command-failed" in failed
+    assert "2 days" in failed
+    assert "broken" not in queued + building
+
+
+@pytest.mark.django_db
+def test_it_shows_which_worker_does_what(house: House) -> None:
+    house.worker("builder-77-aa")
+    house.worker("builder-77-bb", draining=True)
+    house.worker("builder-77-cc", silent=timedelta(hours=1))
+    house.building("at-work", "builder-77-aa")
+    job = house.ready("in-use")
+    RunWorker.objects.create(
+        worker_id="recorder-1-aa", hostname="recorder", pid=8, capacity=64, seen_at=Now()
+    )
+    Run.objects.filter(pk=job.attempt.run_id).update(
+        status="running",
+        worker_id="recorder-1-aa",
+        claimed_at=Now(),
+        lease_expires_at=Now() + timedelta(minutes=1),
+    )
+    html = start_page(staff())
+    workers = section(html, "build-workers")
+    assert re.search(r"alive .{0,40}at-work \(1 of 2\)", workers)
+    assert re.search(r"draining .{0,40}nothing \(0 of 2\)", workers)
+    assert "silent for 1 hour" in workers
+    assert "1 run of 64 , 0 sessions" in section(html, "run-workers")
+
+
+@pytest.mark.django_db
+def test_without_workers_it_says_what_that_means() -> None:
+    html = start_page(staff())
+    assert "nothing is built until one is started" in section(html, "build-workers")
+    assert "nothing is run or recorded until one" in section(html, "run-workers")
+    assert "None." in section(html, "queued")
+
+
+@pytest.mark.django_db
+def test_people_see_what_they_may_see(house: House) -> None:
+    house.queued("a-secret-name")
+    house.worker("builder-77-aa")
+    html = start_page(staff("view_worker"))
+    assert "a-secret-name" not in html
+    assert "process 77" in section(html, "build-workers")
+    assert 'id="overview-queued"' not in html
+    html = start_page(staff("view_sandbox"))
+    assert 'id="overview-failed"' in html
+    assert 'id="overview-build-workers"' not in html
+
+
+@pytest.mark.django_db
+def test_names_are_text_whatever_is_in_them(house: House) -> None:
+    house.queued("<script>alert(1)</script>")
+    html = start_page(staff())
+    assert "<script>alert(1)" not in html
+    assert "&lt;script&gt;alert(1)" in html
+
+
+@pytest.mark.django_db
+def test_it_costs_the_same_however_much_there_is(house: House) -> None:
+    client = staff()
+
+    def asked() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            start_page(client)
+        return len(queries)
+
+    for name in ("a", "b"):
+        house.queued(name)
+        house.building(name, name)
+        house.ready(name)
+        house.failed(name, "x")
+        house.worker(name)
+    before = asked()
+    for number in range(overview.SHOWN):
+        house.queued(f"q{number}")
+        house.failed(f"f{number}", "x")
+        house.worker(f"w{number}")
+    assert asked() <= before
+    assert overview.queued().more
+    assert "All of them" in section(start_page(client), "queued")
+
+
+@pytest.mark.django_db
+def test_very_many_are_counted_no_further_than_matters(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "COUNTED", 2)
+    for number in range(4):
+        house.queued(f"q{number}")
+    assert overview.queued().counted == "2+"
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_it_looks_as_it_should_in_a_browser(
+    house: House, page: Page, live_server: LiveServer, tmp_path: Path
+) -> None:
+    house.queued("waiting", since=timedelta(hours=5))
+    house.building("at-work", "builder-77-aa")
+    house.ready("in-use")
+    house.failed("broken", "build-command-failed")
+    house.worker("builder-77-aa")
+    house.worker("builder-77-cc", silent=timedelta(hours=1))
+    name = django_settings.SESSION_COOKIE_NAME
+    page.set_cookie(name, staff().cookies[name].value, live_server.url)
+    page.open(f"{live_server.url}/admin/")
+
+    assert page.console == []
+    headings = page.evaluate(
+        "[...document.querySelectorAll('#overview h2')].map(h => h.innerText.trim())"
+    )
+    assert headings == [
+        *("Queued 1", "Building 1", "Ready 1", "Failed 1", "Build workers 2", "Run workers 0")
+    ]
+    # Nothing is wider than the page, long ids included.
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate("document.querySelectorAll('#content-main .module').length") > 3
+    page.screenshot(tmp_path / "start.png")
+    assert (tmp_path / "start.png").stat().st_size > 10_000
