@@ -19,6 +19,7 @@ import structlog
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
+from structlog.contextvars import bind_contextvars
 
 from accounts.resolution import Resolution
 from builds.boot_record import end_boot_run, is_being_recorded
@@ -320,6 +321,7 @@ def publish_or_fail(job: BuildJob) -> None:
     A crash before or during this leaves a queued job without a message, which any worker's sweeper
     picks up. When a worker was quicker than the failing publish, the job goes on and nothing fails.
     """
+    bind_contextvars(job_id=str(job.pk), run_id=str(job.attempt.run_id))
     try:
         publish_build_requested(job.pk)
     except BrokerError as exc:

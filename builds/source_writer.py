@@ -17,6 +17,7 @@ from typing import Any
 from django.db import connections
 
 from controlplane.errors import JobError
+from controlplane.logging import carried
 from controlplane.patience import persistently
 from runs import store
 from runs.agent.frames import Confidence, Event, Method, Stream, content_of
@@ -77,7 +78,7 @@ class SourceWriter:
         """From now on store events as they come."""
         if self._thread is None:
             name = f"record of {self._source_id}"
-            self._thread = threading.Thread(target=self._work, name=name)
+            self._thread = threading.Thread(target=carried(self._work), name=name)
             self._thread.start()
 
     def event(

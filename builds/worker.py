@@ -221,6 +221,7 @@ class BuildWorker:
                 with self._lock:
                     self._in_pool -= 1
                     self._submitted -= Counter([job_id])
+                structlog.contextvars.unbind_contextvars("run_id")
                 close_old_connections()
 
     def _claim_and_run(self, job_id: uuid.UUID) -> Callable[[Delivery], None]:
@@ -235,6 +236,7 @@ class BuildWorker:
         with self._lock:
             self._controls[job.pk] = (job, control)
         started = time.monotonic()
+        structlog.contextvars.bind_contextvars(run_id=str(job.attempt.run_id))
         log.info("job_claimed", attempt_count=job.attempt_count, status=job.status)
         try:
             self._run_claimed(job, control)

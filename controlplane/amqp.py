@@ -28,6 +28,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 from pika.spec import Basic, BasicProperties
 
+from controlplane.logging import carried
+
 log = structlog.get_logger(__name__)
 
 DEAD_LETTER_LIMIT = 10_000
@@ -132,7 +134,7 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         finally:
             _UNDER_WAY.release()
 
-    threading.Thread(target=run, name="broker call", daemon=True).start()
+    threading.Thread(target=carried(run), name="broker call", daemon=True).start()
     try:
         outcome.result(timeout=seconds)
     except FutureTimeoutError as exc:

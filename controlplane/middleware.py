@@ -26,8 +26,11 @@ SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")
 class RequestIdMiddleware:
     """Takes ``x-request-id`` when it is safe, makes one otherwise, and sends it back.
 
-    Binds it to the log lines of the request and logs each request once, when it is answered.
+    Binds it to the log lines of the request, with the ids that the path names, and logs each
+    request once, when it is answered.
     """
+
+    BOUND = ("run_id", "job_id", "workspace_id", "sandbox_id")
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
@@ -38,7 +41,9 @@ class RequestIdMiddleware:
         request_id = given if SAFE_REQUEST_ID.match(given) else str(uuid7())
         request.request_id = request_id  # type: ignore[attr-defined]
         started = time.perf_counter()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        before = structlog.contextvars.get_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        try:
             response = self.get_response(request)
             log.info(
                 "request_answered",
@@ -47,8 +52,19 @@ class RequestIdMiddleware:
                 status=response.status_code,
                 duration_ms=round((time.perf_counter() - started) * 1000, 1),
             )
+        finally:
+            # Views bind what they learn, and the thread goes on to the next request.
+            structlog.contextvars.clear_contextvars()
+            structlog.contextvars.bind_contextvars(**before)
         response["x-request-id"] = request_id
         return response
+
+    def process_view(
+        self, request: HttpRequest, view: object, args: object, named: dict[str, object]
+    ) -> None:
+        """Bind the ids that the path names."""
+        ids = {name: str(named[name]) for name in self.BOUND if name in named}
+        structlog.contextvars.bind_contextvars(**ids)
 
 
 class BodyLimitMiddleware:

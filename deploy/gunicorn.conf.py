@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from controlplane.logging import logging_config
+
 bind = f"{os.environ.get('SVC_BIND_HOST', '127.0.0.1')}:{os.environ.get('SVC_API_PORT', '4000')}"
 worker_class = "gthread"
 workers = int(os.environ.get("SVC_API_WORKERS", "2"))
@@ -25,6 +27,12 @@ worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa:
 # The application logs every request itself, with its request id.
 accesslog = None
 errorlog = "-"
+# What gunicorn itself says has the same shape; settings that are wrong are told by the settings.
+_level = os.environ.get("SVC_LOG_LEVEL", "INFO")
+_level = _level if _level in {"DEBUG", "INFO", "WARNING", "ERROR"} else "INFO"
+logconfig_dict = logging_config(level=_level, log_format=os.environ.get("SVC_LOG_FORMAT", "auto"))
+logconfig_dict["loggers"]["gunicorn.error"] = {"handlers": [], "level": _level, "propagate": True}
+logconfig_dict["loggers"]["gunicorn.access"] = {"handlers": [], "level": _level, "propagate": False}
 # Nothing of ours listens to gunicorn's control socket.
 control_socket_disable = True
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 from urllib.parse import urlsplit
 
+from controlplane.logging import carried
 from controlplane.oci_names import is_digest, is_repository, is_tag
 from controlplane.outbound import Answer
 from registries.answers import (
@@ -224,7 +226,7 @@ class RegistryClient:
         """Mount each blob; whether all could be. A few at a time: it is a round trip for each."""
         with ThreadPoolExecutor(max_workers=_MOUNTS_AT_ONCE) as pool:
             mounted = pool.map(
-                lambda blob: self._mount(blob, from_repository, to_repository), blobs
+                carried(self._mount), blobs, repeat(from_repository), repeat(to_repository)
             )
             return all(list(mounted))
 

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 from django.db import transaction
 from django.db.models.functions import Coalesce, Now
+from structlog.contextvars import bind_contextvars
 
 from controlplane.amqp import BrokerError
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
@@ -171,6 +172,7 @@ def create_boot_run(attempt: Attempt) -> Run:
 
 def _publish_or_fail(run: Run) -> None:
     """Publish the run's message. When a worker was quicker than a failing publish, it goes on."""
+    bind_contextvars(run_id=str(run.pk))
     try:
         publish_run_requested(run.pk)
     except BrokerError as exc:

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from builds.assembly import build_worker
+from controlplane.logging import named_process
 
 
 def _positive(text: str) -> int:
@@ -30,4 +31,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
-        build_worker(max_jobs=options["max_jobs"]).run()
+        worker = build_worker(max_jobs=options["max_jobs"])
+        with named_process(worker_id=worker.worker_id):
+            worker.run()

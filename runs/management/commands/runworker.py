@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from controlplane.logging import named_process
 from runs.assembly import run_worker
 
 
@@ -30,4 +31,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
-        run_worker(max_runs=options["max_runs"]).run()
+        worker = run_worker(max_runs=options["max_runs"])
+        with named_process(worker_id=worker.worker_id):
+            worker.run()

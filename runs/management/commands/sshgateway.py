@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from controlplane.logging import named_process
 from runs.gateway.configuration import configured
 from runs.gateway.gateway import run_gateway
 from runs.gateway.host_key import HostKeyError
@@ -22,8 +26,10 @@ class Command(BaseCommand):
         configuration = configured()
         if not configuration.token:
             raise CommandError("WORKSPACE_SSH_GATEWAY_TOKEN is not set: nobody could log in.")
+        gateway_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
-            run_gateway(configuration)
+            with named_process(gateway_id=gateway_id):
+                run_gateway(configuration)
         except HostKeyError as error:
             raise CommandError(str(error)) from error
         except OSError as error:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
+from controlplane.logging import carried
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.engine import TICK_SECONDS, Engine
@@ -46,7 +47,7 @@ def pull(
         except LaunchError as error:
             faults.append(error.message)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=carried(run), name=name, daemon=True)
     thread.start()
     try:
         while thread.is_alive():
