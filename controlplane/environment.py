@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from environs import Env, EnvValidationError, validate
 from marshmallow import ValidationError
@@ -56,7 +56,8 @@ def tell_all_faults() -> None:
     faults = {**_other_faults, **faults}
     if faults:
         told = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in sorted(faults.items()))
-        raise EnvValidationError(f"The environment is not valid. {told}", faults)
+        hint = "deploy/README.md explains every setting."
+        raise EnvValidationError(f"The environment is not valid. {told} ({hint})", faults)
 
 
 def note_fault(name: str, text: str) -> None:
@@ -78,6 +79,12 @@ def positive(name: str, default: int) -> int:
 def port(name: str, default: int) -> int:
     """Return the TCP port ``name``."""
     value: int = env.int(name, default, validate=validate.Range(min=1, max=65_535))
+    return value
+
+
+def port_or_none(name: str, default: int) -> int:
+    """Return the TCP port ``name``; 0 means none."""
+    value: int = env.int(name, default, validate=validate.Range(min=0, max=65_535))
     return value
 
 
@@ -117,6 +124,64 @@ def base_url(value: str) -> None:
         sound = False
     if not sound or parts.query or parts.fragment or parts.username is not None:
         raise ValidationError("Must be an http or https address without account, query and #.")
+
+
+def database_url(value: str) -> None:
+    """Refuse what is not the address of a PostgreSQL database."""
+    _address(value, {"postgres", "postgresql"}, "postgres://USER:PASSWORD@HOST:PORT/DATABASE")
+
+
+def broker_url(value: str) -> None:
+    """Refuse what is not the address of a RabbitMQ."""
+    _address(value, {"amqp", "amqps"}, "amqp://USER:PASSWORD@HOST:PORT/VHOST")
+
+
+def _address(value: str, schemes: set[str], form: str) -> None:
+    # The value holds a password, so no text shows anything of it.
+    try:
+        parts = urlsplit(value)
+        sound = parts.scheme in schemes and bool(parts.netloc) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ValidationError(f"Must have the form {form}; percent-encode what is special in it.")
+
+
+_ORIGIN = re.compile(r"https?://(\*\.)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+
+
+def origins(values: list[str]) -> None:
+    """Refuse what is not the origin of a page: scheme, host and port, and nothing after them."""
+    wrong = [value for value in values if not _ORIGIN.fullmatch(value)]
+    if wrong:
+        shown = ", ".join(map(repr, wrong))
+        raise ValidationError(f"Not an origin like https://web.example or http://a:3000: {shown}.")
+
+
+def check_cors_origins(value: str) -> None:
+    """Note a fault unless ``value`` is ``*`` or origins, separated by commas."""
+    given = [item.strip() for item in value.split(",") if item.strip()]
+    try:
+        origins([] if given == ["*"] else [item for item in given if item != "null"])
+    except ValidationError as exc:
+        note_fault("CORS_ALLOWED_ORIGINS", " ".join(map(str, exc.messages)))
+
+
+def account(user: str, password: str) -> str:
+    """Return user and password as they stand in a URL."""
+    return f"{user}:{quote(password, safe='')}" if password else user
+
+
+def absolute_path(value: str) -> None:
+    """Refuse what is not an absolute path."""
+    if not value.startswith("/") or not value.isprintable():
+        raise ValidationError("Must be an absolute path.")
+
+
+def registry_name(value: str) -> None:
+    """Refuse what cannot stand in front of an image's name."""
+    if not re.fullmatch(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?", value):
+        raise ValidationError("Must be HOST or HOST:PORT, without scheme and path.")
 
 
 def decimal(value: str) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import structlog
 from corsheaders.middleware import CorsMiddleware
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.encoding import escape_uri_path
 
 from controlplane.body_limits import body_limit
 from controlplane.errors import BadRequest, PayloadTooLarge
@@ -96,6 +98,22 @@ class PreflightMiddleware(CorsMiddleware):
         if response is None:
             return None
         return HttpResponse(status=204)
+
+
+class CanonicalLinkMiddleware:
+    """Names the place of a page under ``SVC_WEB_URL``, however it was reached, in ``Link``."""
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Answer ``request``; a page says where it belongs."""
+        response = self.get_response(request)
+        is_page = response.headers.get("content-type", "").startswith("text/html")
+        if is_page and response.status_code == 200:
+            place = settings.SVC_WEB_URL.rstrip("/") + escape_uri_path(request.path)
+            response["link"] = f'<{place}>; rel="canonical"'
+        return response
 
 
 class ContentSecurityPolicyMiddleware:

@@ -19,16 +19,24 @@ from environs import validate
 
 from controlplane.app_key import app_private_key, rsa_private_key
 from controlplane.environment import (
+    absolute_path,
+    account,
     bare_word,
     base_url,
     basic_user,
+    broker_url,
+    check_cors_origins,
     credentials_key,
+    database_url,
     decimal,
     env,
     network,
+    origins,
     port,
+    port_or_none,
     positive,
     reachable,
+    registry_name,
     secret,
     shown_text,
     signing_secret,
@@ -46,19 +54,24 @@ SVC_RELEASE = "0.4.0"
 SVC_INSTANCE_ID: str = env.str(
     "SVC_INSTANCE_ID", "svc", validate=validate.Regexp(r"^[a-z0-9][a-z0-9-]{0,62}\Z")
 )
-SVC_VERSION: str = env.str("SVC_VERSION", SVC_RELEASE)
+SVC_VERSION: str = env.str("SVC_VERSION", "") or SVC_RELEASE
 SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
 SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "127.0.0.1")
 SVC_API_PORT = port("SVC_API_PORT", 4000)
-SVC_WEB_PORT = port("SVC_WEB_PORT", 3000)
-SVC_WEB_URL: str = env.str("SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT}")
+SVC_WEB_PORT = port_or_none("SVC_WEB_PORT", 3000)
+SVC_WEB_URL: str = env.str(
+    "SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT or SVC_API_PORT}", validate=base_url
+)
 SVC_WEB_TRUSTED_ORIGINS: list[str] = env.list(
     "SVC_WEB_TRUSTED_ORIGINS",
     [
         f"http://{host}:{port}"
         for host in ("localhost", "127.0.0.1")
         for port in (SVC_WEB_PORT, SVC_API_PORT)
+        if port
     ],
+    subcast=str.strip,
+    validate=origins,
 )
 WEB_AUTH_SECRET = secret("WEB_AUTH_SECRET", check=signing_secret)
 WORKSPACE_SSH_GATEWAY_TOKEN = secret("WORKSPACE_SSH_GATEWAY_TOKEN")
@@ -67,20 +80,36 @@ SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=cred
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
 ALLOWED_HOSTS: list[str] = env.list("SVC_ALLOWED_HOSTS", ["*"])
-CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS
+CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
 CORS_ALLOWED_ORIGINS_SETTING: str = env.str(
     "CORS_ALLOWED_ORIGINS", env.str("SVC_CORS_ALLOWED_ORIGINS", "*")
 )
 
 # ---------------------------------------------------------------- upstream parts
-DATABASE_URL = secret("DATABASE_URL", "postgres://svc@127.0.0.1:5432/svc")
+SVC_DB_PASSWORD = secret("SVC_DB_PASSWORD")
+DATABASE_URL = secret(
+    "DATABASE_URL",
+    f"postgres://{account('svc', SVC_DB_PASSWORD)}@127.0.0.1:5432/svc",
+    check=database_url,
+)
 DATABASE_IDLE_TRANSACTION_TIMEOUT_MS = positive("DATABASE_IDLE_TRANSACTION_TIMEOUT_MS", 15_000)
-RABBITMQ_URL = secret("RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672/")
+SVC_RABBITMQ_PASSWORD = secret("SVC_RABBITMQ_PASSWORD")
+RABBITMQ_URL = secret(
+    "RABBITMQ_URL",
+    f"amqp://{account('svc', SVC_RABBITMQ_PASSWORD) if SVC_RABBITMQ_PASSWORD else 'guest:guest'}"
+    "@127.0.0.1:5672/",
+    check=broker_url,
+)
 RABBITMQ_CONNECT_TIMEOUT_MS = positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
 RABBITMQ_CONSUMER_TIMEOUT_MS = positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
 REGISTRY_NAME: str = env.str("REGISTRY_NAME", "default")
-REGISTRY_BASE_URL: str = env.str("REGISTRY_BASE_URL", "http://127.0.0.1:5000", validate=base_url)
-REGISTRY_PUSH_REGISTRY: str = env.str("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000")
+SVC_REGISTRY_PORT = port("SVC_REGISTRY_PORT", 5000)
+REGISTRY_BASE_URL: str = env.str(
+    "REGISTRY_BASE_URL", f"http://127.0.0.1:{SVC_REGISTRY_PORT}", validate=base_url
+)
+REGISTRY_PUSH_REGISTRY: str = env.str(
+    "REGISTRY_PUSH_REGISTRY", f"127.0.0.1:{SVC_REGISTRY_PORT}", validate=registry_name
+)
 REGISTRY_USERNAME: str = env.str("REGISTRY_USERNAME", "", validate=basic_user) or ""
 REGISTRY_PASSWORD = secret("REGISTRY_PASSWORD")
 together("REGISTRY_USERNAME", REGISTRY_USERNAME, "REGISTRY_PASSWORD", REGISTRY_PASSWORD)
@@ -104,7 +133,9 @@ SCM_API_TOTAL_TIMEOUT_MS = positive("SCM_API_TOTAL_TIMEOUT_MS", 60_000)
 SCM_WEBHOOK_MAX_BODY_BYTES = positive("SCM_WEBHOOK_MAX_BODY_BYTES", 25 * 1024**2)
 SCM_DELIVERY_UPKEEP_INTERVAL_MS = positive("SCM_DELIVERY_UPKEEP_INTERVAL_MS", 15_000)
 SCM_DELIVERY_KEEP_MS = positive("SCM_DELIVERY_KEEP_MS", 2_592_000_000)
-CONTAINER_SOCKET_PATH: str = env.str("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
+CONTAINER_SOCKET_PATH: str = env.str(
+    "CONTAINER_SOCKET_PATH", "/var/run/docker.sock", validate=absolute_path
+)
 DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
 DOCKER_TIMEOUT_MS = positive("DOCKER_TIMEOUT_MS", 60_000)
@@ -241,6 +272,7 @@ LOG_FORMAT: str = env.str(
     "SVC_LOG_FORMAT", "auto", validate=validate.OneOf(["auto", "json", "console"])
 )
 
+check_cors_origins(CORS_ALLOWED_ORIGINS_SETTING)
 tell_all_faults()
 
 # ---------------------------------------------------------------- Django
@@ -269,6 +301,7 @@ MIDDLEWARE = [
     "metrics.middleware.LatencyMiddleware",
     "controlplane.middleware.RequestIdMiddleware",
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
+    "controlplane.middleware.CanonicalLinkMiddleware",
     "controlplane.middleware.PreflightMiddleware",
     "controlplane.middleware.BodyLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",

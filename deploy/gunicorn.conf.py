@@ -10,11 +10,17 @@ database connection: processes x threads stays far below PostgreSQL's `max_conne
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 from controlplane.logging import logging_config
 
-bind = f"{os.environ.get('SVC_BIND_HOST', '127.0.0.1')}:{os.environ.get('SVC_API_PORT', '4000')}"
+_host = os.environ.get("SVC_BIND_HOST") or "127.0.0.1"
+_ports = [os.environ.get("SVC_API_PORT") or "4000", os.environ.get("SVC_WEB_PORT") or "3000"]
+# The admin is a web page, so it answers where the web is expected too; 0 for nowhere else.
+bind = [
+    f"[{_host}]:{port}" if ":" in _host else f"{_host}:{port}" for port in _ports if port != "0"
+]
 worker_class = "gthread"
 workers = int(os.environ.get("SVC_API_WORKERS", "2"))
 threads = int(os.environ.get("SVC_API_THREADS", "8"))
@@ -35,6 +41,26 @@ logconfig_dict["loggers"]["gunicorn.error"] = {"handlers": [], "level": _level, 
 logconfig_dict["loggers"]["gunicorn.access"] = {"handlers": [], "level": _level, "propagate": False}
 # Nothing of ours listens to gunicorn's control socket.
 control_socket_disable = True
+
+
+def on_starting(server: Any) -> None:
+    """End with a clear word when a port is taken, instead of trying again and again."""
+    if "GUNICORN_FD" in os.environ or "GUNICORN_PID" in os.environ:
+        return  # a successor takes the listening sockets over
+    for address in server.cfg.address:
+        if not isinstance(address, tuple):
+            continue
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                place = f"{address[0]} port {address[1]}"
+                raise SystemExit(
+                    f"Cannot listen on {place}: {error.strerror or error}. SVC_API_PORT and "
+                    "SVC_WEB_PORT (0: none) say where; deploy/README.md explains them."
+                ) from None
 
 
 def post_worker_init(worker: Any) -> None:

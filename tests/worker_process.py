@@ -35,6 +35,7 @@ def environment(**changes: str) -> dict[str, str]:
         "WORKSPACE_BUILD_QUEUE": settings.WORKSPACE_BUILD_QUEUE,
         "WORKSPACE_RUN_QUEUE": settings.WORKSPACE_RUN_QUEUE,
         "SVC_LOG_FORMAT": "json",
+        "SVC_WEB_PORT": "0",
         # No test waits for the index of a distribution that it did not ask for.
         "PACKAGE_SYNC_FAMILIES": "",
         **changes,

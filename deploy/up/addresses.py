@@ -25,7 +25,8 @@ class Listener:
 
 API = Listener("api", "SVC_API_PORT", 4000, "the API")
 SSH = Listener("sshgateway", "SVC_SSH_PORT", 2222, "the SSH gateway")
-LISTENERS = (API, SSH)
+WEB = Listener("web", "SVC_WEB_PORT", 3000, "the web")
+LISTENERS = (API, SSH, WEB)
 
 
 def remembered_ports(layout: Layout) -> dict[str, str]:
@@ -81,6 +82,8 @@ def _settle(
     host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
     setting = listener.setting
     port = int(environ.get(setting) or listener.customary)
+    if listener is WEB and port == 0:
+        return port  # the operator wants none
     # The processes of a moment ago may still be letting go of it.
     if wait_until(lambda: is_free(port, host), 3):
         return port

@@ -41,6 +41,8 @@ def complete(
         values["SVC_INSTANCE_ID"] = f"{values['SVC_INSTANCE_ID']}-test"
         queue = values.get("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")
         values["WORKSPACE_BUILD_QUEUE"] = f"{queue}.test"
+        # Many a test serves the API on a port of its own.
+        values["SVC_WEB_PORT"] = "0"
     return {name: value for name, value in values.items() if name not in _NOT_INHERITED}
 
 

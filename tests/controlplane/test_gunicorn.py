@@ -29,7 +29,7 @@ def port() -> Iterator[int]:
     server = subprocess.Popen(
         [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "controlplane.wsgi"],
         cwd=ROOT,
-        env={**os.environ, "SVC_API_PORT": str(free), "SVC_API_WORKERS": "1"},
+        env={**os.environ, "SVC_API_PORT": str(free), "SVC_API_WORKERS": "1", "SVC_WEB_PORT": "0"},
         stderr=subprocess.DEVNULL,
     )
     try:
@@ -107,3 +107,61 @@ def test_the_server_lives_on_after_requests_that_are_no_http(port: int) -> None:
     connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
     connection.close()
+
+
+def start(api: int, web: int) -> subprocess.Popen[str]:
+    """Serve on both ports, by the settings alone."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "controlplane.wsgi"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "SVC_API_PORT": str(api),
+            "SVC_WEB_PORT": str(web),
+            "SVC_API_WORKERS": "1",
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        found: int = probe.getsockname()[1]
+    return found
+
+
+def test_the_admin_is_served_on_the_webs_port_too() -> None:
+    api, web = free_port(), free_port()
+    server = start(api, web)
+    try:
+        for number in (api, web):
+            deadline = time.monotonic() + 120
+            while True:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", number)) == 0:
+                        break
+                assert server.poll() is None, "gunicorn ended"
+                assert time.monotonic() < deadline, f"nobody listens on {number}"
+                time.sleep(0.1)
+            connection = http.client.HTTPConnection("127.0.0.1", number, timeout=60)
+            connection.request("GET", "/docs")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert answer.getheader("link") == f'<http://localhost:{web}/docs>; rel="canonical"'
+            connection.close()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("taken", ["api", "web"])
+def test_a_port_that_is_taken_is_a_clear_error(taken: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        occupied: int = other.getsockname()[1]
+        ports = {"api": free_port(), "web": free_port(), taken: occupied}
+        server = start(**ports)
+        _, told = server.communicate(timeout=120)
+    assert server.returncode != 0
+    assert f"Cannot listen on 127.0.0.1 port {occupied}: Address already in use." in told
+    assert "SVC_WEB_PORT (0: none)" in told

@@ -190,6 +190,7 @@ def test_the_http_server_speaks_as_the_rest_does(tmp_path: Path) -> None:
                 **os.environ,
                 "SVC_API_PORT": str(port),
                 "SVC_API_WORKERS": "1",
+                "SVC_WEB_PORT": "0",
                 "SVC_LOG_FORMAT": "json",
             },
             stderr=file,

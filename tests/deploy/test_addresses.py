@@ -30,7 +30,7 @@ from deploy.up.ready import ssh_problem
 
 @pytest.fixture(autouse=True)
 def _no_port_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting in ("SVC_API_PORT", "SVC_SSH_PORT"):
+    for setting in ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_WEB_PORT"):
         monkeypatch.delenv(setting, raising=False)
 
 
@@ -60,11 +60,20 @@ def _environ(layout: Layout, **more: str) -> dict[str, str]:
 
 
 def test_the_customary_ports_are_used_until_one_is_taken(layout: Layout) -> None:
-    assert remembered_ports(layout) == {"SVC_API_PORT": "4000", "SVC_SSH_PORT": "2222"}
+    assert remembered_ports(layout) == {
+        "SVC_API_PORT": "4000",
+        "SVC_SSH_PORT": "2222",
+        "SVC_WEB_PORT": "3000",
+    }
 
 
 @pytest.mark.parametrize(
-    ("setting", "title"), [("SVC_API_PORT", "the API"), ("SVC_SSH_PORT", "the SSH gateway")]
+    ("setting", "title"),
+    [
+        ("SVC_API_PORT", "the API"),
+        ("SVC_SSH_PORT", "the SSH gateway"),
+        ("SVC_WEB_PORT", "the web"),
+    ],
 )
 def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(
     layout: Layout, setting: str, title: str
@@ -73,7 +82,8 @@ def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(
     with _listening() as taken, socket.create_server(("127.0.0.1", 0)) as other:
         free = other.getsockname()[1]
         other.close()
-        environ = {"SVC_API_PORT": str(free), "SVC_SSH_PORT": str(free), setting: str(taken)}
+        ports = dict.fromkeys(("SVC_API_PORT", "SVC_SSH_PORT", "SVC_WEB_PORT"), str(free))
+        environ = {**ports, setting: str(taken)}
         settled = settle_ports(layout, environ, Progress(said))
         chosen = int(settled[setting])
         assert chosen != taken
@@ -91,7 +101,7 @@ def test_a_taken_port_that_was_asked_for_is_an_error(
 ) -> None:
     with _listening() as taken:
         monkeypatch.setenv("SVC_SSH_PORT", str(taken))
-        environ = {"SVC_API_PORT": "0", "SVC_SSH_PORT": str(taken)}
+        environ = {"SVC_API_PORT": "0", "SVC_SSH_PORT": str(taken), "SVC_WEB_PORT": "0"}
         with pytest.raises(SetupError, match=f"SVC_SSH_PORT says {taken}, but something else"):
             settle_ports(layout, environ, Progress(io.StringIO()))
 
