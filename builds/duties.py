@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from django.db import close_old_connections, connections
 
-import metrics.duties
+from controlplane.metrics import duties as counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,4 @@ class Duty:
 
 def guarded(name: str, duty: Callable[[], object]) -> None:
     """Run one duty once; the next round tries again whatever went wrong."""
-    metrics.duties.guarded(name, duty, worker="build")
+    counted.guarded(name, duty, worker="build")

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from django.db import connection
 
-from metrics.exposition import Gauge, single
+from controlplane.metrics.exposition import Gauge, single
 
 _QUEUED = """
 SELECT count(*), coalesce(extract(epoch FROM statement_timestamp() - min(queued_at)), 0)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from builds.models import LeaseLostError
 from builds.pipeline import ShutdownError
-from metrics.families import BUILD_JOBS
+from controlplane.metrics.families import BUILD_JOBS
 
 
 @contextmanager

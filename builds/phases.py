@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from builds.models import LeaseLostError
 from controlplane.errors import JobError
-from metrics.families import BUILD_PHASES
+from controlplane.metrics.families import BUILD_PHASES
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -41,8 +41,8 @@ from builds.planner import Catalogue, ImagePlan, plan
 from builds.settlement import fail_claimed_job
 from builds.workplace import workplace
 from controlplane.errors import ControlPlaneError, JobError
+from controlplane.metrics.families import BUILDS_REUSED
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
-from metrics.families import BUILDS_REUSED
 from registries.client import RegistryClient
 from runs.agent_archive import agent_archive, agent_digest
 from scm import git

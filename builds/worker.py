@@ -45,8 +45,8 @@ from builds.settlement import fail_claimed_job
 from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
 from controlplane.errors import JobError
-from metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
-from metrics.services import try_flush
+from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
+from controlplane.metrics.services import try_flush
 
 log = structlog.get_logger(__name__)
 

@@ -289,7 +289,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "controlplane.apps.ControlPlaneConfig",
-    "metrics.apps.MetricsConfig",
+    "controlplane.metrics.apps.MetricsConfig",
     "accounts.apps.AccountsConfig",
     "workspaces.apps.WorkspacesConfig",
     "runs.apps.RunsConfig",
@@ -298,7 +298,7 @@ INSTALLED_APPS = [
     "builds.apps.BuildsConfig",
 ]
 MIDDLEWARE = [
-    "metrics.middleware.LatencyMiddleware",
+    "controlplane.metrics.middleware.LatencyMiddleware",
     "controlplane.middleware.RequestIdMiddleware",
     "controlplane.middleware.ContentSecurityPolicyMiddleware",
     "controlplane.middleware.CanonicalLinkMiddleware",

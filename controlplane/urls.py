@@ -13,7 +13,7 @@ urlpatterns = [
     path("readyz", views.Readiness.as_view()),
     path("v1/system/setup-state", views.SetupState.as_view()),
     path("", include("builds.urls")),
-    path("", include("metrics.urls")),
+    path("", include("controlplane.metrics.urls")),
     path("", include("workspaces.urls")),
     path("", include("accounts.urls")),
     path("", include("runs.urls")),

@@ -65,7 +65,9 @@ def on_starting(server: Any) -> None:
 
 def post_worker_init(worker: Any) -> None:
     """Have each process write what it counts for ``/metrics``."""
-    from metrics.services import Flusher  # settings are read once the application is loaded
+    from controlplane.metrics.services import (
+        Flusher,  # settings are read once the application is loaded
+    )
 
     worker.flusher = Flusher()
     worker.flusher.start()

@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q
 from django.db.models.functions import Now
 
-from metrics.exposition import Gauge, single
+from controlplane.metrics.exposition import Gauge, single
 from runs import claims
 from runs.models import Run
 

@@ -17,7 +17,7 @@ import structlog
 from django.db import DatabaseError, DataError, IntegrityError
 
 from controlplane.errors import JobError
-from metrics.families import INGEST_LAG
+from controlplane.metrics.families import INGEST_LAG
 from runs import claims, execution, store
 from runs.agent.frames import HEADER, FrameError
 from runs.connections import Connections, Database, StoppedError

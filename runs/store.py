@@ -21,7 +21,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
+from controlplane.metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
 from runs import chain, seal, settlement
 from runs.agent import frames
 from runs.agent.frames import STREAM_NAMES, Confidence, Event, Kind, Method

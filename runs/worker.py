@@ -34,9 +34,9 @@ from django.db.backends.signals import connection_created
 
 from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
-from metrics.duties import guarded
-from metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
-from metrics.services import try_flush
+from controlplane.metrics.duties import guarded
+from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
+from controlplane.metrics.services import try_flush
 from runs import claims, heartbeats, sweeper
 from runs.claims import LeaseLostError
 from runs.connections import Connections, StoppedError

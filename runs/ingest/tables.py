@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from metrics.families import RECORD_LOSSES
+from controlplane.metrics.families import RECORD_LOSSES
 from runs.ingest import rows
 from runs.ingest.derived import Derived, Loss
 from runs.models import RunHead

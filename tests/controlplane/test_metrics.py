@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_django.fixtures import Settings
 
 from builds.models import BuildJob, Worker
-from metrics import counting, services
-from metrics.families import (
+from controlplane.metrics import counting, services
+from controlplane.metrics.families import (
     API_SECONDS,
     FAMILIES,
     FOUND_BY_SWEEPER,

@@ -9,9 +9,9 @@ from builds.outcomes import counted
 from builds.phases import measured
 from builds.pipeline import ShutdownError
 from controlplane.errors import JobError
-from metrics import counting
-from metrics.duties import guarded
-from metrics.families import BUILD_JOBS, BUILD_PHASES, SUM, SWEEPS
+from controlplane.metrics import counting
+from controlplane.metrics.duties import guarded
+from controlplane.metrics.families import BUILD_JOBS, BUILD_PHASES, SUM, SWEEPS
 from runs import store
 from runs.agent.frames import Stream
 from tests.runs.record_factory import Source, make_run

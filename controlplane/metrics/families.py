@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from metrics import counting
+from controlplane.metrics import counting
 
 SUM = "sum"
 LARGEST = "+Inf"

@@ -1,4 +1,4 @@
-"""The Django app ``metrics``."""
+"""The Django app ``metrics``, the one part of the kernel that has a table."""
 
 from django.apps import AppConfig
 
@@ -6,5 +6,6 @@ from django.apps import AppConfig
 class MetricsConfig(AppConfig):
     """Registers the app with Django."""
 
-    name = "metrics"
+    name = "controlplane.metrics"
+    label = "metrics"
     verbose_name = "Metrics"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
-from metrics.families import API_ANSWERS, API_SECONDS
+from controlplane.metrics.families import API_ANSWERS, API_SECONDS
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}

@@ -2,6 +2,6 @@
 
 from django.urls import path
 
-from metrics import views
+from controlplane.metrics import views
 
 urlpatterns = [path("metrics", views.Metrics.as_view())]

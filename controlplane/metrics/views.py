@@ -17,9 +17,9 @@ from rest_framework.views import APIView
 
 import builds.measurements
 import runs.measurements
-from metrics import counting, services
-from metrics.counting import Key
-from metrics.exposition import CONTENT_TYPE, Gauge, exposition
+from controlplane.metrics import counting, services
+from controlplane.metrics.counting import Key
+from controlplane.metrics.exposition import CONTENT_TYPE, Gauge, exposition
 
 T = TypeVar("T")
 

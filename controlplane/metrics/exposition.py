@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from metrics.counting import Key
-from metrics.families import FAMILIES, SUM, Counter, Histogram
+from controlplane.metrics.counting import Key
+from controlplane.metrics.families import FAMILIES, SUM, Counter, Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

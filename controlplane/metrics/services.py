@@ -8,8 +8,8 @@ import threading
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection, connections
 
-from metrics import counting
-from metrics.counting import Key
+from controlplane.metrics import counting
+from controlplane.metrics.counting import Key
 
 log = structlog.get_logger(__name__)
 

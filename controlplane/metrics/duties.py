@@ -8,7 +8,7 @@ import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from controlplane.errors import JobError
-from metrics.families import SWEEPS
+from controlplane.metrics.families import SWEEPS
 
 log = structlog.get_logger(__name__)
 
