@@ -8,6 +8,7 @@ from django.http import HttpRequest
 
 from builds.models import (
     BuildJob,
+    Intent,
     Package,
     PackageIndex,
     PackageOverride,
@@ -93,6 +94,27 @@ class WorkerAdmin(HistoryAdmin):
     search_fields = ["worker_id", "hostname"]
     search_help_text = "Worker or host"
     ordering = ["-seen_at"]
+
+
+@admin.register(Intent)
+class IntentAdmin(HistoryAdmin):
+    """What is wanted of workspaces, and what it waits for."""
+
+    list_display = [
+        "workspace_id",
+        "kind",
+        "cause",
+        "requested_by",
+        "requested_at",
+        "waits_code",
+        "worker_id",
+        "fulfilled_at",
+    ]
+    list_filter = ["kind", "cause", "waits_code", "requested_at", "fulfilled_at"]
+    id_fields = ["id", "workspace_id"]
+    search_fields = ["requested_by", "worker_id", "waits_code"]
+    search_help_text = "Intent or workspace id, who asked, worker, or what it waits for"
+    ordering = ["-id"]
 
 
 @admin.register(SandboxRequest)

@@ -8,18 +8,26 @@ from pathlib import Path
 
 from django.conf import settings
 
+from builds.attendant import Attendant
 from builds.compiler import Compiler
 from builds.credential_upkeep import look_after_credentials
 from builds.duties import Duty
+from builds.fulfilment import Fulfiller
+from builds.lifecycle import expire_workspaces
 from builds.packages.sync import sync_duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
-from builds.worker import BuildWorker, WorkerTimes
+from builds.worker import BuildWorker, WorkerTimes, new_worker_id
 from controlplane.locks import advisory_lock
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.launch import BootLimits
 from workspaces.runtimes.configured import configured_adapter
+
+ATTENDANTS = 3
+"""How many workspaces one worker stops or deletes at a time."""
+ATTEND_EVERY = timedelta(milliseconds=250)
+"""How often each looks for one, with a query of its own index."""
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -66,6 +74,14 @@ def job_runner() -> JobRunner:
 def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     """Return a build worker with every setting applied."""
     runner = job_runner()
+    worker_id = new_worker_id()
+    stale = _milliseconds(settings.WORKER_HEARTBEAT_STALE_MS)
+    fulfiller = Fulfiller(
+        adapter=runner.adapter,
+        grace=_milliseconds(settings.WORKSPACE_STOP_GRACE_MS),
+        stale=stale,
+    )
+    attendant = Attendant(worker_id, fulfiller, stale=stale)
     return BuildWorker(
         runner=runner,
         broker_url=settings.RABBITMQ_URL,
@@ -74,7 +90,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         times=WorkerTimes(
             lease=lease_duration(),
             heartbeat=_milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS),
-            stale=_milliseconds(settings.WORKER_HEARTBEAT_STALE_MS),
+            stale=stale,
             sweep=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
             overdue=_milliseconds(settings.WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS),
             reconcile=_milliseconds(settings.WORKER_RECONCILE_INTERVAL_MS),
@@ -93,6 +109,16 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 keep_deliveries,
             ),
             Duty("packages", _milliseconds(settings.PACKAGE_SYNC_INTERVAL_MS), sync_duty()),
+            *(
+                Duty(f"attendant {number}", ATTEND_EVERY, partial(attendant.attend, number=number))
+                for number in range(1, ATTENDANTS + 1)
+            ),
+            Duty(
+                "expiry",
+                _milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
+                lambda _stopped: expire_workspaces(),
+            ),
         ],
         max_jobs=max_jobs,
+        worker_id=worker_id,
     )

@@ -12,6 +12,7 @@ from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 
+from builds.intents import Intent, IntentFence, IntentLostError
 from builds.packages.models import Package, PackageIndex, PackageOverride
 from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 from workspaces.models import ERROR_CODE_MAX_LENGTH
@@ -19,6 +20,9 @@ from workspaces.models import ERROR_CODE_MAX_LENGTH
 __all__ = [
     "BuildJob",
     "Fence",
+    "Intent",
+    "IntentFence",
+    "IntentLostError",
     "LeaseLostError",
     "Package",
     "PackageIndex",
@@ -124,6 +128,21 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
             .update(lease_expires_at=Now(), max_attempts=F("max_attempts") + 1)
         )
 
+    def let_go(self, fence: Fence) -> None:
+        """Tell that the worker of a job that was cancelled has stopped all work on it."""
+        cancelled = self.held_by(fence).filter(status=BuildJob.Status.CANCELLED)
+        cancelled.update(released_at=Now())
+
+    def at_work_though_cancelled(self, *, stale: timedelta, since: timedelta) -> BuildJobQuerySet:
+        """Keep cancelled jobs whose worker lives and has not let go, for ``since`` at the most."""
+        alive = Worker.objects.alive(stale=stale).filter(worker_id=OuterRef("worker_id"))
+        return self.filter(
+            Exists(alive),
+            status=BuildJob.Status.CANCELLED,
+            released_at__isnull=True,
+            finished_at__gt=Now() - since,
+        ).exclude(worker_id="")
+
     def present(self, fence: Fence) -> BuildJobQuerySet:
         """Keep the job while its holder may write to it: its claim stands, nobody cancelled it."""
         return self.held_by(fence).exclude(status=BuildJob.Status.CANCELLED)
@@ -213,6 +232,9 @@ class BuildJob(models.Model):
     queued_at = models.DateTimeField(db_default=Now())
     claimed_at = models.DateTimeField(null=True)
     lease_expires_at = models.DateTimeField(null=True)
+    released_at = models.DateTimeField(
+        null=True, help_text="When the worker of a cancelled job had let go of all of it."
+    )
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     plan_hash = models.CharField(max_length=64, blank=True)

@@ -38,6 +38,7 @@ from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
 from builds.phases import measured
 from builds.planner import Catalogue, ImagePlan, plan
+from builds.resuming import resumed
 from builds.settlement import fail_claimed_job
 from builds.workplace import workplace
 from controlplane.errors import ControlPlaneError, JobError
@@ -48,7 +49,7 @@ from runs.agent_archive import agent_archive, agent_digest
 from scm import git
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint
-from workspaces.launch import BootLimits, boot_configuration
+from workspaces.launch import BootLimits, boot_configuration, volumes_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest, RuntimeAdapter
 
@@ -216,6 +217,11 @@ class JobRunner:
         self, job: BuildJob, image_plan: ImagePlan, record: BuildRecord, control: JobControl
     ) -> tuple[PublishedImage, str, bool]:
         """Return the published image, the plan's hash, and whether nothing had to be built."""
+        before = self._resume(job, control)
+        if before is not None:
+            image, plan_hash = before
+            record.state("The published image is launched again: nothing has to be built.")
+            return image, plan_hash, True
         fetcher = SourceFetcher(job, self.sources, record, control.cancelled)
         resolved = {source.id: fetcher.resolve(source) for source in image_plan.sources}
         plan_hash = image_plan.fingerprint(
@@ -283,9 +289,22 @@ class JobRunner:
             .values_list("repository", "published_digest")
         )
         earlier = persistently(same_plan.first, patience=DATABASE_PATIENCE_SECONDS)
+        return None if earlier is None else self._tag_again(job, *earlier)
+
+    def _resume(self, job: BuildJob, control: JobControl) -> tuple[PublishedImage, str] | None:
+        """Return the image that the workspace had, with its plan's hash, if it is to resume.
+
+        One that the registry has lost is built again.
+        """
+        earlier = self._read(control, lambda: resumed(job))
         if earlier is None:
             return None
-        repository, digest = earlier
+        self._check_claim(job, control)
+        image = self._tag_again(job, earlier.repository, earlier.published_digest)
+        return None if image is None else (image, earlier.plan_hash)
+
+    def _tag_again(self, job: BuildJob, repository: str, digest: str) -> PublishedImage | None:
+        """Put an image of the registry under the job's tag; None when there is none."""
         try:
             if not self.registry.copy(repository, digest, job.repository, job.tag):
                 return None
@@ -308,7 +327,7 @@ class JobRunner:
         credentials: CredentialDelivery,
         control: JobControl,
     ) -> LaunchedRuntime:
-        request = self._launch_request(job, blueprint, image_plan, credentials)
+        request = self._launch_request(job, blueprint, image_plan, credentials, control)
         try:
             return self.adapter.launch(request, cancelled=control.cancelled)
         except JobError as exc:
@@ -320,6 +339,7 @@ class JobRunner:
         blueprint: Blueprint,
         image_plan: ImagePlan,
         credentials: CredentialDelivery,
+        control: JobControl,
     ) -> LaunchRequest:
         attempt: Attempt = job.attempt
         runtime = blueprint.runtime
@@ -351,6 +371,8 @@ class JobRunner:
             restart=runtime.persistence == "persistent",
             oci_runtime=runtime.oci_runtime,
             timeout=self.launch_timeout,
+            volumes=volumes_of(blueprint, home=image_plan.home),
+            fresh_volumes=not self._read(control, lambda: workspaces.was_ever_ready(attempt)),
             salvage=partial(salvage_container, attempt.run_id),
             credentials=credentials.document if credentials.references else None,
             parting=partial(keep_renewed, self.adapter, attempt.run_id),

@@ -21,8 +21,8 @@ from builds.boot_record import salvage_container
 from builds.credential_upkeep import keep_renewed
 from controlplane.locks import try_advisory_lock
 from workspaces import services as workspaces
-from workspaces.models import Attempt, RuntimeInstance
-from workspaces.runtimes.base import ObservedRuntime, RuntimeAdapter
+from workspaces.models import Attempt, RuntimeInstance, Workspace
+from workspaces.runtimes.base import LaunchError, ObservedRuntime, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +69,7 @@ def reconcile(
         wanted = _wanted(keep_ended)
         removed = _remove_unwanted(adapter, observed, wanted, grace)
         adapter.sweep_networks(wanted)
+        _remove_volumes_of_deleted(adapter)
     return Reconciliation(lost, ended, removed)
 
 
@@ -76,6 +77,8 @@ def _lose(adapter: RuntimeAdapter, run_id: uuid.UUID) -> int:
     if adapter.observe(run_id) is not None:
         return 0
     with transaction.atomic():
+        if not _still_runs(run_id):
+            return 0
         changed = workspaces.fail_runtime(
             Attempt.objects.get(run_id=run_id),
             code=LOST,
@@ -88,6 +91,8 @@ def _lose(adapter: RuntimeAdapter, run_id: uuid.UUID) -> int:
 
 def _end(run_id: uuid.UUID, found: ObservedRuntime) -> int:
     with transaction.atomic():
+        if not _still_runs(run_id):
+            return 0
         attempt = Attempt.objects.get(run_id=run_id)
         if found.oom_killed:
             changed = workspaces.fail_runtime(
@@ -112,12 +117,21 @@ def _end(run_id: uuid.UUID, found: ObservedRuntime) -> int:
     return int(changed)
 
 
+def _still_runs(run_id: uuid.UUID) -> bool:
+    """Lock the runtime; False when somebody has begun to stop it since it was looked at."""
+    rows = RuntimeInstance.objects.select_for_update().filter(run_id=run_id)
+    return rows.filter(status=RuntimeInstance.Status.RUNNING).exists()
+
+
 def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
     """Return the runs whose container belongs there: launching, running, or ended a while ago."""
     open_attempts = Attempt.objects.filter(
         status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING]
     )
-    live = RuntimeInstance.objects.filter(status=RuntimeInstance.Status.RUNNING)
+    # What is stopping is removed by who stops it, once all of it was read.
+    live = RuntimeInstance.objects.filter(
+        status__in=[RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING]
+    )
     kept = RuntimeInstance.objects.filter(
         status__in=RuntimeInstance.TERMINAL,
         finished_at__gt=Now() - keep_ended,
@@ -147,3 +161,16 @@ def _remove_unwanted(
             removed += int(adapter.remove(run_id, salvage=partial(salvage_container, run_id)))
             log.info("runtime_removed", run_id=str(run_id), reason="no row wants it")
     return removed
+
+
+def _remove_volumes_of_deleted(adapter: RuntimeAdapter) -> None:
+    """Remove what a worker that slept through the deletion of its workspace has made again."""
+    found = adapter.workspaces_with_volumes()
+    deleted = Workspace.objects.filter(pk__in=found, deleted_at__isnull=False) if found else ()
+    for workspace in deleted:
+        try:
+            removed = adapter.remove_volumes(workspace.pk)
+        except LaunchError as exc:
+            log.info("volumes_not_removed", workspace_id=str(workspace.pk), code=exc.code)
+        else:
+            log.info("volumes_removed", workspace_id=str(workspace.pk), volumes=removed)

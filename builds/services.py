@@ -29,6 +29,7 @@ from builds.models import BuildJob, SandboxRequest
 from builds.packages.standardization import standardize_with_index
 from builds.selections import remember_references, select_sources
 from builds.settlement import attempt_all, fail_unclaimed_job
+from builds.startable import startable_workspace
 from controlplane.amqp import BrokerError
 from controlplane.errors import (
     BadGateway,
@@ -41,8 +42,8 @@ from runs.models import Run
 from runs.services import create_boot_run
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint
-from workspaces.models import Attempt, Sandbox, Workspace
-from workspaces.status import TERMINAL, SurfacedStatus
+from workspaces.models import Attempt, Sandbox
+from workspaces.status import SurfacedStatus
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,7 @@ class SandboxIntent:
     source_selection: Mapping[str, Any] | None = None
     dotfiles_selection: Mapping[str, Any] | None = None
     credentials: Mapping[str, Any] | None = None
+    ttl_seconds: int | None = None
     idempotency_key: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
     """The request's body as it was sent, to tell a repeated request from a different one."""
@@ -235,9 +237,14 @@ def _persist(
     """Write workspace, sandbox, attempt, job and remembered request in one transaction."""
     with transaction.atomic():
         if intent.workspace_id is None:
-            workspace = workspaces.create_workspace(owner_user_id=intent.owner_user_id, name=name)
+            workspace = workspaces.create_workspace(
+                owner_user_id=intent.owner_user_id, name=name, ttl_seconds=intent.ttl_seconds
+            )
         else:
-            workspace = _startable_workspace(intent.workspace_id, intent.owner_user_id)
+            workspace = startable_workspace(intent.workspace_id, intent.owner_user_id)
+            if intent.ttl_seconds is not None:
+                workspace.ttl_seconds = intent.ttl_seconds
+                workspace.save(update_fields=["ttl_seconds"])
         sandbox = Sandbox.objects.create(
             workspace=workspace,
             owner_user_id=intent.owner_user_id,
@@ -256,19 +263,8 @@ def _persist(
             credentials=credentials,
         )
         create_boot_run(attempt)
-        job = _create_job(sandbox, attempt)
-        answer = {
-            "sandboxId": str(sandbox.pk),
-            "workspaceId": str(workspace.pk),
-            "attemptId": str(attempt.pk),
-            "runId": str(attempt.run_id),
-            "jobId": str(job.pk),
-            "name": workspace.name,
-            "status": SurfacedStatus.QUEUED.value,
-            "registryId": intent.registry_id,
-            "repository": intent.repository,
-            "tag": intent.tag,
-        }
+        job = create_job(attempt)
+        answer = answer_of(job)
         if intent.idempotency_key is not None:
             SandboxRequest.objects.create(
                 owner_user_id=intent.owner_user_id,
@@ -280,32 +276,26 @@ def _persist(
     return job, answer
 
 
-def _startable_workspace(workspace_id: uuid.UUID, owner_user_id: str) -> Workspace:
-    """Return the locked workspace; raise ``Conflict`` while an earlier sandbox of it is live."""
-    workspace = (
-        Workspace.objects.select_for_update(no_key=True)
-        .owned_by(owner_user_id)
-        .filter(pk=workspace_id)
-        .first()
-    )
-    if workspace is None:
-        raise NotFound(
-            "There is no such workspace.",
-            code="workspace-not-found",
-            errors=[Fault("not-found", "There is no such workspace.", pointer="/workspaceId")],
-        )
-    # In a statement of its own: a join would show the sandbox as it was before the lock was had.
-    latest = Sandbox.objects.filter(pk=workspace.latest_sandbox_id).first()
-    if latest is not None and latest.status not in TERMINAL:
-        raise Conflict(
-            f"The workspace is {latest.status}; only one that has ended can be started again.",
-            code="workspace-active",
-        )
-    assert isinstance(workspace, Workspace)
-    return workspace
+def answer_of(job: BuildJob) -> dict[str, Any]:
+    """Return the answer to the request that has made ``job``."""
+    attempt = job.attempt
+    return {
+        "sandboxId": str(attempt.sandbox_id),
+        "workspaceId": str(attempt.workspace_id),
+        "attemptId": str(attempt.pk),
+        "runId": str(attempt.run_id),
+        "jobId": str(job.pk),
+        "name": attempt.sandbox.workspace.name,
+        "status": SurfacedStatus.QUEUED.value,
+        "registryId": job.registry_id,
+        "repository": job.repository,
+        "tag": job.tag,
+    }
 
 
-def _create_job(sandbox: Sandbox, attempt: Attempt) -> BuildJob:
+def create_job(attempt: Attempt) -> BuildJob:
+    """Create the queued job of an attempt."""
+    sandbox = attempt.sandbox
     return BuildJob.objects.create(
         attempt=attempt,
         registry_id=sandbox.registry_id,
@@ -359,7 +349,7 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
     the accounts cannot be used any more; ``BadGateway`` when the queue cannot be reached.
     """
     with transaction.atomic():
-        workspace = _startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
+        workspace = startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
         if workspace.latest_sandbox_id != sandbox.pk:
             raise Conflict("A newer sandbox of this workspace exists.", code="sandbox-superseded")
         attempt = workspaces.create_attempt(
@@ -370,7 +360,7 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
             credentials=same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
         )
         create_boot_run(attempt)
-        job = _create_job(sandbox, attempt)
+        job = create_job(attempt)
     publish_or_fail(job)
     return job
 

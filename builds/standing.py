@@ -14,11 +14,11 @@ from typing import Any
 
 from django.conf import settings
 
-from builds.models import BuildJob, Worker
+from builds.models import BuildJob, Intent, Worker
 from controlplane.errors import Conflict
 from controlplane.serializers import format_timestamp
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace
-from workspaces.status import SurfacedStatus, surfaced_status
+from workspaces.status import DELETED, SurfacedStatus, surfaced_status
 
 QUEUE_POSITIONS_SHOWN = 1_000
 
@@ -113,6 +113,7 @@ def standings(attempts: Iterable[Attempt]) -> dict[uuid.UUID, Standing]:
         for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids)
     }
     queue = _Queue(jobs.values())
+    intents = _open_intents(ids)
     found = {}
     for attempt in wanted:
         job, runtime = jobs.get(attempt.pk), runtimes.get(attempt.pk)
@@ -121,10 +122,37 @@ def standings(attempts: Iterable[Attempt]) -> dict[uuid.UUID, Standing]:
             job=job.status if job else None,
             runtime=runtime.status if runtime else None,
         )
-        found[attempt.pk] = Standing(
-            attempt, job, runtime, status, _reason(attempt, job, runtime, status, queue)
-        )
+        intent = intents.get(attempt.pk)
+        reason = _ending(intent) if intent else _reason(attempt, job, runtime, status, queue)
+        found[attempt.pk] = Standing(attempt, job, runtime, status, reason)
     return found
+
+
+def _open_intents(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Intent]:
+    """Return what is still to be done to the workspaces of which these attempts are the latest."""
+    latest = "workspace__latest_sandbox__latest_attempt_id"
+    found = Intent.objects.open().filter(**{f"{latest}__in": attempt_ids})
+    members = ("kind", "requested_at", "waits_code", "waits_message")
+    return {
+        attempt_id: Intent(**dict(zip(members, values, strict=True)))
+        for attempt_id, *values in found.values_list(latest, *members)
+    }
+
+
+def _ending(intent: Intent) -> Reason:
+    stopping = intent.kind == Intent.Kind.STOP
+    waits = f" Waiting ({intent.waits_code}): {intent.waits_message}" if intent.waits_code else ""
+    return Reason(
+        "stopping" if stopping else "deleting",
+        f"The workspace is being {'stopped' if stopping else 'deleted'}.{waits}",
+        intent.requested_at,
+        "A build worker ends what runs, completes the records and removes the container"
+        + (
+            "; then it can be started again."
+            if stopping
+            else ", and what was kept of the workspace; this is not taken back."
+        ),
+    )
 
 
 def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
@@ -289,6 +317,9 @@ def workspace_members(workspace: Workspace, standing: Standing | None) -> dict[s
     return {
         **_without_attempt(workspace),
         **shared,
+        **_deleted_members(workspace),
+        "expires_at": workspace.expires_at,
+        "deleted_at": workspace.deleted_at,
         "workspace_id": workspace.pk,
         "sandbox_id": sandbox.pk if sandbox else None,
         "name": workspace.name,
@@ -299,6 +330,18 @@ def workspace_members(workspace: Workspace, standing: Standing | None) -> dict[s
         "created_at": workspace.created_at,
         "updated_at": max(workspace.updated_at, shared.get("updated_at", workspace.updated_at)),
     }
+
+
+def _deleted_members(workspace: Workspace) -> dict[str, Any]:
+    if workspace.deleted_at is None:
+        return {}
+    reason = Reason(
+        DELETED,
+        "The workspace was deleted; its containers and volumes are gone.",
+        workspace.deleted_at,
+        "Nothing more happens; the records of its runs are kept until their time is over.",
+    )
+    return {"status": DELETED, "reason": reason, "runtime": None, "error": None}
 
 
 def attempt_members(standing: Standing) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def _boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def new_worker_id() -> str:
+    """Return an id that no worker has had."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimes:
     """How often a worker does what, and when it takes others for dead."""
@@ -85,8 +90,9 @@ class BuildWorker:
         times: WorkerTimes,
         duties: Sequence[Duty] = (),
         max_jobs: int | None = None,
+        worker_id: str | None = None,
     ) -> None:
-        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.worker_id = worker_id or new_worker_id()
         self._runner = runner
         self._prefetch = prefetch
         self._times = times
@@ -242,6 +248,7 @@ class BuildWorker:
             self._run_claimed(job, control)
         except LeaseLostError:
             log.warning("job_lost")
+            self._let_go(job)
             return Delivery.ack
         except ShutdownError:
             log.warning("job_given_back")
@@ -258,6 +265,15 @@ class BuildWorker:
             self._count_done()
         log.info("job_done", duration_ms=round((time.monotonic() - started) * 1000))
         return Delivery.ack
+
+    def _let_go(self, job: BuildJob) -> None:
+        """Tell, of a job that was cancelled, that nothing more will come of it."""
+        try:
+            BuildJob.objects.let_go(job.fence)
+        except (DatabaseError, InterfaceError) as exc:
+            # Whoever waits for it does not wait for ever.
+            log.warning("job_not_let_go", reason=type(exc).__name__)
+            close_old_connections()
 
     @counted()
     def _run_claimed(self, job: BuildJob, control: JobControl) -> None:

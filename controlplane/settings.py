@@ -449,6 +449,7 @@ SPECTACULAR_SETTINGS = {
     ],
     "ENUM_NAME_OVERRIDES": {
         "SurfacedStatus": "workspaces.status.SurfacedStatus",
+        "WorkspaceStatus": "workspaces.status.WORKSPACE_STATUSES",
         "RuntimeStatus": "workspaces.models.RuntimeInstance.Status",
         "Relation": "workspaces.models.Sandbox.Relation",
         "RestartRelation": "workspaces.serializers.RESTART_RELATIONS",

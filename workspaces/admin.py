@@ -9,7 +9,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from builds.models import BuildJob
+from builds.lifecycle import StartIntent, Wish, ask, start_workspace
+from builds.models import BuildJob, Intent
 from builds.services import cancel_job, retry_sandbox
 from controlplane.admin import HistoryAdmin, pretty_json
 from controlplane.errors import ControlPlaneError
@@ -21,24 +22,90 @@ from workspaces.models import (
     Workspace,
     WorkspaceEvent,
 )
+from workspaces.status import DELETED
 
 
 @admin.register(Workspace)
 class WorkspaceAdmin(HistoryAdmin):
     """Workspaces with the state of their latest sandbox."""
 
-    list_display = ["name", "owner_user_id", "status", "id", "created_at", "updated_at"]
-    list_filter = ["latest_sandbox__status", "created_at"]
+    list_display = [
+        "name",
+        "owner_user_id",
+        "status",
+        "id",
+        "expires_at",
+        "created_at",
+        "updated_at",
+    ]
+    list_filter = ["latest_sandbox__status", "created_at", "deleted_at"]
     id_fields = ["id"]
     search_fields = ["name", "owner_user_id"]
     search_help_text = "Workspace id, name or owner"
     list_select_related = ["latest_sandbox"]
     ordering = ["-id"]
+    actions = ["start", "stop", "delete_workspaces"]
 
     @admin.display(ordering="latest_sandbox__status")
     def status(self, workspace: Workspace) -> str:
         """Show the surfaced status."""
+        if workspace.deleted_at is not None:
+            return DELETED
         return workspace.latest_sandbox.status if workspace.latest_sandbox else "queued"
+
+    @admin.action(permissions=["operate"], description="Start again: resume, or else retry")
+    def start(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
+        """Start another attempt of each workspace that has ended."""
+        for workspace in queryset:
+            intent = StartIntent(
+                workspace_id=workspace.pk,
+                owner_user_id=None,
+                requested_by=request.user.get_username(),
+                trigger_type=Attempt.TriggerType.MANUAL,
+            )
+            try:
+                started = start_workspace(intent)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{workspace.pk}: {exc.detail}", messages.ERROR)
+            else:
+                self.message_user(
+                    request, f"{workspace.pk}: job {started.answer['jobId']} is queued."
+                )
+
+    @admin.action(permissions=["operate"], description="Stop")
+    def stop(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
+        """Have workspaces stopped, or what is built of them cancelled."""
+        self._ask(request, queryset, Intent.Kind.STOP, "is being stopped")
+
+    @admin.action(
+        permissions=["operate"], description="Delete: containers and volumes; records stay"
+    )
+    def delete_workspaces(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
+        """Have workspaces deleted, whatever they are doing."""
+        self._ask(request, queryset, Intent.Kind.DELETE, "is being deleted")
+
+    def _ask(
+        self, request: HttpRequest, queryset: QuerySet[Workspace], kind: Intent.Kind, told: str
+    ) -> None:
+        for workspace in queryset:
+            wish = Wish(
+                workspace_id=workspace.pk,
+                kind=kind,
+                owner_user_id=None,
+                cause=Intent.Cause.OPERATOR,
+                requested_by=request.user.get_username(),
+            )
+            try:
+                stored = ask(wish)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{workspace.pk}: {exc.detail}", messages.ERROR)
+                continue
+            if stored:
+                self.message_user(request, f"{workspace.pk}: {told}.")
+            else:
+                self.message_user(
+                    request, f"{workspace.pk}: nothing is left to be done.", messages.WARNING
+                )
 
 
 @admin.register(Sandbox)

@@ -10,6 +10,7 @@ from django.conf import settings
 
 from workspaces.blueprint import Blueprint, CommandForeground, Step
 from workspaces.models import Attempt
+from workspaces.runtimes.base import Volume
 
 DOTFILES_PATH = "/usr/share/svc/dotfiles"
 
@@ -92,6 +93,26 @@ def boot_configuration(
         "secrets": [],
         **({"credentials": True} if credentials else {}),
     }
+
+
+def is_persistent(attempt: Attempt) -> bool:
+    """Whether home and root of the attempt's workspace are kept from one attempt to the next."""
+    return bool(attempt.spec.get("runtime", {}).get("persistence") == "persistent")
+
+
+def volumes_of(blueprint: Blueprint, *, home: str) -> tuple[Volume, ...]:
+    """Return what is kept of a persistent workspace: the user's home and the workspace's root.
+
+    Where one of them is inside the other, the outer one holds both.
+    """
+    if blueprint.runtime.persistence != "persistent":
+        return ()
+    root = blueprint.runtime.workspace_root
+    if f"{root}/".startswith(f"{home}/"):
+        return (Volume("home", home),)
+    if f"{home}/".startswith(f"{root}/"):
+        return (Volume("work", root),)
+    return (Volume("home", home), Volume("work", root))
 
 
 def _steps(steps: Sequence[Step], kind: str) -> list[dict[str, Any]]:

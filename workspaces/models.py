@@ -25,7 +25,8 @@ class OwnedQuerySet(models.QuerySet[Any]):
 class Workspace(models.Model):
     """A managed environment that people and agents work in.
 
-    Its state is that of its latest sandbox, whose state is derived (``workspaces.status``).
+    Its state is that of its latest sandbox, whose state is derived (``workspaces.status``), until
+    it is deleted: then its containers and volumes are gone, and its row and records stay.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -34,13 +35,25 @@ class Workspace(models.Model):
     latest_sandbox = models.ForeignKey(
         "workspaces.Sandbox", null=True, on_delete=models.SET_NULL, related_name="+"
     )
+    ttl_seconds = models.PositiveIntegerField(
+        null=True, help_text="How long after each start it is stopped; null: never."
+    )
+    expires_at = models.DateTimeField(null=True, help_text="When it is stopped by itself.")
+    deleted_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 
     objects = OwnedQuerySet.as_manager()
 
     class Meta:
-        indexes = [models.Index(fields=["owner_user_id", "-id"], name="workspace_owner")]
+        indexes = [
+            models.Index(fields=["owner_user_id", "-id"], name="workspace_owner"),
+            models.Index(
+                fields=["expires_at"],
+                name="workspace_expiring",
+                condition=Q(expires_at__isnull=False),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id})"
@@ -228,6 +241,12 @@ class RuntimeInstanceQuerySet(models.QuerySet["RuntimeInstance"]):
         """Keep the runtimes that should have a live container on this engine."""
         return self.filter(status=RuntimeInstance.Status.RUNNING, engine_id__in=[engine_id, ""])
 
+    def begin_stop(self) -> int:
+        """Move runtimes that run to ``stopping``; their containers are still to be removed."""
+        return self.filter(status=RuntimeInstance.Status.RUNNING).update(
+            status=RuntimeInstance.Status.STOPPING, updated_at=Now()
+        )
+
     def settle(self, status: RuntimeInstance.Status, **values: Any) -> int:
         """Move runtimes that are not final to the final ``status``."""
         return self.exclude(status__in=RuntimeInstance.TERMINAL).update(
@@ -240,17 +259,20 @@ class RuntimeInstance(models.Model):
 
     ::
 
-        pending → running → stopped           (asked for, or the foreground ended with 0)
-           └────────┴─────→ failed            (launch failed, container gone or exited)
+        pending → running → stopping → stopped      (asked for; the container is gone by then)
+           │         ├───────────────→ stopped      (the foreground ended with 0)
+           ├─────────┼───────────────→ failed       (launch failed, container gone or exited)
+           └─────────────────────────→ stopped      (cancelled)
 
     ``pending`` is written when the image is published, ``running`` once the workspace is ready.
     """
 
     class Status(models.TextChoices):
-        """The specification's states of a runtime instance, and ``stopped``."""
+        """The specification's states of a runtime instance, ``stopping`` and ``stopped``."""
 
         PENDING = "pending"
         RUNNING = "running"
+        STOPPING = "stopping"
         FAILED = "failed"
         STOPPED = "stopped"
 
@@ -278,12 +300,12 @@ class RuntimeInstance(models.Model):
             models.Index(
                 fields=["run_id"],
                 name="runtime_live",
-                condition=Q(status__in=["pending", "running"]),
+                condition=Q(status__in=["pending", "running", "stopping"]),
             )
         ]
         constraints = [
             models.CheckConstraint(
-                condition=~Q(status="running")
+                condition=~Q(status__in=["running", "stopping"])
                 | (~Q(resource_id="") & ~Q(endpoint="") & Q(launched_at__isnull=False)),
                 name="runtime_running_has_endpoint",
             ),
@@ -304,6 +326,10 @@ class WorkspaceEvent(models.Model):
         """Every kind of event."""
 
         WORKSPACE_CREATED = "workspace.created"
+        STOP_REQUESTED = "workspace.stop-requested"
+        WORKSPACE_STOPPED = "workspace.stopped"
+        DELETE_REQUESTED = "workspace.delete-requested"
+        WORKSPACE_DELETED = "workspace.deleted"
         ATTEMPT_QUEUED = "attempt.queued"
         ATTEMPT_RUNNING = "attempt.running"
         ATTEMPT_SUCCEEDED = "attempt.succeeded"
@@ -313,6 +339,7 @@ class WorkspaceEvent(models.Model):
         RUNTIME_PENDING = "runtime.pending"
         RUNTIME_RUNNING = "runtime.running"
         RUNTIME_FAILED = "runtime.failed"
+        RUNTIME_STOPPING = "runtime.stopping"
         RUNTIME_STOPPED = "runtime.stopped"
         CREDENTIALS_DELIVERED = "credentials.delivered"
         CREDENTIALS_WITHDRAWN = "credentials.withdrawn"

@@ -66,6 +66,49 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
 """
 
+STOP_DESCRIPTION = """\
+Stores that the workspace is to be stopped. A build worker then ends what runs in it, completes the
+records, and removes the container; after that, `status` is `stopped`. What is still being built or
+launched is cancelled, and `status` is `cancelled`. Until it is done, `reason.code` is `stopping`.
+Of a persistent workspace, home and `workspaceRoot` are kept. Stopping what has ended or is being
+stopped changes nothing and is accepted.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 409 | `workspace-deleted` | it was deleted |
+"""
+
+RESTART_DESCRIPTION = """\
+Another attempt of a workspace that has ended, with the blueprint of its latest sandbox. Poll
+`GET /v1/workspaces/{workspaceId}` until `status` is `ready` or `failed`. A `resume` whose image the
+registry has lost builds it again.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 404 | `credentials-not-found` | a profile or account is named that the owner does not have |
+| 409 | `workspace-active` | it has not ended |
+| 409 | `workspace-stopping` | it is being stopped; start it when it is |
+| 409 | `workspace-deleting` | it is being deleted |
+| 409 | `workspace-deleted` | it was deleted |
+| 409 | `nothing-published` | `resume`, and no image was published yet |
+| 409 | `connected-account-not-active` | one of its accounts is invalid or was deleted |
+| 409 | `profile-archived` | the profile that is named is not in use any more |
+| 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
+"""
+
+DELETE_DESCRIPTION = """\
+Accepted in every state, also again, and never taken back. Cancels what is being built, stops what
+runs as a stop does, and removes containers and volumes; after that, `status` is `deleted`, and
+lists leave the workspace out unless asked with `status=deleted`. Until then, `reason.code` is
+`deleting`. The records of its runs and its history stay readable as long as records are kept.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+"""
+
 SSH_TARGET_DESCRIPTION = """\
 For the SSH gateway alone. The token is looked at first.
 

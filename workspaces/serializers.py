@@ -18,8 +18,10 @@ from controlplane.serializers import (
     TimestampField,
 )
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
-from workspaces.status import SurfacedStatus
+from workspaces.status import WORKSPACE_STATUSES, SurfacedStatus
 
+MIN_TTL_SECONDS = 10
+MAX_TTL_SECONDS = 366 * 24 * 3600
 SOURCE_PROVIDERS = ["github"]
 STARTED_STATUSES = [SurfacedStatus.QUEUED.value]
 RESTART_RELATIONS = [
@@ -88,6 +90,13 @@ class WorkspaceRequestSerializer(OwnedInputSerializer):
         help_text="When absent, what the owner's profile `default` gives; for a workspace that is "
         "started again, what it was given before.",
     )
+    ttl_seconds = serializers.IntegerField(
+        required=False,
+        min_value=MIN_TTL_SECONDS,
+        max_value=MAX_TTL_SECONDS,
+        help_text="How long after each start the workspace is stopped, whatever it does; when "
+        "absent, never.",
+    )
 
 
 @extend_schema_serializer(component_name="StartSandbox")
@@ -101,6 +110,25 @@ class SandboxRequestSerializer(WorkspaceRequestSerializer):
         required=False,
         choices=RESTART_RELATIONS,
         help_text="Why a workspace is started again; `rebuild` unless told.",
+    )
+
+
+class StopSerializer(OwnedInputSerializer):
+    """Nothing but the owner."""
+
+
+class StartSerializer(OwnedInputSerializer):
+    """How a workspace is started again."""
+
+    relation = serializers.ChoiceField(
+        required=False,
+        choices=RESTART_RELATIONS,
+        help_text="`resume` launches the image that was published, without building; `retry` and "
+        "`rebuild` fetch the sources anew and build what has changed. `resume` unless nothing was "
+        "published yet.",
+    )
+    credentials = CredentialsSerializer(
+        required=False, help_text="When absent, what the workspace was given before."
     )
 
 
@@ -183,6 +211,7 @@ class StandingSerializer(OutputSerializer):
 class WorkspaceSummarySerializer(StandingSerializer):
     """A workspace and how it stands."""
 
+    status = serializers.ChoiceField(choices=WORKSPACE_STATUSES)
     workspace_id = serializers.UUIDField()
     sandbox_id = serializers.UUIDField(required=False)
     name = serializers.CharField()
@@ -190,6 +219,8 @@ class WorkspaceSummarySerializer(StandingSerializer):
     registry_id = serializers.CharField(required=False)
     repository = serializers.CharField(required=False)
     tag = serializers.CharField(required=False)
+    expires_at = TimestampField(required=False, help_text="When it is stopped by itself.")
+    deleted_at = TimestampField(required=False)
 
 
 class WorkspaceSerializer(WorkspaceSummarySerializer):

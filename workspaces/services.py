@@ -10,8 +10,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
+from django.db.models import DurationField, ExpressionWrapper, F, Value
 from django.db.models.functions import Now
 
 from accounts.providers import Provider
@@ -29,6 +31,9 @@ from workspaces.runtimes.base import LaunchedRuntime
 from workspaces.status import SurfacedStatus, surfaced_status
 
 NO_CREDENTIALS = Resolution()
+_TIME_TO_LIVE = ExpressionWrapper(
+    F("ttl_seconds") * Value(timedelta(seconds=1)), output_field=DurationField()
+)
 
 
 def get_workspace(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Workspace:
@@ -81,13 +86,25 @@ def record_event(
     record_events(attempt, [Event(event_type, message, data or {})])
 
 
-def create_workspace(*, owner_user_id: str, name: str) -> Workspace:
-    """Create a workspace without a sandbox."""
-    workspace = Workspace.objects.create(owner_user_id=owner_user_id, name=name)
+def record_workspace_event(
+    workspace: Workspace,
+    event_type: WorkspaceEvent.Type,
+    message: str,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """Append an event that is not of one attempt to a workspace's history."""
     WorkspaceEvent.objects.create(
-        workspace=workspace,
-        type=WorkspaceEvent.Type.WORKSPACE_CREATED,
-        message=f"Workspace {name} was created.",
+        workspace=workspace, type=event_type, message=message, data=dict(data or {})
+    )
+
+
+def create_workspace(*, owner_user_id: str, name: str, ttl_seconds: int | None = None) -> Workspace:
+    """Create a workspace without a sandbox, to be stopped ``ttl_seconds`` after each start."""
+    workspace = Workspace.objects.create(
+        owner_user_id=owner_user_id, name=name, ttl_seconds=ttl_seconds
+    )
+    record_workspace_event(
+        workspace, WorkspaceEvent.Type.WORKSPACE_CREATED, f"Workspace {name} was created."
     )
     assert isinstance(workspace, Workspace)
     return workspace
@@ -121,7 +138,7 @@ def create_attempt(
         latest_attempt=attempt, status=SurfacedStatus.QUEUED, updated_at=Now()
     )
     Workspace.objects.filter(pk=sandbox.workspace_id).update(
-        latest_sandbox=sandbox, updated_at=Now()
+        latest_sandbox=sandbox, expires_at=Now() + _TIME_TO_LIVE, updated_at=Now()
     )
     record_event(
         attempt,
@@ -242,6 +259,12 @@ def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
     return True
 
 
+def was_ever_ready(attempt: Attempt) -> bool:
+    """Whether the attempt's workspace was ready once, so that people may have work in it."""
+    earlier = Attempt.objects.filter(workspace_id=attempt.workspace_id)
+    return earlier.filter(status=Attempt.Status.SUCCEEDED).exists()
+
+
 def fail_attempt(attempt: Attempt, *, code: str, message: str) -> bool:
     """Move the attempt to ``failed``; False when it was final already."""
     changed = Attempt.objects.filter(pk=attempt.pk).settle(
@@ -288,6 +311,15 @@ def fail_runtime(attempt: Attempt, *, code: str, message: str) -> bool:
         data = {"errorCode": code} if code else {}
         record_event(attempt, WorkspaceEvent.Type.RUNTIME_FAILED, message, data)
     refresh_sandbox(attempt.pk)
+    return bool(changed)
+
+
+def begin_stop(attempt: Attempt, *, message: str) -> bool:
+    """Move the attempt's runtime from ``running`` to ``stopping``; False when it does not run."""
+    changed = RuntimeInstance.objects.filter(run_id=attempt.run_id).begin_stop()
+    if changed:
+        record_event(attempt, WorkspaceEvent.Type.RUNTIME_STOPPING, message)
+        refresh_sandbox(attempt.pk)
     return bool(changed)
 
 

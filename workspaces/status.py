@@ -20,11 +20,18 @@ TERMINAL = {SurfacedStatus.FAILED, SurfacedStatus.CANCELLED, SurfacedStatus.STOP
 """States that only another attempt leaves."""
 
 
+DELETED = "deleted"
+"""What a workspace whose containers and volumes are gone is called; it has no sandbox's state."""
+
+WORKSPACE_STATUSES = [*SurfacedStatus.choices, (DELETED, "Deleted")]
+
+
 def surfaced_status(*, attempt: str, job: str | None, runtime: str | None) -> SurfacedStatus:
     """Return the status that the three states add up to; the first rule that fits decides.
 
     ``ready`` needs all three: attempt ``succeeded``, job ``succeeded``, runtime ``running``
-    (specification, "States and transitions").
+    (specification, "States and transitions"). A runtime that is being stopped is ``running``: it
+    cannot be entered any more, and is not gone yet.
     """
     if "cancelled" in (attempt, job):
         return SurfacedStatus.CANCELLED

@@ -2,12 +2,14 @@
 
 from django.urls import path
 
-from workspaces import views
+from workspaces import lifecycle_views, views
 
 urlpatterns = [
     path("v1/workspaces", views.WorkspaceList.as_view()),
     path("v1/workspaces/<uuid:workspace_id>/name", views.WorkspaceName.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>", views.WorkspaceDetail.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>", lifecycle_views.WorkspaceResource.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>/stop", lifecycle_views.WorkspaceStop.as_view()),
+    path("v1/workspaces/<uuid:workspace_id>/start", lifecycle_views.WorkspaceStart.as_view()),
     path("v1/workspaces/<uuid:workspace_id>/attempts", views.WorkspaceAttempts.as_view()),
     path("v1/workspaces/<uuid:workspace_id>/events", views.WorkspaceEvents.as_view()),
     path("v1/workspaces/<uuid:workspace_id>/ssh-target", views.WorkspaceSshTarget.as_view()),

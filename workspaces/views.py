@@ -49,7 +49,7 @@ from workspaces.serializers import (
     WorkspaceSummarySerializer,
 )
 from workspaces.services import get_workspace, rename_workspace
-from workspaces.status import SurfacedStatus
+from workspaces.status import DELETED, WORKSPACE_STATUSES
 
 IDEMPOTENCY_KEY = OpenApiParameter(
     "idempotency-key",
@@ -64,7 +64,7 @@ IDEMPOTENCY_KEY = OpenApiParameter(
 WorkspaceListQuery = list_query(
     default=25,
     maximum=100,
-    status=serializers.ChoiceField(choices=SurfacedStatus.choices, required=False),
+    status=serializers.ChoiceField(choices=WORKSPACE_STATUSES, required=False),
 )
 AttemptListQuery = list_query(default=25, maximum=100)
 EventListQuery = list_query(default=50, maximum=200)
@@ -107,6 +107,7 @@ def _read_intent(request: Request, serializer: type[InputSerializer]) -> Sandbox
         source_selection=values.get("source_selection"),
         dotfiles_selection=values.get("dotfiles_selection"),
         credentials=values.get("credentials"),
+        ttl_seconds=values.get("ttl_seconds"),
         idempotency_key=key,
         body=dict(request.data),
     )
@@ -128,7 +129,7 @@ def _spec_faults(body: object) -> Sequence[Fault]:
     return []
 
 
-def _accepted(started: StartedSandbox, location: str) -> Response:
+def accepted(started: StartedSandbox, location: str) -> Response:
     headers = {"Location": location}
     if started.replayed:
         headers["idempotency-replayed"] = "true"
@@ -158,7 +159,7 @@ class SandboxList(APIView):
     def post(self, request: Request) -> Response:
         """Start a sandbox."""
         started = start_sandbox(_read_intent(request, SandboxRequestSerializer))
-        return _accepted(started, f"/v1/sandboxes/{started.answer['sandboxId']}")
+        return accepted(started, f"/v1/sandboxes/{started.answer['sandboxId']}")
 
 
 class SandboxDetail(APIView):
@@ -205,7 +206,7 @@ class WorkspaceList(APIView):
     def post(self, request: Request) -> Response:
         """Create a workspace and start its first sandbox."""
         started = start_sandbox(_read_intent(request, WorkspaceRequestSerializer))
-        return _accepted(started, f"/v1/workspaces/{started.answer['workspaceId']}")
+        return accepted(started, f"/v1/workspaces/{started.answer['workspaceId']}")
 
     @extend_schema(
         operation_id="workspaces.list",
@@ -224,15 +225,19 @@ class WorkspaceList(APIView):
             # A blueprint may be large, and a list shows none.
             .defer("latest_sandbox__spec", "latest_sandbox__latest_attempt__spec")
         )
-        if "status" in query:
-            rows = rows.filter(latest_sandbox__status=query["status"])
+        if query.get("status") == DELETED:
+            rows = rows.filter(deleted_at__isnull=False)
+        else:
+            rows = rows.filter(deleted_at__isnull=True)
+            if "status" in query:
+                rows = rows.filter(latest_sandbox__status=query["status"])
         answer = page(
-            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_workspaces
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=present_workspaces
         )
         return Response(_shown(WorkspacePageSerializer, answer))
 
 
-def _present_workspaces(rows: Sequence[Workspace]) -> list[Any]:
+def present_workspaces(rows: Sequence[Workspace]) -> list[Any]:
     attempts = {
         row.pk: row.latest_sandbox.latest_attempt
         for row in rows
@@ -270,7 +275,7 @@ class WorkspaceDetail(APIView):
         )
         if workspace is None:
             raise NotFound("There is no such workspace.", code="workspace-not-found")
-        (members,) = _present_workspaces([workspace])
+        (members,) = present_workspaces([workspace])
         sandbox = workspace.latest_sandbox
         members["spec"] = sandbox.spec if sandbox else None
         return Response(WorkspaceSerializer(members).data)

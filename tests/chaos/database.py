@@ -52,6 +52,7 @@ class Database:
         """Delete every row that a test made; those of one workspace stay."""
         tables = {
             "runs_run": "workspace_id <> %s",
+            "builds_intent": "workspace_id <> %s",
             "builds_sandboxrequest": "sandbox_id in (select id from workspaces_sandbox"
             " where workspace_id <> %s)",
             "builds_buildjob": "attempt_id in (select id from workspaces_attempt"

@@ -46,6 +46,17 @@ class Engine:
         for network in self.networks():
             network.remove()
 
+    def volumes(self) -> list[str]:
+        """Return the names of the installation's volumes."""
+        return [
+            str(volume.name) for volume in self._client.volumes.list(filters={"label": self._label})
+        ]
+
+    def remove_volumes(self) -> None:
+        """Remove the installation's volumes."""
+        for volume in self._client.volumes.list(filters={"label": self._label}):
+            volume.remove(force=True)
+
     def remove_images(self) -> None:
         """Remove the named images of this instance."""
         for image in self._client.images.list(

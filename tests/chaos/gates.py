@@ -32,6 +32,18 @@ _DELIVERED = (
 )
 
 
+_INTENT_CLAIM = ("builds_intent", "old.claim_count <> new.claim_count")
+_INTENT_STEP = (
+    "builds_intent",
+    "old.claim_count = new.claim_count and old.lease_expires_at < new.lease_expires_at",
+)
+_STOPPED = (
+    "workspaces_runtimeinstance",
+    "old.status = 'stopping' and new.status = 'stopped'",
+)
+_DELETED = ("workspaces_workspace", "old.deleted_at is null and new.deleted_at is not null")
+
+
 class Gate(Enum):
     """A point of a job's or run's life: key, table and condition, and whether at the commit."""
 
@@ -44,6 +56,12 @@ class Gate(Enum):
     BEFORE_STORED = (71007, *_STORED, False)
     AFTER_STORED = (71008, *_STORED, True)
     AFTER_RUN_SETTLED = (71009, *_RUN_SETTLED, True)
+    AFTER_INTENT_CLAIM = (71010, *_INTENT_CLAIM, True)
+    AT_INTENT_STEP = (71011, *_INTENT_STEP, False)
+    BEFORE_STOPPED = (71012, *_STOPPED, False)
+    AFTER_STOPPED = (71013, *_STOPPED, True)
+    BEFORE_DELETED = (71014, *_DELETED, False)
+    AFTER_DELETED = (71015, *_DELETED, True)
     BEFORE_DELIVERED = (71010, *_DELIVERED, False)
     AFTER_DELIVERED = (71011, *_DELIVERED, True)
 
@@ -86,6 +104,12 @@ class ClosedGate:
             return self._connection.execute(query, [self._gate.key]).fetchone() is not None
 
         wait_for(reached, f"a worker is at {self._gate.name}", seconds)
+
+    def let_one_pass(self) -> None:
+        """Let who stands at the gate through, and nobody else."""
+        self._connection.execute("select pg_advisory_unlock(%s)", [self._gate.key])
+        # Who waits has the lock before us, and we have it when that transaction is over.
+        self._connection.execute("select pg_advisory_lock(%s)", [self._gate.key])
 
     def open(self) -> None:
         """Let everybody through."""

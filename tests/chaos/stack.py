@@ -110,6 +110,7 @@ class Stack:
                 child.kill_group()
         self.processes = [child for child in self.processes if child is self._api]
         self.engine.remove_containers()
+        self.engine.remove_volumes()
         self.postgres.start()
         self.rabbitmq.start()
         self.database.forget(except_workspace=self._seed_workspace)
@@ -122,6 +123,7 @@ class Stack:
         for child in self.processes:
             child.kill_group()
         self.engine.remove_containers()
+        self.engine.remove_volumes()
         self.engine.remove_images()
         self.engine.close()
         self.rabbitmq.stop()

@@ -68,7 +68,8 @@ def test_the_description_is_served_as_json() -> None:
 
 def test_every_specified_operation_is_described() -> None:
     paths = document()["paths"]
-    assert {path: set(paths[path]) for path in SPECIFIED} == SPECIFIED
+    described = {path: set(paths[path]) & wanted for path, wanted in SPECIFIED.items()}
+    assert described == SPECIFIED
 
 
 def test_every_operation_has_texts_an_id_and_the_problem_body() -> None:

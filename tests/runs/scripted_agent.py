@@ -181,6 +181,18 @@ class ScriptedAgent:
         """Know nothing."""
         return []
 
+    def stop(self, run_id: uuid.UUID, *, seconds: float) -> bool:
+        """Have nothing to stop."""
+        return False
+
+    def remove_volumes(self, workspace_id: uuid.UUID) -> int:
+        """Have no volumes."""
+        return 0
+
+    def workspaces_with_volumes(self) -> set[uuid.UUID]:
+        """Have no volumes."""
+        return set()
+
     def remove(self, run_id: uuid.UUID, *, salvage: object = None) -> bool:
         """Have nothing."""
         return False

@@ -210,4 +210,4 @@ def test_a_page_takes_as_many_queries_with_25_workspaces_as_with_one(api: Api) -
     with CaptureQueriesContext(connection) as many:
         assert len(api.get(PATH).body["items"]) == 25
     assert len(many) == len(one)
-    assert len(one) <= 5
+    assert len(one) <= 6

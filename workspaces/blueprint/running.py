@@ -171,7 +171,9 @@ class Runtime(Part):
     )
     persistence: Literal["ephemeral", "persistent"] = Field(
         default="ephemeral",
-        description="Whether the workspace starts again by itself after its machine restarts.",
+        description="`persistent`: the user's home and `workspaceRoot` are kept when the workspace "
+        "is stopped and started again, until it is deleted, and it starts again by itself after "
+        "its machine restarts. `ephemeral`: nothing is kept.",
     )
     oci_runtime: Literal["runc", "runsc"] = Field(
         default="runc", description="The OCI runtime that isolates the workspace."

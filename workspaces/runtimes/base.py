@@ -18,6 +18,7 @@ launched. The codes a launch can fail with:
 ``launch-timed-out``    the workspace was not ready in the time given
 ``launch-cancelled``    the caller set ``cancelled``
 ``launch-superseded``   a newer launch of the same run owns the runtime; nothing of it was touched
+``volume-in-use``       a container still uses a volume that is to be removed
 ``adapter-unavailable`` the engine does not answer, or not as it should
 ``runtime-gone``        a runtime that was to be spoken to does not exist
 ``runtime-not-running`` it exists and does not run
@@ -55,6 +56,17 @@ take long, nor raise."""
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A directory of a workspace that outlives its containers.
+
+    ``purpose`` tells a workspace's volumes apart; ``path`` is where it is in the container.
+    """
+
+    purpose: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """One launch of one run. The whole of it, pulling included, may take ``timeout`` seconds."""
 
@@ -84,6 +96,11 @@ class LaunchRequest:
     """True: the engine starts the runtime again when it ends or the machine restarts."""
     oci_runtime: Literal["runc", "runsc"]
     timeout: float
+    volumes: Sequence[Volume] = ()
+    """What is kept of the workspace from one attempt to the next; none may be inside another."""
+    fresh_volumes: bool = False
+    """True: nothing of the workspace has ever been ready, so what is in its volumes goes and the
+    image's own content comes in."""
     salvage: Salvage | None = field(default=None, repr=False)
     """Called with every container of the run that the launch removes."""
     credentials: Callable[[], bytes] | None = field(default=None, repr=False)
@@ -255,11 +272,26 @@ class RuntimeAdapter(Protocol):
         The value is None when there is no such runtime or path.
         """
 
+    def stop(self, run_id: UUID, *, seconds: float) -> bool:
+        """Have the run's runtime end in order, killed after ``seconds``; False when there is none.
+
+        What it wrote stays readable until it is removed. Safe to call again.
+        """
+
     def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
         """Remove all of the run's things; True when there were any. Safe to call again.
 
         With ``salvage`` a running container is first told to end in order, for a few seconds.
         """
+
+    def remove_volumes(self, workspace_id: UUID) -> int:
+        """Remove what was kept of a workspace from one attempt to the next; return how much.
+
+        Safe to call again. Raises ``volume-in-use`` while a runtime of it is there.
+        """
+
+    def workspaces_with_volumes(self) -> set[UUID]:
+        """Return the workspaces of which something is kept."""
 
     def sweep_networks(self, keep_run_ids: Collection[UUID]) -> int:
         """Remove unused networks of runs that are not to be kept; return how many.

@@ -26,7 +26,7 @@ from workspaces.runtimes.base import (
     RenewedCredential,
     Salvage,
 )
-from workspaces.runtimes.docker import wire
+from workspaces.runtimes.docker import volumes, wire
 from workspaces.runtimes.docker.channel import ExecChannel
 from workspaces.runtimes.docker.engine import (
     Engine,
@@ -108,17 +108,37 @@ class DockerAdapter:
         with self._connect() as engine:
             return _one_for_each_run(engine.containers())
 
+    def stop(self, run_id: UUID, *, seconds: float) -> bool:
+        """Have the run's containers end in order; a paused one goes on for that."""
+        with self._connect() as engine:
+            found = engine.containers(run_id)
+            for container in found:
+                engine.resume_container(container)
+                engine.stop_container(container, seconds)
+            return bool(found)
+
     def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
         """Remove the run's containers with their volumes, and its networks; True if any were."""
         with self._connect() as engine:
             removed: builtins.list[bool] = []
             if salvage is not None:
                 for container in engine.containers(run_id):
+                    engine.resume_container(container)
                     engine.stop_container(container)
                     salvage(self._reader(engine, container))
             removed.extend(map(engine.remove_container, engine.containers(run_id)))
             removed.extend(map(engine.remove_network, engine.networks(run_id)))
             return any(removed)
+
+    def remove_volumes(self, workspace_id: UUID) -> int:
+        """Remove the workspace's named volumes; return how many there were."""
+        with self._connect() as engine:
+            return volumes.remove_all(engine, workspace_id)
+
+    def workspaces_with_volumes(self) -> set[UUID]:
+        """Return the workspaces that have named volumes of this installation."""
+        with self._connect() as engine:
+            return volumes.workspaces_with_volumes(engine)
 
     def sweep_networks(self, keep_run_ids: Collection[UUID]) -> int:
         """Remove this installation's unused networks whose run is not in ``keep_run_ids``."""

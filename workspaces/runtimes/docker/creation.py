@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from docker.models.containers import Container
 from docker.models.networks import Network
-from docker.types import LogConfig
+from docker.types import LogConfig, Mount
 
 from workspaces.runtimes import credentials
 from workspaces.runtimes.base import LaunchRequest
@@ -17,7 +19,9 @@ SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
 second, packages such as ping install themselves so that they work without the first."""
 
 
-def create_container(engine: Engine, request: LaunchRequest, network: Network | None) -> Container:
+def create_container(
+    engine: Engine, request: LaunchRequest, network: Network | None, mounts: Sequence[Mount] = ()
+) -> Container:
     """Create the container of a launch; without a ``network`` it reaches nothing but itself."""
     memory = f"{request.memory_mb}m"
     hostname = f"ws-{request.workspace_id.hex[-8:]}"
@@ -26,6 +30,7 @@ def create_container(engine: Engine, request: LaunchRequest, network: Network | 
         name=container_name(request.run_id),
         hostname=hostname,
         labels=labels_for(request),
+        mounts=list(mounts),
         network=network.id if network else None,
         network_mode=None if network else "none",
         # Without a network nobody answers for the host's own name, and sudo would complain.

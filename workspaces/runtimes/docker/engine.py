@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import re
 import socket
 import threading
@@ -155,10 +156,20 @@ class Engine:
             else:
                 return True
 
-    def stop_container(self, container: Container) -> None:
-        """Have a running container end in order, or at least within a few seconds."""
+    def resume_container(self, container: Container) -> None:
+        """Let a paused container go on; a paused one can neither end in order nor be removed."""
+        if container.status == "paused":
+            with contextlib.suppress(NotFound):
+                try:
+                    container.unpause()
+                except APIError as error:
+                    if error.status_code not in (409, 500):
+                        raise
+
+    def stop_container(self, container: Container, seconds: float = STOP_SECONDS) -> None:
+        """Have a running container end in order, or at least within so many seconds."""
         try:
-            container.stop(timeout=STOP_SECONDS)
+            container.stop(timeout=math.ceil(seconds))
         except NotFound:
             return
         except APIError as error:

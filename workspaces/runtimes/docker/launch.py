@@ -33,6 +33,7 @@ from docker.models.networks import Network
 from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
+from workspaces.runtimes.docker import volumes
 from workspaces.runtimes.docker.channel import ExecChannel
 from workspaces.runtimes.docker.creation import create_container, labels_for
 from workspaces.runtimes.docker.delivery import deliver
@@ -261,9 +262,15 @@ class Launch:
         """Return a started container of our own; None when another launch took the name."""
         self._proceed()
         self._doing = "its container was being created"
+        mounts = volumes.prepare(
+            self._engine,
+            self._request.workspace_id,
+            self._request.volumes,
+            fresh=self._request.fresh_volumes,
+        )
         network = self._create_network() if self._request.outbound else None
         try:
-            container = create_container(self._engine, self._request, network)
+            container = create_container(self._engine, self._request, network, mounts)
         except BaseException as error:
             if network is not None:
                 with contextlib.suppress(LaunchError), engine_errors():

@@ -1,0 +1,299 @@
+"""Fulfilling an intent: the containers first, then what the rows say, then the event.
+
+Every step may be repeated, by this worker or another one, after a crash at any point: what was
+stopped, read, removed or told already stays so. While the engine or the database is away nothing is
+given up: the intent says what it waits for and is tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import structlog
+from django.db import DatabaseError, InterfaceError, transaction
+from django.db.models.functions import Now
+
+from builds.boot_record import end_boot_run
+from builds.credential_upkeep import keep_renewed
+from builds.lifecycle import REASONS
+from builds.models import BuildJob, Intent, IntentLostError
+from controlplane.errors import ControlPlaneError
+from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
+from runs.models import Run
+from runs.salvage import drain_container
+from runs.services import request_cancel
+from workspaces import services as workspaces
+from workspaces.launch import is_persistent
+from workspaces.models import Attempt, RuntimeInstance, Workspace, WorkspaceEvent
+from workspaces.runtimes.base import LaunchError, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+LEASE = timedelta(minutes=3)
+"""Longer than any one step takes; each step renews it."""
+LETTING_GO = timedelta(minutes=2)
+"""How long a worker that lives may take to let go of a job that was cancelled."""
+CALL_SECONDS = 10.0
+DRAIN_WAITS = (0.5, 2.0, 5.0)
+"""How long to wait after each try to read a container, in seconds."""
+
+
+class PutOffError(Exception):
+    """Something is to be waited for; tried again ``after``."""
+
+    def __init__(self, after: timedelta, code: str, message: str) -> None:
+        super().__init__(code)
+        self.after, self.code, self.message = after, code, message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fulfiller:
+    """Fulfils claimed intents; calls may come from several threads.
+
+    ``grace`` is how long what runs has between TERM and KILL, ``stale`` after how long without a
+    heartbeat a worker is taken for dead.
+    """
+
+    adapter: RuntimeAdapter
+    grace: timedelta
+    stale: timedelta
+
+    def fulfil(self, intent: Intent, stopped: threading.Event) -> None:
+        """Bring ``intent`` to its end.
+
+        Raises ``IntentLostError`` when it is not this claim's any more, ``PutOffError`` when there
+        is something to wait for, ``LaunchError`` when the engine does not do it now.
+        """
+        _Fulfilment(self, intent, stopped).run()
+
+
+class _Fulfilment:
+    def __init__(self, by: Fulfiller, intent: Intent, stopped: threading.Event) -> None:
+        self._adapter = by.adapter
+        self._by = by
+        self._intent = intent
+        self._fence = intent.fence
+        self._stopped = stopped
+
+    def run(self) -> None:
+        latest = self._database(self._latest_attempt)
+        if latest is not None:
+            self._wait_for_worker(latest)
+            self._require_engine(latest)
+        for attempt in self._attempts(latest):
+            self._clear(attempt)
+        if latest is not None:
+            self._database(lambda: self._end_cancelled_run(latest))
+        kind = self._database(lambda: self._finish_stop(latest))
+        if kind != self._intent.kind:
+            raise PutOffError(timedelta(), "", "")  # it is a delete now, of all containers
+        if kind == Intent.Kind.DELETE:
+            self._step()
+            removed = self._adapter.remove_volumes(self._intent.workspace_id)
+            self._database(lambda: self._finish_delete(removed))
+
+    # ------------------------------------------------------------ steps
+
+    def _database(self, work: Callable[[], T]) -> T:
+        return persistently(work, patience=DATABASE_PATIENCE_SECONDS, given_up=self._stopped)
+
+    def _step(self) -> None:
+        """Before each step: go on only while the claim stands and the worker is not stopping."""
+        if self._stopped.is_set():
+            raise PutOffError(timedelta(), "", "")
+        self._database(lambda: Intent.objects.renew(self._fence, lease=LEASE))
+
+    def _latest_attempt(self) -> Attempt | None:
+        of_workspace = Attempt.objects.filter(workspace_id=self._intent.workspace_id)
+        return of_workspace.order_by("-pk").first()
+
+    def _wait_for_worker(self, attempt: Attempt) -> None:
+        """Put the rest off while a worker is still letting go of the job that was cancelled.
+
+        What it makes until then would otherwise be left behind.
+        """
+        held = BuildJob.objects.filter(attempt=attempt).at_work_though_cancelled(
+            stale=self._by.stale, since=LETTING_GO
+        )
+        if self._database(held.exists):
+            raise PutOffError(
+                timedelta(seconds=0.5), "job-held", "The worker at the build is letting go of it."
+            )
+
+    def _require_engine(self, attempt: Attempt) -> None:
+        """Leave an intent to a worker of the engine that the workspace runs on."""
+        runtime = self._database(RuntimeInstance.objects.filter(attempt=attempt).first)
+        if runtime is None or not runtime.engine_id:
+            return
+        if runtime.status in RuntimeInstance.TERMINAL:
+            return
+        if self._adapter.engine_id() != runtime.engine_id:
+            raise PutOffError(
+                timedelta(seconds=2),
+                "other-engine",
+                "The workspace runs on another engine than that of the worker that looked.",
+            )
+
+    def _attempts(self, latest: Attempt | None) -> list[Attempt]:
+        """Return the attempts that may have something on the engine."""
+        if self._intent.kind == Intent.Kind.STOP:
+            return [latest] if latest is not None else []
+        there = {runtime.run_id for runtime in self._adapter.list()}
+        mine = Attempt.objects.filter(workspace_id=self._intent.workspace_id)
+        found = self._database(lambda: list(mine.filter(run_id__in=there).order_by("pk")))
+        if latest is not None and latest not in found:
+            found.append(latest)  # it may have left a network
+        return found
+
+    def _clear(self, attempt: Attempt) -> None:
+        """End what runs of an attempt, keep its records and what its accounts renewed, remove it.
+
+        Only the last step takes something away that the others need.
+        """
+        run_id = attempt.run_id
+        self._step()
+        observed = self._adapter.observe(run_id)
+        if observed is not None and observed.running:
+            keep_renewed(self._adapter, run_id)
+            self._withdraw(attempt)
+            self._end_runs(attempt)
+            self._step()
+            self._stop(run_id)
+        if observed is not None:
+            self._step()
+            self._drain(run_id)
+        self._step()
+        self._adapter.remove(run_id)
+
+    def _withdraw(self, attempt: Attempt) -> None:
+        """Take the accounts out of a workspace whose home is kept: a tool may have put one there.
+
+        Best effort; what is in memory goes with the container.
+        """
+        given = self._database(lambda: workspaces.references_of(attempt))
+        if not given or not is_persistent(attempt):
+            return
+        try:
+            self._adapter.withdraw_credentials(
+                attempt.run_id, [reference.account_id for reference in given]
+            )
+        except LaunchError as exc:
+            log.warning("credentials_left", run_id=str(attempt.run_id), code=exc.code)
+
+    def _end_runs(self, attempt: Attempt) -> None:
+        """Ask the commands that run in the workspace to end, so that they count as cancelled.
+
+        Best effort: the container's end is theirs too.
+        """
+        open_ = Run.objects.open().filter(attempt=attempt, recorded=True, mode=Run.Mode.ONE_SHOT)
+        grace = f"{self._by.grace.total_seconds():g}"
+        for run in self._database(lambda: list(open_)):
+            try:
+                self._database(lambda run=run: request_cancel(run))  # type: ignore[misc]
+                arguments = ["stop", str(run.pk), "--reason", "cancelled", "--grace", grace]
+                self._adapter.call_agent(attempt.run_id, arguments, timeout=CALL_SECONDS)
+            except (ControlPlaneError, LaunchError) as exc:
+                log.info("run_not_asked_to_end", run_id=str(run.pk), reason=type(exc).__name__)
+
+    def _stop(self, run_id: uuid.UUID) -> None:
+        """Have the container end in order. One that does not is killed when it is removed."""
+        try:
+            self._adapter.stop(run_id, seconds=2 * self._by.grace.total_seconds() + 5)
+        except LaunchError as exc:
+            self._require_answer()
+            log.warning("container_not_stopped", run_id=str(run_id), code=exc.code)
+
+    def _drain(self, run_id: uuid.UUID) -> None:
+        """Store what the container still holds of records; it is not removed before.
+
+        Of a container that cannot be read although the engine answers, and not only once, the
+        records say what they lack: a workspace must not be able to keep itself from being removed.
+        """
+        for wait in DRAIN_WAITS:
+            try:
+                drain_container(self._adapter, run_id)
+            except LaunchError as exc:
+                self._require_answer()
+                log.warning("container_not_drained", run_id=str(run_id), code=exc.code)
+                self._stopped.wait(wait)
+                self._step()
+            except (DatabaseError, InterfaceError):
+                raise
+            except Exception:
+                log.exception("container_not_drained", run_id=str(run_id))
+                return
+            else:
+                return
+
+    def _require_answer(self) -> None:
+        """Raise ``LaunchError`` when the engine is away, and it is not one container's fault."""
+        self._adapter.engine_id()
+
+    def _end_cancelled_run(self, attempt: Attempt) -> None:
+        """End the boot run of a build that was cancelled; one that was launched ends by itself."""
+        attempt.refresh_from_db()
+        if attempt.status == Attempt.Status.CANCELLED:
+            end_boot_run(
+                attempt, Run.Status.CANCELLED, code="cancelled", message=attempt.error_message
+            )
+
+    # ------------------------------------------------------------ what the rows say
+
+    def _lock(self) -> tuple[Workspace, Intent]:
+        """Lock workspace and intent, in the order of whoever asks for something."""
+        workspaces_ = Workspace.objects.select_for_update(no_key=True)
+        workspace = workspaces_.get(pk=self._intent.workspace_id)
+        intent = Intent.objects.held_by(self._fence).select_for_update().first()
+        if intent is None:
+            raise IntentLostError(f"intent {self._fence.intent_id} is not held any more")
+        return workspace, intent
+
+    def _finish_stop(self, latest: Attempt | None) -> str:
+        """Write that the workspace is stopped; return what is wanted of it by now."""
+        with transaction.atomic():
+            workspace, intent = self._lock()
+            reason = REASONS[Intent.Kind(intent.kind), Intent.Cause(intent.cause)]
+            if latest is not None and workspaces.stop_runtime(
+                latest, code=_code(intent), message=reason
+            ):
+                workspaces.record_workspace_event(
+                    workspace,
+                    WorkspaceEvent.Type.WORKSPACE_STOPPED,
+                    "The workspace is stopped; its container is gone.",
+                )
+            if intent.kind == Intent.Kind.STOP:
+                _fulfilled(intent)
+        return str(intent.kind)
+
+    def _finish_delete(self, volumes: int) -> None:
+        with transaction.atomic():
+            workspace, intent = self._lock()
+            Workspace.objects.filter(pk=workspace.pk).update(
+                deleted_at=Now(), expires_at=None, updated_at=Now()
+            )
+            workspaces.record_workspace_event(
+                workspace,
+                WorkspaceEvent.Type.WORKSPACE_DELETED,
+                "The workspace is deleted; its containers and volumes are gone.",
+                {"volumes": volumes},
+            )
+            _fulfilled(intent)
+
+
+def _code(intent: Intent) -> str:
+    if intent.kind == Intent.Kind.DELETE:
+        return "deleted"
+    return {"operator": "stopped-by-operator", "expired": "expired"}.get(intent.cause, "stopped")
+
+
+def _fulfilled(intent: Intent) -> None:
+    Intent.objects.filter(pk=intent.pk).update(
+        fulfilled_at=Now(), worker_id="", lease_expires_at=None, waits_code="", waits_message=""
+    )

@@ -1,0 +1,94 @@
+"""The named volumes of a persistent workspace: what outlives its containers.
+
+They are named after the workspace, so every attempt finds them again, and carry the installation's
+and the workspace's labels. The engine fills an empty volume with what the image has at its place
+when the first container with it is created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from docker.errors import APIError, NotFound
+from docker.types import Mount
+
+from workspaces.runtimes.base import LaunchError, Volume
+from workspaces.runtimes.docker.engine import Engine
+
+WORKSPACE_LABEL = "svc.workspace"
+
+
+def volume_name(workspace_id: UUID, purpose: str) -> str:
+    """Return the name of a workspace's volume."""
+    return f"svc-{workspace_id}-{purpose}"
+
+
+def prepare(
+    engine: Engine, workspace_id: UUID, volumes: Sequence[Volume], *, fresh: bool
+) -> list[Mount]:
+    """Return the mounts of the workspace's volumes, which exist then.
+
+    ``fresh`` removes what an earlier launch that came to nothing has left in them. Raises
+    ``LaunchError`` (``launch-refused``) when a volume of that name is not this installation's.
+    """
+    labels = {"svc.instance": engine.instance_id, WORKSPACE_LABEL: str(workspace_id)}
+    mounts = []
+    for volume in volumes:
+        name = volume_name(workspace_id, volume.purpose)
+        if fresh and _is_ours(engine, name, labels):
+            _remove(engine, name)
+        # Of an existing volume of that name the engine returns what it has.
+        engine.client.volumes.create(name, labels={**labels, "svc.purpose": volume.purpose})
+        if not _is_ours(engine, name, labels):
+            raise LaunchError(
+                "launch-refused", "A volume that is not ours has the name of the workspace's."
+            )
+        mounts.append(Mount(target=volume.path, source=name, type="volume"))
+    return mounts
+
+
+def remove_all(engine: Engine, workspace_id: UUID) -> int:
+    """Remove the volumes of a workspace, which no container may use any more; return how many."""
+    labels = {"svc.instance": engine.instance_id, WORKSPACE_LABEL: str(workspace_id)}
+    found = _named(engine, [f"{name}={value}" for name, value in labels.items()])
+    return sum(_remove(engine, name) for name in found)
+
+
+def workspaces_with_volumes(engine: Engine) -> set[UUID]:
+    """Return the workspaces that have volumes of this installation on the engine."""
+    found = set()
+    for volume in engine.client.volumes.list(
+        filters={"label": [f"svc.instance={engine.instance_id}"]}
+    ):
+        try:
+            found.add(UUID((volume.attrs.get("Labels") or {})[WORKSPACE_LABEL]))
+        except (KeyError, ValueError):
+            continue
+    return found
+
+
+def _named(engine: Engine, labels: list[str]) -> list[str]:
+    return [str(volume.name) for volume in engine.client.volumes.list(filters={"label": labels})]
+
+
+def _is_ours(engine: Engine, name: str, labels: Mapping[str, str]) -> bool:
+    try:
+        found = engine.client.volumes.get(name).attrs.get("Labels") or {}
+    except NotFound:
+        return False
+    return all(found.get(label) == value for label, value in labels.items())
+
+
+def _remove(engine: Engine, name: str) -> bool:
+    try:
+        engine.client.api.remove_volume(name)
+    except NotFound:
+        return False
+    except APIError as error:
+        if error.status_code == 409:
+            raise LaunchError(
+                "volume-in-use", "A container still uses a volume of the workspace."
+            ) from error
+        raise
+    return True
