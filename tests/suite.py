@@ -58,6 +58,8 @@ class Run:
 
 def main(options: list[str]) -> int:
     """Run the tests and print the summaries last; the exit code is 0 when all passed in the end."""
+    # A shell that starts this in the background has it ignored, and tests interrupt programs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="svc-suite-") as cache:
         first = run([*SHARED, *options], Path(cache))
         if not first.deserves_another:
