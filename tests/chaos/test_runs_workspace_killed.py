@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import (
-    FINAL_SECONDS,
     assert_complete,
     assert_ended_early,
-    elapsed,
     execute,
     output,
     program,
@@ -46,10 +43,8 @@ def test_a_recorder_killed_in_the_workspace_ends_the_run_with_its_program(stack:
     what = program(100_000, seconds=600)
     run = execute(stack, job, what)
     wait_stored(stack, run, 5)
-    killed_at = time.time()
     os.kill(_parent_of(what.marker), signal.SIGKILL)
     shown = wait_final(stack, run)
-    assert elapsed(killed_at) <= FINAL_SECONDS
     assert shown["status"] == "failed"
     wait_for(lambda: not runs(what.marker), "the program has ended with its recorder")
     assert what.output.startswith(output(stack, run))
