@@ -21,7 +21,7 @@ _SHAPE = re.compile(
     re.VERBOSE,
 )
 _FILE = re.compile(r"file://(?:localhost)?(?P<path>/[^?#]*)")
-_REF = re.compile(r"[^\x00-\x20\x7f~^:?*\[\\]+")
+_REF = re.compile(r"[^\x00-\x20\x7f~^:?*\[\\\ud800-\udfff]+")
 _FORBIDDEN_IN_REF = re.compile(r"\.\.|@\{|//|/\.|\.lock(?:/|$)|^[-./]|[./]$")
 COMMIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SHORT_COMMIT_ID = re.compile(r"[0-9a-f]{4,39}")

@@ -109,9 +109,9 @@ REPOSITORY_LIES: list[tuple[str, object]] = [
     ("name", ".."), ("name", "a/b"), ("name", "a b"), ("name", "-c\n"), ("name", "x?y#z"),
     ("name", "x@evil.example"), ("name", "ü"), ("name", "x" * 300), ("default_branch", None),
     ("default_branch", ""), ("default_branch", "-f"), ("default_branch", "a..b"),
-    ("default_branch", "a b"), ("default_branch", "x" * 2000), ("private", None),
-    ("private", "false"), ("private", 0), ("archived", None), ("pushed_at", "soon"),
-    ("pushed_at", []),
+    ("default_branch", "a b"), ("default_branch", "x" * 2000), ("default_branch", "x\ud800"),
+    ("private", None), ("private", "false"), ("private", 0), ("archived", None),
+    ("pushed_at", "soon"), ("pushed_at", []),
 ]  # fmt: skip
 
 
