@@ -26,6 +26,7 @@ from typing import Any
 from django.db import models
 
 MAX_SECRET_LENGTH = 64 * 1024
+"""Characters, and bytes in UTF-8: workspaces take no larger one."""
 SHORTEST_SECRET_BYTES = 6
 SHOWN_SUFFIX = 4
 MAX_CLAIM_LENGTH = 200
@@ -96,6 +97,12 @@ class Secret:
 
 def read_secret(provider: Provider, name: str, given: str) -> Secret:
     """Return the secret that a client gave for an account; raises ``SecretRefused``."""
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError:
+        raise SecretRefused("A secret is text; half of a character is none.") from None
+    if size > MAX_SECRET_LENGTH:
+        raise SecretRefused(f"A secret has {MAX_SECRET_LENGTH} bytes in UTF-8 at the most.")
     return _READERS[provider](name, given)
 
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 from accounts import sealing
 from accounts.connected import place_of, reveal
 from accounts.models import ConnectedAccount
-from accounts.providers import MAX_SECRET_LENGTH, Provider, Secret, SecretRefused, read_secret
+from accounts.providers import Provider, Secret, SecretRefused, read_secret
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +47,6 @@ def store_renewed(account_id: uuid.UUID, secret: str, *, generation: int) -> Ren
 
     Raises ``SealError`` when the present secret does not open.
     """
-    if len(secret) > MAX_SECRET_LENGTH:
-        return Renewal.REFUSED
     with transaction.atomic():
         account = ConnectedAccount.objects.select_for_update().filter(pk=account_id).first()
         if (

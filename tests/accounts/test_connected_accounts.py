@@ -22,6 +22,7 @@ from pytest_django.fixtures import Settings
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
 from accounts.sealing import SealError
+from runs.agent.credentials.document import MAX_SECRET_BYTES
 from tests.conftest import OWNER, Answer, Api
 
 pytestmark = pytest.mark.django_db
@@ -170,6 +171,14 @@ def test_what_is_no_secret_is_refused_without_being_repeated(
     refused = api.post(PATH, body, expect=400)
     assert refused.codes == {"/secret": code}
     assert SECRET not in refused.content.decode()
+
+
+def test_a_secret_of_more_bytes_than_workspaces_take_is_refused(api: Api) -> None:
+    connect(api, "generic", "ü" * (MAX_SECRET_BYTES // 2), name="FITS")
+    refused = connect(
+        api, "generic", "ü" * (MAX_SECRET_BYTES // 2 + 1), name="TOO_LARGE", expect=400
+    )
+    assert refused.codes == {"/secret": "secret-refused"}
 
 
 def test_an_unknown_provider_is_refused_by_name(api: Api) -> None:

@@ -326,6 +326,22 @@ def test_one_workspace_that_does_not_answer_keeps_nothing_from_the_others(
 # ---------------------------------------------------------------- renewed
 
 
+def test_a_workspace_that_renews_with_what_is_no_text_keeps_nothing_from_the_others(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    hostile, honest = connect("codex", "one"), connect("codex", "two")
+    jobs = [started(runner, codex=account) for account in (hostile, honest)]
+    # JSON can spell halves of characters, and who is root in a workspace answers what he likes.
+    no_text = codex("2026-01-02T00:00:00Z").removesuffix("}") + ', "x": "\ud800"}'
+    renewed = codex("2026-01-02T00:00:00Z", refresh_token="renewed-0000")
+    engine.renewed = {
+        jobs[0].attempt.run_id: [(hostile, no_text)],
+        jobs[1].attempt.run_id: [(honest, renewed)],
+    }
+    assert look_after(engine) == Upkeep(renewed=1)
+    assert secret_of(honest) == renewed
+
+
 def test_what_a_tool_has_renewed_is_kept(engine: HoldingEngine, runner: JobRunner) -> None:
     account = connect("codex", secret=codex("2026-01-01T00:00:00Z"))
     run_id = started(runner, codex=account).attempt.run_id
