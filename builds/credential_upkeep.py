@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 import structlog
 from django.db import DatabaseError, InterfaceError, transaction
@@ -27,11 +28,14 @@ from builds.credential_delivery import document_of, note_delivered
 from controlplane.locks import try_advisory_lock
 from workspaces import services as workspaces
 from workspaces.models import Attempt, CredentialReference, RuntimeInstance, WorkspaceEvent
+from workspaces.runtimes import credentials
 from workspaces.runtimes.base import LaunchError, RenewedCredential, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
 
 ACTIVE = ConnectedAccount.Status.ACTIVE
+DELIVERY_LASTS = timedelta(seconds=2 * credentials.SECONDS)
+"""From opening the accounts until the workspace surely has them, or never gets them."""
 
 
 @dataclass(slots=True)
@@ -167,15 +171,22 @@ def _withdraw(
         return 0
     adapter.withdraw_credentials(attempt.run_id, [reference.account_id for reference in over])
     # Written afterwards: a worker that dies in between has it done again, which is harmless.
-    ids = [reference.pk for reference in over]
+    done = CredentialReference.objects.filter(pk__in=[reference.pk for reference in over])
+    if _is_launching(attempt):
+        # The worker that launches may have opened them, and deliver them only after this.
+        done = done.filter(delivered_at__lte=Now() - DELIVERY_LASTS)
     with transaction.atomic():
-        CredentialReference.objects.filter(pk__in=ids).update(withdrawn_at=Now())
-        workspaces.record_event(
-            attempt,
-            WorkspaceEvent.Type.CREDENTIALS_WITHDRAWN,
-            "Connected accounts that were deleted or marked invalid were taken from the workspace.",
-            {"connectedAccountIds": [str(reference.account_id) for reference in over]},
-        )
+        ids = done.order_by("pk").values_list("account_id", flat=True)
+        taken = [str(account_id) for account_id in ids]
+        if taken:
+            done.update(withdrawn_at=Now())
+            workspaces.record_event(
+                attempt,
+                WorkspaceEvent.Type.CREDENTIALS_WITHDRAWN,
+                "Connected accounts that were deleted or marked invalid were taken from the "
+                "workspace.",
+                {"connectedAccountIds": taken},
+            )
     return len(over)
 
 

@@ -35,6 +35,8 @@ class HoldingEngine(NoEngine):
     renewed: dict[uuid.UUID, list[tuple[str, str]]] = field(default_factory=dict)
     observed: list[ObservedRuntime] = field(default_factory=list)
     before_launch: Callable[[], None] | None = None
+    before_delivery: Callable[[], None] | None = None
+    """When a launch has opened the accounts, and its workspace does not have them yet."""
     after_delivery: Callable[[], None] | None = None
     fails_with: LaunchError | None = None
 
@@ -44,7 +46,10 @@ class HoldingEngine(NoEngine):
         if self.before_launch is not None:
             self.before_launch()
         if request.credentials is not None:
-            self.deliver_credentials(request.run_id, request.credentials())
+            document = request.credentials()
+            if self.before_delivery is not None:
+                self.before_delivery()
+            self.deliver_credentials(request.run_id, document)
         if self.after_delivery is not None:
             self.after_delivery()
         if self.fails_with is not None:

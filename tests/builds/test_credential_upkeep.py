@@ -310,6 +310,25 @@ def test_a_workspace_that_is_still_being_launched_is_looked_after_too(
     assert list(engine.held[run_id]) == [account]
 
 
+def test_an_account_that_is_deleted_while_it_is_on_its_way_is_withdrawn_when_it_has_come(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    account = connect("claude")
+    job = job_with(claude=account)
+
+    def deleted_meanwhile() -> None:
+        delete(account)
+        look_after(engine)
+
+    engine.before_delivery = deleted_meanwhile
+    runner.run(claim(job), JobControl())
+    assert list(engine.held[job.attempt.run_id]) == [account]
+    assert look_after(engine) == Upkeep(withdrawn=1)
+    assert engine.held[job.attempt.run_id] == {}
+    assert WorkspaceEvent.objects.filter(type="credentials.withdrawn").count() == 1
+    assert look_after(engine) == Upkeep()
+
+
 def test_one_workspace_that_does_not_answer_keeps_nothing_from_the_others(
     engine: HoldingEngine, runner: JobRunner
 ) -> None:
