@@ -114,17 +114,6 @@ def refresh_installation(external_id: int) -> Synced | None:
         return _sync_if_active(provider, record_installation(facts, as_of=as_of), as_of)
 
 
-def observe_installation(external_id: int) -> Installation | None:
-    """Ask for an installation as :func:`refresh_installation` does, without its repositories."""
-    with open_provider() as provider:
-        as_of = database_now()
-        try:
-            facts = provider.installation(external_id)
-        except InstallationGoneError:
-            return note_deleted(external_id, as_of=as_of)
-    return record_installation(facts, as_of=as_of)
-
-
 def record_installation(
     facts: InstallationFacts, *, as_of: datetime, imported_by: str | None = None
 ) -> Installation:

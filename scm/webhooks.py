@@ -157,11 +157,6 @@ def apply_delivery(delivery_id: UUID) -> WebhookDelivery:
     return _act(delivery_id, only_open=False)
 
 
-def redeliver(delivery: WebhookDelivery) -> WebhookDelivery:
-    """Act upon a delivery again, as if it had just come."""
-    return apply_delivery(delivery.pk)
-
-
 def _act(pk: UUID, *, only_open: bool) -> WebhookDelivery:
     with try_advisory_lock(f"scm-delivery-{pk}") as held:
         delivery = WebhookDelivery.objects.get(pk=pk)

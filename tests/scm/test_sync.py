@@ -13,7 +13,6 @@ from scm.models import Installation, InstallationRepository, SourceRepository
 from scm.provider import RepositoryFacts, RepositoryListing
 from scm.services import (
     database_now,
-    observe_installation,
     refresh_installation,
     store_repositories,
 )
@@ -290,13 +289,10 @@ def test_what_is_said_of_the_future_does_not_stand_for_ever(
 
 def test_a_refresh_tells_what_became_of_an_installation(api: Api, provider: FakeProvider) -> None:
     assert refresh_installation(7) is None
-    assert observe_installation(7) is None
     installed = provider.install("app")
-    found = observe_installation(7)
-    assert found is not None
-    assert (found.status, found.holder_user_id, found.synced_at) == ("active", "", None)
     synced = refresh_installation(7)
     assert synced is not None
+    assert (synced.installation.status, synced.installation.holder_user_id) == ("active", "")
     assert synced.repository_count == 1
     assert listed(api) == []
     installed.suspended_at = "2026-01-02T03:04:05Z"

@@ -247,12 +247,12 @@ class TestOnce:
         provider.install("app", id=7)
         deliver(api, "installation", CREATED)
         provider.installations[7].login = "new-name"
-        assert webhooks.redeliver(WebhookDelivery.objects.get()).status == "processed"
+        assert webhooks.apply_delivery(WebhookDelivery.objects.get().pk).status == "processed"
         assert Installation.objects.get().account_login == "new-name"
         sound, provider.override = provider.override, _down
-        assert webhooks.redeliver(WebhookDelivery.objects.get()).status == "failed"
+        assert webhooks.apply_delivery(WebhookDelivery.objects.get().pk).status == "failed"
         provider.override = sound
-        assert webhooks.redeliver(WebhookDelivery.objects.get()).status == "processed"
+        assert webhooks.apply_delivery(WebhookDelivery.objects.get().pk).status == "processed"
 
     def test_a_delivery_that_waited_asks_nothing_that_was_asked_since(
         self, provider: FakeProvider
