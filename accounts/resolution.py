@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db.models import Q
+
 from accounts.models import ConnectedAccount, Profile
 from accounts.profiles import bindings_of
 from accounts.providers import Provider, variables_of
@@ -69,15 +71,10 @@ def resolve_credentials(
     members = {camel_case(name): value for name, value in given.items() if value is not None}
     choice = _Choice(owner_user_id)
     profile = choice.find_profile(members.pop("profileId", None), f"{pointer}/profileId")
-    for provider in Provider:
-        named = members.get(provider.value)
-        if named is None:
-            continue
-        if provider == Provider.GENERIC:
-            for index, one in enumerate(named):
-                choice.name(provider, one, f"{pointer}/{provider.value}/{index}")
-        else:
-            choice.name(provider, named, f"{pointer}/{provider.value}")
+    named = list(_named(members, pointer))
+    accounts = _Accounts.of(owner_user_id, [text for _, text, _ in named])
+    for provider, text, place in named:
+        choice.take(provider, accounts.find(provider, text), place)
     choice.refuse()
     return choice.with_profile(profile)
 
@@ -100,6 +97,43 @@ def reuse_references(
     return choice.with_profile(None)
 
 
+def _named(members: Mapping[str, Any], pointer: str) -> Iterator[tuple[Provider, str, str]]:
+    """Yield provider, id or name, and place of each account that a request names."""
+    for provider in Provider:
+        given = members.get(provider.value)
+        if given is None:
+            continue
+        if provider == Provider.GENERIC:
+            for index, text in enumerate(given):
+                yield provider, text, f"{pointer}/{provider.value}/{index}"
+        else:
+            yield provider, given, f"{pointer}/{provider.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """The accounts of one owner that may be meant by some texts, read at once."""
+
+    by_id: Mapping[uuid.UUID, ConnectedAccount]
+    by_name: Mapping[tuple[str, str], ConnectedAccount]
+
+    @classmethod
+    def of(cls, owner_user_id: str, texts: Sequence[str]) -> _Accounts:
+        if not texts:
+            return cls({}, {})
+        ids = [wanted for text in texts if (wanted := _as_uuid(text))]
+        archived = ConnectedAccount.Status.ARCHIVED
+        meant = Q(pk__in=ids) | Q(~Q(status=archived), name__in=texts)
+        rows = list(ConnectedAccount.objects.owned_by(owner_user_id).filter(meant).defer("sealed"))
+        kept = {(row.provider, row.name): row for row in rows if row.status != archived}
+        return cls({row.pk: row for row in rows}, kept)
+
+    def find(self, provider: Provider, text: str) -> ConnectedAccount | None:
+        """Return the account of this id, else the one that is called so."""
+        wanted = _as_uuid(text)
+        return (self.by_id.get(wanted) if wanted else None) or self.by_name.get((provider, text))
+
+
 @dataclass(slots=True)
 class _Choice:
     """The accounts of one owner that were chosen so far, and everything that is wrong."""
@@ -120,16 +154,6 @@ class _Choice:
         elif profile.status == Profile.Status.ARCHIVED:
             self._fault(ARCHIVED, "The profile is archived.", pointer)
         return profile
-
-    def name(self, provider: Provider, named: str, pointer: str) -> None:
-        """Take an account that the request names by id or by name."""
-        mine = ConnectedAccount.objects.owned_by(self.owner_user_id)
-        wanted = _as_uuid(named)
-        if wanted is not None:
-            account = mine.filter(pk=wanted).first()
-        else:
-            account = mine.kept().filter(provider=provider, name=named).first()
-        self.take(provider, account, pointer)
 
     def take(self, provider: Provider, account: ConnectedAccount | None, pointer: str) -> None:
         """Take an account that has to be usable."""

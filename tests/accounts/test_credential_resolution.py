@@ -9,6 +9,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from accounts.models import CredentialBinding, Profile
+from accounts.resolution import resolve_credentials
 from builds.models import BuildJob
 from builds.services import retry_sandbox
 from controlplane.errors import Conflict
@@ -59,6 +60,22 @@ def test_what_a_request_names_by_id_or_by_name_is_given(start: Any) -> None:
     connect("codex")
     named = {"claude": claude, "github": "work", "generic": [second, "FIRST"]}
     assert given(start(credentials=named)) == [claude, github, second, first]
+
+
+def test_an_account_whose_name_looks_like_an_id_is_given_by_its_name(start: Any) -> None:
+    variable = connect("generic", "a" * 32)
+    assert given(start(credentials={"generic": ["a" * 32]})) == [variable]
+
+
+def test_many_accounts_take_no_more_statements_than_one(
+    django_assert_num_queries: Any,
+) -> None:
+    names = [f"VARIABLE_{number}" for number in range(30)]
+    accounts = [connect("generic", name) for name in names]
+    named = {"generic": [*names[:15], *accounts[15:]], "claude": connect("claude")}
+    with django_assert_num_queries(1):
+        found = resolve_credentials(named, owner_user_id=OWNER)
+    assert [str(one.account_id) for one in found.references] == [named["claude"], *accounts]
 
 
 def test_a_request_that_says_nothing_is_given_what_the_default_profile_gives(start: Any) -> None:
