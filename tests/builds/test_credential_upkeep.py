@@ -24,6 +24,7 @@ from builds.pipeline import JobControl, JobRunner
 from builds.reconciler import reconcile
 from builds.services import cancel_job
 from controlplane.errors import JobError
+from runs.agent.credentials.document import parse
 from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
 from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
@@ -123,6 +124,26 @@ def test_a_workspace_is_launched_with_what_it_was_to_be_given(
         assert ConnectedAccount.objects.get(pk=account).last_used_at is not None
     rows = CredentialReference.objects.filter(attempt=job.attempt)
     assert [row.delivered_generation for row in rows] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("api", "host"),
+    [
+        ("https://api.github.com", "github.com"),
+        ("https://git.example.org:443/api/v3", "git.example.org"),
+        ("https://git.example.org:1443/api/v3", "git.example.org:1443"),
+        ("https://git_server:8443/api/v3", "git_server:8443"),
+        ("https://[2001:db8::1]:8443/api/v3", "[2001:db8::1]:8443"),
+    ],
+)
+def test_a_workspace_shows_git_s_token_to_the_provider_as_git_names_it(
+    engine: HoldingEngine, runner: JobRunner, settings: Settings, api: str, host: str
+) -> None:
+    settings.SCM_API_BASE_URL = api
+    started(runner, github=connect("github"))
+    assert engine.requests[0].credentials is not None
+    (account,) = parse(engine.requests[0].credentials())
+    assert account.host == host
 
 
 def test_a_workspace_without_accounts_waits_for_none(

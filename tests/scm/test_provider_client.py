@@ -171,6 +171,8 @@ def test_repositories_are_read_with_all_that_is_told_of_them(
         ("https://api.octo.ghe.com", "https://octo.ghe.com/o/r.git"),
         ("https://git.example.org/api/v3", "https://git.example.org/o/r.git"),
         ("https://api.example.org:8443/api/v3", "https://api.example.org:8443/o/r.git"),
+        ("https://git.example.org:443/api/v3", "https://git.example.org/o/r.git"),
+        ("http://git.example.org:443/api/v3", "http://git.example.org:443/o/r.git"),
         ("http://127.0.0.1:3000/api/v3/", "http://127.0.0.1:3000/o/r.git"),
         ("HTTPS://Git.Example.org/api/v3", "https://git.example.org/o/r.git"),
     ],

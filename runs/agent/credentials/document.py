@@ -21,7 +21,7 @@ DEFAULT_HOST = "github.com"
 
 _PROVIDERS = ("claude", "codex", "github", "generic")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_]([a-z0-9_.-]{0,250}[a-z0-9_])?)(:[0-9]{1,5})?")
 _WORD = re.compile(r"[!-~]+")
 _REFRESHED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 _LONG_WORD = re.compile(r"[A-Za-z0-9._~+/=-]{20,}")
