@@ -19,6 +19,7 @@ from django.db.models.functions import Coalesce, Now
 from accounts.resolution import resolve_credentials
 from builds.credential_choice import same_credentials
 from builds.models import BuildJob, Intent
+from builds.owner_limits import require_room_to_start
 from builds.resuming import published_before
 from builds.services import (
     StartedSandbox,
@@ -170,12 +171,13 @@ class StartIntent:
 def start_workspace(intent: StartIntent) -> StartedSandbox:
     """Start another attempt of a workspace that has ended, with its latest blueprint.
 
-    Raises what ``builds.startable`` and ``accounts.resolution`` raise,
+    Raises what ``builds.startable`` and ``accounts.resolution`` raise, ``OwnerLimitReached``,
     ``Conflict`` (``nothing-published``) when there is no image to resume, and ``BadGateway``
     (``queue-publish-failed``) after the failure was written.
     """
-    workspaces.get_workspace(intent.workspace_id, owner_user_id=intent.owner_user_id)
+    found = workspaces.get_workspace(intent.workspace_id, owner_user_id=intent.owner_user_id)
     with transaction.atomic():
+        require_room_to_start(found.owner_user_id, new_workspace=False)
         workspace = startable_workspace(intent.workspace_id, intent.owner_user_id)
         sandbox = latest_sandbox(workspace)
         if sandbox is None:

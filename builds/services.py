@@ -26,6 +26,7 @@ from builds.boot_record import end_boot_run, is_being_recorded
 from builds.credential_choice import choose_credentials, same_credentials
 from builds.messages import publish_build_requested
 from builds.models import BuildJob, SandboxRequest
+from builds.owner_limits import require_room_to_start
 from builds.packages.standardization import standardize_with_index
 from builds.selections import remember_references, select_sources
 from builds.settlement import attempt_all, fail_unclaimed_job
@@ -36,6 +37,7 @@ from controlplane.errors import (
     Conflict,
     Fault,
     NotFound,
+    OwnerLimitReached,
     ValidationFailed,
 )
 from runs.models import Run
@@ -91,8 +93,9 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
 
     Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
-    ``ValidationFailed``, what ``builds.selections`` and ``accounts.resolution`` raise, or
-    ``BadGateway`` (``queue-publish-failed``) after the failure was written.
+    ``ValidationFailed``, ``OwnerLimitReached``, what ``builds.selections`` and
+    ``accounts.resolution`` raise, or ``BadGateway`` (``queue-publish-failed``) after the failure
+    was written.
     """
     if (earlier := _earlier_answer(intent)) is not None:
         return earlier
@@ -117,8 +120,9 @@ def start_sandbox(intent: SandboxIntent) -> StartedSandbox:
     name = intent.name or infer_name(intent, blueprint)
     try:
         job, answer = _persist(intent, spec, credentials, selected.references, name=name)
-    except (IntegrityError, Conflict):
-        # Another request with this key was quicker by a moment; its answer is ours too.
+    except (IntegrityError, Conflict, OwnerLimitReached):
+        # Another request with this key was quicker by a moment, and may have taken the last place;
+        # its answer is ours too.
         earlier = _earlier_answer(intent)
         if earlier is None:
             raise
@@ -236,6 +240,7 @@ def _persist(
 ) -> tuple[BuildJob, dict[str, Any]]:
     """Write workspace, sandbox, attempt, job and remembered request in one transaction."""
     with transaction.atomic():
+        require_room_to_start(intent.owner_user_id, new_workspace=intent.workspace_id is None)
         if intent.workspace_id is None:
             workspace = workspaces.create_workspace(
                 owner_user_id=intent.owner_user_id, name=name, ttl_seconds=intent.ttl_seconds

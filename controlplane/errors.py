@@ -11,6 +11,7 @@
     ├── Conflict                 409 conflict
     ├── Gone                     410 gone
     ├── PayloadTooLarge          413 body-too-large
+    ├── OwnerLimitReached        429 owner-limit-reached  the owner has all that one may have
     ├── BadGateway               502 upstream-failed      another system answered wrongly or not
     └── ServiceUnavailable       503 service-unavailable  we are not set up for this
 
@@ -127,6 +128,12 @@ class PayloadTooLarge(ControlPlaneError):
     """The body is larger than the server reads."""
 
     status, code, title = 413, "body-too-large", "Body too large"
+
+
+class OwnerLimitReached(ControlPlaneError):
+    """The owner has as much as this installation allows; waiting alone does not change that."""
+
+    status, code, title = 429, "owner-limit-reached", "Owner limit reached"
 
 
 class BadGateway(ControlPlaneError):

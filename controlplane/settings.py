@@ -261,6 +261,11 @@ PACKAGE_SYNC_TIMEOUT_MS = positive("PACKAGE_SYNC_TIMEOUT_MS", 600_000)
 PACKAGE_SYNC_BACKOFF_MS = positive("PACKAGE_SYNC_BACKOFF_MS", 60_000)
 PACKAGE_INDEX_TTL_MS = positive("PACKAGE_INDEX_TTL_MS", 86_400_000)
 
+# ---------------------------------------------------------------- limits of one owner
+OWNER_MAX_WORKSPACES = zero_or_more("OWNER_MAX_WORKSPACES", 1_000)
+OWNER_MAX_RUNNING_BUILDS = zero_or_more("OWNER_MAX_RUNNING_BUILDS", 100)
+OWNER_MAX_RECORD_BYTES = zero_or_more("OWNER_MAX_RECORD_BYTES", 0)
+
 # ---------------------------------------------------------------- limits of one request
 SVC_MAX_BODY_BYTES = positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
 SVC_MAX_BODY_DEPTH = positive("SVC_MAX_BODY_DEPTH", 64)

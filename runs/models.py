@@ -180,6 +180,9 @@ class RunHead(models.Model):
     )
     loss_count = models.IntegerField(default=0)
     coverage = models.JSONField(default=dict)
+    stored_bytes = models.BigIntegerField(
+        default=0, help_text="What its events take in the log, with their headers."
+    )
     chain_head = models.BinaryField(default=bytes)
     sealed_at = models.DateTimeField(null=True)
     seal = models.BinaryField(null=True, help_text="What was signed, as canonical JSON.")

@@ -64,6 +64,7 @@ Any other run only gets its row: its client does the work and reports with `PATC
 | 401 | `gateway-token-invalid` | a gateway token is shown, and it is wrong |
 | 404 | `workspace-not-found`, `attempt-not-found` | the owner has no such workspace or attempt |
 | 409 | `workspace-not-ready` | nothing can be executed in it now; `reason` says why |
+| 429 | `owner-limit-reached` | the owner's records take all the room that the operator allows |
 | 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
 | 503 | `gateway-token-unset` | a gateway token is shown, and none is set here |
 """

@@ -21,10 +21,12 @@ from structlog.contextvars import bind_contextvars
 
 from controlplane.amqp import BrokerError
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
+from controlplane.owner_limits import require_room
 from controlplane.serializers import format_timestamp
 from runs import store
 from runs.messages import announce_run, publish_run_requested
 from runs.models import Run, RunChange, RunHead
+from runs.owner_limits import RECORD_BYTES
 from runs.reading.rows import fetch
 from workspaces.models import Attempt, Workspace
 
@@ -130,10 +132,13 @@ def record_removed(when: datetime) -> Gone:
 def create_run(intent: RunIntent) -> Run:
     """Create a queued run, and have it executed when that is intended.
 
-    Raises ``BadGateway`` (``queue-publish-failed``), with the run failed, when the queue cannot be
-    reached. A crash before the message leaves a queued run, which any run worker's sweeper finds.
+    Raises ``OwnerLimitReached`` for one that is to be recorded, and ``BadGateway``
+    (``queue-publish-failed``), with the run failed, when the queue cannot be reached. A crash
+    before the message leaves a queued run, which any run worker's sweeper finds.
     """
     with transaction.atomic():
+        if intent.recorded:
+            require_room(intent.owner_user_id, [RECORD_BYTES])
         run = Run.objects.create(
             workspace=intent.workspace,
             attempt=intent.attempt,

@@ -247,7 +247,7 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
     first = next(pieces, None)
     if first is None:
         return batch
-    tables.copy_events(first, pieces)
+    head.stored_bytes += tables.copy_events(first, pieces)
     head.last_sequence = batch.sequence
     head.event_count += batch.stored
     head.chain_head = batch.chain_head

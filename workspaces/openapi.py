@@ -62,6 +62,7 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | 409 | `profile-archived` | the profile that is named is not in use any more |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 409 | `workspace-active` | the workspace has not ended |
+| 429 | `owner-limit-reached` | the owner has all that the operator allows; `limits` names what |
 | 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
 | 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
 """
@@ -95,6 +96,7 @@ registry has lost builds it again.
 | 409 | `nothing-published` | `resume`, and no image was published yet |
 | 409 | `connected-account-not-active` | one of its accounts is invalid or was deleted |
 | 409 | `profile-archived` | the profile that is named is not in use any more |
+| 429 | `owner-limit-reached` | the owner has all that the operator allows; `limits` names what |
 | 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
 """
 

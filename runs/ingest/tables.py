@@ -42,8 +42,8 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (run_number, position) DO NOTHING"""
 
 
-def copy_events(first: bytes, pieces: Iterable[bytes]) -> None:
-    """Store rows of ``run_event`` as :mod:`runs.ingest.rows` packs them.
+def copy_events(first: bytes, pieces: Iterable[bytes]) -> int:
+    """Store rows of ``run_event`` as :mod:`runs.ingest.rows` packs them; return how many bytes.
 
     Goes below Django's cursor, which has no ``COPY``; its errors come out as Django's.
     """
@@ -54,9 +54,12 @@ def copy_events(first: bytes, pieces: Iterable[bytes]) -> None:
         cursor.copy(rows.COPY) as copy,
     ):
         copy.write(rows.HEADER + first)
+        stored = len(first)
         for piece in pieces:
             copy.write(piece)
+            stored += len(piece)
         copy.write(rows.TRAILER)
+    return stored
 
 
 def add_losses(head: RunHead, losses: Sequence[Loss]) -> None:
