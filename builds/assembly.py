@@ -13,6 +13,7 @@ from builds.compiler import Compiler
 from builds.credential_upkeep import look_after_credentials
 from builds.duties import Duty
 from builds.fulfilment import Fulfiller
+from builds.images import ImageKeeper
 from builds.lifecycle import expire_workspaces
 from builds.packages.sync import sync_duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
@@ -81,6 +82,12 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         grace=_milliseconds(settings.WORKSPACE_STOP_GRACE_MS),
         stale=stale,
     )
+    images = ImageKeeper(
+        compiler=runner.compiler,
+        registry=runner.registry,
+        instance_id=runner.instance_id,
+        keep=_milliseconds(settings.WORKSPACE_IMAGE_KEEP_MS),
+    )
     attendant = Attendant(worker_id, fulfiller, stale=stale)
     return BuildWorker(
         runner=runner,
@@ -108,6 +115,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 _milliseconds(settings.SCM_DELIVERY_UPKEEP_INTERVAL_MS),
                 keep_deliveries,
             ),
+            Duty("images", _milliseconds(settings.WORKER_IMAGES_INTERVAL_MS), images.tidy),
             Duty("packages", _milliseconds(settings.PACKAGE_SYNC_INTERVAL_MS), sync_duty()),
             *(
                 Duty(f"attendant {number}", ATTEND_EVERY, partial(attendant.attend, number=number))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -60,6 +61,15 @@ class BuiltImage:
         """The job and the attempt count that the image was built for."""
         job, _, count = self.local_tag.partition("/")[2].partition(":")
         return UUID(job), int(count)
+
+
+@dataclass(frozen=True, slots=True)
+class PulledImage:
+    """An image of the registry that the engine holds to launch workspaces from."""
+
+    repository: str
+    digest: str
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +320,28 @@ class Compiler:
         """
         named = self._named_images(f"{self._push_registry}/", labels)
         return [name for _, name in named if not name.endswith(":<none>")]
+
+    def pulled_images(self, labels: Mapping[str, str]) -> list[PulledImage]:
+        """Return the images with ``labels`` that the engine has by their digest in the registry."""
+        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
+        listed = self._run(
+            *("image", "ls", "--digests", "--format", "{{json .}}"),
+            *(word for condition in filters for word in ("--filter", condition)),
+            timeout=_CLEANUP_SECONDS,
+        )
+        found = []
+        for line in listed.stdout.splitlines() if listed.ok else ():
+            told = json.loads(line)
+            registry, _, repository = told["Repository"].partition("/")
+            if registry == self._push_registry and told["Digest"].startswith("sha256:"):
+                created = datetime.strptime(told["CreatedAt"][:25], "%Y-%m-%d %H:%M:%S %z")
+                found.append(PulledImage(repository, told["Digest"], created))
+        return found
+
+    def remove_pulled(self, image: PulledImage) -> bool:
+        """Remove an image by its digest; False when a container is made of it."""
+        name = f"{self._push_registry}/{image.repository}@{image.digest}"
+        return self._run("rmi", name, timeout=_CLEANUP_SECONDS).ok
 
     # ------------------------------------------------------------ details
 

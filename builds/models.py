@@ -9,13 +9,13 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import models, transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
 from builds.intents import Intent, IntentFence, IntentLostError
 from builds.packages.models import Package, PackageIndex, PackageOverride
 from controlplane.ids import OWNER_MAX_LENGTH, uuid7
-from workspaces.models import ERROR_CODE_MAX_LENGTH
+from workspaces.models import ERROR_CODE_MAX_LENGTH, RuntimeInstance
 
 __all__ = [
     "BuildJob",
@@ -168,6 +168,34 @@ class BuildJobQuerySet(models.QuerySet["BuildJob"]):
         if not self.present(fence).update(updated_at=Now(), **values):
             raise _lost(fence)
 
+    def with_image(self) -> BuildJobQuerySet:
+        """Keep the jobs whose image was published and not removed from the registry since."""
+        return self.filter(image_removed_at__isnull=True).exclude(published_digest="")
+
+    def needing_their_image(self) -> BuildJobQuerySet:
+        """Keep the jobs whose published image is launched, runs, or may be started again.
+
+        The latter is the latest image of the latest sandbox of a workspace that is not deleted.
+        """
+        of_sandbox = BuildJob.objects.filter(attempt__sandbox=OuterRef("attempt__sandbox"))
+        newest = of_sandbox.exclude(published_digest="").order_by("-pk").values("pk")[:1]
+        return self.exclude(published_digest="").filter(
+            Q(lease_expires_at__isnull=False)
+            | Q(attempt__runtime__status__in=RuntimeInstance.LIVE)
+            | Q(
+                attempt__workspace__deleted_at__isnull=True,
+                attempt__workspace__latest_sandbox=F("attempt__sandbox"),
+                pk=Subquery(newest),
+            )
+        )
+
+    def unneeded_images(self) -> BuildJobQuerySet:
+        """Keep the jobs whose image no job needs that has published the same one there."""
+        needing = BuildJob.objects.needing_their_image().filter(
+            repository=OuterRef("repository"), published_digest=OuterRef("published_digest")
+        )
+        return self.filter(~Exists(needing))
+
     def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
         """Keep queued jobs whose message should have arrived long ago, oldest first."""
         return self.filter(status=BuildJob.Status.QUEUED, queued_at__lte=Now() - overdue).order_by(
@@ -242,6 +270,9 @@ class BuildJob(models.Model):
     published_reference = models.CharField(max_length=1024, blank=True)
     published_digest_reference = models.CharField(max_length=1024, blank=True)
     published_digest = models.CharField(max_length=128, blank=True)
+    image_removed_at = models.DateTimeField(
+        null=True, help_text="When the image was removed from the registry, as nobody needed it."
+    )
     error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
     error_message = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -262,6 +293,11 @@ class BuildJob(models.Model):
                 fields=["plan_hash", "-id"],
                 name="job_plan",
                 condition=Q(status="succeeded") & ~Q(plan_hash=""),
+            ),
+            models.Index(
+                fields=["published_digest", "repository"],
+                name="job_image",
+                condition=Q(image_removed_at__isnull=True) & ~Q(published_digest=""),
             ),
         ]
         constraints = [

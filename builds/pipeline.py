@@ -8,8 +8,8 @@ container that the run already has. All writes are fenced (:class:`builds.models
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -34,6 +34,7 @@ from builds.compiler import BuildError, Compiler, PublishedImage
 from builds.credential_delivery import CredentialDelivery
 from builds.credential_upkeep import keep_renewed
 from builds.fetching import SourceFetcher
+from builds.images import repository_lock
 from builds.leftovers import remove_leftovers
 from builds.models import BuildJob, LeaseLostError
 from builds.phases import measured
@@ -42,6 +43,7 @@ from builds.resuming import resumed
 from builds.settlement import fail_claimed_job
 from builds.workplace import workplace
 from controlplane.errors import ControlPlaneError, JobError
+from controlplane.locks import shared_advisory_lock
 from controlplane.metrics.families import BUILDS_REUSED
 from controlplane.patience import DATABASE_PATIENCE_SECONDS, persistently
 from registries.client import RegistryClient
@@ -58,6 +60,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 ATTEMPT_OVER = "attempt-over"
+REPOSITORY_PATIENCE_SECONDS = 120.0
 
 
 class ShutdownError(Exception):
@@ -115,9 +118,14 @@ class JobRunner:
             if job.status != BuildJob.Status.SUCCEEDED:
                 # Accounts that do not open fail the job here, and not after a long build.
                 secrets = self._secrets(credentials)
-                with recording(job, secrets, given_up=control.cancelled) as record:
-                    published, plan_hash, reused = self._publish(job, image_plan, record, control)
-                self._write(control, lambda: self._finish_build(job, published, plan_hash, reused))
+                with self._repository_kept(job, control):
+                    with recording(job, secrets, given_up=control.cancelled) as record:
+                        published, plan_hash, reused = self._publish(
+                            job, image_plan, record, control
+                        )
+                    self._write(
+                        control, lambda: self._finish_build(job, published, plan_hash, reused)
+                    )
                 job.published_digest_reference = published.digest_reference
             launched = self._launch(job, blueprint, image_plan, credentials, control)
             self._write(control, lambda: self._finish_launch(job, launched))
@@ -213,6 +221,24 @@ class JobRunner:
 
     # ------------------------------------------------------------ work
 
+    @contextmanager
+    def _repository_kept(self, job: BuildJob, control: JobControl) -> Iterator[None]:
+        """Have nothing removed from the job's repository until its row says which image it has."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(
+                    shared_advisory_lock(
+                        repository_lock(job.repository),
+                        patience=REPOSITORY_PATIENCE_SECONDS,
+                        given_up=control.cancelled,
+                    )
+                )
+            except TimeoutError as exc:
+                raise BuildError(
+                    "push-timed-out", "Old images of the repository were being removed for long."
+                ) from exc
+            yield
+
     def _publish(
         self, job: BuildJob, image_plan: ImagePlan, record: BuildRecord, control: JobControl
     ) -> tuple[PublishedImage, str, bool]:
@@ -282,7 +308,10 @@ class JobRunner:
         """Put an image of the same plan under the job's tag; None when the registry has none."""
         same_plan = (
             BuildJob.objects.filter(
-                status=BuildJob.Status.SUCCEEDED, plan_hash=plan_hash, registry_id=job.registry_id
+                status=BuildJob.Status.SUCCEEDED,
+                plan_hash=plan_hash,
+                registry_id=job.registry_id,
+                image_removed_at__isnull=True,
             )
             .exclude(plan_hash="")
             .order_by("-id")

@@ -1,4 +1,4 @@
-"""Keeping containers and rows in step.
+"""Keeping containers, networks and volumes in step with the rows.
 
 What a row wants and is gone makes the runtime ``failed``; what no row wants is removed; what ended
 by itself is told. Any worker may do it, one at a time.
@@ -6,8 +6,10 @@ by itself is told. Any worker may do it, one at a time.
 
 from __future__ import annotations
 
+import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
@@ -29,6 +31,8 @@ log = structlog.get_logger(__name__)
 LOST = "runtime-lost"
 EXITED = "runtime-exited"
 OUT_OF_MEMORY = "runtime-out-of-memory"
+RUNS_IN_A_LINE = 20
+"""How many runs one line of the log names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,19 @@ class Reconciliation:
 
 
 def reconcile(
-    adapter: RuntimeAdapter, *, instance_id: str, grace: timedelta, keep_ended: timedelta
+    adapter: RuntimeAdapter,
+    *,
+    instance_id: str,
+    grace: timedelta,
+    keep_ended: timedelta,
+    orphans: Orphans | None = None,
 ) -> Reconciliation:
     """Bring rows and containers of one engine together once, unless another worker is at it.
 
     ``grace`` is how old a container must be before it counts as wanted by nobody. A workspace that
     ended by itself is kept for ``keep_ended``, or until it is started again: its files may be all
-    there is of somebody's work. Raises ``LaunchError`` when the engine cannot be asked.
+    there is of somebody's work. ``orphans`` remembers, from pass to pass, the volumes that no row
+    knows; without it they are left alone. Raises ``LaunchError`` when the engine cannot be asked.
     """
     engine_id = adapter.engine_id()
     with try_advisory_lock(f"reconcile:{instance_id}:{engine_id}") as held:
@@ -58,69 +68,81 @@ def reconcile(
         running = RuntimeInstance.objects.expected_to_run(engine_id=engine_id)
         expected = list(running.values_list("run_id", flat=True))
         observed = {runtime.run_id: runtime for runtime in adapter.list()}
-        lost = ended = 0
-        for run_id in expected:
-            found = observed.get(run_id)
-            if found is None:
-                lost += _lose(adapter, run_id)
-            elif not found.running and found.exit_code is not None:
-                # Without an exit code it is just being removed; the next pass finds it gone.
-                ended += _end(run_id, found)
+        lost = _lose(adapter, [run_id for run_id in expected if run_id not in observed])
+        # Without an exit code it is just being removed; the next pass finds it gone.
+        over = [observed[run_id] for run_id in expected if run_id in observed]
+        ended = _end([each for each in over if not each.running and each.exit_code is not None])
         wanted = _wanted(keep_ended)
         removed = _remove_unwanted(adapter, observed, wanted, grace)
         adapter.sweep_networks(wanted)
-        _remove_volumes_of_deleted(adapter)
+        _remove_volumes(adapter, orphans or Orphans(keep=timedelta.max))
     return Reconciliation(lost, ended, removed)
 
 
-def _lose(adapter: RuntimeAdapter, run_id: uuid.UUID) -> int:
-    if adapter.observe(run_id) is not None:
+def _lose(adapter: RuntimeAdapter, missing: Sequence[uuid.UUID]) -> int:
+    """Fail the runtimes whose containers are gone, after another look at the engine."""
+    if not missing:
+        return 0
+    there = {runtime.run_id for runtime in adapter.list()}
+    gone = [run_id for run_id in missing if run_id not in there]
+    outcome = _Outcome(RuntimeInstance.Status.FAILED, LOST, "The workspace's container is gone.")
+    changed = _write(outcome, gone)
+    if changed:
+        shown = [str(run_id) for run_id in gone[:RUNS_IN_A_LINE]]
+        log.warning("runtimes_lost", runtimes=changed, run_ids=shown)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a runtime ended."""
+
+    status: RuntimeInstance.Status
+    code: str
+    message: str
+
+
+def _end(ended: Sequence[ObservedRuntime]) -> int:
+    """Write how each of these containers has ended."""
+    by_outcome: dict[_Outcome, list[uuid.UUID]] = {}
+    for found in ended:
+        by_outcome.setdefault(_outcome(found), []).append(found.run_id)
+    changed = 0
+    for outcome, run_ids in by_outcome.items():
+        changed += _write(outcome, run_ids)
+        shown = [str(run_id) for run_id in run_ids[:RUNS_IN_A_LINE]]
+        log.info("runtimes_ended", runtimes=len(run_ids), code=outcome.code, run_ids=shown)
+    return changed
+
+
+def _outcome(found: ObservedRuntime) -> _Outcome:
+    if found.oom_killed:
+        return _Outcome(
+            RuntimeInstance.Status.FAILED,
+            OUT_OF_MEMORY,
+            "The workspace ran out of memory and was ended.",
+        )
+    if found.exit_code == 0:
+        return _Outcome(
+            RuntimeInstance.Status.STOPPED,
+            "foreground-ended",
+            "The foreground process ended with exit code 0.",
+        )
+    return _Outcome(
+        RuntimeInstance.Status.FAILED,
+        EXITED,
+        f"The workspace's container ended with exit code {found.exit_code}.",
+    )
+
+
+def _write(outcome: _Outcome, run_ids: Sequence[uuid.UUID]) -> int:
+    """End the runtimes that still run; somebody may have begun to stop one since the look at it."""
+    if not run_ids:
         return 0
     with transaction.atomic():
-        if not _still_runs(run_id):
-            return 0
-        changed = workspaces.fail_runtime(
-            Attempt.objects.get(run_id=run_id),
-            code=LOST,
-            message="The workspace's container is gone.",
+        return workspaces.end_runtimes(
+            run_ids, status=outcome.status, code=outcome.code, message=outcome.message
         )
-    if changed:
-        log.warning("runtime_lost", run_id=str(run_id))
-    return int(changed)
-
-
-def _end(run_id: uuid.UUID, found: ObservedRuntime) -> int:
-    with transaction.atomic():
-        if not _still_runs(run_id):
-            return 0
-        attempt = Attempt.objects.get(run_id=run_id)
-        if found.oom_killed:
-            changed = workspaces.fail_runtime(
-                attempt,
-                code=OUT_OF_MEMORY,
-                message="The workspace ran out of memory and was ended.",
-            )
-        elif found.exit_code == 0:
-            changed = workspaces.stop_runtime(
-                attempt,
-                code="foreground-ended",
-                message="The foreground process ended with exit code 0.",
-            )
-        else:
-            changed = workspaces.fail_runtime(
-                attempt,
-                code=EXITED,
-                message=f"The workspace's container ended with exit code {found.exit_code}.",
-            )
-    if changed:
-        log.info("runtime_ended", run_id=str(run_id), exit_code=found.exit_code)
-    return int(changed)
-
-
-def _still_runs(run_id: uuid.UUID) -> bool:
-    """Lock the runtime; False when somebody has begun to stop it since it was looked at."""
-    rows = RuntimeInstance.objects.select_for_update().filter(run_id=run_id)
-    return rows.filter(status=RuntimeInstance.Status.RUNNING).exists()
 
 
 def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
@@ -163,14 +185,37 @@ def _remove_unwanted(
     return removed
 
 
-def _remove_volumes_of_deleted(adapter: RuntimeAdapter) -> None:
+@dataclass(slots=True)
+class Orphans:
+    """The workspaces with volumes that no row knows, and since when this worker has seen them.
+
+    They may be all there is of somebody's work, and a wrong database may be why nobody knows them:
+    they go when they were seen for ``keep`` without a break.
+    """
+
+    keep: timedelta
+    _seen: dict[uuid.UUID, float] = field(default_factory=dict, init=False)
+
+    def due(self, present: Collection[uuid.UUID]) -> list[uuid.UUID]:
+        """Return those that were seen for long enough; forgets those that are not present."""
+        now = time.monotonic()
+        for workspace_id in set(present) - set(self._seen):
+            log.warning("volumes_without_workspace", workspace_id=str(workspace_id))
+        self._seen = {workspace_id: self._seen.get(workspace_id, now) for workspace_id in present}
+        long_ago = now - self.keep.total_seconds()
+        return [workspace_id for workspace_id, since in self._seen.items() if since < long_ago]
+
+
+def _remove_volumes(adapter: RuntimeAdapter, orphans: Orphans) -> None:
     """Remove what a worker that slept through the deletion of its workspace has made again."""
     found = adapter.workspaces_with_volumes()
-    deleted = Workspace.objects.filter(pk__in=found, deleted_at__isnull=False) if found else ()
-    for workspace in deleted:
+    rows = Workspace.objects.filter(pk__in=found).values_list("pk", "deleted_at") if found else ()
+    known = dict(rows)
+    deleted = [workspace_id for workspace_id, at in known.items() if at is not None]
+    for workspace_id in [*deleted, *orphans.due(found - set(known))]:
         try:
-            removed = adapter.remove_volumes(workspace.pk)
+            removed = adapter.remove_volumes(workspace_id)
         except LaunchError as exc:
-            log.info("volumes_not_removed", workspace_id=str(workspace.pk), code=exc.code)
+            log.info("volumes_not_removed", workspace_id=str(workspace_id), code=exc.code)
         else:
-            log.info("volumes_removed", workspace_id=str(workspace.pk), volumes=removed)
+            log.info("volumes_removed", workspace_id=str(workspace_id), volumes=removed)

@@ -40,7 +40,7 @@ from builds.messages import BuildRequested, MalformedMessageError, topology
 from builds.models import BuildJob, LeaseLostError, Worker
 from builds.outcomes import counted
 from builds.pipeline import JobControl, JobRunner, ShutdownError
-from builds.reconciler import reconcile
+from builds.reconciler import Orphans, reconcile
 from builds.settlement import fail_claimed_job
 from controlplane import sessions
 from controlplane.amqp import Consumer, Delivery
@@ -120,6 +120,7 @@ class BuildWorker:
         self._hold = 2 * times.heartbeat.total_seconds()
         self._hold_until = _boot_time() + self._hold
         self._beaten_at = _boot_time()
+        self._orphans = Orphans(keep=times.keep_ended)
 
     # ------------------------------------------------------------ life
 
@@ -420,6 +421,7 @@ class BuildWorker:
             instance_id=self._runner.instance_id,
             grace=self._times.reconcile_grace,
             keep_ended=self._times.keep_ended,
+            orphans=self._orphans,
         )
         if result.lost or result.ended or result.removed:
             log.info("reconciled", lost=result.lost, ended=result.ended, removed=result.removed)

@@ -37,9 +37,29 @@ def advisory_lock(name: str, *, patience: float, given_up: threading.Event) -> I
     has to verify afterwards what it was to protect.
     """
 
+    _wait_for(name, "SELECT pg_try_advisory_lock(%s)", patience, given_up)
+    try:
+        yield
+    finally:
+        _unlock(name)
+
+
+@contextmanager
+def shared_advisory_lock(
+    name: str, *, patience: float, given_up: threading.Event
+) -> Iterator[None]:
+    """Share the lock ``name`` with others who share it; as :func:`advisory_lock` otherwise."""
+    _wait_for(name, "SELECT pg_try_advisory_lock_shared(%s)", patience, given_up)
+    try:
+        yield
+    finally:
+        _unlock(name, "SELECT pg_advisory_unlock_shared(%s)")
+
+
+def _wait_for(name: str, statement: str, patience: float, given_up: threading.Event) -> None:
     def acquire() -> bool:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [_key(name)])
+            cursor.execute(statement, [_key(name)])
             row = cursor.fetchone()
         return bool(row and row[0])
 
@@ -47,10 +67,6 @@ def advisory_lock(name: str, *, patience: float, given_up: threading.Event) -> I
     while not persistently(acquire, patience=patience, given_up=given_up):
         if time.monotonic() > deadline or given_up.wait(LOOK_SECONDS):
             raise TimeoutError(f"the lock {name} is held by somebody else")
-    try:
-        yield
-    finally:
-        _unlock(name)
 
 
 @contextmanager
@@ -67,10 +83,10 @@ def try_advisory_lock(name: str) -> Iterator[bool]:
             _unlock(name)
 
 
-def _unlock(name: str) -> None:
+def _unlock(name: str, statement: str = "SELECT pg_advisory_unlock(%s)") -> None:
     try:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_unlock(%s)", [_key(name)])
+            cursor.execute(statement, [_key(name)])
     except (DatabaseError, InterfaceError):
         # The connection broke, and the lock went with it.
         log.info("advisory_lock_lost", lock=name)

@@ -277,6 +277,7 @@ class RuntimeInstance(models.Model):
         STOPPED = "stopped"
 
     TERMINAL = {Status.FAILED, Status.STOPPED}
+    LIVE = {Status.PENDING, Status.RUNNING, Status.STOPPING}
 
     run_id = models.UUIDField(primary_key=True, editable=False)
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="runtime")

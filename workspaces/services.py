@@ -314,6 +314,57 @@ def fail_runtime(attempt: Attempt, *, code: str, message: str) -> bool:
     return bool(changed)
 
 
+def end_runtimes(
+    run_ids: Sequence[uuid.UUID], *, status: RuntimeInstance.Status, code: str, message: str
+) -> int:
+    """End those of these runtimes that still run, all for the same reason; return how many.
+
+    The same as :func:`fail_runtime` or :func:`stop_runtime` of each, in a few statements.
+    """
+    rows = RuntimeInstance.objects.select_for_update(of=("self",)).filter(
+        run_id__in=run_ids, status=RuntimeInstance.Status.RUNNING
+    )
+    locked = list(rows.order_by("run_id").values_list("attempt_id", "attempt__workspace_id"))
+    attempt_ids = [attempt_id for attempt_id, _ in locked]
+    RuntimeInstance.objects.filter(attempt_id__in=attempt_ids).settle(
+        status, error_code=code, error_message=message
+    )
+    failed = status == RuntimeInstance.Status.FAILED
+    types = WorkspaceEvent.Type
+    WorkspaceEvent.objects.bulk_create(
+        WorkspaceEvent(
+            workspace_id=workspace_id,
+            attempt_id=attempt_id,
+            type=types.RUNTIME_FAILED if failed else types.RUNTIME_STOPPED,
+            message=message,
+            data={"errorCode": code},
+        )
+        for attempt_id, workspace_id in locked
+    )
+    _refresh_sandboxes(attempt_ids)
+    return len(locked)
+
+
+def _refresh_sandboxes(attempt_ids: Sequence[uuid.UUID]) -> None:
+    """Write the surfaced status of the sandboxes whose latest attempts these are."""
+    locked = Sandbox.objects.select_for_update().filter(latest_attempt_id__in=attempt_ids)
+    shown = dict(locked.order_by("pk").values_list("latest_attempt_id", "status"))
+    changed: dict[str, list[uuid.UUID]] = {}
+    states = Attempt.objects.filter(pk__in=shown).order_by("pk", "jobs__id")
+    now = {
+        attempt_id: surfaced_status(attempt=attempt, job=job, runtime=runtime)
+        for attempt_id, attempt, runtime, job in states.values_list(
+            "pk", "status", "runtime__status", "jobs__status"
+        )
+    }
+    for attempt_id, status in now.items():
+        if shown[attempt_id] != status:
+            changed.setdefault(status, []).append(attempt_id)
+    for surfaced, ids in changed.items():
+        latest_of = Sandbox.objects.filter(latest_attempt_id__in=ids)
+        latest_of.update(status=surfaced, updated_at=Now())
+
+
 def begin_stop(attempt: Attempt, *, message: str) -> bool:
     """Move the attempt's runtime from ``running`` to ``stopping``; False when it does not run."""
     changed = RuntimeInstance.objects.filter(run_id=attempt.run_id).begin_stop()

@@ -144,7 +144,8 @@ class ObservedRuntime:
     exit_code: int | None
     """None while it runs, and when it was never started."""
     oom_killed: bool
-    """A process of it was killed for want of memory, not necessarily the first one."""
+    """A process of it was killed for want of memory, not necessarily the first one. A list does
+    not say so of those that run."""
     created_at: datetime
 
 

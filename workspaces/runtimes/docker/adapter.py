@@ -106,7 +106,7 @@ class DockerAdapter:
     def list(self) -> list[ObservedRuntime]:
         """Return the container of every run of this installation, ended ones included."""
         with self._connect() as engine:
-            return _one_for_each_run(engine.containers())
+            return _one_for_each(engine.listed())
 
     def stop(self, run_id: UUID, *, seconds: float) -> bool:
         """Have the run's containers end in order; a paused one goes on for that."""
@@ -269,12 +269,17 @@ class DockerAdapter:
 
 
 def _one_for_each_run(containers: Iterable[Container]) -> list[ObservedRuntime]:
-    """Return what is known of each run's container.
+    """Return what is known of each run's container."""
+    return _one_for_each(filter(None, map(observed, containers)))
+
+
+def _one_for_each(runtimes: Iterable[ObservedRuntime]) -> list[ObservedRuntime]:
+    """Return one of each run.
 
     A run has a second one while a launch is discarding it, renamed; the one with the name counts.
     """
     found: dict[UUID, ObservedRuntime] = {}
-    for runtime in filter(None, map(observed, containers)):
+    for runtime in runtimes:
         if runtime.run_id not in found or runtime.reference == container_name(runtime.run_id):
             found[runtime.run_id] = runtime
     return list(found.values())

@@ -104,6 +104,24 @@ class Engine:
             all=True, filters={"label": self._label_filter(run_id)}, ignore_removed=True
         )
 
+    def listed(self) -> list[ObservedRuntime]:
+        """Return what is known of all our containers; only those that do not run are looked at.
+
+        A running one tells all that matters in the list, and there may be a thousand of them.
+        """
+        found = []
+        for summary in self.client.api.containers(
+            all=True, filters={"label": self._label_filter(None)}
+        ):
+            if summary.get("State") == "running":
+                runtime = _running(summary)
+            else:
+                container = self.named(str(summary["Id"]))
+                runtime = None if container is None else observed(container)
+            if runtime is not None:
+                found.append(runtime)
+        return found
+
     def networks(self, run_id: UUID | None = None) -> list[Network]:
         """Return our networks, of one run or of all."""
         return self.client.networks.list(filters={"label": self._label_filter(run_id)})
@@ -266,6 +284,27 @@ def observed(container: Container) -> ObservedRuntime | None:
         )
     except (KeyError, ValueError):
         logger.warning("container with our label but not of our making", container=container.name)
+        return None
+
+
+def _running(summary: Mapping[str, Any]) -> ObservedRuntime | None:
+    """Return what a line of the engine's list says of a container that runs."""
+    names = [str(name).removeprefix("/") for name in summary.get("Names") or ()]
+    labels: Mapping[str, str] = summary.get("Labels") or {}
+    try:
+        return ObservedRuntime(
+            run_id=UUID(labels["svc.run"]),
+            job_id=UUID(labels["svc.job"]),
+            attempt_count=int(labels["svc.attempt-count"]),
+            resource_id=str(summary["Id"]),
+            reference=min(names, key=len, default=""),  # links of others are longer
+            running=True,
+            exit_code=None,
+            oom_killed=False,
+            created_at=datetime.fromtimestamp(int(summary["Created"]), UTC),
+        )
+    except (KeyError, ValueError):
+        logger.warning("container with our label but not of our making", container=names)
         return None
 
 

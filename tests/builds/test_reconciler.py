@@ -1,0 +1,347 @@
+"""Bringing containers, networks and volumes in step with the rows, a thousand at a time too."""
+
+from __future__ import annotations
+
+import builtins
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+
+from builds.models import BuildJob
+from builds.reconciler import Orphans, Reconciliation, reconcile
+from tests.bench.empty_jobs import NoEngine
+from tests.factories import OWNER, claim, make_job
+from tests.runs.ready import ready_attempt
+from workspaces import services as workspaces
+from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.runtimes.base import LaunchError, ObservedRuntime, Salvage
+
+pytestmark = pytest.mark.django_db
+GRACE, KEEP = timedelta(minutes=1), timedelta(days=1)
+OLD = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def running(run_id: uuid.UUID, **values: Any) -> ObservedRuntime:
+    runtime = ObservedRuntime(
+        run_id=run_id,
+        job_id=uuid.UUID(int=1),
+        attempt_count=1,
+        resource_id="0" * 64,
+        reference=f"svc-{run_id}",
+        running=True,
+        exit_code=None,
+        oom_killed=False,
+        created_at=OLD,
+    )
+    return replace(runtime, **values)
+
+
+@dataclass
+class Engine(NoEngine):
+    """Has the containers and volumes that a test says; ``between`` happens after each list."""
+
+    containers: dict[uuid.UUID, ObservedRuntime] = field(default_factory=dict)
+    volumes: set[uuid.UUID] = field(default_factory=set)
+    away: bool = False
+    between: Callable[[], object] = lambda: None
+    removed: builtins.list[uuid.UUID] = field(default_factory=list)
+    kept_networks: set[uuid.UUID] = field(default_factory=set)
+
+    def _require(self) -> None:
+        if self.away:
+            raise LaunchError("adapter-unavailable", "The Docker Engine does not answer.")
+
+    def engine_id(self) -> str:
+        self._require()
+        return "engine"
+
+    def list(self) -> builtins.list[ObservedRuntime]:
+        self._require()
+        shown = [*self.containers.values()]
+        self.between()
+        return shown
+
+    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+        self.removed.append(run_id)
+        return self.containers.pop(run_id, None) is not None
+
+    def sweep_networks(self, keep_run_ids: Collection[uuid.UUID]) -> int:
+        self.kept_networks = set(keep_run_ids)
+        return 0
+
+    def workspaces_with_volumes(self) -> set[uuid.UUID]:
+        return set(self.volumes)
+
+    def remove_volumes(self, workspace_id: uuid.UUID) -> int:
+        self.volumes.discard(workspace_id)
+        return 1
+
+
+def once(engine: Engine, **options: Any) -> Reconciliation:
+    return reconcile(
+        engine, **{"instance_id": "test", "grace": GRACE, "keep_ended": KEEP, **options}
+    )
+
+
+def having(*attempts: Attempt, **values: Any) -> Engine:
+    return Engine({each.run_id: running(each.run_id, **values) for each in attempts})
+
+
+def told(attempt: Attempt) -> Counter[str]:
+    events = WorkspaceEvent.objects.filter(workspace_id=attempt.workspace_id)
+    return Counter(events.values_list("type", flat=True))
+
+
+def state(attempt: Attempt) -> tuple[str, str, str]:
+    """How runtime, its reason and the sandbox stand."""
+    runtime = RuntimeInstance.objects.get(attempt=attempt)
+    return (runtime.status, runtime.error_code, Sandbox.objects.get(pk=attempt.sandbox_id).status)
+
+
+# ---------------------------------------------------------------- what a row wants
+
+
+def test_what_runs_and_is_wanted_is_left_as_it_is() -> None:
+    attempt = ready_attempt()
+    engine = having(attempt)
+    assert once(engine) == Reconciliation()
+    assert state(attempt) == ("running", "", "ready")
+    assert engine.removed == []
+    assert attempt.run_id in engine.kept_networks
+
+
+def test_what_is_wanted_and_gone_has_failed_and_is_told_once() -> None:
+    attempt, other = ready_attempt(), ready_attempt()
+    engine = having(other)
+    assert once(engine) == Reconciliation(lost=1)
+    assert once(engine) == Reconciliation()
+    assert state(attempt) == ("failed", "runtime-lost", "failed")
+    assert state(other) == ("running", "", "ready")
+    assert told(attempt)["runtime.failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "oom", "expected"),
+    [
+        (0, False, ("stopped", "foreground-ended", "stopped")),
+        (137, False, ("failed", "runtime-exited", "failed")),
+        (137, True, ("failed", "runtime-out-of-memory", "failed")),
+    ],
+)
+def test_what_ended_by_itself_is_told_with_how(
+    exit_code: int, oom: bool, expected: tuple[str, str, str]
+) -> None:
+    attempt = ready_attempt()
+    engine = having(attempt, running=False, exit_code=exit_code, oom_killed=oom)
+    assert once(engine).ended == 1
+    assert state(attempt) == expected
+    assert engine.removed == []  # its files are kept for a while
+    assert once(engine, keep_ended=timedelta()).removed == 1
+
+
+def test_a_container_that_is_just_being_removed_has_not_ended_yet() -> None:
+    attempt = ready_attempt()
+    once(having(attempt, running=False, exit_code=None))
+    assert state(attempt)[0] == "running"
+
+
+def test_a_list_that_was_read_too_early_loses_nothing() -> None:
+    attempt = ready_attempt()
+    engine = Engine()
+    engine.between = lambda: engine.containers.update({attempt.run_id: running(attempt.run_id)})
+    assert once(engine) == Reconciliation()
+    assert state(attempt)[0] == "running"
+
+
+def test_what_somebody_has_begun_to_stop_in_the_meantime_is_not_lost() -> None:
+    attempt = ready_attempt()
+    engine = Engine()
+    engine.between = lambda: workspaces.begin_stop(attempt, message="Stop.")
+    assert once(engine) == Reconciliation()
+    assert state(attempt)[0] == "stopping"
+
+
+def test_what_another_engine_has_is_not_lost() -> None:
+    attempt = ready_attempt()
+    RuntimeInstance.objects.update(engine_id="another")
+    assert once(Engine()) == Reconciliation()
+    assert state(attempt)[0] == "running"
+
+
+def test_an_engine_that_is_away_changes_no_row() -> None:
+    attempt = ready_attempt()
+    before = RuntimeInstance.objects.values().get(attempt=attempt)
+    with pytest.raises(LaunchError):
+        once(Engine(away=True))
+    engine = Engine()
+    engine.between = lambda: setattr(engine, "away", True)
+    with pytest.raises(LaunchError):
+        once(engine)
+    assert RuntimeInstance.objects.values().get(attempt=attempt) == before
+
+
+# ---------------------------------------------------------------- what no row wants
+
+
+def test_a_container_that_no_row_wants_goes_when_it_is_old_enough() -> None:
+    old, young = uuid.uuid4(), uuid.uuid4()
+    engine = Engine({old: running(old), young: running(young, created_at=datetime.now(UTC))})
+    assert once(engine) == Reconciliation(removed=1)
+    assert engine.removed == [old]
+    assert once(engine, grace=timedelta()) == Reconciliation(removed=1)
+
+
+def test_a_launch_in_progress_keeps_its_container_and_its_network() -> None:
+    job = claim(make_job())
+    workspaces.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
+    engine = having(job.attempt, running=False, exit_code=None)
+    assert once(engine, grace=timedelta()) == Reconciliation()
+    assert job.attempt.run_id in engine.kept_networks
+
+
+def test_what_is_being_stopped_is_left_to_who_stops_it() -> None:
+    attempt = ready_attempt()
+    workspaces.begin_stop(attempt, message="Stop.")
+    engine = having(attempt, running=False, exit_code=0)
+    assert once(engine, grace=timedelta(), keep_ended=timedelta()) == Reconciliation()
+    assert engine.removed == []
+
+
+def test_volumes_go_with_their_deleted_workspace_and_stay_with_any_other() -> None:
+    kept, deleted = ready_attempt().workspace_id, ready_attempt().workspace_id
+    Workspace.objects.filter(pk=deleted).update(deleted_at=Now())
+    engine = Engine(volumes={kept, deleted})
+    once(engine, orphans=Orphans(keep=timedelta()))
+    once(engine, orphans=Orphans(keep=timedelta()))
+    assert engine.volumes == {kept}
+
+
+def test_volumes_that_no_row_knows_go_only_after_a_time_of_being_seen() -> None:
+    engine = Engine(volumes={uuid.uuid4()})
+    for orphans in (None, Orphans(keep=KEEP)):
+        for _ in range(3):
+            once(engine, orphans=orphans)
+    assert len(engine.volumes) == 1
+    short = Orphans(keep=timedelta())
+    once(engine, orphans=short)
+    assert len(engine.volumes) == 1  # it is seen for the first time
+    once(engine, orphans=short)
+    assert engine.volumes == set()
+
+
+def test_volumes_whose_row_comes_back_are_not_counted_on() -> None:
+    orphans = Orphans(keep=timedelta())
+    workspace_id = uuid.uuid4()
+    engine = Engine(volumes={workspace_id})
+    once(engine, orphans=orphans)
+    row = Workspace.objects.create(pk=workspace_id, owner_user_id=OWNER, name="Restored")
+    once(engine, orphans=orphans)
+    row.delete()
+    once(engine, orphans=orphans)
+    assert engine.volumes == {workspace_id}
+
+
+# ---------------------------------------------------------------- several workers, many rows
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_worker_at_a_time_reconciles_an_engine() -> None:
+    ready_attempt()
+    asked: list[Reconciliation] = []
+
+    def second() -> None:
+        if asked:
+            return
+
+        def work() -> None:
+            asked.append(once(Engine()))
+            connections.close_all()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+
+    engine = Engine()
+    engine.between = second
+    assert once(engine) == Reconciliation(lost=1)
+    assert asked == [Reconciliation()]
+
+
+def many(number: int) -> list[Attempt]:
+    """Ready workspaces, written in bulk."""
+    first = ready_attempt()
+    sandbox = Sandbox.objects.get(pk=first.sandbox_id)
+    rows: list[tuple[Workspace, Sandbox, Attempt, RuntimeInstance]] = []
+    for position in range(number - 1):
+        workspace = Workspace(owner_user_id=OWNER, name=f"Workspace {position}")
+        copy = Sandbox(
+            workspace=workspace,
+            owner_user_id=OWNER,
+            status="ready",
+            registry_id="default",
+            repository=f"tests/{position}",
+            tag="latest",
+            spec=sandbox.spec,
+        )
+        attempt = Attempt(
+            sandbox=copy,
+            workspace=workspace,
+            status="succeeded",
+            requested_by=OWNER,
+            spec=copy.spec,
+            finished_at=OLD,
+        )
+        runtime = RuntimeInstance(
+            run_id=attempt.run_id,
+            attempt=attempt,
+            status="running",
+            resource_id=attempt.run_id.hex,
+            endpoint=f"docker-exec://{attempt.run_id.hex}",
+            engine_id="engine",
+            launched_at=OLD,
+        )
+        rows.append((workspace, copy, attempt, runtime))
+    Workspace.objects.bulk_create(row[0] for row in rows)
+    Sandbox.objects.bulk_create(row[1] for row in rows)
+    Attempt.objects.bulk_create(row[2] for row in rows)
+    RuntimeInstance.objects.bulk_create(row[3] for row in rows)
+    for workspace, copy, attempt, _ in rows:
+        copy.latest_attempt, workspace.latest_sandbox = attempt, copy
+    Sandbox.objects.bulk_update([row[1] for row in rows], ["latest_attempt"])
+    Workspace.objects.bulk_update([row[0] for row in rows], ["latest_sandbox"])
+    BuildJob.objects.bulk_create(
+        BuildJob(
+            attempt=attempt,
+            status="succeeded",
+            registry_id="default",
+            repository=copy.repository,
+            tag="latest",
+            max_attempts=3,
+            published_digest="sha256:0",
+            finished_at=OLD,
+        )
+        for _, copy, attempt, _ in rows
+    )
+    return [first, *(row[2] for row in rows)]
+
+
+@pytest.mark.parametrize("lost", [0, 500, 1000])
+def test_a_thousand_workspaces_take_a_few_queries_however_many_are_lost(lost: int) -> None:
+    attempts = many(1000)
+    engine = having(*attempts[lost:])
+    engine.volumes = {attempt.workspace_id for attempt in attempts}
+    with CaptureQueriesContext(connection) as queries:
+        assert once(engine) == Reconciliation(lost=lost)
+    assert len(queries) <= 20, [query["sql"][:100] for query in queries]
+    statuses = Counter(Sandbox.objects.values_list("status", flat=True))
+    assert (statuses["failed"], statuses["ready"]) == (lost, 1000 - lost)
+    assert WorkspaceEvent.objects.filter(type="runtime.failed").count() == lost
