@@ -49,10 +49,13 @@ class ImageKeeper:
     _tagged_by_others: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def tidy(self, stopped: threading.Event) -> None:
-        """Remove what was not needed for long enough; raises what registry and engine raise."""
+        """Remove what was not needed for long enough; one of both may be away."""
         with try_advisory_lock(f"images-of:{self.instance_id}:registry") as held:
             if held and not self._refuses:
-                self._tidy_registry(stopped)
+                try:
+                    self._tidy_registry(stopped)
+                except RegistryError as exc:
+                    log.warning("registry_not_tidied", reason=exc.detail)
         self._tidy_engine(stopped)
 
     # ------------------------------------------------------------ the registry

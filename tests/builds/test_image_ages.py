@@ -271,6 +271,23 @@ def test_a_registry_that_deletes_nothing_is_told_once_and_left_alone(
     assert one.job.image_removed_at is None
 
 
+def test_a_registry_that_is_away_changes_nothing_and_is_asked_again(
+    compiler: Compiler, registry: RegistryClient, repository: str, instance_id: str
+) -> None:
+    one = published(repository)
+    delete(one)
+    one.age()
+    away = RegistryClient("http://127.0.0.1:1")
+    keeper = ImageKeeper(compiler=compiler, registry=away, instance_id=instance_id, keep=KEEP)
+    tidy(keeper)
+    away.close()
+    one.job.refresh_from_db()
+    assert one.job.image_removed_at is None
+    keeper.registry = registry
+    tidy(keeper)
+    assert registry.head_manifest(repository, "latest") is None
+
+
 # ---------------------------------------------------------------- the engine
 
 
