@@ -13,7 +13,7 @@ TEST_RUN := $(UP) run --test --
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh bench-packages schema \
+.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh bench-packages bench-operate schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-migrations lint-schema
 
 help: ## list the targets
@@ -95,3 +95,7 @@ bench-ssh: ## measure the SSH gateway against sshd in one container (not a test)
 bench-packages: ## measure resolving packages against a bare SELECT through Django (not a test)
 	@$(UP) prepare-test
 	@$(TEST_RUN) python -m tests.bench.packages
+
+bench-operate: ## measure stop, start, memory and reconciling (not a test)
+	@$(UP) prepare-test
+	@$(TEST_RUN) python -m tests.bench.operate

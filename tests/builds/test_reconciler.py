@@ -16,11 +16,10 @@ from django.db import connection, connections
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from builds.models import BuildJob
 from builds.reconciler import Orphans, Reconciliation, reconcile
 from tests.bench.empty_jobs import NoEngine
 from tests.factories import OWNER, claim, make_job
-from tests.runs.ready import ready_attempt
+from tests.runs.ready import ready_attempt, ready_attempts
 from workspaces import services as workspaces
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError, ObservedRuntime, Salvage
@@ -276,67 +275,9 @@ def test_one_worker_at_a_time_reconciles_an_engine() -> None:
     assert asked == [Reconciliation()]
 
 
-def many(number: int) -> list[Attempt]:
-    """Ready workspaces, written in bulk."""
-    first = ready_attempt()
-    sandbox = Sandbox.objects.get(pk=first.sandbox_id)
-    rows: list[tuple[Workspace, Sandbox, Attempt, RuntimeInstance]] = []
-    for position in range(number - 1):
-        workspace = Workspace(owner_user_id=OWNER, name=f"Workspace {position}")
-        copy = Sandbox(
-            workspace=workspace,
-            owner_user_id=OWNER,
-            status="ready",
-            registry_id="default",
-            repository=f"tests/{position}",
-            tag="latest",
-            spec=sandbox.spec,
-        )
-        attempt = Attempt(
-            sandbox=copy,
-            workspace=workspace,
-            status="succeeded",
-            requested_by=OWNER,
-            spec=copy.spec,
-            finished_at=OLD,
-        )
-        runtime = RuntimeInstance(
-            run_id=attempt.run_id,
-            attempt=attempt,
-            status="running",
-            resource_id=attempt.run_id.hex,
-            endpoint=f"docker-exec://{attempt.run_id.hex}",
-            engine_id="engine",
-            launched_at=OLD,
-        )
-        rows.append((workspace, copy, attempt, runtime))
-    Workspace.objects.bulk_create(row[0] for row in rows)
-    Sandbox.objects.bulk_create(row[1] for row in rows)
-    Attempt.objects.bulk_create(row[2] for row in rows)
-    RuntimeInstance.objects.bulk_create(row[3] for row in rows)
-    for workspace, copy, attempt, _ in rows:
-        copy.latest_attempt, workspace.latest_sandbox = attempt, copy
-    Sandbox.objects.bulk_update([row[1] for row in rows], ["latest_attempt"])
-    Workspace.objects.bulk_update([row[0] for row in rows], ["latest_sandbox"])
-    BuildJob.objects.bulk_create(
-        BuildJob(
-            attempt=attempt,
-            status="succeeded",
-            registry_id="default",
-            repository=copy.repository,
-            tag="latest",
-            max_attempts=3,
-            published_digest="sha256:0",
-            finished_at=OLD,
-        )
-        for _, copy, attempt, _ in rows
-    )
-    return [first, *(row[2] for row in rows)]
-
-
 @pytest.mark.parametrize("lost", [0, 500, 1000])
 def test_a_thousand_workspaces_take_a_few_queries_however_many_are_lost(lost: int) -> None:
-    attempts = many(1000)
+    attempts = ready_attempts(1000)
     engine = having(*attempts[lost:])
     engine.volumes = {attempt.workspace_id for attempt in attempts}
     with CaptureQueriesContext(connection) as queries:

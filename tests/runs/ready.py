@@ -6,11 +6,12 @@ import uuid
 from typing import Any
 
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from builds.models import BuildJob
-from tests.factories import make_job
+from tests.factories import OWNER, make_job
 from workspaces import services as workspaces
-from workspaces.models import Attempt
+from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace
 from workspaces.runtimes.base import LaunchedRuntime
 
 
@@ -37,3 +38,62 @@ def ready_attempt(*, spec: dict[str, Any] | None = None) -> Attempt:
         ),
     )
     return attempt
+
+
+def ready_attempts(number: int) -> list[Attempt]:
+    """Return the attempts of so many ready workspaces, written in bulk."""
+    now = timezone.now()
+    first = ready_attempt()
+    sandbox = Sandbox.objects.get(pk=first.sandbox_id)
+    rows: list[tuple[Workspace, Sandbox, Attempt, RuntimeInstance]] = []
+    for position in range(number - 1):
+        workspace = Workspace(owner_user_id=OWNER, name=f"Workspace {position}")
+        copy = Sandbox(
+            workspace=workspace,
+            owner_user_id=OWNER,
+            status="ready",
+            registry_id="default",
+            repository=f"tests/{position}",
+            tag="latest",
+            spec=sandbox.spec,
+        )
+        attempt = Attempt(
+            sandbox=copy,
+            workspace=workspace,
+            status="succeeded",
+            requested_by=OWNER,
+            spec=copy.spec,
+            finished_at=now,
+        )
+        runtime = RuntimeInstance(
+            run_id=attempt.run_id,
+            attempt=attempt,
+            status="running",
+            resource_id=attempt.run_id.hex,
+            endpoint=f"docker-exec://{attempt.run_id.hex}",
+            engine_id="engine",
+            launched_at=now,
+        )
+        rows.append((workspace, copy, attempt, runtime))
+    Workspace.objects.bulk_create(row[0] for row in rows)
+    Sandbox.objects.bulk_create(row[1] for row in rows)
+    Attempt.objects.bulk_create(row[2] for row in rows)
+    RuntimeInstance.objects.bulk_create(row[3] for row in rows)
+    for workspace, copy, attempt, _ in rows:
+        copy.latest_attempt, workspace.latest_sandbox = attempt, copy
+    Sandbox.objects.bulk_update([row[1] for row in rows], ["latest_attempt"])
+    Workspace.objects.bulk_update([row[0] for row in rows], ["latest_sandbox"])
+    BuildJob.objects.bulk_create(
+        BuildJob(
+            attempt=attempt,
+            status="succeeded",
+            registry_id="default",
+            repository=copy.repository,
+            tag="latest",
+            max_attempts=3,
+            published_digest="sha256:0",
+            finished_at=now,
+        )
+        for _, copy, attempt, _ in rows
+    )
+    return [first, *(row[2] for row in rows)]
