@@ -8,6 +8,7 @@ given up: the intent says what it waits for and is tried again.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ LEASE = timedelta(minutes=3)
 LETTING_GO = timedelta(minutes=2)
 """How long a worker that lives may take to let go of a job that was cancelled."""
 CALL_SECONDS = 10.0
+ASKING_SECONDS = 30.0
+"""How long all the commands of a workspace are asked to end, together."""
 DRAIN_WAITS = (0.5, 2.0, 5.0)
 """How long to wait after each try to read a container, in seconds."""
 
@@ -111,8 +114,10 @@ class _Fulfilment:
         self._database(lambda: Intent.objects.renew(self._fence, lease=LEASE))
 
     def _latest_attempt(self) -> Attempt | None:
-        of_workspace = Attempt.objects.filter(workspace_id=self._intent.workspace_id)
-        return of_workspace.order_by("-pk").first()
+        # Not that with the highest id: ids of several machines follow their clocks.
+        workspaces_ = Workspace.objects.filter(pk=self._intent.workspace_id)
+        latest = workspaces_.values("latest_sandbox__latest_attempt")
+        return Attempt.objects.filter(pk__in=latest).first()
 
     def _wait_for_worker(self, attempt: Attempt) -> None:
         """Put the rest off while a worker is still letting go of the job that was cancelled.
@@ -190,17 +195,23 @@ class _Fulfilment:
     def _end_runs(self, attempt: Attempt) -> None:
         """Ask the commands that run in the workspace to end, so that they count as cancelled.
 
-        Best effort: the container's end is theirs too.
+        Best effort: the container's end is theirs too. A workspace that does not answer, or takes
+        its time, must not keep itself from being stopped, however many commands there are.
         """
         open_ = Run.objects.open().filter(attempt=attempt, recorded=True, mode=Run.Mode.ONE_SHOT)
         grace = f"{self._by.grace.total_seconds():g}"
+        until = time.monotonic() + ASKING_SECONDS
+        answers = True
         for run in self._database(lambda: list(open_)):
             try:
                 self._database(lambda run=run: request_cancel(run))  # type: ignore[misc]
+                if not answers or time.monotonic() >= until:
+                    continue
                 arguments = ["stop", str(run.pk), "--reason", "cancelled", "--grace", grace]
                 self._adapter.call_agent(attempt.run_id, arguments, timeout=CALL_SECONDS)
             except (ControlPlaneError, LaunchError) as exc:
                 log.info("run_not_asked_to_end", run_id=str(run.pk), reason=type(exc).__name__)
+                answers = answers and not isinstance(exc, LaunchError)
 
     def _stop(self, run_id: uuid.UUID) -> None:
         """Have the container end in order. One that does not is killed when it is removed."""

@@ -68,8 +68,8 @@ def ask(wish: Wish) -> bool:
     A stop ends what is built, launched or running; of a workspace that has ended, is being stopped
     or is being deleted nothing is left to stop. A delete is accepted in every state.
 
-    Raises ``NotFound`` (``workspace-not-found``), and ``Conflict`` (``workspace-deleted``) when a
-    workspace is to be stopped that was deleted.
+    Raises ``NotFound`` (``workspace-not-found``), also for one that is said to have expired and has
+    time left, and ``Conflict`` (``workspace-deleted``) when one is to be stopped that was deleted.
     """
     with transaction.atomic():
         workspace = _locked(wish)
@@ -93,6 +93,10 @@ def ask(wish: Wish) -> bool:
 
 def _locked(wish: Wish) -> Workspace:
     rows = Workspace.objects.select_for_update(no_key=True).owned_by(wish.owner_user_id)
+    if wish.cause == Intent.Cause.EXPIRED:
+        # Whoever saw that its time was over may have slept since, and others have stopped it and
+        # started it again.
+        rows = rows.filter(expires_at__lte=Now())
     workspace = rows.filter(pk=wish.workspace_id).first()
     if workspace is None:
         raise NotFound("There is no such workspace.", code="workspace-not-found")

@@ -55,9 +55,10 @@ def reconcile(
     """Bring rows and containers of one engine together once, unless another worker is at it.
 
     ``grace`` is how old a container must be before it counts as wanted by nobody. A workspace that
-    ended by itself is kept for ``keep_ended``, or until it is started again: its files may be all
-    there is of somebody's work. ``orphans`` remembers, from pass to pass, the volumes that no row
-    knows; without it they are left alone. Raises ``LaunchError`` when the engine cannot be asked.
+    ended by itself is kept for ``keep_ended``, or until it is started again or deleted: its files
+    may be all there is of somebody's work. ``orphans`` remembers, from pass to pass, the volumes
+    that no row knows; without it they are left alone. Raises ``LaunchError`` when the engine cannot
+    be asked.
     """
     engine_id = adapter.engine_id()
     with try_advisory_lock(f"reconcile:{instance_id}:{engine_id}") as held:
@@ -157,7 +158,8 @@ def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
     kept = RuntimeInstance.objects.filter(
         status__in=RuntimeInstance.TERMINAL,
         finished_at__gt=Now() - keep_ended,
-        # It was ready once, and its workspace has not been started again since.
+        # It was ready once, and its workspace was neither started again nor deleted since.
+        attempt__workspace__deleted_at__isnull=True,
         attempt__status=Attempt.Status.SUCCEEDED,
         attempt__workspace__latest_sandbox__latest_attempt=F("attempt"),
     )

@@ -1,0 +1,185 @@
+"""Workers that wake up late, clocks that differ, and workspaces that make their end take long."""
+
+from __future__ import annotations
+
+import builtins
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from builds import fulfilment
+from builds.lifecycle import Wish, ask, expire_workspaces
+from builds.models import Intent
+from builds.reconciler import reconcile
+from controlplane.errors import NotFound
+from runs import store
+from runs.models import Run
+from tests.builds.test_lifecycle_races import Engine, attend, wish
+from tests.factories import OWNER
+from tests.runs.ready import ready_attempt
+from workspaces.models import Attempt, RuntimeInstance, Workspace
+from workspaces.runtimes.base import AgentAnswer, LaunchError
+
+STOP = Intent.Kind.STOP
+DAY = timedelta(days=1)
+
+
+def expires_in(attempt: Attempt, seconds: float) -> None:
+    Workspace.objects.filter(pk=attempt.workspace_id).update(
+        expires_at=Now() + timedelta(seconds=seconds)
+    )
+
+
+def expired(attempt: Attempt) -> Wish:
+    return Wish(
+        workspace_id=attempt.workspace_id,
+        kind=STOP,
+        owner_user_id=None,
+        cause=Intent.Cause.EXPIRED,
+        requested_by="time to live",
+    )
+
+
+# ---------------------------------------------------------------- the time to live
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_wakes_up_late_stops_no_workspace_that_was_started_again() -> None:
+    """Between its look at the list and its wish it slept, and others have stopped and started."""
+    attempt = ready_attempt()
+    expires_in(attempt, 3600)
+    with pytest.raises(NotFound):
+        ask(expired(attempt))
+    assert not Intent.objects.exists()
+    assert RuntimeInstance.objects.get(attempt=attempt).status == "running"
+    assert Workspace.objects.get(pk=attempt.workspace_id).expires_at is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_workspace_whose_time_is_over_is_stopped_once() -> None:
+    over, not_over = ready_attempt(), ready_attempt()
+    expires_in(over, -1)
+    expires_in(not_over, 3600)
+    assert [expire_workspaces(), expire_workspaces()] == [1, 0]
+    intent = Intent.objects.get()
+    assert (intent.workspace_id, intent.cause) == (over.workspace_id, "expired")
+
+
+# ---------------------------------------------------------------- clocks that differ
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_stopped_is_the_latest_attempt_and_not_that_with_the_highest_id() -> None:
+    """Ids begin with the time of whoever made them, and one machine's clock was ahead."""
+    latest = ready_attempt()
+    earlier = Attempt.objects.create(
+        id=uuid.UUID("ffffffff-ffff-7fff-bfff-ffffffffffff"),
+        sandbox=latest.sandbox,
+        workspace_id=latest.workspace_id,
+        status=Attempt.Status.FAILED,
+        finished_at=Now(),
+        requested_by=latest.requested_by,
+        spec=latest.spec,
+    )
+    assert ask(wish(latest.workspace_id))
+    engine = Engine(running={latest.run_id})
+    attend(engine)
+    assert earlier.run_id not in engine.running
+    assert engine.running == set()
+    assert RuntimeInstance.objects.get(attempt=latest).status == "stopped"
+    assert not Intent.objects.open().exists()
+
+
+# ---------------------------------------------------------------- what is kept, and no longer
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_ended_container_of_a_deleted_workspace_is_not_kept_for_anybody() -> None:
+    """It is on another engine than that of the worker that has deleted the workspace."""
+    deleted, ended = ready_attempt(), ready_attempt()
+    RuntimeInstance.objects.update(status="stopped", finished_at=Now())
+    Workspace.objects.filter(pk=deleted.workspace_id).update(deleted_at=Now())
+    engine = Engine(running={deleted.run_id, ended.run_id})
+    reconcile(engine, instance_id="test", grace=timedelta(), keep_ended=DAY)
+    assert engine.running == {ended.run_id}
+
+
+# ---------------------------------------------------------------- workspaces that do not answer
+
+
+@dataclass
+class Silent(Engine):
+    """Its agents take their time, and say nothing or something."""
+
+    answers: bool = False
+    asked: builtins.list[str] = field(default_factory=list)
+
+    def call_agent(
+        self, run_id: uuid.UUID, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float
+    ) -> AgentAnswer:
+        """Say nothing to ``stop``, or only that it heard."""
+        self.asked.append(arguments[1])
+        if not self.answers:
+            raise LaunchError("agent-silent", "The agent in the workspace gave no answer.")
+        return AgentAnswer(0, b"", b"")
+
+
+def commands(attempt: Attempt, number: int) -> list[Run]:
+    """Commands that run in a workspace."""
+    runs = [
+        Run.objects.create(
+            workspace_id=attempt.workspace_id,
+            attempt=attempt,
+            mode=Run.Mode.ONE_SHOT,
+            owner_user_id=OWNER,
+            recorded=True,
+            status=Run.Status.RUNNING,
+            started_at=Now(),
+        )
+        for _ in range(number)
+    ]
+    for run in runs:
+        store.ensure_head(run)
+    return runs
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_agent_that_does_not_answer_once_is_not_asked_for_every_command() -> None:
+    """Each question may take ten seconds, and there may be more commands than the lease is long."""
+    attempt = ready_attempt()
+    commands(attempt, 5)
+    assert ask(wish(attempt.workspace_id))
+    engine = Silent(running={attempt.run_id})
+    attend(engine)
+    assert len(engine.asked) == 1
+    assert engine.acts() == ["stop", "remove"]
+    cancelled = Run.objects.filter(mode=Run.Mode.ONE_SHOT, cancel_requested_at__isnull=False)
+    assert cancelled.count() == 5
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_agent_that_answers_slowly_is_not_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fulfilment, "ASKING_SECONDS", 0.0)
+    attempt = ready_attempt()
+    commands(attempt, 5)
+    assert ask(wish(attempt.workspace_id))
+    engine = Silent(running={attempt.run_id}, answers=True)
+    attend(engine)
+    assert engine.asked == []
+    assert engine.acts() == ["stop", "remove"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_command_of_a_workspace_that_answers_is_asked_to_end() -> None:
+    attempt = ready_attempt()
+    running = commands(attempt, 5)
+    assert ask(wish(attempt.workspace_id))
+    engine = Silent(running={attempt.run_id}, answers=True)
+    attend(engine)
+    assert sorted(engine.asked) == sorted(str(run.pk) for run in running)
