@@ -402,6 +402,7 @@ class JobRunner:
             timeout=self.launch_timeout,
             volumes=volumes_of(blueprint, home=image_plan.home),
             fresh_volumes=not self._read(control, lambda: workspaces.was_ever_ready(attempt)),
+            before_removal=partial(self._check_claim, job, control),
             salvage=partial(salvage_container, attempt.run_id),
             credentials=credentials.document if credentials.references else None,
             parting=partial(keep_renewed, self.adapter, attempt.run_id),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
@@ -13,13 +13,16 @@ from django.db.models.functions import Now
 
 from builds import fulfilment
 from builds.lifecycle import Wish, ask, expire_workspaces
-from builds.models import Intent
+from builds.models import Intent, LeaseLostError
+from builds.pipeline import JobControl
 from builds.reconciler import reconcile
 from controlplane.errors import NotFound
 from runs import store
 from runs.models import Run
+from tests.bench.empty_jobs import empty_runner
+from tests.builds.credential_engine import HoldingEngine
 from tests.builds.test_lifecycle_races import Engine, attend, wish
-from tests.factories import OWNER
+from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt
 from workspaces.models import Attempt, RuntimeInstance, Workspace
 from workspaces.runtimes.base import AgentAnswer, LaunchError
@@ -183,3 +186,32 @@ def test_every_command_of_a_workspace_that_answers_is_asked_to_end() -> None:
     engine = Silent(running={attempt.run_id}, answers=True)
     attend(engine)
     assert sorted(engine.asked) == sorted(str(run.pk) for run in running)
+
+
+# ---------------------------------------------------------------- volumes
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_launch_asks_whether_it_is_still_wanted_before_it_empties_volumes() -> None:
+    """Pulling may take an hour, and a worker that sleeps meanwhile is not told of a stop."""
+    job = claim(make_job())
+    engine = HoldingEngine()
+    asked: list[str] = []
+
+    def may_remove() -> bool:
+        try:
+            engine.requests[0].before_removal()
+        except LeaseLostError:
+            return False
+        return True
+
+    def sleep() -> None:
+        asked.append("before" if may_remove() else "refused")
+        assert ask(wish(job.attempt.workspace_id))
+        asked.append("after" if may_remove() else "refused")
+
+    engine.before_launch = sleep
+    with pytest.raises(LeaseLostError):
+        replace(empty_runner(), adapter=engine).run(job, JobControl())
+    assert engine.requests[0].fresh_volumes
+    assert asked == ["before", "refused"]

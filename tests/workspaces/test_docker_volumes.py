@@ -9,8 +9,11 @@ from uuid import uuid4
 import docker
 import pytest
 
-from tests.workspaces.conftest import Launcher
+from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError, Volume
+from workspaces.runtimes.docker import volumes
+from workspaces.runtimes.docker.creation import create_container
+from workspaces.runtimes.docker.engine import Engine
 from workspaces.runtimes.docker.volumes import volume_name
 
 pytestmark = pytest.mark.docker
@@ -141,3 +144,36 @@ def test_a_paused_container_is_stopped_too(launcher: Launcher) -> None:
     container.reload()
     assert container.status == "exited"
     assert container.attrs["State"]["ExitCode"] != 137
+
+
+def test_a_volume_that_was_removed_just_before_its_container_was_made_is_found_by_its_labels(
+    launcher: Launcher,
+) -> None:
+    """The engine makes it again with the container: a launch that came late, beside a deletion."""
+    request = launcher.request(volumes=KEPT)
+    with Engine.connect(DOCKER_HOST, launcher.instance_id, 60.0) as engine:
+        mounts = volumes.prepare(engine, request.workspace_id, KEPT)
+        assert volumes.remove_all(engine, request.workspace_id) == 2
+        create_container(engine, request, None, mounts)
+    launcher.adapter.remove(request.run_id)
+    assert launcher.adapter.workspaces_with_volumes() == {request.workspace_id}
+    assert launcher.adapter.remove_volumes(request.workspace_id) == 2
+
+
+def test_a_fresh_start_that_came_too_late_takes_nothing_away(launcher: Launcher) -> None:
+    """Its worker slept; meanwhile the workspace was started by another one, and stopped."""
+    request = launcher.request(volumes=KEPT, fresh_volumes=True)
+    launcher.inside(launcher.launch(request), "sh", "-c", "echo mine > ~/note")
+    launcher.adapter.remove(request.run_id)
+
+    def lost() -> None:
+        raise LookupError("another worker has it")
+
+    workspace_id = request.workspace_id
+    late = launcher.request(
+        workspace_id=workspace_id, volumes=KEPT, fresh_volumes=True, before_removal=lost
+    )
+    with pytest.raises(LookupError):
+        launcher.launch(late)
+    runtime = launcher.launch(launcher.request(workspace_id=workspace_id, volumes=KEPT))
+    assert launcher.inside(runtime, "cat", "/home/workspace/note") == (0, "mine\n")

@@ -101,6 +101,9 @@ class LaunchRequest:
     fresh_volumes: bool = False
     """True: nothing of the workspace has ever been ready, so what is in its volumes goes and the
     image's own content comes in."""
+    before_removal: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called just before that; raises when the launch is not wanted any more, which then removes
+    nothing: the workspace may have been started by others since, and hold somebody's work."""
     salvage: Salvage | None = field(default=None, repr=False)
     """Called with every container of the run that the launch removes."""
     credentials: Callable[[], bytes] | None = field(default=None, repr=False)

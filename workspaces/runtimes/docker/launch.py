@@ -266,7 +266,7 @@ class Launch:
             self._engine,
             self._request.workspace_id,
             self._request.volumes,
-            fresh=self._request.fresh_volumes,
+            before_removal=self._request.before_removal if self._request.fresh_volumes else None,
         )
         network = self._create_network() if self._request.outbound else None
         try:

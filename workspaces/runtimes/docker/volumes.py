@@ -7,7 +7,7 @@ when the first container with it is created.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from docker.errors import APIError, NotFound
@@ -25,26 +25,35 @@ def volume_name(workspace_id: UUID, purpose: str) -> str:
 
 
 def prepare(
-    engine: Engine, workspace_id: UUID, volumes: Sequence[Volume], *, fresh: bool
+    engine: Engine,
+    workspace_id: UUID,
+    volumes: Sequence[Volume],
+    *,
+    before_removal: Callable[[], None] | None = None,
 ) -> list[Mount]:
     """Return the mounts of the workspace's volumes, which exist then.
 
-    ``fresh`` removes what an earlier launch that came to nothing has left in them. Raises
-    ``LaunchError`` (``launch-refused``) when a volume of that name is not this installation's.
+    With ``before_removal``, which may raise, what an earlier launch that came to nothing has left
+    in them is removed. Raises ``LaunchError`` (``launch-refused``) when a volume of that name is
+    not this installation's.
     """
     labels = {"svc.instance": engine.instance_id, WORKSPACE_LABEL: str(workspace_id)}
     mounts = []
     for volume in volumes:
         name = volume_name(workspace_id, volume.purpose)
-        if fresh and _is_ours(engine, name, labels):
+        own = {**labels, "svc.purpose": volume.purpose}
+        if before_removal is not None and _is_ours(engine, name, labels):
+            before_removal()
             _remove(engine, name)
         # Of an existing volume of that name the engine returns what it has.
-        engine.client.volumes.create(name, labels={**labels, "svc.purpose": volume.purpose})
+        engine.client.volumes.create(name, labels=own)
         if not _is_ours(engine, name, labels):
             raise LaunchError(
                 "launch-refused", "A volume that is not ours has the name of the workspace's."
             )
-        mounts.append(Mount(target=volume.path, source=name, type="volume"))
+        # Should somebody remove it in between, the engine makes it again with the container: with
+        # these labels, so that it is still ours.
+        mounts.append(Mount(target=volume.path, source=name, type="volume", labels=own))
     return mounts
 
 
