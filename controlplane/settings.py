@@ -59,6 +59,8 @@ SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
 SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "127.0.0.1")
 SVC_API_PORT = port("SVC_API_PORT", 4000)
 SVC_WEB_PORT = port_or_none("SVC_WEB_PORT", 3000)
+SVC_API_WORKERS = positive("SVC_API_WORKERS", 2)
+SVC_API_THREADS = positive("SVC_API_THREADS", 8)
 SVC_WEB_URL: str = env.str(
     "SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT or SVC_API_PORT}", validate=base_url
 )

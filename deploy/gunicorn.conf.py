@@ -15,6 +15,13 @@ from typing import Any
 
 from controlplane.logging import logging_config
 
+
+def _number(name: str, default: int) -> int:
+    # The settings tell what is wrong with it, as soon as a process loads them.
+    given = os.environ.get(name, "")
+    return int(given) if given.isdecimal() and int(given) > 0 else default
+
+
 _host = os.environ.get("SVC_BIND_HOST") or "127.0.0.1"
 _ports = [os.environ.get("SVC_API_PORT") or "4000", os.environ.get("SVC_WEB_PORT") or "3000"]
 # The admin is a web page, so it answers where the web is expected too; 0 for nowhere else.
@@ -22,8 +29,8 @@ bind = [
     f"[{_host}]:{port}" if ":" in _host else f"{_host}:{port}" for port in _ports if port != "0"
 ]
 worker_class = "gthread"
-workers = int(os.environ.get("SVC_API_WORKERS", "2"))
-threads = int(os.environ.get("SVC_API_THREADS", "8"))
+workers = _number("SVC_API_WORKERS", 2)
+threads = _number("SVC_API_THREADS", 8)
 # A thread that waits for an upstream longer than this is stuck; upstream time limits are shorter.
 timeout = 60
 graceful_timeout = 30

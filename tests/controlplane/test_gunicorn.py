@@ -165,3 +165,23 @@ def test_a_port_that_is_taken_is_a_clear_error(taken: str) -> None:
     assert server.returncode != 0
     assert f"Cannot listen on 127.0.0.1 port {occupied}: Address already in use." in told
     assert "SVC_WEB_PORT (0: none)" in told
+
+
+@pytest.mark.parametrize("name", ["SVC_API_WORKERS", "SVC_API_THREADS"])
+@pytest.mark.parametrize("value", ["0", "many", ""])
+def test_a_number_of_processes_or_threads_that_is_none_is_told(name: str, value: str) -> None:
+    """With no process gunicorn takes connections, and nobody ever answers."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "controlplane.wsgi"],
+        cwd=ROOT,
+        env={**os.environ, "SVC_API_PORT": str(free_port()), "SVC_WEB_PORT": "0", name: value},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, told = server.communicate(timeout=120)
+    finally:
+        server.kill()
+        server.wait(60)
+    assert server.returncode != 0
+    assert f"The environment is not valid. {name}: " in told
