@@ -26,7 +26,9 @@ _host = os.environ.get("SVC_BIND_HOST") or "127.0.0.1"
 _ports = [os.environ.get("SVC_API_PORT") or "4000", os.environ.get("SVC_WEB_PORT") or "3000"]
 # The admin is a web page, so it answers where the web is expected too; 0 for nowhere else.
 bind = [
-    f"[{_host}]:{port}" if ":" in _host else f"{_host}:{port}" for port in _ports if port != "0"
+    f"[{_host}]:{port}" if ":" in _host else f"{_host}:{port}"
+    for port in dict.fromkeys(_ports)
+    if port != "0"
 ]
 worker_class = "gthread"
 workers = _number("SVC_API_WORKERS", 2)

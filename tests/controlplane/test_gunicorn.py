@@ -155,6 +155,27 @@ def test_the_admin_is_served_on_the_webs_port_too() -> None:
         server.communicate(timeout=60)
 
 
+def test_one_port_for_both_is_listened_on_once() -> None:
+    both = free_port()
+    server = start(both, both)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", both)) == 0:
+                    break
+            assert server.poll() is None, "gunicorn ended"
+            assert time.monotonic() < deadline, f"nobody listens on {both}"
+            time.sleep(0.1)
+        connection = http.client.HTTPConnection("127.0.0.1", both, timeout=60)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+
+
 @pytest.mark.parametrize("taken", ["api", "web"])
 def test_a_port_that_is_taken_is_a_clear_error(taken: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
