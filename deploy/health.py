@@ -1,0 +1,104 @@
+"""Health checks of our containers: exit code 0 when the process there does its work.
+
+``python -m deploy.health api|buildworker|runworker|sshgateway``. No Django, so that asking often
+costs little.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_SECONDS = 5.0
+_TABLES = {"buildworker": "builds_worker", "runworker": "runs_runworker"}
+
+
+def main(argv: list[str]) -> int:
+    """Check the one that is named; say on standard error what is wrong with it."""
+    if len(argv) != 1 or argv[0] not in CHECKS:
+        print(f"usage: python -m deploy.health {'|'.join(CHECKS)}", file=sys.stderr)
+        return 2
+    try:
+        fault = CHECKS[argv[0]]()
+    except (OSError, http.client.HTTPException) as error:
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        print(fault, file=sys.stderr)
+    return 1 if fault else 0
+
+
+def api() -> str:
+    """Return what is wrong with the API of this container, if anything."""
+    port = int(os.environ.get("SVC_API_PORT", "4000"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    return "" if status == 200 else f"it answers {status}"
+
+
+def sshgateway() -> str:
+    """Return what is wrong with the SSH gateway of this container, if anything."""
+    port = int(os.environ.get("SVC_SSH_PORT", "2222"))
+    with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as connection:
+        greeting = connection.recv(64)
+    return "" if greeting.startswith(b"SSH-2.0-") else "it does not greet"
+
+
+def buildworker() -> str:
+    """Return what is wrong with the build worker of this container, or with its door."""
+    connection = http.client.HTTPConnection("door", timeout=_SECONDS)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.sock.settimeout(_SECONDS)
+        connection.sock.connect("/run/svc-door/engine.sock")
+        connection.request("GET", "/_ping")
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    return f"its door answers {status}" if status != 200 else _heartbeat("buildworker")
+
+
+def runworker() -> str:
+    """Return what is wrong with the run worker of this container, if anything."""
+    return _heartbeat("runworker")
+
+
+def _heartbeat(kind: str) -> str:
+    """Look for the sign of life that the worker of this container writes into the database."""
+    # Only where it is needed, as is the driver itself.
+    import psycopg
+
+    stale = int(os.environ.get("WORKER_HEARTBEAT_STALE_MS", "20000"))
+    try:
+        with psycopg.connect(_database_url(), connect_timeout=int(_SECONDS)) as connection:
+            found = connection.execute(
+                f"SELECT count(*) FROM {_TABLES[kind]} WHERE hostname = %s"  # noqa: S608 - ours
+                " AND seen_at > clock_timestamp() - %s * interval '1 millisecond'",
+                (socket.gethostname(), stale),
+            ).fetchone()
+    except psycopg.OperationalError as error:
+        return f"the database does not answer: {type(error).__name__}"
+    return "" if found and found[0] else "it has given no sign of life"
+
+
+def _database_url() -> str:
+    path = os.environ.get("DATABASE_URL_FILE")
+    return Path(path).read_text().strip() if path else os.environ.get("DATABASE_URL", "")
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "api": api,
+    "buildworker": buildworker,
+    "runworker": runworker,
+    "sshgateway": sshgateway,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

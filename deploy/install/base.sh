@@ -1,0 +1,177 @@
+# shellcheck shell=bash disable=SC2154,SC2015
+# What every command needs: words, settings, secrets, and how Docker and Compose are called.
+
+say() { printf '%s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
+
+only_one() {
+    # Held until this script ends, however it ends.
+    exec 9> "$home/.lock"
+    command -v flock > /dev/null || return 0
+    flock -n 9 || die "another install.sh works on $home"
+}
+
+# ------------------------------------------------------------------------------- settings
+
+# The value of a setting in .env: the last line counts, as it does for Compose.
+setting() {
+    local value=
+    [ -f "$env_file" ] && value=$(sed -n "s/^$1=//p" "$env_file" | tail -n 1)
+    value=${value%$'\r'}
+    case "$value" in
+        \"*\") value=${value#\"}; value=${value%\"} ;;
+        \'*\') value=${value#\'}; value=${value%\'} ;;
+    esac
+    printf '%s' "${value:-${2:-}}"
+}
+
+# Replaces .env as a whole, so that no moment has half of it.
+write_env() {
+    local made
+    made=$(mktemp "$home/.env.XXXXXX")
+    cat > "$made"
+    chmod 600 "$made"
+    mv -f "$made" "$env_file"
+}
+
+# Sets NAME to VALUE: in its place, else at the end; a last line without an end of line stays whole.
+put_setting() {
+    local name=$1 value=$2
+    {
+        [ ! -f "$env_file" ] || NAME=$name awk 'index($0, ENVIRON["NAME"] "=") != 1' "$env_file"
+        printf '%s=%s\n' "$name" "$value"
+    } | write_env
+}
+
+# A secret is made once. One that is there is never changed, whatever it looks like.
+make_secret() {
+    local name=$1 kind=$2
+    [ -z "$(setting "$name")" ] || return 0
+    [ -z "$(setting "${name}_FILE")" ] || die "$name comes from a file: write it into $env_file; the containers do not see that file"
+    if [ "$kind" = hex ]; then
+        put_setting "$name" "$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')"
+    else
+        put_setting "$name" "$(head -c 32 /dev/urandom | base64 | tr -d '\n')"
+    fi
+    say "made $name"
+}
+
+secure_env() {
+    [ -e "$env_file" ] || [ -L "$env_file" ] || return 0
+    [ ! -L "$env_file" ] || die "$env_file is a symbolic link; the secrets have to lie there themselves"
+    [ -f "$env_file" ] || die "$env_file is no file"
+    local owner mode
+    owner=$(stat -c %u "$env_file")
+    mode=$(stat -c %a "$env_file")
+    [ "$owner" = "$(id -u)" ] || die "$env_file belongs to account $owner and not to you: sudo chown $(id -u) $env_file"
+    [ -r "$env_file" ] || chmod 600 "$env_file"
+    if [ "$mode" != 600 ]; then
+        chmod 600 "$env_file"
+        warn "$env_file had mode $mode and has 600 now; whoever could read it may know the secrets"
+    fi
+}
+
+instance() {
+    local id
+    id=$(setting SVC_INSTANCE_ID)
+    # It is the label that everything is found by, at removal too: never empty, never a pattern.
+    [[ $id =~ ^[a-z0-9][a-z0-9-]{0,62}$ ]] || die "SVC_INSTANCE_ID in $env_file is missing or not made of a-z, 0-9 and -"
+    printf '%s' "$id"
+}
+
+release() {
+    local found
+    found=$(sed -n 's/^SVC_RELEASE = "\([^"]*\)"$/\1/p' "$checkout/controlplane/settings.py")
+    [ -n "$found" ] || die "this checkout does not say which release it is"
+    printf '%s' "$found"
+}
+
+# ------------------------------------------------------------------------------- Docker
+
+find_socket() {
+    local socket
+    socket=$(setting CONTAINER_SOCKET_PATH)
+    if [ -z "$socket" ]; then
+        case "${DOCKER_HOST:-}" in
+            unix://*) socket=${DOCKER_HOST#unix://} ;;
+            '') socket=/var/run/docker.sock ;;
+            *) die "DOCKER_HOST is $DOCKER_HOST: the build worker needs an engine with a socket on this machine" ;;
+        esac
+    fi
+    [ -S "$socket" ] || die "no Docker Engine: $socket is no socket. Start Docker or set CONTAINER_SOCKET_PATH in $env_file"
+    [ -r "$socket" ] && [ -w "$socket" ] || die "you may not use $socket: become root or join the group that owns it"
+    printf '%s' "$socket"
+}
+
+docker_() { DOCKER_HOST=unix://$socket DOCKER_BUILDKIT=1 "$docker" "$@"; }
+
+# A client that talks to the engine and can use BuildKit: before 23 built in, later the buildx plugin.
+find_docker() {
+    local candidate major
+    socket=$(find_socket)
+    while read -r candidate; do
+        DOCKER_HOST=unix://$socket "$candidate" version > /dev/null 2>&1 || continue
+        docker=${docker:-$candidate}
+        major=$("$candidate" version --format '{{.Client.Version}}' 2> /dev/null | cut -d. -f1)
+        if [ "${major:-99}" -lt 23 ] || "$candidate" buildx version > /dev/null 2>&1; then
+            docker=$candidate
+            return 0
+        fi
+    done < <(if [ -n "${DOCKER_CLI:-}" ]; then echo "$DOCKER_CLI"; else type -ap docker || true; fi)
+    [ -n "${docker:-}" ] || die "no Docker client can talk to the engine at $socket: install docker (20.10 or newer)"
+    warn "$docker has no BuildKit (the buildx plugin is missing): images cannot be built here"
+}
+
+find_compose() {
+    if "$docker" compose version > /dev/null 2>&1; then
+        compose=("$docker" compose)
+    elif command -v docker-compose > /dev/null 2>&1; then
+        compose=(docker-compose)
+    else
+        die "Docker Compose is missing: install docker-compose-plugin or docker-compose (1.29 or newer)"
+    fi
+}
+
+# Compose with the settings of .env, what follows from them, and nothing of the caller's environment.
+compose_() {
+    local id url_db url_mq push ca app_key path
+    id=$(instance)
+    url_db=$(setting DATABASE_URL "postgres://svc:$(setting SVC_DB_PASSWORD)@postgres:5432/svc")
+    url_mq=$(setting RABBITMQ_URL "amqp://svc:$(setting SVC_RABBITMQ_PASSWORD)@rabbitmq:5672/%2F")
+    push=$(setting REGISTRY_PUSH_REGISTRY "127.0.0.1:$(setting SVC_REGISTRY_PORT 5000)")
+    ca=
+    [ ! -s "$home/.mounted/extra-ca.crt" ] || ca=/etc/svc/extra-ca.crt
+    app_key=$(setting SCM_APP_PRIVATE_KEY)
+    path=$(setting SCM_APP_PRIVATE_KEY_PATH)
+    if [ -z "$app_key" ] && [ -n "$path" ]; then
+        [ -r "$path" ] || die "SCM_APP_PRIVATE_KEY_PATH: $path cannot be read"
+        app_key=$(awk '{printf "%s\\n", $0}' "$path")
+    fi
+    (
+        local name
+        for name in $(compgen -e); do
+            case "$name" in PATH | HOME) ;; *) unset "$name" ;; esac
+        done
+        # By the environment and not as arguments, which everybody on the machine may read.
+        export SVC_HOME=$home SVC_SOCKET_GID CONTAINER_SOCKET_PATH=$socket DOCKER_HOST=unix://$socket
+        SVC_SOCKET_GID=$(stat -Lc %g "$socket")
+        export SVC_IMAGE SVC_POSTGRES_IMAGE SVC_RABBITMQ_IMAGE SVC_REGISTRY_IMAGE
+        SVC_IMAGE=$(setting SVC_IMAGE "$id/controlplane")
+        SVC_POSTGRES_IMAGE=$(setting SVC_POSTGRES_IMAGE postgres:15-bookworm)
+        SVC_RABBITMQ_IMAGE=$(setting SVC_RABBITMQ_IMAGE rabbitmq:3.13)
+        SVC_REGISTRY_IMAGE=$(setting SVC_REGISTRY_IMAGE registry:2)
+        export DATABASE_URL=$url_db RABBITMQ_URL=$url_mq REGISTRY_PUSH_REGISTRY=$push SVC_EXTRA_CA_FILE=$ca
+        [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key
+        exec "${compose[@]}" --project-name "$id" --project-directory "$here" --env-file "$env_file" \
+            -f "$here/compose.yaml" "$@"
+    )
+}
+
+do_compose() {
+    secure_env
+    [ -f "$env_file" ] || die "nothing is installed in $home"
+    find_docker
+    find_compose
+    compose_ "$@"
+}

@@ -1,0 +1,80 @@
+# shellcheck shell=bash disable=SC2154,SC2015
+# What has to be so before anything is started.
+
+check_port() {
+    local name=$1 host=$2 port=$3
+    [[ $port =~ ^[0-9]{1,5}$ ]] && [ "$port" -ge 1 ] && [ "$port" -le 65535 ] \
+        || { faults+=("$name: $port is no port"); return; }
+    # Our own containers may hold it: then this is a repair.
+    [ -z "$(docker_ ps -q --filter "label=com.docker.compose.project=$(setting SVC_INSTANCE_ID)" \
+        --filter "publish=$port")" ] || return 0
+    [ "$host" != 0.0.0.0 ] || host=127.0.0.1
+    if (exec 3<> "/dev/tcp/$host/$port") 2> /dev/null; then
+        faults+=("$name: something else listens on $host port $port; stop it or set $name in $env_file")
+    fi
+}
+
+check_room() {
+    local folder=$1 what=$2 free
+    [ -d "$folder" ] || return 0
+    free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
+    [ "${free:-0}" -ge "$min_free_mb" ] \
+        || faults+=("$what ($folder) has $free MB free, $min_free_mb are needed (--min-free-mb)")
+}
+
+# A job is acknowledged when it is over; the broker must not take it away before.
+check_times() {
+    local longest=0 pair allowed
+    for pair in WORKSPACE_SOURCE_TIMEOUT_MS:300000 WORKSPACE_BUILD_TIMEOUT_MS:1800000 \
+        WORKSPACE_PUSH_TIMEOUT_MS:900000 WORKSPACE_LAUNCH_TIMEOUT_MS:3600000; do
+        longest=$((longest + $(setting "${pair%:*}" "${pair#*:}")))
+    done
+    allowed=$(setting RABBITMQ_CONSUMER_TIMEOUT_MS 14400000)
+    [ "$allowed" -ge "$longest" ] \
+        || faults+=("RABBITMQ_CONSUMER_TIMEOUT_MS is $allowed, the longest job takes $longest")
+}
+
+check_secrets() {
+    local name value
+    for name in $HEX_SECRETS; do
+        value=$(setting "$name")
+        # It stands in addresses and in headers: what has to be escaped there is refused here.
+        [[ -z $value || $value =~ ^[A-Za-z0-9_.~-]+$ ]] \
+            || faults+=("$name may hold letters, digits and . _ ~ - only")
+    done
+    value=$(setting WEB_AUTH_SECRET)
+    [ -z "$value" ] || [ ${#value} -ge 32 ] || faults+=("WEB_AUTH_SECRET has fewer than 32 characters")
+    # Without its secrets a database is lost; new ones would only lock it.
+    if [ -z "$(setting SVC_DB_PASSWORD)" ] && [ -n "$(setting SVC_INSTANCE_ID)" ] \
+        && docker_ volume inspect "$(setting SVC_INSTANCE_ID)_postgres" > /dev/null 2>&1; then
+        faults+=("SVC_DB_PASSWORD is gone from $env_file, but its database is there: put the old one back (backups/)")
+    fi
+}
+
+check_all() {
+    faults=()
+    local version host
+    version=$(docker_ version --format '{{.Server.Version}}')
+    [ "${version%%.*}" -ge 20 ] || faults+=("the Docker Engine $version is too old: 20.10 is needed")
+    [ "$(docker_ version --format '{{.Server.Os}}')" = linux ] || faults+=("the Docker Engine does not run Linux containers")
+    host=$(setting SVC_BIND_HOST 127.0.0.1)
+    check_port SVC_API_PORT "$host" "$(setting SVC_API_PORT 4000)"
+    check_port SVC_SSH_PORT "$host" "$(setting SVC_SSH_PORT 2222)"
+    check_port SVC_REGISTRY_PORT 127.0.0.1 "$(setting SVC_REGISTRY_PORT 5000)"
+    check_room "$home" "the installation's folder"
+    check_room "$(docker_ info --format '{{.DockerRootDir}}')" "the engine's folder"
+    check_times
+    check_secrets
+    if [ ${#faults[@]} -gt 0 ]; then
+        printf 'install.sh: %s\n' "${faults[@]}" >&2
+        exit 1
+    fi
+}
+
+do_check() {
+    secure_env
+    find_docker
+    find_compose
+    check_all
+    say "nothing stands in the way"
+}

@@ -1,0 +1,277 @@
+# shellcheck shell=bash disable=SC2154,SC2015
+# Install, repair, upgrade, back up, restore, remove.
+
+prepare() {
+    secure_env
+    find_docker
+    find_compose
+    check_all
+}
+
+settle() {
+    local name
+    if [ ! -f "$env_file" ]; then
+        printf '# Settings and secrets of this installation; deploy/README.md explains. Keep a copy.\n' | write_env
+    fi
+    [ -n "$(setting SVC_INSTANCE_ID)" ] \
+        || put_setting SVC_INSTANCE_ID "svc-$(od -An -tx1 -N4 /dev/urandom | tr -d ' \n')"
+    instance > /dev/null
+    [ -n "$(setting CONTAINER_SOCKET_PATH)" ] || put_setting CONTAINER_SOCKET_PATH "$socket"
+    for name in $HEX_SECRETS; do make_secret "$name" hex; done
+    for name in $KEY_SECRETS; do make_secret "$name" key; done
+    [ -n "$(setting SVC_VERSION)" ] || put_setting SVC_VERSION "$(release)"
+    bundle_ca
+}
+
+do_install() {
+    if [ -f "$marker" ]; then
+        say "an upgrade was interrupted; finishing it"
+        do_upgrade ""
+        return
+    fi
+    prepare
+    settle
+    all_images "$(setting SVC_VERSION)"
+    start
+    say "ready: http://$(reach):$(setting SVC_API_PORT 4000)/docs, version $(setting SVC_VERSION)"
+}
+
+reach() {
+    local host
+    host=$(setting SVC_BIND_HOST 127.0.0.1)
+    [ "$host" != 0.0.0.0 ] || host=127.0.0.1
+    printf '%s' "$host"
+}
+
+start() {
+    say "starting"
+    # Compose waits for each service that another one depends on; its own words only when it fails.
+    local log=$home/.start.log
+    compose_ up -d --remove-orphans > "$log" 2>&1 || {
+        tail -n 20 "$log" >&2
+        compose_ logs --tail 20 migrate >&2 || true
+        die "the services did not start; deploy/install.sh compose logs"
+    }
+    rm -f "$log"
+    wait_healthy
+}
+
+wait_healthy() {
+    local service id state left=90
+    for service in postgres rabbitmq registry api buildworker runworker sshgateway; do
+        while :; do
+            id=$(container_of "$service")
+            state=
+            [ -z "$id" ] || state=$(docker_ inspect --format '{{.State.Health.Status}}' "$id" 2> /dev/null || true)
+            [ "$state" != healthy ] || break
+            left=$((left - 1))
+            if [ "$left" -le 0 ]; then
+                [ -z "$id" ] || docker_ logs --tail 20 "$id" >&2 || true
+                die "$service is not well (${state:-gone}); deploy/install.sh compose logs $service"
+            fi
+            sleep 2
+        done
+    done
+}
+
+container_of() {
+    docker_ ps -aq --filter "label=com.docker.compose.project=$(instance)" \
+        --filter "label=com.docker.compose.service=$1" --filter "label=com.docker.compose.oneoff=False" | head -n 1
+}
+
+# ------------------------------------------------------------------------------- upgrade
+
+# The marker says how far it is. Every step may be repeated, so one that was interrupted is done again.
+mark() { printf '%s %s %s\n' "$1" "$2" "$3" > "$marker.new" && mv -f "$marker.new" "$marker"; }
+
+do_upgrade() {
+    local wanted=$1 from='' to='' step=begun
+    [ -f "$env_file" ] || die "nothing is installed in $home"
+    if [ -f "$marker" ]; then
+        read -r from to step < "$marker"
+        [ -z "$wanted" ] || [ "$wanted" = "$to" ] \
+            || die "the upgrade to $to was interrupted: finish it first (deploy/install.sh upgrade)"
+    else
+        from=$(setting SVC_VERSION)
+        to=${wanted:-$(release)}
+        [[ $to =~ ^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$ ]] || die "$to is no version"
+    fi
+    if [ "$from" = "$to" ] && [ ! -f "$marker" ]; then
+        say "this is version $to already; looking after it"
+        do_install
+        return
+    fi
+    prepare
+    settle
+    say "from $from to $to"
+    all_images "$to"
+    mark "$from" "$to" "$step"
+    if [ "$step" = begun ]; then
+        compose_ up -d postgres > /dev/null 2>&1 || die "the database does not start"
+        drain
+        backup_into "$home/backups/before-$to-$(date -u +%Y%m%dT%H%M%SZ)"
+        step=drained
+        mark "$from" "$to" "$step"
+    fi
+    put_setting SVC_VERSION "$to"
+    start
+    rm -f "$marker"
+    if [ "$from" != "$to" ] && [ -z "$(setting SVC_IMAGE)" ]; then
+        docker_ image rm "$(instance)/controlplane:$from" > /dev/null 2>&1 || true
+    fi
+    say "ready: version $to"
+}
+
+# Workers finish what they have begun, as long as SVC_DRAIN_SECONDS; the rest is claimed again later.
+drain() {
+    local seconds service
+    seconds=$(setting SVC_DRAIN_SECONDS 300)
+    say "letting work under way finish (at most $seconds s)"
+    compose_ stop -t "$seconds" buildworker > /dev/null 2>&1 || true
+    for service in $OURS; do compose_ stop "$service" > /dev/null 2>&1 || true; done
+}
+
+# ------------------------------------------------------------------------------- backup
+
+in_postgres() { compose_ exec -T postgres "$@"; }
+
+backup_into() {
+    local folder=$1 made
+    made=$folder.part
+    rm -rf "$made"
+    mkdir -p "$made"
+    in_postgres pg_dump -U svc -Fc svc > "$made/database.dump" || die "the database could not be copied"
+    [ -s "$made/database.dump" ] || die "the copy of the database is empty"
+    cp "$env_file" "$made/env"
+    host_key_volume cat /var/lib/svc/ssh/host_ed25519_key > "$made/host_ed25519_key" 2> /dev/null || rm -f "$made/host_ed25519_key"
+    mv "$made" "$folder"
+    say "backup: $folder"
+}
+
+# A program with the gateway's volume, whether the gateway runs or not.
+host_key_volume() {
+    docker_ run --rm -i --network none -v "$(instance)_gateway:/var/lib/svc" --label "svc.installation=$(instance)" \
+        --entrypoint "$1" "$(setting SVC_IMAGE "$(instance)/controlplane"):$(setting SVC_VERSION)" "${@:2}"
+}
+
+do_backup() {
+    [ -f "$env_file" ] || die "nothing is installed in $home"
+    secure_env
+    find_docker
+    find_compose
+    backup_into "$home/backups/$(date -u +%Y%m%dT%H%M%SZ)"
+}
+
+do_restore() {
+    local folder=$1 url
+    [ -n "$folder" ] && [ -s "$folder/database.dump" ] || die "restore needs the folder of a backup"
+    [ -f "$env_file" ] || die "nothing is installed in $home: install first, with the backup's env as .env"
+    prepare
+    [ "$yes" = yes ] || ask "This replaces the database by the one of $folder. Go on?"
+    say "stopping"
+    # shellcheck disable=SC2086
+    compose_ stop $OURS > /dev/null 2>&1 || true
+    compose_ up -d postgres > /dev/null 2>&1
+    # In one transaction: what was there stays until all of it is there.
+    in_postgres pg_restore -U svc --clean --if-exists --no-owner --single-transaction --dbname svc < "$folder/database.dump" \
+        || die "the database could not be put back; it is as it was"
+    if [ -s "$folder/host_ed25519_key" ]; then
+        host_key_volume sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key"
+    fi
+    for url in $KEY_SECRETS; do
+        [ "$(sed -n "s/^$url=//p" "$folder/env" | tail -n 1)" = "$(setting "$url")" ] \
+            || warn "$url differs from the backup's: what was sealed or signed then needs that one"
+    done
+    start
+    say "restored from $folder"
+}
+
+# ------------------------------------------------------------------------------- status, removal
+
+do_status() {
+    [ -f "$env_file" ] || die "nothing is installed in $home"
+    secure_env
+    find_docker
+    find_compose
+    say "installation $(instance), version $(setting SVC_VERSION), in $home"
+    [ ! -f "$marker" ] || say "an upgrade was interrupted ($(cat "$marker")): deploy/install.sh upgrade"
+    compose_ ps
+    local answer
+    answer=$(docker_ exec "$(container_of api)" python -c '
+import os, sys, urllib.error, urllib.request
+try:
+    answer = urllib.request.urlopen("http://127.0.0.1:%s/readyz" % os.environ["SVC_API_PORT"], timeout=20)
+except urllib.error.HTTPError as error:
+    answer = error
+print(answer.read().decode())' 2> /dev/null) || answer=
+    say "readiness: ${answer:-the API does not answer}"
+    [[ $answer == *'"status":"ok"'* ]]
+}
+
+ask() {
+    local answer=
+    [ -t 0 ] || die "nobody is there to answer: --yes"
+    read -rp "$1 [y/N] " answer
+    [[ $answer == [yY]* ]] || die "nothing was done"
+}
+
+do_uninstall() {
+    [ -f "$env_file" ] || die "nothing is installed in $home"
+    secure_env
+    find_docker
+    local id label
+    id=$(instance)
+    [ "$yes" = yes ] || ask "This removes installation $id for good: every workspace, $([ "$keep_data" = yes ] && echo 'but not' || echo 'and') the database, the registry, the secrets and the backups. Go on?"
+    say "removing containers"
+    # Ours first and the build worker before all: it would start workspaces again.
+    remove_each "rm -fv" docker_ ps -aq --filter "label=com.docker.compose.project=$id"
+    remove_each "rm -fv" docker_ ps -aq --filter "label=svc.installation=$id"
+    remove_each "rm -fv" docker_ ps -aq --filter "label=svc.instance=$id"
+    say "removing networks and volumes"
+    remove_each "network rm" docker_ network ls -q --filter "label=svc.instance=$id"
+    remove_each "network rm" docker_ network ls -q --filter "label=com.docker.compose.project=$id"
+    remove_each "volume rm" docker_ volume ls -q --filter "label=svc.instance=$id"
+    [ "$keep_data" = yes ] || remove_each "volume rm" docker_ volume ls -q --filter "label=com.docker.compose.project=$id"
+    say "removing images"
+    remove_images "$id"
+    if [ "$keep_data" = yes ]; then
+        say "kept: the volumes ${id}_*, $env_file and $home/backups"
+    else
+        rm -rf "$home/backups" "$home/.mounted"
+        rm -f "$env_file" "$home"/.env.?????? "$marker" "$marker.new" "$home/.build.log" "$home/.start.log"
+        rm -f "$home/.lock"
+        say "nothing of installation $id is left"
+    fi
+}
+
+# What is listed is removed; what somebody else removed meanwhile is no fault, what stays is one.
+remove_each() {
+    local how=$1 listed
+    shift
+    listed=$("$@")
+    [ -n "$listed" ] || return 0
+    # shellcheck disable=SC2086
+    docker_ $how $listed > /dev/null 2>&1 || true
+    listed=$("$@")
+    [ -z "$listed" ] || die "these could not be removed ($how): $listed"
+}
+
+# Names of ours only: an image that somebody else has a name for stays under that name.
+remove_images() {
+    local id=$1 push reference image label
+    push=$(setting REGISTRY_PUSH_REGISTRY "127.0.0.1:$(setting SVC_REGISTRY_PORT 5000)")
+    for label in "svc.instance=$id" "svc.installation=$id"; do
+        for image in $(docker_ image ls -aq --no-trunc --filter "label=$label" | sort -u); do
+            for reference in $(docker_ image inspect --format '{{range .RepoTags}}{{.}} {{end}}{{range .RepoDigests}}{{.}} {{end}}' "$image" 2> /dev/null); do
+                case "$reference" in
+                    "$push"/* | svc-build/* | "$id"/*) docker_ image rm "$reference" > /dev/null 2>&1 || true ;;
+                esac
+            done
+            [ -n "$(docker_ image inspect --format '{{range .RepoTags}}{{.}}{{end}}' "$image" 2> /dev/null || echo gone)" ] \
+                || docker_ image rm "$image" > /dev/null 2>&1 || true
+        done
+    done
+    for reference in $(docker_ image ls --format '{{.Repository}}:{{.Tag}}' --filter "reference=$id/*"); do
+        docker_ image rm "$reference" > /dev/null 2>&1 || true
+    done
+}

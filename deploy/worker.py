@@ -1,0 +1,53 @@
+"""The build worker and the engine's door side by side: what runs in the worker's container.
+
+The one container that sees the engine's socket holds the two processes that need it. The door is
+started again when it ends and stays open while the worker finishes its work; the worker's end is
+the container's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+_DOOR_PAUSE_SECONDS = 1.0
+_DOOR_STOP_SECONDS = 5.0
+DOOR = "/run/svc-door/engine.sock"
+
+
+def main() -> int:
+    """Run both until the worker ends; return its exit code."""
+    manage = [sys.executable, "manage.py"]
+    worker = subprocess.Popen([*manage, "buildworker", *sys.argv[1:]])
+
+    def pass_on(number: int, _: object) -> None:
+        worker.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    door = _open_door(manage)
+    while worker.poll() is None:
+        # What ended is known without taking it away from the objects that wait for it.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if door.poll() is not None and worker.poll() is None:
+            print(f"the door ended with {door.returncode}; opening it again", file=sys.stderr)
+            time.sleep(_DOOR_PAUSE_SECONDS)
+            door = _open_door(manage)
+    door.terminate()
+    try:
+        door.wait(_DOOR_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        door.kill()
+        door.wait()
+    return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
+
+
+def _open_door(manage: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*manage, "enginedoor", "--listen", DOOR])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
