@@ -23,6 +23,7 @@ from workspaces.runtimes.docker.door.policy import Action, Refused, Wish, belong
 
 logger = structlog.get_logger(__name__)
 
+_AWAY_SECONDS = 1.0
 _NOT_FOUND = "No such container."
 _FAILURES = (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, wire.MalformedError)
 
@@ -90,15 +91,26 @@ class Door:
         try:
             if full:
                 logger.warning("door_full", connections=self._open, asking=self._asking)
-                await self._say(client, 503, "Too many connections to this door.", close=True)
+                await self._send_away(client)
             else:
                 await self._serve(client)
+        except asyncio.CancelledError:
+            pass  # the door is being closed; nobody else cancels
         except _FAILURES as error:
             logger.info("door_connection_ended", reason=type(error).__name__)
         finally:
             self._open -= 1
             self._asking -= 0 if client.streaming else 1
             writer.transport.abort()
+
+    async def _send_away(self, client: _Client) -> None:
+        """Say that there is no room, unless there is none even for that."""
+        if self._open > self._limits.connections + self._limits.asking:
+            return
+        # What is not read when a connection is closed takes the answer along.
+        async with asyncio.timeout(_AWAY_SECONDS):
+            await wire.read_request(client.reader)
+        await self._say(client, 503, "Too many connections to this door.", close=True)
 
     async def _serve(self, client: _Client) -> None:
         close = False
