@@ -1,0 +1,83 @@
+"""The units of deploy/systemd are sound, and give each process what it needs and no more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FOLDER = CHECKOUT / "deploy" / "systemd"
+UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
+_PROGRAMS = "/opt/svc/venv/bin/"
+
+
+def _values(unit: str, name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", (FOLDER / unit).read_text(), flags=re.MULTILINE)
+
+
+def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
+    # The programs have to be there; which ones they are is not systemd's business.
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python", "gunicorn"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    copies = []
+    for path in sorted(FOLDER.iterdir()):
+        copy = tmp_path / path.name
+        copy.write_text(path.read_text().replace(_PROGRAMS, f"{programs}/"))
+        copies.append(copy)
+    verify = shutil.which("systemd-analyze")
+    if verify is None:  # where there is no systemd nobody runs its units either
+        return
+    done = subprocess.run(
+        [verify, "verify", "--man=no", *copies],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = [line for line in done.stderr.splitlines() if "svc" in line]
+    assert (done.returncode, said) == (0, [])
+
+
+def test_the_target_starts_every_unit() -> None:
+    (wanted,) = re.findall(r"^Wants=(.*)$", (FOLDER / "svc.target").read_text(), re.MULTILINE)
+    assert sorted(wanted.split()) == UNITS
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_each_command_exists(unit: str) -> None:
+    (command,) = _values(unit, "ExecStart")
+    words = command.removeprefix(_PROGRAMS).split()
+    if words[0] == "gunicorn":
+        assert (CHECKOUT / words[2]).is_file()
+        return
+    assert words[:2] == ["python", "manage.py"]
+    found = list(CHECKOUT.glob(f"*/management/commands/{words[2]}.py"))
+    assert found or words[2] == "migrate"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_only_the_worker_and_the_door_are_in_the_engines_group(unit: str) -> None:
+    in_it = _values(unit, "SupplementaryGroups") == ["docker"]
+    assert in_it == (unit in {"svc-buildworker.service", "svc-enginedoor.service"})
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_nobody_runs_as_root_or_becomes_it(unit: str) -> None:
+    edge = unit in {"svc-runworker.service", "svc-sshgateway.service"}
+    assert _values(unit, "User") == (["svc-runs"] if edge else ["svc"])
+    assert _values(unit, "NoNewPrivileges") == ["yes"]
+    assert _values(unit, "CapabilityBoundingSet") == [""]
+
+
+@pytest.mark.parametrize("unit", ["svc-runworker.service", "svc-sshgateway.service"])
+def test_who_uses_the_door_knows_neither_accounts_nor_the_engine(unit: str) -> None:
+    (unset,) = _values(unit, "UnsetEnvironment")
+    assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "WEB_AUTH_SECRET"} <= set(unset.split())
+    assert "DOCKER_HOST=unix:///run/svc-door/engine.sock" in _values(unit, "Environment")
