@@ -56,6 +56,16 @@ def missing_browser() -> list[Missing]:
     return [Missing("Chromium", ("chromium", "fonts-dejavu-core"))]
 
 
+def missing_compose() -> list[Missing]:
+    """Docker Compose, with which the tests install the whole service."""
+    plugins = ("/usr/libexec", "/usr/lib", "/usr/local/lib")
+    if find_program("docker-compose") is not None or any(
+        (Path(folder) / "docker/cli-plugins/docker-compose").exists() for folder in plugins
+    ):
+        return []
+    return [Missing("Docker Compose", ("docker-compose",))]
+
+
 _SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 
 

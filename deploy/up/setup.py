@@ -77,6 +77,7 @@ def prepare(
             and part.title not in {lacking.name for lacking in missing}
         ]
         missing += packages.missing_browser()
+        missing += packages.missing_compose()
     if test or ssh_client:
         missing += packages.missing_ssh_clients(test=test)
     client_missing = find_program("docker") is None and not any(
