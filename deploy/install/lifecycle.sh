@@ -140,8 +140,12 @@ backup_into() {
     made=$folder.part
     rm -rf "$made"
     mkdir -p "$made"
-    in_postgres pg_dump -U svc -Fc svc > "$made/database.dump" || die "the database could not be copied"
-    [ -s "$made/database.dump" ] || die "the copy of the database is empty"
+    if [ -n "$(setting DATABASE_URL)" ]; then
+        warn "DATABASE_URL is a database of yours: back it up with its own tools"
+    else
+        in_postgres pg_dump -U svc -Fc svc > "$made/database.dump" || die "the database could not be copied"
+        [ -s "$made/database.dump" ] || die "the copy of the database is empty"
+    fi
     cp "$env_file" "$made/env"
     host_key_volume cat /var/lib/svc/ssh/host_ed25519_key > "$made/host_ed25519_key" 2> /dev/null || rm -f "$made/host_ed25519_key"
     mv "$made" "$folder"
@@ -164,6 +168,7 @@ do_backup() {
 
 do_restore() {
     local folder=$1 url
+    [ -z "$(setting DATABASE_URL)" ] || die "DATABASE_URL is a database of yours: restore it with its own tools"
     [ -n "$folder" ] && [ -s "$folder/database.dump" ] || die "restore needs the folder of a backup"
     [ -f "$env_file" ] || die "nothing is installed in $home: install first, with the backup's env as .env"
     prepare
@@ -172,9 +177,16 @@ do_restore() {
     # shellcheck disable=SC2086
     compose_ stop $OURS > /dev/null 2>&1 || true
     compose_ up -d postgres > /dev/null 2>&1
-    # In one transaction: what was there stays until all of it is there.
-    in_postgres pg_restore -U svc --clean --if-exists --no-owner --single-transaction --dbname svc < "$folder/database.dump" \
-        || die "the database could not be put back; it is as it was"
+    # Beside what is there, which stays until all of it is there; then both change names at once.
+    in_postgres dropdb -U svc --if-exists --force svc_restored
+    in_postgres dropdb -U svc --if-exists --force svc_before
+    in_postgres createdb -U svc -T template0 svc_restored
+    in_postgres pg_restore -U svc --no-owner --exit-on-error --dbname svc_restored < "$folder/database.dump" \
+        || die "the database could not be put back; the one that was there is as it was"
+    in_postgres psql -q -U svc -d postgres -v ON_ERROR_STOP=1 \
+        -c 'ALTER DATABASE svc RENAME TO svc_before; ALTER DATABASE svc_restored RENAME TO svc' \
+        || die "the database is in use by something else; it is as it was"
+    in_postgres dropdb -U svc --force svc_before
     if [ -s "$folder/host_ed25519_key" ]; then
         host_key_volume sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key"
     fi

@@ -24,6 +24,9 @@ def _settings_read() -> set[str]:
     names = set(re.findall(readers + r'\(\s*"([A-Z][A-Z0-9_]+)"', text))
     for path in (CHECKOUT / "deploy").rglob("*.py"):
         names |= set(re.findall(r'"(SVC_[A-Z0-9_]+)"', path.read_text()))
+    for path in (CHECKOUT / "deploy" / "install").iterdir():
+        asked = r"(?:setting|service_image) (SVC_[A-Z0-9_]+)"
+        names |= set(re.findall(asked, path.read_text()))
     return names - _INTERNAL
 
 

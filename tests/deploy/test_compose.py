@@ -1,0 +1,327 @@
+"""The whole service as deploy/install.sh installs it: used, repaired, upgraded and removed.
+
+The tests of this file share one installation and follow one another as an operator's year does.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.models.containers import Container
+
+from tests.deploy.installation import SCRIPT, Installation, made_installation
+from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
+
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
+
+OWNER = "usr_install"
+BLUEPRINT = {
+    "harness": {"id": "shell"},
+    "lifecycle": {"startup": {"foreground": {"kind": "command", "run": "sleep infinity"}}},
+}
+SECONDS = 600.0
+
+
+@dataclass
+class Installed:
+    """An installation that runs, and a workspace in it."""
+
+    installation: Installation
+    engine: docker.DockerClient
+    workspace_id: str = ""
+
+    @property
+    def instance(self) -> str:
+        return self.installation.settings["SVC_INSTANCE_ID"]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask the API; anything but success is a failure."""
+        port = self.installation.settings["SVC_API_PORT"]
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - http
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode()) from error
+
+    def owned(self, path: str) -> Any:
+        """Read something of the owner's."""
+        return self.call("GET", f"{path}?ownerUserId={OWNER}")
+
+    def settled(self, path: str, *open_states: str) -> Any:
+        """Read something until its status is not one of these any more."""
+        deadline = time.monotonic() + SECONDS
+        while (found := self.owned(path))["status"] in open_states:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.5)
+        return found
+
+    def service(self, name: str) -> Container:
+        """The container of a service."""
+        labels = [
+            f"com.docker.compose.project={self.instance}",
+            f"com.docker.compose.service={name}",
+        ]
+        (found,) = self.engine.containers.list(all=True, filters={"label": labels})
+        return found
+
+    def workspace(self) -> Container:
+        """The workspace's container."""
+        labels = [f"svc.instance={self.instance}"]
+        (found,) = self.engine.containers.list(all=True, filters={"label": labels})
+        return found
+
+    def run_in_workspace(self, script: str) -> str:
+        """Have a one-shot run do something; return what it printed."""
+        body = {
+            "ownerUserId": OWNER,
+            "workspaceId": self.workspace_id,
+            "harnessId": "shell",
+            "mode": "one-shot",
+            "command": {"executable": "sh", "args": ["-c", script]},
+        }
+        run_id = self.call("POST", "/v1/runs", body)["runId"]
+        ended = self.settled(f"/v1/runs/{run_id}", "queued", "running")
+        assert (ended["status"], ended["exitCode"]) == ("completed", 0), ended
+        query = f"ownerUserId={OWNER}&stream=stdout"
+        told = self.call("GET", f"/v1/runs/{run_id}/scrollback?{query}")
+        return base64.b64decode(told["contentBase64"]).decode()
+
+    def readiness(self) -> dict[str, bool]:
+        """What `/readyz` says of each part."""
+        return {check["name"]: check["ok"] for check in self.call("GET", "/readyz")["checks"]}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """An installation whose images come from Debian's packages, as no public registry is asked."""
+    home = tmp_path_factory.mktemp("installed")
+    # The base image of the other tests: nothing is downloaded for it.
+    installation = made_installation(
+        home,
+        SVC_BASE_IMAGE=BASE_IMAGE,
+        SVC_BASE_IMAGE_DEBIAN=BASE_IMAGE,
+        SVC_WORKSPACE_NETWORK_POOL="10.219.0.0/16",
+        PACKAGE_SYNC_FAMILIES="",
+        SVC_DRAIN_SECONDS="60",
+    )
+    instance = installation.settings["SVC_INSTANCE_ID"]
+    for name, image in (
+        ("POSTGRES", "postgres:15-bookworm"),
+        ("RABBITMQ", "rabbitmq:3.13"),
+        ("REGISTRY", "registry:2"),
+    ):
+        with installation.env.open("a") as env:
+            env.write(f"\nSVC_{name}_IMAGE={instance}/{image}")
+    engine = docker.DockerClient(base_url=DOCKER_HOST, timeout=120)
+    try:
+        done = installation.run("install", "--min-free-mb", "500", seconds=1500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield Installed(installation, engine)
+    finally:
+        if installation.env.exists():
+            installation.run("uninstall", "--yes", seconds=300)
+        engine.close()
+
+
+def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> None:
+    assert all(installed.readiness().values()), installed.readiness()
+    for name in ("postgres", "rabbitmq", "registry", "api", "buildworker", "runworker"):
+        assert installed.service(name).attrs["State"]["Health"]["Status"] == "healthy"
+    assert installed.service("migrate").attrs["State"]["ExitCode"] == 0
+    done = installed.installation.run("status")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ours_run_as_nobody_special(installed: Installed) -> None:
+    for name in ("api", "buildworker", "runworker", "sshgateway"):
+        _, said = installed.service(name).exec_run(["id", "-u"])
+        assert said == b"10001\n", name
+
+
+def test_a_workspace_becomes_ready_and_does_what_it_is_told(installed: Installed) -> None:
+    body = {
+        "ownerUserId": OWNER,
+        "name": "first",
+        "registryId": "default",
+        "repository": "workspaces/first",
+        "tag": "one",
+        "spec": BLUEPRINT,
+    }
+    installed.workspace_id = installed.call("POST", "/v1/workspaces", body)["workspaceId"]
+    path = f"/v1/workspaces/{installed.workspace_id}"
+    ready = installed.settled(path, "queued", "running", "pending", "building", "starting")
+    assert ready["status"] == "ready", ready
+    said = installed.run_in_workspace("echo kept > ~/kept; echo hello from $(id -un)")
+    assert "hello from " in said
+
+
+def test_people_get_in_over_ssh(installed: Installed, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    public = key.with_suffix(".pub").read_text().strip()
+    installed.call(
+        "POST", "/v1/ssh-keys", {"ownerUserId": OWNER, "name": "mine", "publicKey": public}
+    )
+    done = subprocess.run(
+        [
+            *("ssh", "-i", key, "-p", installed.installation.settings["SVC_SSH_PORT"]),
+            *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"),
+            *("-o", f"UserKnownHostsFile={tmp_path / 'hosts'}", "-F", "none"),
+            *(f"ws-{installed.workspace_id}@127.0.0.1", "cat > copy; cat ~/kept copy"),
+        ],
+        input=b"half closed\n",
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"kept\nhalf closed\n"), done.stderr
+
+
+def test_the_broker_waits_longer_than_the_longest_job(installed: Installed) -> None:
+    code, said = installed.service("rabbitmq").exec_run(
+        ["rabbitmqctl", "-q", "eval", "application:get_env(rabbit, consumer_timeout)."]
+    )
+    assert (code, said) == (0, b"{ok,14400000}\n"), said
+
+
+def test_installing_again_repairs_what_is_broken(installed: Installed) -> None:
+    installation, before = installed.installation, installed.installation.settings
+    workspace = installed.workspace().id
+    installed.service("api").remove(force=True)
+    installed.service("sshgateway").stop(timeout=5)
+    installed.service("migrate").remove()
+    installation.env.chmod(0o644)
+    done = installation.run("install", "--min-free-mb", "500", seconds=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has 600 now" in done.stderr
+    assert installation.settings == before
+    assert installed.service("sshgateway").attrs["State"]["Health"]["Status"] == "healthy"
+    assert all(installed.readiness().values())
+    assert installed.workspace().id == workspace
+
+
+def test_a_backup_brings_back_what_was(installed: Installed) -> None:
+    done = installed.installation.run("backup", seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (installed.installation.home / "backups").iterdir()
+    kept = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert kept == dict.fromkeys(("database.dump", "env", "host_ed25519_key"), 0o600)
+    path = f"/v1/workspaces/{installed.workspace_id}"
+    installed.call("PATCH", f"{path}/name", {"ownerUserId": OWNER, "name": "changed"})
+    done = installed.installation.run(
+        "restore", str(folder), "--yes", "--min-free-mb", "500", seconds=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installed.owned(path)["name"] == "first"
+    assert "kept" in installed.run_in_workspace("cat ~/kept")
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
+    installed: Installed,
+) -> None:
+    installation = installed.installation
+    marker = installation.home / ".upgrade"
+    workspace = installed.workspace().id
+    # Killed with all its children once the workers are stopped: the worst of moments.
+    upgrading = subprocess.Popen(
+        [
+            *("bash", SCRIPT, "--home", installation.home, "upgrade", "0.4.1"),
+            *("--min-free-mb", "500"),
+        ],
+        env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _until(
+            lambda: (
+                (marker.exists() and installed.service("buildworker").status == "exited")
+                or upgrading.poll() is not None
+            )
+        )
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(upgrading.pid, signal.SIGKILL)
+        upgrading.wait()
+    assert marker.exists()
+    refused = installation.run("upgrade", "0.4.2")
+    assert refused.returncode == 1
+    assert "the upgrade to 0.4.1 was interrupted" in refused.stderr
+    done = installation.run("install", "--min-free-mb", "500", seconds=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "finishing it" in done.stdout
+    assert not marker.exists()
+    assert installation.settings["SVC_VERSION"] == "0.4.1"
+    for name in ("migrate", "api", "buildworker", "runworker", "sshgateway"):
+        configured = installed.service(name).attrs["Config"]["Image"]
+        assert configured == f"{installed.instance}/controlplane:0.4.1"
+    assert all(installed.readiness().values())
+    assert list((installation.home / "backups").glob("before-0.4.1-*/database.dump"))
+    assert installed.workspace().id == workspace
+    assert "kept" in installed.run_in_workspace("cat ~/kept")
+    # The version before is not kept.
+    names = installed.engine.images.list(f"{installed.instance}/controlplane")
+    assert [image.tags for image in names] == [[f"{installed.instance}/controlplane:0.4.1"]]
+
+
+def test_uninstalling_leaves_nothing_of_ours_and_all_of_others(installed: Installed) -> None:
+    installation, engine, instance = installed.installation, installed.engine, installed.instance
+    push = f"127.0.0.1:{installation.settings['SVC_REGISTRY_PORT']}/"
+    image = engine.images.get(f"{instance}/registry:2")
+    theirs = f"somebodys/{instance}:kept"
+    assert image.tag(theirs)
+    stranger = engine.containers.create(
+        BASE_IMAGE, labels={"svc.instance": f"{instance}-other"}, network_mode="none"
+    )
+    try:
+        done = installation.run("uninstall", "--yes", seconds=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for label in (
+            f"svc.instance={instance}",
+            f"svc.installation={instance}",
+            f"com.docker.compose.project={instance}",
+        ):
+            ours: dict[str, str | list[str] | bool] = {"label": label}
+            assert engine.containers.list(all=True, filters=ours) == []
+            assert engine.networks.list(filters=ours) == []
+            assert engine.volumes.list(filters=ours) == []
+            assert [tag for found in engine.images.list(filters=ours) for tag in found.tags] in (
+                [],
+                [theirs],
+            )
+        names = [name for found in engine.images.list() for name in found.tags]
+        assert [name for name in names if name.startswith((f"{instance}/", push))] == []
+        assert list(installation.home.iterdir()) == []
+        stranger.reload()
+        assert theirs in names
+    finally:
+        stranger.remove(force=True)
+        engine.images.remove(theirs)
