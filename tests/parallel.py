@@ -20,6 +20,7 @@ TOGETHER = ("tests/chaos/",)
 
 LONG_FIRST = (
     "tests/chaos/",
+    "tests/deploy/test_compose.py",
     "tests/e2e/",
     "tests/gateway/",
     "tests/workspaces/test_docker_",

@@ -163,8 +163,10 @@ compose_() {
         SVC_REGISTRY_IMAGE=$(setting SVC_REGISTRY_IMAGE registry:2)
         export DATABASE_URL=$url_db RABBITMQ_URL=$url_mq REGISTRY_PUSH_REGISTRY=$push SVC_EXTRA_CA_FILE=$ca
         [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key
+        local files=(-f "$here/compose.yaml")
+        [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")
         exec "${compose[@]}" --project-name "$id" --project-directory "$here" --env-file "$env_file" \
-            -f "$here/compose.yaml" "$@"
+            "${files[@]}" "$@"
     )
 }
 

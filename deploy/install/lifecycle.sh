@@ -57,7 +57,7 @@ start() {
 }
 
 wait_healthy() {
-    local service id state left=90
+    local service id state left=300
     for service in postgres rabbitmq registry api buildworker runworker sshgateway; do
         while :; do
             id=$(container_of "$service")

@@ -147,6 +147,9 @@ def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> Non
     assert all(installed.readiness().values()), installed.readiness()
     for name in ("postgres", "rabbitmq", "registry", "api", "buildworker", "runworker"):
         assert installed.service(name).attrs["State"]["Health"]["Status"] == "healthy"
+    web = f"http://127.0.0.1:{installed.installation.settings['SVC_WEB_PORT']}/healthz"
+    with urllib.request.urlopen(web, timeout=60) as answer:
+        assert answer.status == 200
     assert installed.service("migrate").attrs["State"]["ExitCode"] == 0
     done = installed.installation.run("status")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -81,6 +81,15 @@ def test_all_faults_are_told_at_once(installation: Installation) -> None:
     assert installation.env.read_bytes() == before
 
 
+def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None:
+    _change(installation, SVC_WEB_PORT="0")
+    assert installation.call("find_docker; settle").returncode == 0
+    done = installation.run("compose", "config")
+    assert done.returncode == 0, done.stderr
+    assert len(yaml.safe_load(done.stdout)["services"]["api"]["ports"]) == 1
+    assert installation.run("check", "--min-free-mb", "1").returncode == 0
+
+
 @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 - asked for, not bound
 def test_a_port_that_is_taken_is_told_wherever_one_binds(
     installation: Installation, bind: str
@@ -305,7 +314,8 @@ def test_everything_is_bound_to_loopback(composed: dict[str, Any]) -> None:
         for name, service in composed["services"].items()
         if service.get("ports")
     }
-    assert bound == {name: ["127.0.0.1"] for name in ("api", "registry", "sshgateway")}
+    assert bound.pop("api") == ["127.0.0.1"] * 2
+    assert bound == {name: ["127.0.0.1"] for name in ("registry", "sshgateway")}
 
 
 def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> None:
