@@ -64,15 +64,19 @@ lint-migrations: lint-tools
 	@$(RUN) python manage.py check
 	@$(RUN) python -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 
-# The committed description of the API must be the one the code describes.
+# The committed description of the API must be the one the code describes, and so must the pages made from the code.
 lint-schema: lint-tools
 	@fresh=$$(mktemp) && trap 'rm -f "$$fresh"' EXIT \
 		&& $(RUN) python manage.py spectacular --format openapi-json --validate --fail-on-warn --file "$$fresh" \
 		&& diff -u openapi.json "$$fresh" \
 		|| { echo 'openapi.json is not what the code describes: make schema'; exit 1; }
+	@$(RUN) python manage.py blueprintreference --check
+	@$(RUN) python manage.py apireference --check
 
-schema: lint-tools ## write openapi.json anew from the code
+schema: lint-tools ## write openapi.json and the references in docs/users anew from the code
 	@$(RUN) python manage.py spectacular --format openapi-json --validate --fail-on-warn --file openapi.json
+	@$(RUN) python manage.py blueprintreference
+	@$(RUN) python manage.py apireference
 
 format: lint-tools ## format the code
 	@$(RUN) ruff check --fix --quiet . && $(RUN) ruff format .

@@ -23,6 +23,7 @@ LONG_FIRST = (
     "tests/deploy/test_compose.py",
     "tests/e2e/",
     "tests/gateway/",
+    "tests/docs/",
     "tests/workspaces/test_docker_",
     "tests/builds/",
     "tests/runs/test_agent_",

@@ -165,7 +165,7 @@ def _session_run(api: Api, workspace_id: str) -> str:
 def _client_block(environ: Mapping[str, str], user: str, key: Path, known_hosts: Path) -> str:
     return (
         "Or with these lines in ~/.ssh/config, and then `ssh hello`, `scp file hello:` and so on "
-        "(README.md, Enter a workspace):\n"
+        "(docs/users/ssh.md):\n"
         "  Host hello\n"
         f"      HostName {ssh_host(environ)}\n"
         f"      Port {ssh_port(environ)}\n"

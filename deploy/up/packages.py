@@ -76,9 +76,19 @@ def missing_ssh_clients(*, test: bool) -> list[Missing]:
         missing.append(Missing("OpenSSH client", ("openssh-client",)))
     if test and find_program("rsync") is None:
         missing.append(Missing("rsync", ("rsync",)))
+    if test:
+        missing += _missing_for_the_pages()
     if test and not _SFTP_SERVER.exists() and _is_debian_like():
         missing.append(Missing("sftp-server", ("openssh-sftp-server",)))
     return missing
+
+
+def _missing_for_the_pages() -> list[Missing]:
+    """What the commands of the documentation take, which the tests type."""
+    wanted = {"curl": "curl", "jq": "jq", "pg_dump": "postgresql-client"}
+    return [
+        Missing(name, (package,)) for name, package in wanted.items() if find_program(name) is None
+    ]
 
 
 def can_install() -> bool:

@@ -1,4 +1,4 @@
-"""What the README quotes, held against the code."""
+"""What the page about SSH quotes, held against the code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def gateway_texts() -> list[str]:
     return texts
 
 
-def test_the_readme_quotes_what_the_gateway_says() -> None:
-    readme = (ROOT / "README.md").read_text()
-    table = readme.partition("| It says |")[2].partition("\n\n")[0].splitlines()[2:]
+def test_the_page_about_ssh_quotes_what_the_gateway_says() -> None:
+    page = (ROOT / "docs" / "users" / "ssh.md").read_text()
+    table = page.partition("| It says |")[2].partition("\n\n")[0].splitlines()[2:]
     quoted = [text for row in table for text in re.findall(r"`([^`]+)`", row.split("|")[1])]
     said = gateway_texts()
 

@@ -133,32 +133,10 @@ def test_every_route_of_the_code_is_described_or_a_page(described: dict[str, Any
     assert routes - shown - pages == set()
 
 
-def stated(table: str, paths: set[str]) -> set[str]:
-    """Return the operations in a table's first column; `…` stands for the path named before."""
-    found, base = set(), ""
-    for row in (line for line in table.splitlines() if line.startswith("|")):
-        methods: list[str] = []
-        for words in re.findall(r"`([^`]+)`", row.split("|")[1]):
-            method, path = re.findall(rf"^(?:{OPERATION.pattern}\b ?)?(.*)", words)[0]
-            methods += [method] * bool(method)
-            if not path:
-                continue
-            if path == "…":
-                path = base
-            elif path.startswith("…"):
-                end = path[1:]
-                (path,) = (each for each in paths if each.startswith(base) and each.endswith(end))
-            else:
-                base = path
-            found |= {f"{each} {path}" for each in methods or ["GET"]}
-            methods = []
-    return found
-
-
-def test_every_endpoint_that_is_described_stands_in_the_readme(described: dict[str, Any]) -> None:
-    table = (ROOT / "README.md").read_text().partition("## The API")[2].partition("\n## ")[0]
-    paths = {operation.split(" ")[1] for operation in described}
-    assert sorted(stated(table, paths) ^ set(described)) == []
+def test_every_endpoint_that_is_described_stands_in_its_page(described: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "users" / "api.md").read_text()
+    told = re.findall(rf"^### `({OPERATION.pattern} [^`]+)`$", page, flags=re.MULTILINE)
+    assert sorted({each[0] for each in told} ^ set(described)) == []
 
 
 # ---------------------------------------------------------------- settings and commands
