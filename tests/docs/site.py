@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class Site:
                 yield shell
             finally:
                 shell.close()
+                # A master that carries several sessions has left its shell's group.
+                for socket in (home / ".ssh").glob("control-*"):
+                    master = ["ssh", "-F", "none", "-S", str(socket), "-O", "exit", "any"]
+                    subprocess.run(master, check=False, capture_output=True)
 
     def typed(self, command: str) -> str:
         """Return a command of a page with the ports of this service."""
