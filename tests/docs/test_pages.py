@@ -15,11 +15,11 @@ PAGES = page_paths()
 NAMES = [read_page(path).name for path in PAGES]
 OUTSIDE = {"http", "https", "ssh"}
 PATHS = re.compile(
-MADE = {"deploy/.env"}
-"""Files that an installation makes."""
     r"(?<![\w./-])(?:accounts|builds|controlplane|deploy|docs|examples|registries|runs|scm|tests"
     r"|workspaces)/[\w./-]*\w(?![\w*…<{])"
 )
+MADE = {"deploy/.env"}
+"""Files that an installation makes."""
 
 
 @pytest.mark.parametrize("path", PAGES, ids=NAMES)
