@@ -50,7 +50,7 @@ class Endings:
 
     def lost(self, code: str, message: str, *, cancelled: bool = False) -> None:
         """End a run whose agent cannot tell how it ended; its recorded exit decides, if any."""
-        self._close("record-lost", message, self._status(cancelled), code=code)
+        self._close("record-lost", message, self._status(cancelled), code=code, begun=True)
 
     def may_come_back(self) -> bool:
         """Whether a boot run's container may be created, or started again, by somebody else."""
@@ -130,7 +130,13 @@ class Endings:
         return None
 
     def _close(
-        self, reason: str, message: str, status: Run.Status | None, *, code: str = ""
+        self,
+        reason: str,
+        message: str,
+        status: Run.Status | None,
+        *,
+        code: str = "",
+        begun: bool = False,
     ) -> None:
         failed = status in (None, Run.Status.FAILED)
         with transaction.atomic():
@@ -139,6 +145,7 @@ class Endings:
                 self._run.number,
                 reason=reason,
                 detail=message,
+                begun=begun,
                 status=status,
                 error_code=code if failed else "",
                 error_message=message if failed else "",

@@ -131,6 +131,7 @@ def close_early(
     *,
     reason: str,
     detail: str,
+    begun: bool = False,
     status: Run.Status | None = None,
     error_code: str = "",
     error_message: str = "",
@@ -138,15 +139,16 @@ def close_early(
     """End a record whose source cannot; False when it has ended already.
 
     Unless the source told its end in order, or none ever began, the record says that its end is
-    missing and why. The run gets ``status``; without one, what the recorded exit of its last leader
-    says, and failed when there is none.
+    missing and why. With ``begun`` one began of which nothing may be stored yet. The run gets
+    ``status``; without one, what the recorded exit of its last leader says, and failed when there
+    is none.
     """
     with transaction.atomic():
         head = _locked(run_number)
         if head.sealed_at is not None:
             return False
         run = Run.objects.get(number=run_number)
-        if not head.source_ended:
+        if begun or not head.source_ended:
             tables.add_losses(head, [_early(head, f"{reason}: {detail}")])
         exit_ = settlement.recorded_exit(run)
         end = settlement.ended(run, {"exit": exit_, "reason": reason})

@@ -246,6 +246,7 @@ def test_a_greeting_that_names_no_spool_is_no_source_of_the_record(spool_id: str
     assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
     head = RunHead.objects.get(pk=run.number)
     assert (head.past_sources, head.event_count) == ([], 1)
+    assert early_close(run) == 1, "a run that was started and of which nothing is there lacks it"
 
 
 def test_an_answer_of_the_agent_that_makes_no_sense_is_asked_for_again() -> None:
