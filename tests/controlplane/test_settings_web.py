@@ -200,5 +200,10 @@ def test_the_documentation_lists_no_setting_that_nobody_reads() -> None:
         for folder in ("controlplane", "deploy", "runs", "builds")
         for path in (ROOT / folder).rglob("*.py")
     )
+    in_containers = "".join(
+        path.read_text()
+        for path in [ROOT / "deploy" / "install.sh", *(ROOT / "deploy" / "install").iterdir()]
+    )
     assert len(listed) > 100
-    assert {name for name in listed if f'"{name}"' not in code} == set()
+    unread = {name for name in listed if f'"{name}"' not in code}
+    assert {name for name in unread if not re.search(rf"\b{name}\b", in_containers)} == set()

@@ -45,6 +45,7 @@ def lines_of(told: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def lines() -> Iterator[list[dict[str, Any]]]:
     """The lines that are logged meanwhile, as they would come out."""
+    structlog.contextvars.clear_contextvars()  # of what tests before have called without a request
     found: list[dict[str, Any]] = []
     configured = logging_config(level="INFO", log_format="json")["formatters"]["structured"]
     formatter = structlog.stdlib.ProcessorFormatter(
