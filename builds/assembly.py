@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,11 +16,13 @@ from builds.credential_upkeep import look_after_credentials
 from builds.duties import Duty
 from builds.fulfilment import Fulfiller
 from builds.images import ImageKeeper
+from builds.intents import CHANNEL as INTENTS
 from builds.lifecycle import expire_workspaces
 from builds.packages.sync import sync_duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
 from builds.worker import BuildWorker, WorkerTimes, new_worker_id
+from controlplane.announcements import listen
 from controlplane.locks import advisory_lock
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
@@ -28,7 +32,13 @@ from workspaces.runtimes.configured import configured_adapter
 ATTENDANTS = 3
 """How many workspaces one worker stops or deletes at a time."""
 ATTEND_EVERY = timedelta(milliseconds=250)
-"""How often each looks for one, with a query of its own index."""
+"""How often each looks for one, with a query of its own index, when nobody tells of any."""
+LISTEN_AGAIN_AFTER = timedelta(seconds=1)
+
+
+def _wake(events: Sequence[threading.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -89,6 +99,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         keep=_milliseconds(settings.WORKSPACE_IMAGE_KEEP_MS),
     )
     attendant = Attendant(worker_id, fulfiller, stale=stale)
+    woken = [threading.Event() for _ in range(ATTENDANTS)]
     return BuildWorker(
         runner=runner,
         broker_url=settings.RABBITMQ_URL,
@@ -118,8 +129,18 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
             Duty("images", _milliseconds(settings.WORKER_IMAGES_INTERVAL_MS), images.tidy),
             Duty("packages", _milliseconds(settings.PACKAGE_SYNC_INTERVAL_MS), sync_duty()),
             *(
-                Duty(f"attendant {number}", ATTEND_EVERY, partial(attendant.attend, number=number))
-                for number in range(1, ATTENDANTS + 1)
+                Duty(
+                    f"attendant {number}",
+                    ATTEND_EVERY,
+                    partial(attendant.attend, number=number),
+                    woken=event,
+                )
+                for number, event in enumerate(woken, start=1)
+            ),
+            Duty(
+                "intents",
+                LISTEN_AGAIN_AFTER,
+                partial(listen, INTENTS, partial(_wake, woken)),
             ),
             Duty(
                 "expiry",

@@ -19,13 +19,23 @@ class Duty:
     name: str
     every: timedelta
     run: Callable[[threading.Event], object]
+    woken: threading.Event | None = None
+    """Set, it makes the next time be now; whoever waits for ``stopped`` has to wait ``every``."""
 
     def repeat(self, stopped: threading.Event) -> None:
         """Do it until ``stopped`` is set, whatever goes wrong."""
-        while not stopped.wait(self.every.total_seconds()):
+        while not self._wait(stopped):
             close_old_connections()
             guarded(self.name, lambda: self.run(stopped))
         connections.close_all()
+
+    def _wait(self, stopped: threading.Event) -> bool:
+        seconds = self.every.total_seconds()
+        if self.woken is None:
+            return stopped.wait(seconds)
+        if not stopped.is_set() and self.woken.wait(seconds):
+            self.woken.clear()
+        return stopped.is_set()
 
 
 def guarded(name: str, duty: Callable[[], object]) -> None:

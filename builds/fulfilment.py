@@ -89,7 +89,6 @@ class _Fulfilment:
         latest = self._database(self._latest_attempt)
         if latest is not None:
             self._wait_for_worker(latest)
-            self._require_engine(latest)
         for attempt in self._attempts(latest):
             self._clear(attempt)
         if latest is not None:
@@ -97,6 +96,8 @@ class _Fulfilment:
         kind = self._database(lambda: self._finish_stop(latest))
         if kind != self._intent.kind:
             raise PutOffError(timedelta(), "", "")  # it is a delete now, of all containers
+        if kind == Intent.Kind.STOP and latest is not None:
+            self._remove_rest(latest)
         if kind == Intent.Kind.DELETE:
             self._step()
             removed = self._adapter.remove_volumes(self._intent.workspace_id)
@@ -150,7 +151,7 @@ class _Fulfilment:
         """Return the attempts that may have something on the engine."""
         if self._intent.kind == Intent.Kind.STOP:
             return [latest] if latest is not None else []
-        there = {runtime.run_id for runtime in self._adapter.list()}
+        there = {each.run_id for each in self._adapter.list(self._intent.workspace_id)}
         mine = Attempt.objects.filter(workspace_id=self._intent.workspace_id)
         found = self._database(lambda: list(mine.filter(run_id__in=there).order_by("pk")))
         if latest is not None and latest not in found:
@@ -165,7 +166,9 @@ class _Fulfilment:
         run_id = attempt.run_id
         self._step()
         observed = self._adapter.observe(run_id)
-        if observed is not None and observed.running:
+        if observed is None:
+            self._require_engine(attempt)
+        elif observed.running:
             keep_renewed(self._adapter, run_id)
             self._withdraw(attempt)
             self._end_runs(attempt)
@@ -175,7 +178,17 @@ class _Fulfilment:
             self._step()
             self._drain(run_id)
         self._step()
-        self._adapter.remove(run_id)
+        if self._intent.kind == Intent.Kind.STOP:
+            self._adapter.remove_containers(run_id)
+        else:
+            self._adapter.remove(run_id)
+
+    def _remove_rest(self, attempt: Attempt) -> None:
+        """Remove the network, for which nobody has to wait; the reconciler finds what stays."""
+        try:
+            self._adapter.remove(attempt.run_id)
+        except LaunchError as exc:
+            log.info("network_left", run_id=str(attempt.run_id), code=exc.code)
 
     def _withdraw(self, attempt: Attempt) -> None:
         """Take the accounts out of a workspace whose home is kept: a tool may have put one there.

@@ -18,6 +18,9 @@ from django.db.models.functions import Now
 from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 from workspaces.models import ERROR_CODE_MAX_LENGTH
 
+CHANNEL = "svc_intents"
+"""Where a new intent is announced (``controlplane.announcements``)."""
+
 
 class IntentLostError(Exception):
     """The intent is no longer this worker's: another one took it over, or it is fulfilled."""

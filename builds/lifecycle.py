@@ -18,6 +18,7 @@ from django.db.models.functions import Coalesce, Now
 
 from accounts.resolution import resolve_credentials
 from builds.credential_choice import same_credentials
+from builds.intents import CHANNEL as INTENTS
 from builds.models import BuildJob, Intent
 from builds.owner_limits import require_room_to_start
 from builds.resuming import published_before
@@ -29,6 +30,7 @@ from builds.services import (
     publish_or_fail,
 )
 from builds.startable import latest_sandbox, startable_workspace
+from controlplane.announcements import announce
 from controlplane.errors import Conflict, NotFound
 from runs.models import Run
 from runs.services import create_boot_run
@@ -115,6 +117,7 @@ def _store(wish: Wish, workspace: Workspace, earlier: Intent | None) -> None:
             kind=wish.kind, cause=wish.cause, requested_by=who, retry_at=None
         )
     Workspace.objects.filter(pk=workspace.pk).update(expires_at=None, updated_at=Now())
+    announce(INTENTS)
     workspaces.record_workspace_event(
         workspace,
         EVENTS[wish.kind],

@@ -73,9 +73,10 @@ def reconcile(
         # Without an exit code it is just being removed; the next pass finds it gone.
         over = [observed[run_id] for run_id in expected if run_id in observed]
         ended = _end([each for each in over if not each.running and each.exit_code is not None])
-        wanted = _wanted(keep_ended)
-        removed = _remove_unwanted(adapter, observed, wanted, grace)
-        adapter.sweep_networks(wanted)
+        wanted, kept = _wanted(), _kept(keep_ended)
+        removed = _remove_unwanted(adapter, observed, wanted | kept, grace)
+        # Of what was stopped only the network may be left.
+        adapter.sweep_networks(wanted | kept & observed.keys())
         _remove_volumes(adapter, orphans or Orphans(keep=timedelta.max))
     return Reconciliation(lost, ended, removed)
 
@@ -146,8 +147,8 @@ def _write(outcome: _Outcome, run_ids: Sequence[uuid.UUID]) -> int:
         )
 
 
-def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
-    """Return the runs whose container belongs there: launching, running, or ended a while ago."""
+def _wanted() -> set[uuid.UUID]:
+    """Return the runs whose container belongs there: launching, running or stopping."""
     open_attempts = Attempt.objects.filter(
         status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING]
     )
@@ -155,6 +156,11 @@ def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
     live = RuntimeInstance.objects.filter(
         status__in=[RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING]
     )
+    return {*open_attempts.values_list("run_id", flat=True), *live.values_list("run_id", flat=True)}
+
+
+def _kept(keep_ended: timedelta) -> set[uuid.UUID]:
+    """Return the runs that ended not long ago, whose container holds perhaps somebody's work."""
     kept = RuntimeInstance.objects.filter(
         status__in=RuntimeInstance.TERMINAL,
         finished_at__gt=Now() - keep_ended,
@@ -163,11 +169,7 @@ def _wanted(keep_ended: timedelta) -> set[uuid.UUID]:
         attempt__status=Attempt.Status.SUCCEEDED,
         attempt__workspace__latest_sandbox__latest_attempt=F("attempt"),
     )
-    return {
-        *open_attempts.values_list("run_id", flat=True),
-        *live.values_list("run_id", flat=True),
-        *kept.values_list("run_id", flat=True),
-    }
+    return set(kept.values_list("run_id", flat=True))
 
 
 def _remove_unwanted(

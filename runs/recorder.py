@@ -19,7 +19,7 @@ from django.db import DatabaseError, DataError, IntegrityError
 from controlplane.errors import JobError
 from controlplane.metrics.families import INGEST_LAG
 from runs import claims, execution, store
-from runs.agent.frames import HEADER, FrameError
+from runs.agent.frames import HEADER, FrameError, Kind
 from runs.connections import Connections, Database, StoppedError
 from runs.endings import GONE, NOT_RUNNING, Endings
 from runs.execution import RecordLimits, StartUnknownError, time_limit_seconds
@@ -205,7 +205,9 @@ class Recorder:
                 raise
             now = time.monotonic()
             if contents:
-                if not batch:
+                if _ends(contents):
+                    due = now  # nothing more will come, and its container waits for this
+                elif not batch:
                     # At once after a pause, and then no more than so often.
                     due = max(now, self._stored_at + BATCH_SECONDS)
                 self._heard = now
@@ -387,3 +389,9 @@ class Recorder:
 _SPOOL_GONE = "The rest of the record is not in the workspace any more."
 _UNREADABLE = "The record in the workspace cannot be read."
 _SILENT = "The run was to be over, and nothing was heard of it any more."
+
+
+def _ends(contents: list[bytes]) -> bool:
+    """Whether the last of these frames seals the record."""
+    content = contents[-1]
+    return len(content) >= HEADER.size and HEADER.unpack_from(content)[3] == Kind.RECORD_SEALED

@@ -36,6 +36,7 @@ EXIT_FAILED = 70
 # A command that cannot work (a typo, a missing library) ends within this time and is never called
 # ready.
 _SETTLE_SECONDS = 0.1
+_READERS_SECONDS = 1.0
 _DEFAULT_GRACE_SECONDS = 10.0
 _CREDENTIALS = "credentials"
 # Only while a boot waits for its credentials; they usually come within a fraction of a second.
@@ -281,6 +282,9 @@ class _Boot:
             self._supervisor.record.state("stopping", step=step, message=message)
         self._supervisor.terminate_everything(grace_seconds)
         _end_record(self._supervisor, "stopped" if requested else "ended", ending)
+        if not self._config.record.restart:
+            # Read now, nobody has to take it out of the ended container.
+            reaper.wait_for_readers(_READERS_SECONDS)
 
 
 def _check_harness(command: Sequence[str], account: Account, env: Dict[str, str]) -> None:

@@ -4,6 +4,8 @@ Output: one line of JSON that says where the spool stands, then frames as they l
 an empty frame after every five seconds without any. Input: acknowledgements, 8 bytes each (big
 endian): everything up to that sequence is committed, and whole segments of it are freed. Any number
 of these may run at once; only acknowledgements change anything.
+
+TERM, which comes when the container is to end, is no end here but a hint that the record's is near.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import time
 from typing import Tuple, Union
@@ -42,12 +45,13 @@ def tail(
     root: str, run_id: str, start: int, *, keepalive_seconds: float = KEEPALIVE_SECONDS
 ) -> int:
     """Stream the spool of a run to stdout; the exit codes are in the package's README."""
+    hints = _Hints()
     try:
         directory = open_folder(os.path.join(root, run_id))
     except FileNotFoundError:
         return EXIT_MISSING
     try:
-        return _Tail(root, run_id, directory, start, keepalive_seconds).run()
+        return _Tail(hints, root, run_id, directory, start, keepalive_seconds).run()
     except (SpoolDamaged, SpoolFailed) as error:
         print(f"agent: {error}", file=sys.stderr)
         return EXIT_DAMAGED
@@ -57,6 +61,25 @@ def tail(
         return 0
     finally:
         os.close(directory)
+
+
+class _Hints:
+    """Signals of a container that is to end, each of which makes `fd` readable."""
+
+    def __init__(self) -> None:
+        self.fd, writing = os.pipe()
+        for end in (self.fd, writing):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # the wakeup needs a handler
+
+    def taken(self) -> bool:
+        """Whether any came since the last call."""
+        try:
+            return bool(os.read(self.fd, 4096))
+        except BlockingIOError:
+            return False
 
 
 class _Pace:
@@ -94,8 +117,15 @@ class _Pace:
 
 class _Tail:
     def __init__(
-        self, root: str, run_id: str, directory: int, start: int, keepalive_seconds: float
+        self,
+        hints: _Hints,
+        root: str,
+        run_id: str,
+        directory: int,
+        start: int,
+        keepalive_seconds: float,
     ) -> None:
+        self._hints = hints
         self._root = root
         self._run_id = run_id
         self._directory = directory
@@ -131,6 +161,8 @@ class _Tail:
             now = time.monotonic()
             if sent:
                 active = spoke = now
+            elif self._hints.taken():
+                active = now
             for_news, for_writer = _looks(now - active)
             if not sent and not self._sealed_at and now - looked >= for_writer:
                 looked = now
@@ -193,9 +225,8 @@ class _Tail:
         return there.st_ino != os.fstat(self._directory).st_ino
 
     def _take_acks(self, wait: float) -> None:
-        if not self._input_open:
-            time.sleep(wait)
-        elif select.select([0], [], [], wait)[0]:
+        inputs = [0, self._hints.fd] if self._input_open else [self._hints.fd]
+        if 0 in select.select(inputs, [], [], wait)[0]:
             chunk = os.read(0, 65536)
             self._input_open = bool(chunk)
             self._ack_bytes += chunk

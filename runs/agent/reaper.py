@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Dict, List
 
 from .process import Child, Exit
 
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK_SECONDS = 0.005
 
 
 def adopt_orphans() -> None:
@@ -84,14 +86,43 @@ def terminate_recorders() -> None:
 
 
 def anything_left() -> bool:
-    """Whether the container, or the tree below us, has another process (unreaped ones included)."""
+    """Whether the container, or the tree below us, has another process (unreaped ones included).
+
+    Those that pass records on do not count: they have to go on until the end.
+    """
     if os.getpid() != 1:
         return bool(descendants(os.getpid()))
     try:
         os.kill(-1, 0)
     except ProcessLookupError:
         return False
-    return True
+    return any(entry.isdigit() and not _is_spared(int(entry)) for entry in os.listdir("/proc"))
+
+
+def wait_for_readers(seconds: float) -> None:
+    """Give those that pass records on the time to pass the ends on, but no more than this."""
+    deadline = time.monotonic() + seconds
+    while os.getpid() == 1 and time.monotonic() < deadline:
+        if not any(entry.isdigit() and _is_reader(int(entry)) for entry in os.listdir("/proc")):
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_spared(pid: int) -> bool:
+    return pid == os.getpid() or _is_reader(pid)
+
+
+def _is_reader(pid: int) -> bool:
+    """Whether it is `agent tail`, come from outside: nothing of the workspace has such a parent."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read().split(b"\0")
+        if os.fsencode(os.path.abspath(sys.argv[0])) not in command or b"tail" not in command:
+            return False
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[1] == b"0"
+    except (OSError, IndexError):
+        return False
 
 
 def terminate_signals() -> List[int]:

@@ -118,7 +118,7 @@ class NoEngine:
         """Know of none."""
         return None
 
-    def list(self) -> list[ObservedRuntime]:
+    def list(self, workspace_id: uuid.UUID | None = None) -> list[ObservedRuntime]:
         """Know of none."""
         return []
 
@@ -160,6 +160,10 @@ class NoEngine:
     def workspaces_with_volumes(self) -> set[uuid.UUID]:
         """Have no volumes."""
         return set()
+
+    def remove_containers(self, run_id: uuid.UUID) -> bool:
+        """Have nothing to remove."""
+        return False
 
     def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
         """Have nothing to remove."""

@@ -56,7 +56,7 @@ class HoldingEngine(NoEngine):
             raise self.fails_with
         return super().launch(request, cancelled=cancelled)
 
-    def list(self) -> builtins.list[ObservedRuntime]:
+    def list(self, workspace_id: uuid.UUID | None = None) -> builtins.list[ObservedRuntime]:
         """Return what the test says."""
         return self.observed
 

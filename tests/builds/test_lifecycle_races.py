@@ -43,6 +43,7 @@ class Engine(NoEngine):
     kept: set[uuid.UUID] = field(default_factory=set)
     away: bool = False
     told: builtins.list[str] = field(default_factory=list)
+    without_containers: set[uuid.UUID] = field(default_factory=set)
     on: dict[str, Callable[[], object]] = field(default_factory=dict)
     """What happens while it is told something."""
 
@@ -62,7 +63,7 @@ class Engine(NoEngine):
         self._tell("observe")
         return observed(run_id) if run_id in self.running else None
 
-    def list(self) -> builtins.list[ObservedRuntime]:
+    def list(self, workspace_id: uuid.UUID | None = None) -> builtins.list[ObservedRuntime]:
         """Show all that runs."""
         self._tell("list")
         return [observed(run_id) for run_id in self.running]
@@ -78,9 +79,16 @@ class Engine(NoEngine):
         self._tell("read")
         yield None
 
-    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
-        """Remove it."""
+    def remove_containers(self, run_id: uuid.UUID) -> bool:
+        """Remove what it runs in."""
         self._tell("remove")
+        self.without_containers.add(run_id)
+        self.running.discard(run_id)
+        return True
+
+    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+        """Remove it, if that was not done, and its network."""
+        self._tell("remove network" if run_id in self.without_containers else "remove")
         self.running.discard(run_id)
         return True
 
@@ -312,7 +320,7 @@ def test_the_volumes_are_gone_before_the_row_says_deleted() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_stop_that_becomes_a_delete_on_the_way_ends_as_a_delete() -> None:
-    for act in ("engine_id", "observe", "stop", "remove"):
+    for act in ("observe", "stop", "remove", "remove network"):
         attempt = asked()
         engine = Engine(running={attempt.run_id})
         engine.on[act] = lambda of=attempt: ask(wish(of.workspace_id, DELETE))  # type: ignore[misc]

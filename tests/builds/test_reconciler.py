@@ -63,7 +63,7 @@ class Engine(NoEngine):
         self._require()
         return "engine"
 
-    def list(self) -> builtins.list[ObservedRuntime]:
+    def list(self, workspace_id: uuid.UUID | None = None) -> builtins.list[ObservedRuntime]:
         self._require()
         shown = [*self.containers.values()]
         self.between()

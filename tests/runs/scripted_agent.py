@@ -177,7 +177,7 @@ class ScriptedAgent:
         """Know nothing."""
         return None
 
-    def list(self) -> list[ObservedRuntime]:
+    def list(self, workspace_id: uuid.UUID | None = None) -> list[ObservedRuntime]:
         """Know nothing."""
         return []
 
@@ -192,6 +192,10 @@ class ScriptedAgent:
     def workspaces_with_volumes(self) -> set[uuid.UUID]:
         """Have no volumes."""
         return set()
+
+    def remove_containers(self, run_id: uuid.UUID) -> bool:
+        """Have nothing to remove."""
+        return False
 
     def remove(self, run_id: uuid.UUID, *, salvage: object = None) -> bool:
         """Have nothing."""

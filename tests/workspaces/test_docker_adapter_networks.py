@@ -12,7 +12,7 @@ import pytest
 
 from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.engine import Engine
+from workspaces.runtimes.docker.engine import EngineConnections
 from workspaces.runtimes.docker.networks import free_subnets
 
 POOL = IPv4Network("10.215.0.0/16")
@@ -48,7 +48,7 @@ def test_what_overlaps_a_taken_network_is_not_offered(taken: list[str], left: li
 def test_forty_networks_are_more_than_the_engines_own_pools_and_all_fit(
     launcher: Launcher,
 ) -> None:
-    with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
+    with EngineConnections(DOCKER_HOST, launcher.instance_id).connect(60) as engine:
         for number in range(40):
             labels = {"svc.instance": launcher.instance_id, "svc.run": str(uuid4())}
             name = f"svc-test-{launcher.instance_id}-{number}"
@@ -67,7 +67,7 @@ def test_launches_that_reach_for_the_same_subnet_all_get_one(launcher: Launcher)
     def create(number: int) -> None:
         labels = {"svc.instance": launcher.instance_id, "svc.run": str(uuid4())}
         try:
-            with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
+            with EngineConnections(DOCKER_HOST, launcher.instance_id).connect(60) as engine:
                 barrier.wait(90)
                 name = f"svc-test-{launcher.instance_id}-{number}"
                 engine.create_network(name, labels, pool=POOL, start=7)
@@ -101,7 +101,7 @@ def test_the_sweep_spares_networks_in_use_and_networks_of_runs_to_keep(launcher:
     in_use = launcher.request(outbound=True)
     launcher.launch(in_use)
     kept, forgotten = uuid4(), uuid4()
-    with Engine.connect(DOCKER_HOST, launcher.instance_id, 60) as engine:
+    with EngineConnections(DOCKER_HOST, launcher.instance_id).connect(60) as engine:
         for run_id in (kept, forgotten):
             labels = {"svc.instance": launcher.instance_id, "svc.run": str(run_id)}
             engine.create_network(f"svc-{run_id}", labels, pool=POOL, start=run_id.int)

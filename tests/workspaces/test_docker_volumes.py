@@ -13,7 +13,7 @@ from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError, Volume
 from workspaces.runtimes.docker import volumes
 from workspaces.runtimes.docker.creation import create_container
-from workspaces.runtimes.docker.engine import Engine
+from workspaces.runtimes.docker.engine import EngineConnections
 from workspaces.runtimes.docker.volumes import volume_name
 
 pytestmark = pytest.mark.docker
@@ -151,7 +151,7 @@ def test_a_volume_that_was_removed_just_before_its_container_was_made_is_found_b
 ) -> None:
     """The engine makes it again with the container: a launch that came late, beside a deletion."""
     request = launcher.request(volumes=KEPT)
-    with Engine.connect(DOCKER_HOST, launcher.instance_id, 60.0) as engine:
+    with EngineConnections(DOCKER_HOST, launcher.instance_id).connect(60.0) as engine:
         mounts = volumes.prepare(engine, request.workspace_id, KEPT)
         assert volumes.remove_all(engine, request.workspace_id) == 2
         create_container(engine, request, None, mounts)

@@ -220,8 +220,11 @@ class RuntimeAdapter(Protocol):
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
         """Return the run's runtime as it is now, or None when the engine has none."""
 
-    def list(self) -> list[ObservedRuntime]:
-        """Return every runtime of this installation, one for each run, also those that ended."""
+    def list(self, workspace_id: UUID | None = None) -> list[ObservedRuntime]:
+        """Return the runtimes of one workspace, or of all of this installation's.
+
+        One for each run, also those that ended.
+        """
 
     def call_agent(
         self, run_id: UUID, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float
@@ -280,6 +283,12 @@ class RuntimeAdapter(Protocol):
         """Have the run's runtime end in order, killed after ``seconds``; False when there is none.
 
         What it wrote stays readable until it is removed. Safe to call again.
+        """
+
+    def remove_containers(self, run_id: UUID) -> bool:
+        """Remove what the run's programs run in, and leave the rest to :meth:`remove`.
+
+        True when there was any. Safe to call again.
         """
 
     def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:

@@ -30,9 +30,9 @@ from workspaces.runtimes.docker import volumes, wire
 from workspaces.runtimes.docker.channel import ExecChannel
 from workspaces.runtimes.docker.engine import (
     Engine,
+    EngineConnections,
     container_name,
     labels_of,
-    observed,
 )
 from workspaces.runtimes.docker.launch import Launch
 
@@ -43,8 +43,8 @@ class DockerAdapter:
     ``docker_host`` is a ``unix://`` or ``tcp://`` address; ``network_pool`` an IPv4 network that
     nothing else on the engine's machine uses; ``engine_timeout`` limits each call, in seconds, and
     ``agent_silence`` how long a live container may leave every question unanswered. The
-    registry's name and password are for pulling. Safe to use from several threads: every method
-    opens a connection of its own.
+    registry's name and password are for pulling. Safe to use from several threads: no
+    two calls use one connection at a time.
     """
 
     name = "docker"
@@ -63,6 +63,7 @@ class DockerAdapter:
         self.instance_id = instance_id
         self._docker_host = docker_host
         self._pool = ipaddress.IPv4Network(network_pool)
+        self._connections = EngineConnections(docker_host, instance_id)
         self._timeout = engine_timeout
         self._silence = agent_silence
         self._registry_auth = (
@@ -101,12 +102,12 @@ class DockerAdapter:
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
         """Return the run's container as the engine sees it now, or None."""
         with self._connect() as engine:
-            return next(iter(_one_for_each_run(engine.containers(run_id))), None)
+            return next(iter(_one_for_each(engine.listed(run_id))), None)
 
-    def list(self) -> list[ObservedRuntime]:
-        """Return the container of every run of this installation, ended ones included."""
+    def list(self, workspace_id: UUID | None = None) -> list[ObservedRuntime]:
+        """Return the container of every run, of one workspace or of all, ended ones included."""
         with self._connect() as engine:
-            return _one_for_each(engine.listed())
+            return _one_for_each(engine.listed(workspace_id=workspace_id))
 
     def stop(self, run_id: UUID, *, seconds: float) -> bool:
         """Have the run's containers end in order; a paused one goes on for that."""
@@ -116,6 +117,12 @@ class DockerAdapter:
                 engine.resume_container(container)
                 engine.stop_container(container, seconds)
             return bool(found)
+
+    def remove_containers(self, run_id: UUID) -> bool:
+        """Remove the run's containers with their volumes; True if there were any."""
+        with self._connect() as engine:
+            removed = [engine.remove_container(each) for each in engine.containers(run_id)]
+            return any(removed)
 
     def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
         """Remove the run's containers with their volumes, and its networks; True if any were."""
@@ -219,7 +226,7 @@ class DockerAdapter:
         )
 
     def _exec(self, run_id: UUID, arguments: Sequence[str], timeout: float) -> ExecChannel:
-        with Engine.connect(self._docker_host, self.instance_id, timeout) as engine:
+        with self._connections.connect(timeout) as engine:
             container = self._container(engine, run_id)
             if container is None:
                 raise wire.refusal(404, b"")
@@ -265,12 +272,7 @@ class DockerAdapter:
         return container if ours else None
 
     def _connect(self) -> contextlib.AbstractContextManager[Engine]:
-        return Engine.connect(self._docker_host, self.instance_id, self._timeout)
-
-
-def _one_for_each_run(containers: Iterable[Container]) -> list[ObservedRuntime]:
-    """Return what is known of each run's container."""
-    return _one_for_each(filter(None, map(observed, containers)))
+        return self._connections.connect(self._timeout)
 
 
 def _one_for_each(runtimes: Iterable[ObservedRuntime]) -> list[ObservedRuntime]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from ipaddress import IPv4Network
 
 from docker.models.containers import Container
-from docker.models.networks import Network
 from docker.types import LogConfig, Mount
 
 from workspaces.runtimes import credentials
@@ -19,10 +21,52 @@ SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
 second, packages such as ping install themselves so that they work without the first."""
 
 
+class NetworkInTheMaking:
+    """A network that is being created while other things are done.
+
+    ``connect`` opens a connection of its own for it. Each is to be settled, whatever happens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        connect: Callable[[], AbstractContextManager[Engine]],
+        *,
+        pool: IPv4Network,
+        start: int,
+    ) -> None:
+        self.name = name
+        self._error: BaseException | None = None
+
+        def create() -> None:
+            try:
+                with connect() as engine:
+                    engine.create_network(name, labels, pool=pool, start=start)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=create, name=f"network {name}")
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Wait until it is there or has failed; the engine's time limit is that of this too."""
+        self._thread.join()
+
+    def made(self) -> None:
+        """Wait until it is there; raise what its creation raised."""
+        self.settle()
+        if self._error is not None:
+            raise self._error
+
+
 def create_container(
-    engine: Engine, request: LaunchRequest, network: Network | None, mounts: Sequence[Mount] = ()
+    engine: Engine, request: LaunchRequest, network: str | None, mounts: Sequence[Mount] = ()
 ) -> Container:
-    """Create the container of a launch; without a ``network`` it reaches nothing but itself."""
+    """Create the container of a launch; without a ``network`` it reaches nothing but itself.
+
+    The network of that name has to be there when the container is started.
+    """
     memory = f"{request.memory_mb}m"
     hostname = f"ws-{request.workspace_id.hex[-8:]}"
     return engine.client.containers.create(
@@ -31,7 +75,7 @@ def create_container(
         hostname=hostname,
         labels=labels_for(request),
         mounts=list(mounts),
-        network=network.id if network else None,
+        network=network,
         network_mode=None if network else "none",
         # Without a network nobody answers for the host's own name, and sudo would complain.
         extra_hosts=None if network else {hostname: "127.0.1.1"},

@@ -1,8 +1,8 @@
 """Calls to one Docker Engine on behalf of one installation.
 
-Every call has a time limit, and what goes wrong inside ``Engine.connect`` comes out as a
+Every call has a time limit, and what goes wrong inside ``EngineConnections.connect`` comes out as a
 ``LaunchError``. The SDK's sessions are not meant for several threads, so a connection belongs to
-the thread that opened it; opening one costs a round trip.
+one caller at a time; opening one costs more than most of the calls made over it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from workspaces.runtimes.docker.networks import free_subnets
 OLDEST_API = "1.41"
 """Spoken by Docker 20.10, the oldest engine that is supported."""
 SUBNET_TRIES = 16
+MAX_IDLE = 8
+"""How many connections are kept while nobody uses them."""
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
@@ -47,6 +49,58 @@ STOP_SECONDS = 5
 logger = structlog.get_logger(__name__)
 
 
+class EngineConnections:
+    """Connections to one engine, kept for the next caller. Safe to use from several threads."""
+
+    def __init__(self, docker_host: str, instance_id: str) -> None:
+        self._docker_host = docker_host
+        self._instance_id = instance_id
+        self._idle: list[docker.DockerClient] = []
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def connect(self, timeout: float) -> Iterator[Engine]:
+        """Connect for the block; whatever the SDK raises in it becomes a ``LaunchError``.
+
+        ``timeout`` limits each call, in seconds. After trouble no connection is used again: the
+        engine may have come back as another one, which speaks an older version of its API.
+        """
+        with engine_errors():
+            client = self._take(timeout)
+            try:
+                client.api.timeout = cast("int", timeout)  # the type stubs know no fractions
+                yield Engine(client, self._instance_id, timeout)
+            except BaseException:
+                client.close()
+                self._close_idle()
+                raise
+            self._keep(client)
+
+    def _take(self, timeout: float) -> docker.DockerClient:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        # Not version="auto": when the engine does not answer, that leaves its socket open.
+        seconds = cast("int", timeout)  # the type stubs know no fractions
+        probe = docker.DockerClient(self._docker_host, version=OLDEST_API, timeout=seconds)
+        with contextlib.closing(probe):
+            spoken = str(probe.version(api_version=False)["ApiVersion"])
+        return docker.DockerClient(self._docker_host, version=spoken, timeout=seconds)
+
+    def _keep(self, client: docker.DockerClient) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(client)
+                return
+        client.close()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for client in idle:
+            client.close()
+
+
 class Engine:
     """An open connection to the engine; sees only what carries this installation's label."""
 
@@ -54,20 +108,6 @@ class Engine:
         self.client = client
         self.instance_id = instance_id
         self.timeout = timeout
-
-    @classmethod
-    @contextlib.contextmanager
-    def connect(cls, docker_host: str, instance_id: str, timeout: float) -> Iterator[Engine]:
-        """Open a connection for the block; whatever the SDK raises in it becomes a LaunchError."""
-        seconds = cast("int", timeout)  # the type stubs know no fractions
-        with engine_errors():
-            # Not version="auto": when the engine does not answer, that leaves its socket open.
-            probe = docker.DockerClient(docker_host, version=OLDEST_API, timeout=seconds)
-            with contextlib.closing(probe):
-                spoken = str(probe.version(api_version=False)["ApiVersion"])
-            client = docker.DockerClient(docker_host, version=spoken, timeout=seconds)
-            with contextlib.closing(client):
-                yield cls(client, instance_id, timeout)
 
     def require_recent(self) -> None:
         """Raise ``adapter-unavailable`` unless the engine is recent enough and runs Linux."""
@@ -99,19 +139,24 @@ class Engine:
             return None
 
     def containers(self, run_id: UUID | None = None) -> list[Container]:
-        """Return our containers, ended ones included, of one run or of all."""
+        """Return our containers, ended ones included, of one run or of all.
+
+        They know what a list tells: their id, ``attrs["Names"]`` and their status.
+        """
         return self.client.containers.list(
-            all=True, filters={"label": self._label_filter(run_id)}, ignore_removed=True
+            all=True, filters={"label": self._label_filter(run_id)}, sparse=True
         )
 
-    def listed(self) -> list[ObservedRuntime]:
-        """Return what is known of all our containers; only those that do not run are looked at.
+    def listed(
+        self, run_id: UUID | None = None, workspace_id: UUID | None = None
+    ) -> list[ObservedRuntime]:
+        """Return what is known of our containers; only those that do not run are looked at.
 
         A running one tells all that matters in the list, and there may be a thousand of them.
         """
         found = []
         for summary in self.client.api.containers(
-            all=True, filters={"label": self._label_filter(None)}
+            all=True, filters={"label": self._label_filter(run_id, workspace_id)}
         ):
             if summary.get("State") == "running":
                 runtime = _running(summary)
@@ -126,9 +171,10 @@ class Engine:
         """Return our networks, of one run or of all."""
         return self.client.networks.list(filters={"label": self._label_filter(run_id)})
 
-    def _label_filter(self, run_id: UUID | None) -> list[str]:
-        own = [f"svc.instance={self.instance_id}"]
-        return own if run_id is None else [*own, f"svc.run={run_id}"]
+    def _label_filter(self, run_id: UUID | None, workspace_id: UUID | None = None) -> list[str]:
+        given = {"svc.run": run_id, "svc.workspace": workspace_id}
+        wanted = [f"{label}={value}" for label, value in given.items() if value is not None]
+        return [f"svc.instance={self.instance_id}", *wanted]
 
     def create_network(
         self, name: str, labels: Mapping[str, str], *, pool: ipaddress.IPv4Network, start: int

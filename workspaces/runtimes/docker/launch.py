@@ -28,14 +28,14 @@ from uuid import uuid4
 import structlog
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
-from docker.models.networks import Network
+from docker.types import Mount
 
 from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import volumes
 from workspaces.runtimes.docker.channel import ExecChannel
-from workspaces.runtimes.docker.creation import create_container, labels_for
+from workspaces.runtimes.docker.creation import NetworkInTheMaking, create_container, labels_for
 from workspaces.runtimes.docker.delivery import deliver
 from workspaces.runtimes.docker.engine import (
     TICK_SECONDS,
@@ -220,11 +220,14 @@ class Launch:
                 raise
         self._salvage(container, in_order=in_order)
         self._engine.remove_container(container)
-        network_id = container.attrs["HostConfig"]["NetworkMode"]
-        for network in self._engine.networks(self._request.run_id):
-            if network.id == network_id:
-                self._engine.remove_network(network)
+        mode = container.attrs["HostConfig"]["NetworkMode"]
+        self._remove_network(mode)
         return True
+
+    def _remove_network(self, mode: str) -> None:
+        for network in self._engine.networks(self._request.run_id):
+            if mode in (network.name, network.id):
+                self._engine.remove_network(network)
 
     def _clean_up(self, container: Container, *, in_order: bool = False) -> None:
         """Discard after a failure without hiding it: what stays behind is found by its labels."""
@@ -268,13 +271,14 @@ class Launch:
             self._request.volumes,
             before_removal=self._request.before_removal if self._request.fresh_volumes else None,
         )
-        network = self._create_network() if self._request.outbound else None
+        network = self._begin_network() if self._request.outbound else None
         try:
-            container = create_container(self._engine, self._request, network, mounts)
+            container = self._create_container(network, mounts)
         except BaseException as error:
             if network is not None:
+                network.settle()
                 with contextlib.suppress(LaunchError), engine_errors():
-                    self._engine.remove_network(network)
+                    self._remove_network(network.name)
             if isinstance(error, APIError):
                 if error.status_code == 409:
                     return None
@@ -283,9 +287,13 @@ class Launch:
         self._created.add(str(container.id))
         try:
             container.put_archive("/", boot.config_archive(self._request.boot))
+            if network is not None:
+                network.made()
             self._proceed()
             container.start()
         except BaseException as error:
+            if network is not None:
+                network.settle()  # so that it is found
             named = self._engine.named(self._name) if isinstance(error, APIError) else container
             self._clean_up(container)
             if named is None or named.id != container.id:
@@ -295,14 +303,26 @@ class Launch:
             raise
         return container
 
-    def _create_network(self) -> Network:
+    def _create_container(
+        self, network: NetworkInTheMaking | None, mounts: Sequence[Mount]
+    ) -> Container:
+        name = network.name if network else None
+        try:
+            return create_container(self._engine, self._request, name, mounts)
+        except NotFound as error:
+            # An engine may want to see the network first, though none that we know does.
+            if network is None or "network" not in str(error.explanation).lower():
+                raise
+        network.made()
+        return create_container(self._engine, self._request, name, mounts)
+
+    def _begin_network(self) -> NetworkInTheMaking:
         # Each launch has its own, because each removes its own and newer engines refuse a second
         # network of the same name.
         name = f"{self._name}-{self._token[:8]}"
+        labels = labels_for(self._request)
         start = self._request.run_id.int
-        return self._engine.create_network(
-            name, labels_for(self._request), pool=self._pool, start=start
-        )
+        return NetworkInTheMaking(name, labels, self._connect, pool=self._pool, start=start)
 
     # ---------------------------------------------------------------------- waiting for the agent
 
@@ -384,7 +404,7 @@ class Launch:
     def _remove_others(self, ready: Container) -> None:
         """Remove what a launch that died while discarding left of this run."""
         for container in self._engine.containers(self._request.run_id):
-            if container.id != ready.id and container.name != self._name:
+            if container.id != ready.id and f"/{self._name}" not in container.attrs["Names"]:
                 self._engine.remove_container(container)
 
     def _exited(self, container: Container) -> LaunchError:
