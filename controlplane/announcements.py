@@ -33,8 +33,10 @@ def listen(channel: str, heard: Callable[[], object], stopped: threading.Event) 
     try:
         heard()  # what was announced before could not be heard
         while not stopped.is_set():
-            notices = connection.connection.notifies(timeout=LOOK_SECONDS, stop_after=1)
-            if any(True for _ in notices):
+            with connection.wrap_database_errors:
+                notices = connection.connection.notifies(timeout=LOOK_SECONDS, stop_after=1)
+                news = any(True for _ in notices)
+            if news:
                 heard()
     finally:
         # The connection may be used for something else next.

@@ -207,6 +207,17 @@ def test_a_launch_in_progress_keeps_its_container_and_its_network() -> None:
     assert job.attempt.run_id in engine.kept_networks
 
 
+def test_the_network_of_what_was_stopped_goes_though_one_that_ended_by_itself_keeps_its_own() -> (
+    None
+):
+    stopped, ended = ready_attempt(), ready_attempt()
+    assert workspaces.stop_runtime(stopped, code="stopped", message="Stopped.")
+    engine = having(ended, running=False, exit_code=0)
+    assert once(engine) == Reconciliation(ended=1)
+    assert once(engine) == Reconciliation()
+    assert engine.kept_networks == {ended.run_id}
+
+
 def test_what_is_being_stopped_is_left_to_who_stops_it() -> None:
     attempt = ready_attempt()
     workspaces.begin_stop(attempt, message="Stop.")

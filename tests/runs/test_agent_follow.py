@@ -213,6 +213,22 @@ def test_an_idle_tail_sends_empty_frames_and_goes_on_with_what_is_written(tmp_pa
     writer.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_its_container_is_no_end_of_a_tail_before_that_of_the_record(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    writer = spool(tmp_path, 3)
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(3) == [1, 2, 3]
+        for _ in range(3):
+            tail.process.send_signal(number)
+        writer.seal({"reason": "stopped"})
+        assert tail.sequences(1) == [4]
+        tail.acknowledge(4)
+        assert tail.process.wait(30) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+
+
 _WRITE = """
 import sys
 from runs.agent.frames import Kind

@@ -7,7 +7,10 @@ import io
 import json
 import os
 import shlex
+import signal
+import subprocess
 import tarfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ import pytest
 from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
-from runs.agent.frames import Event, Kind, decode, frames
+from runs.agent.frames import PREFIX, Event, Kind, decode, frames
 from runs.agent_archive import agent_archive
 from tests.runs.booted import RECORD, bash_step, command, eventually, step
 
@@ -323,6 +326,87 @@ def test_other_runs_end_their_records_before_the_boot_ends_its_own(
     assert json.loads(ran[-1].meta)["reason"] != "recorder-lost"
     assert json.loads(booted[-1].meta)["reason"] == "stopped"
     assert ran[-1].monotonic_ns < booted[-1].monotonic_ns
+
+
+class Reader:
+    """`agent tail` in a container, entered from outside, and its two pipes."""
+
+    def __init__(self, container: Container, run_id: str) -> None:
+        argv = ["exec", "-i", str(container.id), "/usr/lib/svc/agent", "tail", run_id]
+        self.process = subprocess.Popen(
+            [os.environ.get("DOCKER_CLI") or "docker", *argv],
+            env={**os.environ, "DOCKER_HOST": ENGINE},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout
+        self.output = self.process.stdout
+        self.hello = json.loads(self.output.readline())
+
+    def events(self) -> Iterator[Event]:
+        """Every event until the end."""
+        while len(prefix := self.output.read(PREFIX.size)) == PREFIX.size:
+            if length := PREFIX.unpack(prefix)[0]:
+                yield decode(self.output.read(length))
+
+    def acknowledge(self, sequence: int) -> None:
+        """Say that everything up to there is committed."""
+        assert self.process.stdin
+        self.process.stdin.write(sequence.to_bytes(8, "big"))
+        self.process.stdin.flush()
+
+
+def test_a_container_that_is_stopped_ends_after_its_reader_has_the_end_of_the_record(
+    machine: Machine,
+) -> None:
+    container = machine.start(record=RECORD | {"restart": False})
+    run_id = settled(container)["runId"]
+    reader = Reader(container, run_id)
+    stopping = threading.Thread(target=container.stop, kwargs={"timeout": 60})
+    with reader.process:
+        stopping.start()
+        for event in reader.events():
+            if event.kind == Kind.RECORD_SEALED:
+                reader.acknowledge(event.sequence)
+        assert event.kind == Kind.RECORD_SEALED
+    stopping.join(90)
+    assert reader.process.returncode == 0
+    assert record_of(container, f".done/{run_id}") == []  # nothing is left to be taken out
+
+
+def test_a_reader_that_acknowledges_nothing_does_not_keep_a_container_from_ending(
+    machine: Machine,
+) -> None:
+    container = machine.start(record=RECORD | {"restart": False})
+    run_id = settled(container)["runId"]
+    reader = Reader(container, run_id)
+    with reader.process:
+        container.stop(timeout=60)
+        assert not container.attrs["State"]["OOMKilled"]
+        assert [event.kind for event in reader.events()][-1] == Kind.RECORD_SEALED
+    assert record_of(container, run_id)[-1].kind == Kind.RECORD_SEALED
+    container.reload()
+    assert container.attrs["State"]["ExitCode"] == 128 + signal.SIGTERM
+
+
+def test_a_program_of_the_workspace_that_poses_as_a_reader_is_ended_like_any_other(
+    machine: Machine,
+) -> None:
+    disguised = "trap '' TERM HUP; while :; do sleep 0.1; done"
+    program = f"/bin/sh -c {shlex.quote(disguised)} /usr/lib/svc/agent tail"
+    container = machine.start(
+        startup=[step(f"setsid {program} > /dev/null 2>&1 &")],
+        limits={"stepSeconds": 30, "graceSeconds": 1, "tailBytes": 8192},
+        record=RECORD | {"restart": False},
+    )
+    run_id = settled(container)["runId"]
+    container.stop(timeout=60)
+    signals = [
+        json.loads(event.meta)["signal"]
+        for event in record_of(container, run_id)
+        if event.kind == Kind.SIGNAL_SENT
+    ]
+    assert signals == ["SIGTERM", "SIGKILL"]
 
 
 def test_a_container_that_was_killed_goes_on_with_its_record(machine: Machine) -> None:

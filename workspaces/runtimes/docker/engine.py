@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -38,6 +39,8 @@ OLDEST_API = "1.41"
 SUBNET_TRIES = 16
 MAX_IDLE = 8
 """How many connections are kept while nobody uses them."""
+MAX_SOCKETS = 4
+"""How many sockets each of them has at the most: the SDK opens one for each address it asks."""
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
@@ -57,6 +60,7 @@ class EngineConnections:
         self._instance_id = instance_id
         self._idle: list[docker.DockerClient] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
 
     @contextlib.contextmanager
     def connect(self, timeout: float) -> Iterator[Engine]:
@@ -85,7 +89,9 @@ class EngineConnections:
         probe = docker.DockerClient(self._docker_host, version=OLDEST_API, timeout=seconds)
         with contextlib.closing(probe):
             spoken = str(probe.version(api_version=False)["ApiVersion"])
-        return docker.DockerClient(self._docker_host, version=spoken, timeout=seconds)
+        return docker.DockerClient(
+            self._docker_host, version=spoken, timeout=seconds, num_pools=MAX_SOCKETS
+        )
 
     def _keep(self, client: docker.DockerClient) -> None:
         with self._lock:
@@ -96,9 +102,14 @@ class EngineConnections:
 
     def _close_idle(self) -> None:
         with self._lock:
-            idle, self._idle = self._idle, []
-        for client in idle:
-            client.close()
+            idle = self._idle[:]
+            self._idle.clear()
+        _close_all(idle)
+
+
+def _close_all(clients: list[docker.DockerClient]) -> None:
+    for client in clients:
+        client.close()
 
 
 class Engine:
