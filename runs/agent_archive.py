@@ -20,6 +20,7 @@ _PACKAGE = Path(__file__).parent / "agent"
 # Neither the user's settings nor what is installed beside the standard library counts.
 _SHEBANG = b"#!/usr/bin/python3 -IS\n"
 _ENTRY = """\
+import os
 import sys
 
 COMPILED = f"{{__file__.rpartition('/')[0]}}.{sources}.{{sys.implementation.cache_tag}}"
@@ -28,7 +29,11 @@ sys.path += [COMPILED, sys.path.pop(0)]
 
 from agent.__main__ import main
 
-sys.exit(main(compiled=COMPILED))
+code = main(compiled=COMPILED)
+sys.stdout.flush()
+sys.stderr.flush()
+# To take the interpreter apart takes as long as to start half of it, and somebody waits.
+os._exit(code)
 """
 _OLDEST_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 

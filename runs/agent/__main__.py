@@ -5,10 +5,12 @@ Exit codes are part of the contract and are listed in the package's README.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from types import SimpleNamespace
+from typing import List, Optional
+
+from .arguments import Member, Refused, Subcommand, read
 
 CONFIG_PATH = "/etc/svc/boot.json"
 STATE_DIRECTORY = "/var/lib/svc"
@@ -21,216 +23,198 @@ def main(arguments: Optional[List[str]] = None, *, compiled: Optional[str] = Non
     `compiled`: where this archive's modules are looked for as byte code.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    # To describe one subcommand takes a third of the time that all of them take.
-    asked = [name for name in given[:1] if name in _COMMANDS] or list(_COMMANDS)
-    options = _parser(asked).parse_args(given, argparse.Namespace(compiled=compiled))
-    code: int = _COMMANDS[options.subcommand](options)
-    return code
+    subcommand, options = read(given, _SUBCOMMANDS)
+    options.compiled = compiled
+    return subcommand.act(options)
 
 
-def _boot(options: argparse.Namespace) -> int:
+def _boot(options: SimpleNamespace) -> int:
     from .boot import boot
 
     return boot(options.config, options.state_dir)
 
 
-def _status(options: argparse.Namespace) -> int:
+def _status(options: SimpleNamespace) -> int:
     from .status_command import show
 
     return show(options.state_dir, options.wait)
 
 
-def _exec(options: argparse.Namespace) -> int:
+def _exec(options: SimpleNamespace) -> int:
     from .exec_command import execute
 
     return execute(options.config, options.state_dir)
 
 
-def _session(options: argparse.Namespace) -> int:
+def _session(options: SimpleNamespace) -> int:
     from .session import converse
 
     return converse(options.config, options.state_dir)
 
 
-def _tail(options: argparse.Namespace) -> int:
+def _tail(options: SimpleNamespace) -> int:
     from .follow import tail
 
     return tail(_runs(options), options.run, options.start)
 
 
-def _stop(options: argparse.Namespace) -> int:
+def _stop(options: SimpleNamespace) -> int:
     from .stop import stop
 
     return stop(options.state_dir, options.run, options.reason, options.grace)
 
 
-def _forward(options: argparse.Namespace) -> int:
+def _forward(options: SimpleNamespace) -> int:
     from .forward import forward
 
     return forward(options.host, options.port)
 
 
-def _list_runs(options: argparse.Namespace) -> int:
+def _list_runs(options: SimpleNamespace) -> int:
     from .runs_command import show
 
     return show(_runs(options))
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: SimpleNamespace) -> int:
     from .verify import verify
 
     return verify(_runs(options), options.run)
 
 
-def _dotfiles(options: argparse.Namespace) -> int:
+def _dotfiles(options: SimpleNamespace) -> int:
     from .dotfiles import apply
 
     return apply(options.source, options.manager, options.home, options.target)
 
 
-def _credentials(options: argparse.Namespace) -> int:
+def _credentials(options: SimpleNamespace) -> int:
     from .credentials.command import run
 
     return run(options.action, options.config, options.state_dir, options.wait)
 
 
-def _git_credential(options: argparse.Namespace) -> int:
+def _git_credential(options: SimpleNamespace) -> int:
     from .credentials.git_helper import answer
 
     return answer(options.operation, options.host, options.token)
 
 
-def _compile(options: argparse.Namespace) -> int:
+def _compile(options: SimpleNamespace) -> int:
     from .compiled import compile_archive
 
     return compile_archive(os.path.abspath(sys.argv[0]), options.compiled)
 
 
-_COMMANDS = {
-    "boot": _boot,
-    "status": _status,
-    "exec": _exec,
-    "session": _session,
-    "tail": _tail,
-    "stop": _stop,
-    "forward": _forward,
-    "runs": _list_runs,
-    "verify": _verify,
-    "dotfiles": _dotfiles,
-    "credentials": _credentials,
-    "git-credential": _git_credential,
-    "compile": _compile,
-}
-
-
-_WITHOUT_STATE = ("dotfiles", "git-credential")
-
-
-def _runs(options: argparse.Namespace) -> str:
+def _runs(options: SimpleNamespace) -> str:
     return os.path.join(os.path.abspath(options.state_dir), "runs")
-
-
-def _parser(asked: List[str]) -> argparse.ArgumentParser:
-    """A parser that knows the subcommands that are asked for."""
-    parser = _Parser(prog="agent", description=__doc__)
-    subcommands = parser.add_subparsers(dest="subcommand", required=True, prog="agent")
-    for name in asked:
-        purpose, describe = _DESCRIPTIONS[name]
-        made = subcommands.add_parser(name, help=purpose)
-        if name not in _WITHOUT_STATE:
-            made.add_argument("--state-dir", default=STATE_DIRECTORY, help="default: %(default)s")
-        if name in ("boot", "exec", "session", "credentials"):
-            made.add_argument("--config", default=CONFIG_PATH, help="default: %(default)s")
-        if describe is not None:
-            describe(made)
-    return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **members: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **members)
-
-
-class _Formatter(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        # To ask the terminal for its width costs imports, also where no help is asked for.
-        super().__init__(prog, width=100)
-
-
-def _describe_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS")
-
-
-def _describe_tail(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=_run_id)
-    parser.add_argument("--from", dest="start", type=_sequence, default=1, metavar="SEQUENCE")
-
-
-def _describe_stop(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=_run_id)
-    parser.add_argument("--reason", default="cancelled", choices=["cancelled", "timeout", "stop"])
-    parser.add_argument("--grace", type=float, metavar="SECONDS")
-
-
-def _describe_forward(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-
-
-def _describe_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run")
-
-
-def _describe_dotfiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", required=True)
-    parser.add_argument("--manager", required=True, choices=["auto", "copy", "stow", "chezmoi"])
-    parser.add_argument("--home", required=True)
-    parser.add_argument("--target", required=True, choices=["home", "config"])
-
-
-def _describe_credentials(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["deliver", "collect", "withdraw"])
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="for deliver: then status")
-
-
-def _describe_git_credential(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--token", required=True, metavar="FILE")
-    parser.add_argument("operation")
-
-
-_DESCRIPTIONS: Dict[str, Tuple[str, Optional[Callable[[argparse.ArgumentParser], None]]]] = {
-    "boot": ("start the workspace; the container's entry", None),
-    "status": ("print the status of the boot as JSON", _describe_status),
-    "exec": ("run one recorded command; its spec is read from stdin", None),
-    "session": ("run one recorded session; frames on stdin and stdout", None),
-    "tail": ("stream the record of a run; take acknowledgements from stdin", _describe_tail),
-    "stop": ("end everything of a run: TERM, and KILL after the grace", _describe_stop),
-    "forward": ("connect stdin and stdout to a port of this workspace", _describe_forward),
-    "runs": ("list the records that wait here, as JSON", None),
-    "verify": ("check the record of a run, or in a folder; nothing is changed", _describe_verify),
-    "dotfiles": ("apply a dotfiles checkout as this user", _describe_dotfiles),
-    "credentials": (
-        "take, give back or remove accounts; documents on stdin",
-        _describe_credentials,
-    ),
-    "git-credential": ("answer git, which runs this as the user", _describe_git_credential),
-    "compile": ("compile this archive for all later starts; for builds of images", None),
-}
 
 
 def _run_id(text: str) -> str:
     # It becomes a path below the state folder.
     if not text or "/" in text or text.startswith("."):
-        raise argparse.ArgumentTypeError("is not the id of a run")
+        raise Refused("is not the id of a run")
     return text
 
 
 def _sequence(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("sequences count from 1")
+        raise Refused("must be a sequence, which count from 1")
     return number
+
+
+_STATE = Member("--state-dir", STATE_DIRECTORY)
+_CONFIG = Member("--config", CONFIG_PATH)
+_RUN = Member("run", convert=_run_id)
+
+_SUBCOMMANDS = {
+    "boot": Subcommand(
+        "start the workspace; the container's entry",
+        _boot,
+        (_STATE, _CONFIG),
+    ),
+    "status": Subcommand(
+        "print the status of the boot as JSON",
+        _status,
+        (_STATE, Member("--wait", 0.0, convert=float)),
+    ),
+    "exec": Subcommand(
+        "run one recorded command; its spec is read from stdin",
+        _exec,
+        (_STATE, _CONFIG),
+    ),
+    "session": Subcommand(
+        "run one recorded session; frames on stdin and stdout",
+        _session,
+        (_STATE, _CONFIG),
+    ),
+    "tail": Subcommand(
+        "stream the record of a run; take acknowledgements from stdin",
+        _tail,
+        (_STATE, _RUN, Member("--from", 1, convert=_sequence, destination="start")),
+    ),
+    "stop": Subcommand(
+        "end everything of a run: TERM, and KILL after the grace",
+        _stop,
+        (
+            _STATE,
+            _RUN,
+            Member("--reason", "cancelled", choices=("cancelled", "timeout", "stop")),
+            Member("--grace", convert=float),
+        ),
+    ),
+    "forward": Subcommand(
+        "connect stdin and stdout to a port of this workspace",
+        _forward,
+        (_STATE, Member("--host", "127.0.0.1"), Member("--port", required=True, convert=int)),
+    ),
+    "runs": Subcommand(
+        "list the records that wait here, as JSON",
+        _list_runs,
+        (_STATE,),
+    ),
+    "verify": Subcommand(
+        "check the record of a run, or in a folder; nothing is changed",
+        _verify,
+        (_STATE, Member("run")),
+    ),
+    "dotfiles": Subcommand(
+        "apply a dotfiles checkout as this user",
+        _dotfiles,
+        (
+            Member("--source", required=True),
+            Member("--manager", required=True, choices=("auto", "copy", "stow", "chezmoi")),
+            Member("--home", required=True),
+            Member("--target", required=True, choices=("home", "config")),
+        ),
+    ),
+    "credentials": Subcommand(
+        "take, give back or remove accounts; documents on stdin",
+        _credentials,
+        (
+            _STATE,
+            _CONFIG,
+            Member("action", choices=("deliver", "collect", "withdraw")),
+            # For deliver: then the status, after so many seconds at the latest.
+            Member("--wait", convert=float),
+        ),
+    ),
+    "git-credential": Subcommand(
+        "answer git, which runs this as the user",
+        _git_credential,
+        (
+            Member("--host", required=True),
+            Member("--token", required=True),
+            Member("operation"),
+        ),
+    ),
+    "compile": Subcommand(
+        "compile this archive for all later starts; for builds of images",
+        _compile,
+        (_STATE,),
+    ),
+}
 
 
 if __name__ == "__main__":

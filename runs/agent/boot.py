@@ -199,7 +199,7 @@ class _Boot:
 
     def _dotfiles_command(self, dotfiles: Dotfiles) -> Command:
         """This program again, as the user: nothing is written that the user could not write."""
-        argv = [sys.executable, "-I", os.path.abspath(sys.argv[0]), "dotfiles"]
+        argv = [sys.executable, "-IS", os.path.abspath(sys.argv[0]), "dotfiles"]
         argv += ["--source", dotfiles.path, "--manager", dotfiles.manager]
         argv += ["--home", self._config.home, "--target", dotfiles.target]
         return Command("dotfiles", 0, "dotfiles", argv, "/")

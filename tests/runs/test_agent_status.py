@@ -114,7 +114,17 @@ def test_a_status_costs_little_more_than_starting_python(workspace: Workspace) -
     # Counted and not timed: the time of a busy machine says nothing.
     modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
     ours = {name for name in modules if name.startswith("agent")}
-    assert ours == {"agent", "agent.__main__", "agent.status", "agent.status_command"}
+    needed = {"__main__", "arguments", "status", "status_command"}
+    assert ours == {"agent", *(f"agent.{name}" for name in needed)}
     assert modules.isdisjoint(
-        {"subprocess", "pathlib", "ctypes", "dataclasses", "inspect", "asyncio"}
+        {
+            "subprocess",
+            "pathlib",
+            "ctypes",
+            "dataclasses",
+            "inspect",
+            "asyncio",
+            "argparse",
+            "locale",
+        }
     )
