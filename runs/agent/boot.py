@@ -279,7 +279,7 @@ class _Boot:
     ) -> None:
         """End everything, which gives other runs the time to end their records, then our own."""
         if self._supervisor.record is not None:
-            self._supervisor.record.state("stopping", step=step, message=message)
+            self._supervisor.record.stopping(step=step, message=message)
         self._supervisor.terminate_everything(grace_seconds)
         _end_record(self._supervisor, "stopped" if requested else "ended", ending)
         if not self._config.record.restart:

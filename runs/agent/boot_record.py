@@ -89,7 +89,7 @@ class BootRecord:
             if self._writer.last_sequence == 0:
                 self._record_start(boot_id, account)
             self._markers.remove(RECORD_LEFT)
-            self.state("starting", message=f"boot {boot_id}")
+            self._tell("starting", message=f"boot {boot_id}")
             if was_killed:
                 self._end_lost()
             self._writer.sync()
@@ -103,6 +103,17 @@ class BootRecord:
         self, state: str, *, step: Optional[StepStatus] = None, message: str = "", **more: Any
     ) -> None:
         """The boot has come this far; durable when this returns."""
+        self._tell(state, step=step, message=message, **more)
+        self._writer.sync()
+
+    def stopping(self, *, step: Optional[StepStatus] = None, message: str = "") -> None:
+        """It is about to end everything; durable with the end, which nothing is to hold up."""
+        self._tell("stopping", step=step, message=message)
+        self._writer.flush()
+
+    def _tell(
+        self, state: str, *, step: Optional[StepStatus] = None, message: str = "", **more: Any
+    ) -> None:
         meta: Dict[str, Any] = {"state": state}
         if message:
             meta["message"] = self._recording.mask_text(message)
@@ -110,7 +121,6 @@ class BootRecord:
             meta["step"] = step.to_wire()
         meta.update(more)
         self._recording.event(Kind.RUNTIME_STATE_CHANGED, meta)
-        self._writer.sync()
 
     def started(self, pid: int, name: str, argv: Sequence[str], cwd: str) -> RecordedProcess:
         """A step or the foreground runs."""
@@ -160,7 +170,7 @@ class BootRecord:
     def end(self, reason: str, ending: Optional[Ending]) -> None:
         """Nothing runs any more. Seals the record, or leaves it for the next life."""
         if not self._config.record.restart:
-            self.state("stopped")
+            self._tell("stopped")
             self._recording.seal(reason, ending)
             return
         self._recording.close_streams()

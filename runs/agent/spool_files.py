@@ -31,6 +31,8 @@ class SegmentFiles:
         self._name = ""
         self._closed: List[Tuple[str, int]] = []
         self._background = BackgroundSync()
+        self._waits_for_disk = False
+        """Something was written since somebody has waited for the disk."""
 
     @property
     def closed(self) -> int:
@@ -66,6 +68,7 @@ class SegmentFiles:
         """Write frames; returns how many. When the disk is full, only whole ones, and not all."""
         data = memoryview(b"".join(frames))
         written = 0
+        self._waits_for_disk = True
         try:
             while written < len(data):
                 written += os.write(self._fd, data[written:])
@@ -96,8 +99,9 @@ class SegmentFiles:
         """Wait until the disk has what was written."""
         try:
             self._background.end()
-            if self._fd >= 0:
+            if self._fd >= 0 and self._waits_for_disk:
                 os.fdatasync(self._fd)
+            self._waits_for_disk = False
         except OSError as error:
             raise SpoolFailed(f"the spool cannot be made durable: {error.strerror}") from error
 

@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, NamedTuple, Tuple
 
 from .segments import DONE, IDENTITY, LOCK, open_folder, read_json, sync_folder
-from .status import random_uuid, replace_file
+from .status import random_uuid
 
 _VERSION = 1
 _LOOK_SECONDS = 0.01
@@ -76,7 +76,12 @@ def new_folder(
         os.makedirs(os.path.join(root, DONE), mode=0o700, exist_ok=True)
         _refuse_existing(root, run_id)
         os.mkdir(fresh, 0o700)
-        replace_file(fresh, IDENTITY, json.dumps(identity).encode("ascii"))
+        # Its name becomes durable with that of the first segment, before others see the folder.
+        directory = open_folder(fresh)
+        try:
+            replace_in(directory, IDENTITY, json.dumps(identity).encode("ascii"))
+        finally:
+            os.close(directory)
     except OSError as error:
         discard(fresh)
         raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error

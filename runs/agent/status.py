@@ -1,8 +1,10 @@
 """The status file: how far this boot has come, readable also when the container has stopped.
 
-`StatusFile` writes it atomically (temporary file, fsync, rename, fsync of the folder), so a reader
-sees the old or the new status and never half of one. It holds no secrets and everybody may read
-it.
+`StatusFile` writes it atomically (temporary file, rename), so a reader sees the old or the new
+status and never half of one. How a boot ended is also durable (fsync of file and folder). What it
+passes through on the way, `ready` too, is not waited for: after a crash of the machine another PID
+1 writes anew, and until then an empty file counts as none. It holds no secrets and everybody may
+read it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Dict, NamedTuple, Optional
 VERSION = 1
 FILE_NAME = "status.json"
 FINAL_PHASES = ("ready", "failed", "stopped")
+_ENDED_PHASES = ("failed", "stopped")
 
 
 class StepStatus(NamedTuple):
@@ -51,7 +54,10 @@ class StatusFile:
     def write(
         self, phase: str, *, step: Optional[StepStatus] = None, message: str = "", tail: str = ""
     ) -> None:
-        """Replace the status. Raises OSError when the state folder cannot be written."""
+        """Replace the status, durably when the boot has ended.
+
+        Raises OSError when the state folder cannot be written.
+        """
         status = {
             "version": VERSION,
             "runId": self.run_id,
@@ -63,11 +69,16 @@ class StatusFile:
             "tail": tail,
             "process": self._process,
         }
-        replace_file(self._directory, FILE_NAME, json.dumps(status).encode("ascii"))
+        content = json.dumps(status).encode("ascii")
+        replace_file(self._directory, FILE_NAME, content, durable=phase in _ENDED_PHASES)
 
 
-def replace_file(directory: str, name: str, content: bytes) -> None:
-    """Durably replace a file of the state folder; a crash leaves the old or the new content."""
+def replace_file(directory: str, name: str, content: bytes, *, durable: bool = True) -> None:
+    """Replace a file of the state folder; readers find the old or the new content.
+
+    So does who comes after a crash of the machine, when it is `durable`; otherwise they may find
+    an empty file, and nobody waited for the disk.
+    """
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         temporary = name + ".new"
@@ -78,11 +89,13 @@ def replace_file(directory: str, name: str, content: bytes) -> None:
             left = memoryview(content)
             while left:
                 left = left[os.write(descriptor, left) :]
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        os.fsync(folder)
+        if durable:
+            os.fsync(folder)
     finally:
         os.close(folder)
 

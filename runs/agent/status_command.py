@@ -72,7 +72,11 @@ def _version_of(path: str) -> Optional[Tuple[int, int]]:
 
 def _current(path: str) -> Dict[str, Any]:
     with open(path, "rb") as file:
-        status: Dict[str, Any] = json.load(file)
+        content = file.read()
+    if not content:
+        # The machine has crashed before the disk had it: this is a restarted container.
+        return _not_started()
+    status: Dict[str, Any] = json.loads(content)
     writer = status.get("process") or {}
     # In a restarted container the last boot's file is there until the new PID 1 has replaced it.
     if writer.get("pid") == 1:

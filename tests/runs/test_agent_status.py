@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from runs.agent.status import StatusFile
 from tests.runs.booted import PYTHON, UNTIL_GO, Workspace, command, step
 
 
@@ -128,3 +130,26 @@ def test_a_status_costs_little_more_than_starting_python(workspace: Workspace) -
             "locale",
         }
     )
+
+
+def test_only_how_a_boot_ended_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    status = StatusFile(str(tmp_path))
+    for phase in ("credentials", "dotfiles", "startup", "ready"):
+        status.write(phase)
+        assert json.loads((tmp_path / "status.json").read_text())["phase"] == phase
+    assert waited == []
+    for count, phase in ((2, "failed"), (4, "stopped")):
+        status.write(phase)  # the file, and the folder with its name
+        assert len(waited) == count
+
+
+def test_a_status_that_the_disk_never_had_counts_as_none(workspace: Workspace) -> None:
+    workspace.state.mkdir(parents=True, exist_ok=True)
+    (workspace.state / "status.json").touch()
+    argv = [PYTHON, "-I", str(workspace.archive), "status", "--state-dir", str(workspace.state)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (told.returncode, json.loads(told.stdout)["phase"]) == (3, "starting")
