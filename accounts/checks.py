@@ -8,11 +8,12 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
 from accounts import sealing
+from controlplane.checks import SETTINGS
 
 _MAKE_ONE = "python3 -c 'import base64, os; print(base64.b64encode(os.urandom(32)).decode())'"
 
 
-@register(Tags.security)
+@register(Tags.security, SETTINGS)
 def check_credentials_key(**kwargs: Any) -> list[CheckMessage]:
     """accounts.W001: without ``SVC_CREDENTIALS_KEY`` no account can be connected or used.
 
@@ -48,7 +49,7 @@ def check_credentials_key(**kwargs: Any) -> list[CheckMessage]:
     return []
 
 
-@register()
+@register(SETTINGS)
 def check_credentials_interval(**kwargs: Any) -> list[CheckMessage]:
     """accounts.W003: a workspace has to wait for its accounts until somebody looks after it."""
     if 2 * settings.WORKER_CREDENTIALS_INTERVAL_MS <= settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS:

@@ -1,6 +1,13 @@
-"""The Django app ``controlplane``."""
+"""The Django app ``controlplane``, and Django's own for the admin pages."""
+
+from collections.abc import Sequence
+from typing import Any
 
 from django.apps import AppConfig
+from django.contrib import admin
+from django.contrib.admin.apps import SimpleAdminConfig
+from django.contrib.admin.checks import check_admin_app, check_dependencies
+from django.core.checks import CheckMessage, Tags, register
 
 from controlplane import checks as checks  # importing them registers them
 
@@ -10,3 +17,17 @@ class ControlPlaneConfig(AppConfig):
 
     name = "controlplane"
     verbose_name = "Control plane"
+
+
+class AdminConfig(SimpleAdminConfig):
+    """Has the pages of all apps read by whoever serves or checks them: workers have none."""
+
+    def ready(self) -> None:
+        """Register the checks of Django's admin."""
+        register(check_dependencies, Tags.admin)
+        register(_check_pages, Tags.admin)
+
+
+def _check_pages(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    admin.autodiscover()
+    return list(check_admin_app(app_configs, **kwargs))

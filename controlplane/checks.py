@@ -8,8 +8,12 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
+SETTINGS = "settings"
+"""The tag of the checks that every process makes as it starts. Those of Django are about the code,
+which no environment changes: a worker has neither pages nor paths, and would read them for that."""
 
-@register(Tags.security)
+
+@register(Tags.security, SETTINGS)
 def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
     """controlplane.W001: without ``WEB_AUTH_SECRET`` every restart signs everybody out."""
     if settings.WEB_AUTH_SECRET:
@@ -23,7 +27,7 @@ def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register()
+@register(SETTINGS)
 def check_extra_ca_file(**kwargs: Any) -> list[CheckMessage]:
     """controlplane.E001: ``SVC_EXTRA_CA_FILE`` has to be readable."""
     path = settings.SVC_EXTRA_CA_FILE
@@ -38,7 +42,7 @@ def check_extra_ca_file(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register()
+@register(SETTINGS)
 def check_lease(**kwargs: Any) -> list[CheckMessage]:
     """controlplane.E002: a lease has to outlive the heartbeats that renew it."""
     shortest = 2 * settings.WORKER_HEARTBEAT_INTERVAL_MS

@@ -286,7 +286,7 @@ tell_all_faults()
 
 # ---------------------------------------------------------------- Django
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "controlplane.apps.AdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

@@ -7,6 +7,8 @@ from drf_spectacular.views import SpectacularSwaggerSplitView
 from controlplane import views
 from controlplane.openapi import Description
 
+admin.autodiscover()
+
 urlpatterns = [
     path("", views.Root.as_view()),
     path("healthz", views.Liveness.as_view()),

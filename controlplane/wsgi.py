@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import IO, Any
 
+from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
 from controlplane.body_limits import body_limit
@@ -54,3 +56,6 @@ def _discard(body: IO[bytes]) -> None:
 
 
 application = with_bounded_bodies(get_wsgi_application(), limit_of=body_limit)
+
+# The first request would wait for all views otherwise.
+import_module(settings.ROOT_URLCONF)

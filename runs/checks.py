@@ -7,8 +7,10 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Tags, Warning, register
 
+from controlplane.checks import SETTINGS
 
-@register(Tags.security)
+
+@register(Tags.security, SETTINGS)
 def check_record_signing_key(**kwargs: Any) -> list[CheckMessage]:
     """runs.W001: without ``SVC_RECORD_SIGNING_KEY`` records are sealed without a signature."""
     if settings.SVC_RECORD_SIGNING_KEY:

@@ -16,11 +16,13 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.checks import CheckMessage, Tags, Warning, register
 
+from controlplane.checks import SETTINGS
+
 _SHORTEST_SECRET = 16
 _MAKE_ONE = "python3 -c 'import secrets; print(secrets.token_hex(32))'"
 
 
-@register(Tags.security)
+@register(Tags.security, SETTINGS)
 def check_provider_address(**kwargs: Any) -> list[CheckMessage]:
     """scm.W001: tokens that go over ``http`` can be read on the way."""
     url = urlsplit(settings.SCM_API_BASE_URL)
@@ -35,7 +37,7 @@ def check_provider_address(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-@register(Tags.security)
+@register(Tags.security, SETTINGS)
 def check_webhook_secret(**kwargs: Any) -> list[CheckMessage]:
     """scm.W002 and scm.W003: an app should hear of changes, and from its provider alone."""
     if not settings.SCM_APP_WEBHOOK_SECRET:

@@ -36,6 +36,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3 sudo
 RUN useradd --create-home --uid 1000 --shell /bin/bash workspace \\
  && echo 'workspace ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/workspace
 COPY svc-agent /usr/lib/svc/agent
+RUN ["/usr/lib/svc/agent", "compile"]
 ENTRYPOINT ["/usr/lib/svc/agent", "boot"]
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from builds.assembly import build_worker
+from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
 
 
@@ -22,6 +23,7 @@ class Command(BaseCommand):
     """Runs a build worker; the first SIGTERM or SIGINT drains it, the second stops it at once."""
 
     help = "Take build jobs from the queue: build, publish, launch. One signal drains, two stop."
+    requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

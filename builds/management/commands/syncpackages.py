@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from builds.families import FAMILIES
 from builds.packages.reading import configured_engine
 from builds.packages.sync import PackageSyncError, sync_family
+from controlplane.checks import SETTINGS
 
 
 class Command(BaseCommand):
@@ -20,6 +21,7 @@ class Command(BaseCommand):
         "Read the package index of each family through its own package manager, in a container of "
         "its base image. Without --family: those of PACKAGE_SYNC_FAMILIES, else the default family."
     )
+    requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from controlplane.checks import SETTINGS
 from runs.retention import prunable, prune
 
 _LONGEST_DAYS = 36_500
@@ -28,6 +29,7 @@ class Command(BaseCommand):
         "Remove the records of runs that ended. The run, its seal and signature stay; "
         "partitions of which nothing is left are dropped whole."
     )
+    requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

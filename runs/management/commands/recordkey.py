@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from controlplane.checks import SETTINGS
 from runs import seal
 
 
@@ -14,6 +15,7 @@ class Command(BaseCommand):
     """Prints the public key, for those who check exports elsewhere."""
 
     help = "Print the public key of SVC_RECORD_SIGNING_KEY in base64, to check exports with."
+    requires_system_checks = [SETTINGS]
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print it."""

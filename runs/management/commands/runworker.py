@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
 from runs.assembly import run_worker
 
@@ -22,6 +23,7 @@ class Command(BaseCommand):
     """Runs a run worker; the first SIGTERM or SIGINT gives its runs to others, then it ends."""
 
     help = "Execute and record runs. One signal gives them to other workers, two stop at once."
+    requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from controlplane.checks import SETTINGS
 from runs import signatures
 from runs.models import Run
 from runs.verify import verify_run
@@ -16,6 +17,7 @@ class Command(BaseCommand):
     """Computes a record anew from its rows; ends with 1 and names the first event that is wrong."""
 
     help = "Check the record of a run: chain, checkpoints, loss spans, seal and signature."
+    requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
