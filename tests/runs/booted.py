@@ -6,7 +6,9 @@ The archive that images get is run by the system's Python. As root, user process
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pwd
@@ -103,10 +105,23 @@ class Boot:
         return found
 
 
+@functools.cache
+def _compiled() -> Path:
+    """What images hold beside the agent: its modules as byte code, made once for all workspaces."""
+    folder = Path(tempfile.mkdtemp(prefix="svc-agent-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)
+    archive = folder / "agent"
+    archive.write_bytes(agent_archive())
+    subprocess.run([PYTHON, "-IS", str(archive), "compile"], check=True)
+    (compiled,) = folder.glob("agent.*")
+    return compiled
+
+
 class Workspace:
     """The folders of one workspace; boots it as often as a test likes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, compiled: bool = True) -> None:
         self.root = root
         self.home = root / "home"
         self.directory = root / "workspace" / "project"
@@ -120,6 +135,8 @@ class Workspace:
         shutil.chown(self.home, USER)
         self.archive.write_bytes(agent_archive())
         self.archive.chmod(0o755)
+        if compiled:
+            (root / _compiled().name).symlink_to(_compiled())
 
     def config(self, **members: object) -> dict[str, Any]:
         """A valid `boot.json`; keyword arguments replace members."""
@@ -222,12 +239,12 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def workspace() -> Iterator[Workspace]:
+def workspace(*, compiled: bool = True) -> Iterator[Workspace]:
     """A workspace in a folder that every user may enter; nothing of it is left running."""
     # pytest's own temporary folders are closed to other users.
     root = Path(tempfile.mkdtemp(prefix="agent-"))
     root.chmod(0o755)
-    made = Workspace(root)
+    made = Workspace(root, compiled=compiled)
     try:
         yield made
     finally:

@@ -11,15 +11,24 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runs.agent_archive import agent_archive, agent_digest
+from tests.runs import booted
 from tests.runs.booted import PYTHON, Workspace
 
 PACKAGE = Path(__file__).parents[2] / "runs" / "agent"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.fixture
+def workspace() -> Iterator[Workspace]:
+    """Its archive is as it was copied into an image: nothing is compiled yet."""
+    with booted.workspace(compiled=False) as made:
+        yield made
 
 
 def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
