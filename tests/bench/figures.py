@@ -21,7 +21,7 @@ class Figure:
     def cells(self) -> tuple[str, ...]:
         """The figure as a line of the table."""
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}x"
-        verdict = "met" if self.met else "missed"
+        verdict = ("met" if self.met else "missed") if self.target else ""
         return (self.name, self.ours, self.floor, ratio, self.target, verdict)
 
 
