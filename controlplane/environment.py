@@ -1,8 +1,8 @@
 """Reading the environment: typed values, secrets out of files, and all faults told at once.
 
 ``controlplane.settings`` alone calls these. A reader that finds a fault notes it and goes on with a
-harmless value; :func:`tell_all_faults` then raises one error for all of them. No message repeats
-the value of a secret.
+harmless value; :func:`tell_all_faults` then ends the process with one text for all of them. No
+message repeats the value of a secret.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from urllib.parse import quote, urlsplit
 
 from environs import Env, EnvValidationError, validate
 from marshmallow import ValidationError
+
+from controlplane.oci_names import is_image
 
 env = Env(eager=False)
 
@@ -46,7 +48,11 @@ def secret(name: str, default: str = "", check: Callable[[str], None] = lambda _
 
 
 def tell_all_faults() -> None:
-    """Raise one error that names everything that is wrong with the environment."""
+    """End the process with a text that names everything that is wrong with the environment.
+
+    Whoever started it wants to know the settings' names, not where in our code they are read: there
+    is no traceback, and the exit code is 1 in every process.
+    """
     faults: dict[str, Any] = {}
     try:
         env.seal()
@@ -55,9 +61,9 @@ def tell_all_faults() -> None:
         faults.update(exc.error_messages)
     faults = {**_other_faults, **faults}
     if faults:
-        told = "; ".join(f"{name}: {' '.join(texts)}" for name, texts in sorted(faults.items()))
+        told = [f"  {name}: {' '.join(map(str, texts))}" for name, texts in sorted(faults.items())]
         hint = "deploy/README.md explains every setting."
-        raise EnvValidationError(f"The environment is not valid. {told} ({hint})", faults)
+        raise SystemExit("\n".join(["The environment is not valid.", *told, hint]))
 
 
 def note_fault(name: str, text: str) -> None:
@@ -109,6 +115,69 @@ def _each(word: str) -> Callable[[list[str]], None]:
     return check
 
 
+def host(value: str) -> None:
+    """Refuse what is neither the name of a host nor an address; unset is allowed."""
+    try:
+        ipaddress.ip_address(value or "::")
+    except ValueError:
+        labels = value.removesuffix(".").split(".")
+        # Four numbers are an address that is wrong, and no name.
+        named = not labels[-1].isdecimal() and all(
+            re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", label)
+            for label in labels
+        )
+        if not named:
+            raise ValidationError("Must be a host name or an IP address.") from None
+
+
+def hosts_answered(values: list[str]) -> None:
+    """Refuse what is not a host name, ``.`` and a domain, or ``*``; and nothing at all."""
+    if not values:
+        raise ValidationError("Must name a host, or be '*': nobody would be answered.")
+    wrong = [
+        value
+        for value in values
+        if not re.fullmatch(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]", value)
+    ]
+    if wrong:
+        shown = ", ".join(map(repr, wrong))
+        raise ValidationError(f"Neither a host name without a port nor '*': {shown}.")
+
+
+def queue(name: str, default: str) -> str:
+    """Return the name of a queue of ours that ``name`` gives."""
+    value: str = env.str(name, default, validate=_queue_name)
+    return value
+
+
+def _queue_name(value: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,200}", value) or value.startswith("amq."):
+        raise ValidationError("Must be letters, digits and . _ : - and not begin with 'amq.'.")
+
+
+def engine_address(value: str) -> None:
+    """Refuse what is not the address of an engine, as Docker clients write it; unset is fine."""
+    if value and not re.fullmatch(r"unix:///\S+|(tcp|http|https|ssh)://[^\s/]\S*", value):
+        raise ValidationError("Must be like unix:///var/run/docker.sock or tcp://HOST:PORT.")
+
+
+def image(name: str, default: str) -> str:
+    """Return the reference of an image that ``name`` gives."""
+    value: str = env.str(name, default, validate=_image_reference)
+    return value
+
+
+def _image_reference(value: str) -> None:
+    if not is_image(value):
+        raise ValidationError("Must name an image, like debian:bookworm-slim.")
+
+
+def not_above(name: str, value: float | None, ceiling: str, most: float | None) -> None:
+    """Note a fault where what is given by default is more than what may be asked for."""
+    if value is not None and most is not None and value > most:
+        note_fault(name, f"Must not be above {ceiling}, which is {most}.")
+
+
 def reachable(bound: str) -> str:
     """Return the host of a URL at which this machine reaches what listens on ``bound``."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104
@@ -158,13 +227,13 @@ def origins(values: list[str]) -> None:
         raise ValidationError(f"Not an origin like https://web.example or http://a:3000: {shown}.")
 
 
-def check_cors_origins(value: str) -> None:
-    """Note a fault unless ``value`` is ``*`` or origins, separated by commas."""
+def check_cors_origins(name: str, value: str) -> None:
+    """Note a fault at ``name`` unless ``value`` is ``*`` or origins, separated by commas."""
     given = [item.strip() for item in value.split(",") if item.strip()]
     try:
         origins([] if given == ["*"] else [item for item in given if item != "null"])
     except ValidationError as exc:
-        note_fault("CORS_ALLOWED_ORIGINS", " ".join(map(str, exc.messages)))
+        note_fault(name, " ".join(map(str, exc.messages)))
 
 
 def account(user: str, password: str) -> str:

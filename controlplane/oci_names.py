@@ -8,6 +8,7 @@ REPOSITORY = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
 )
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
@@ -24,3 +25,8 @@ def is_tag(name: str) -> bool:
 def is_digest(name: str) -> bool:
     """Whether ``name`` is the digest of a manifest or blob."""
     return _DIGEST.fullmatch(name) is not None
+
+
+def is_image(reference: str) -> bool:
+    """Whether ``reference`` may name an image, with a registry before it and a tag after it."""
+    return _IMAGE.fullmatch(reference) is not None

@@ -29,12 +29,19 @@ from controlplane.environment import (
     credentials_key,
     database_url,
     decimal,
+    engine_address,
     env,
+    host,
+    hosts_answered,
+    image,
     network,
+    not_above,
+    note_fault,
     origins,
     port,
     port_or_none,
     positive,
+    queue,
     reachable,
     registry_name,
     secret,
@@ -56,7 +63,8 @@ SVC_INSTANCE_ID: str = env.str(
 )
 SVC_VERSION: str = env.str("SVC_VERSION", "") or SVC_RELEASE
 SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
-SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "127.0.0.1")
+# Nothing is no address: whoever leaves it empty has not asked to be reached from everywhere.
+SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "", validate=host) or "127.0.0.1"
 SVC_API_PORT = port("SVC_API_PORT", 4000)
 SVC_WEB_PORT = port_or_none("SVC_WEB_PORT", 3000)
 SVC_API_WORKERS = positive("SVC_API_WORKERS", 2)
@@ -81,11 +89,14 @@ SVC_CREDENTIALS_KEY = secret("SVC_CREDENTIALS_KEY", check=credentials_key)
 SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=credentials_key)
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
-ALLOWED_HOSTS: list[str] = env.list("SVC_ALLOWED_HOSTS", ["*"])
-CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
-CORS_ALLOWED_ORIGINS_SETTING: str = env.str(
-    "CORS_ALLOWED_ORIGINS", env.str("SVC_CORS_ALLOWED_ORIGINS", "*")
+ALLOWED_HOSTS: list[str] = env.list(
+    "SVC_ALLOWED_HOSTS", ["*"], subcast=str.strip, validate=hosts_answered
 )
+CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
+# What the API itself is told goes before what the installation is told.
+_own_origins: str | None = env.str("CORS_ALLOWED_ORIGINS", None)
+_told_origins: str = env.str("SVC_CORS_ALLOWED_ORIGINS", "*")
+CORS_ALLOWED_ORIGINS_SETTING = _told_origins if _own_origins is None else _own_origins
 
 # ---------------------------------------------------------------- upstream parts
 SVC_DB_PASSWORD = secret("SVC_DB_PASSWORD")
@@ -104,7 +115,7 @@ RABBITMQ_URL = secret(
 )
 RABBITMQ_CONNECT_TIMEOUT_MS = positive("RABBITMQ_CONNECT_TIMEOUT_MS", 3_000)
 RABBITMQ_CONSUMER_TIMEOUT_MS = positive("RABBITMQ_CONSUMER_TIMEOUT_MS", 1_800_000)
-REGISTRY_NAME: str = env.str("REGISTRY_NAME", "default")
+REGISTRY_NAME: str = env.str("REGISTRY_NAME", "default", validate=validate.Length(min=1))
 SVC_REGISTRY_PORT = port("SVC_REGISTRY_PORT", 5000)
 REGISTRY_BASE_URL: str = env.str(
     "REGISTRY_BASE_URL", f"http://127.0.0.1:{SVC_REGISTRY_PORT}", validate=base_url
@@ -138,15 +149,17 @@ SCM_DELIVERY_KEEP_MS = positive("SCM_DELIVERY_KEEP_MS", 2_592_000_000)
 CONTAINER_SOCKET_PATH: str = env.str(
     "CONTAINER_SOCKET_PATH", "/var/run/docker.sock", validate=absolute_path
 )
-DOCKER_HOST: str = env.str("DOCKER_HOST", f"unix://{CONTAINER_SOCKET_PATH}")
-DOCKER_CLI: str = env.str("DOCKER_CLI", "docker")
+DOCKER_HOST: str = (
+    env.str("DOCKER_HOST", "", validate=engine_address) or f"unix://{CONTAINER_SOCKET_PATH}"
+)
+DOCKER_CLI: str = env.str("DOCKER_CLI", "docker", validate=validate.Length(min=1))
 DOCKER_TIMEOUT_MS = positive("DOCKER_TIMEOUT_MS", 60_000)
 DEFAULT_RUNTIME_ADAPTER: str = env.str(
     "DEFAULT_RUNTIME_ADAPTER", "docker", validate=validate.OneOf(["docker"])
 )
 
 # ---------------------------------------------------------------- the queue and the build worker
-WORKSPACE_BUILD_QUEUE: str = env.str("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")
+WORKSPACE_BUILD_QUEUE = queue("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")
 WORKSPACE_BUILD_QUEUE_PREFETCH = positive("WORKSPACE_BUILD_QUEUE_PREFETCH", 1)
 WORKSPACE_BUILD_JOB_LEASE_DURATION_MS = positive("WORKSPACE_BUILD_JOB_LEASE_DURATION_MS", 900_000)
 WORKSPACE_BUILD_JOB_MAX_ATTEMPTS = positive("WORKSPACE_BUILD_JOB_MAX_ATTEMPTS", 3)
@@ -162,13 +175,16 @@ WORKSPACE_KEEP_ENDED_MS = positive("WORKSPACE_KEEP_ENDED_MS", 86_400_000)
 WORKSPACE_IMAGE_KEEP_MS = positive("WORKSPACE_IMAGE_KEEP_MS", 604_800_000)
 
 # ---------------------------------------------------------------- runs and their records
-WORKSPACE_RUN_QUEUE: str = env.str("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
+WORKSPACE_RUN_QUEUE = queue("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
+if WORKSPACE_RUN_QUEUE == WORKSPACE_BUILD_QUEUE:
+    note_fault("WORKSPACE_RUN_QUEUE", "Must be another queue than WORKSPACE_BUILD_QUEUE.")
 RUN_WORKER_CAPACITY = positive("RUN_WORKER_CAPACITY", 64)
 RUN_WORKER_SESSIONS = positive("RUN_WORKER_SESSIONS", 256)
 RUN_LEASE_DURATION_MS = positive("RUN_LEASE_DURATION_MS", 60_000)
 RUN_QUEUED_OVERDUE_MS = positive("RUN_QUEUED_OVERDUE_MS", 10_000)
 RUN_TIME_LIMIT_MS = positive("RUN_TIME_LIMIT_MS", 3_600_000)
 RUN_MAX_TIME_LIMIT_MS = positive("RUN_MAX_TIME_LIMIT_MS", 86_400_000)
+not_above("RUN_TIME_LIMIT_MS", RUN_TIME_LIMIT_MS, "RUN_MAX_TIME_LIMIT_MS", RUN_MAX_TIME_LIMIT_MS)
 RUN_STOP_GRACE_MS = positive("RUN_STOP_GRACE_MS", 10_000)
 RUN_SPOOL_BYTES = positive("RUN_SPOOL_BYTES", 256 * 1024**2)
 RUN_SPOOL_SEGMENT_BYTES = positive("RUN_SPOOL_SEGMENT_BYTES", 8 * 1024**2)
@@ -183,7 +199,7 @@ RUN_CHANGES_MAX_FILES = positive("RUN_CHANGES_MAX_FILES", 20_000)
 SVC_RECORD_SIGNING_KEY = secret("SVC_RECORD_SIGNING_KEY", check=credentials_key)
 
 # ---------------------------------------------------------------- the SSH gateway
-SVC_SSH_HOST: str = env.str("SVC_SSH_HOST", "localhost")
+SVC_SSH_HOST: str = env.str("SVC_SSH_HOST", "localhost", validate=host) or "localhost"
 SVC_SSH_PORT = port("SVC_SSH_PORT", 2222)
 SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX: str = env.str(
     "SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX", "ws", validate=validate.Regexp(r"^[A-Za-z0-9_.]+\Z")
@@ -241,18 +257,23 @@ WORKSPACE_PIDS = positive("WORKSPACE_PIDS", 2_048)
 WORKSPACE_MAX_MEMORY_MB = positive("WORKSPACE_MAX_MEMORY_MB", 16_384)
 WORKSPACE_MAX_CPUS: float = env.float("WORKSPACE_MAX_CPUS", 8.0, validate=validate.Range(min=0.01))
 WORKSPACE_MAX_PIDS = positive("WORKSPACE_MAX_PIDS", 16_384)
+not_above(
+    "WORKSPACE_MEMORY_MB", WORKSPACE_MEMORY_MB, "WORKSPACE_MAX_MEMORY_MB", WORKSPACE_MAX_MEMORY_MB
+)
+not_above("WORKSPACE_CPUS", WORKSPACE_CPUS, "WORKSPACE_MAX_CPUS", WORKSPACE_MAX_CPUS)
+not_above("WORKSPACE_PIDS", WORKSPACE_PIDS, "WORKSPACE_MAX_PIDS", WORKSPACE_MAX_PIDS)
 SVC_WORKSPACE_NETWORK_POOL: str = env.str(
     "SVC_WORKSPACE_NETWORK_POOL", "10.213.0.0/16", validate=network
 )
 SVC_SOURCE_ALLOW_FILE: bool = env.bool("SVC_SOURCE_ALLOW_FILE", False)
 SVC_SOURCE_ALLOW_PRIVATE: bool = env.bool("SVC_SOURCE_ALLOW_PRIVATE", False)
 SVC_EXTRA_CA_FILE: str = env.str("SVC_EXTRA_CA_FILE", "")
-SVC_BASE_IMAGES: dict[str, str] = {
-    "debian": env.str("SVC_BASE_IMAGE_DEBIAN", "debian:bookworm-slim"),
-    "ubuntu": env.str("SVC_BASE_IMAGE_UBUNTU", "ubuntu:24.04"),
-    "fedora": env.str("SVC_BASE_IMAGE_FEDORA", "fedora:43"),
-    "arch": env.str("SVC_BASE_IMAGE_ARCH", "archlinux:base"),
-    "alpine": env.str("SVC_BASE_IMAGE_ALPINE", "alpine:3.22"),
+SVC_BASE_IMAGES = {
+    "debian": image("SVC_BASE_IMAGE_DEBIAN", "debian:bookworm-slim"),
+    "ubuntu": image("SVC_BASE_IMAGE_UBUNTU", "ubuntu:24.04"),
+    "fedora": image("SVC_BASE_IMAGE_FEDORA", "fedora:43"),
+    "arch": image("SVC_BASE_IMAGE_ARCH", "archlinux:base"),
+    "alpine": image("SVC_BASE_IMAGE_ALPINE", "alpine:3.22"),
 }
 SVC_DEFAULT_OS_FAMILY: str = env.str(
     "SVC_DEFAULT_OS_FAMILY", "debian", validate=validate.OneOf(sorted(SVC_BASE_IMAGES))
@@ -281,7 +302,8 @@ LOG_FORMAT: str = env.str(
     "SVC_LOG_FORMAT", "auto", validate=validate.OneOf(["auto", "json", "console"])
 )
 
-check_cors_origins(CORS_ALLOWED_ORIGINS_SETTING)
+check_cors_origins("CORS_ALLOWED_ORIGINS", _own_origins or "")
+check_cors_origins("SVC_CORS_ALLOWED_ORIGINS", _told_origins)
 tell_all_faults()
 
 # ---------------------------------------------------------------- Django

@@ -13,26 +13,21 @@ import os
 import socket
 from typing import Any
 
+# Here, before there is a process that serves: settings that are wrong end gunicorn itself, with all
+# that is wrong told once, instead of one process of it after the other.
+from controlplane import settings
 from controlplane.logging import logging_config
 
-
-def _number(name: str, default: int) -> int:
-    # The settings tell what is wrong with it, as soon as a process loads them.
-    given = os.environ.get(name, "")
-    return int(given) if given.isdecimal() and int(given) > 0 else default
-
-
-_host = os.environ.get("SVC_BIND_HOST") or "127.0.0.1"
-_ports = [os.environ.get("SVC_API_PORT") or "4000", os.environ.get("SVC_WEB_PORT") or "3000"]
+_host = settings.SVC_BIND_HOST
 # The admin is a web page, so it answers where the web is expected too; 0 for nowhere else.
 bind = [
     f"[{_host}]:{port}" if ":" in _host else f"{_host}:{port}"
-    for port in dict.fromkeys(_ports)
-    if port != "0"
+    for port in dict.fromkeys([settings.SVC_API_PORT, settings.SVC_WEB_PORT])
+    if port
 ]
 worker_class = "gthread"
-workers = _number("SVC_API_WORKERS", 2)
-threads = _number("SVC_API_THREADS", 8)
+workers = settings.SVC_API_WORKERS
+threads = settings.SVC_API_THREADS
 # A thread that waits for an upstream longer than this is stuck; upstream time limits are shorter.
 timeout = 60
 graceful_timeout = 30
@@ -42,10 +37,9 @@ worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa:
 # The application logs every request itself, with its request id.
 accesslog = None
 errorlog = "-"
-# What gunicorn itself says has the same shape; settings that are wrong are told by the settings.
-_level = os.environ.get("SVC_LOG_LEVEL", "INFO")
-_level = _level if _level in {"DEBUG", "INFO", "WARNING", "ERROR"} else "INFO"
-logconfig_dict = logging_config(level=_level, log_format=os.environ.get("SVC_LOG_FORMAT", "auto"))
+# What gunicorn itself says has the same shape.
+_level = settings.LOG_LEVEL
+logconfig_dict = logging_config(level=_level, log_format=settings.LOG_FORMAT)
 logconfig_dict["loggers"]["gunicorn.error"] = {"handlers": [], "level": _level, "propagate": True}
 logconfig_dict["loggers"]["gunicorn.access"] = {"handlers": [], "level": _level, "propagate": False}
 # Nothing of ours listens to gunicorn's control socket.

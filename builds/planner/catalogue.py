@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+
+from controlplane.oci_names import is_image
 
 from .harnesses import HARNESSES, Harness
-
-_IMAGE_REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +27,5 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         for family, reference in self.base_images.items():
-            if not _IMAGE_REFERENCE.fullmatch(reference):
+            if not is_image(reference):
                 raise ValueError(f"the base image of {family} is not an image reference")

@@ -205,4 +205,6 @@ def test_a_number_of_processes_or_threads_that_is_none_is_told(name: str, value:
         server.kill()
         server.wait(60)
     assert server.returncode != 0
-    assert f"The environment is not valid. {name}: " in told
+    assert told.splitlines()[0] == "The environment is not valid."
+    assert f"  {name}: " in told
+    assert "Traceback" not in told

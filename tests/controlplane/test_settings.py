@@ -207,10 +207,9 @@ def test_half_an_account_at_the_registry_is_a_fault(
     given: dict[str, str], name: str, told: str
 ) -> None:
     done = load(given)
-    last = done.stderr.splitlines()[-1]
     assert done.returncode != 0
-    assert f"{name}: " in last
-    assert told in last
+    assert f"{name}: " in done.stderr
+    assert told in done.stderr
 
 
 def test_an_account_at_the_registry_may_keep_its_password_in_a_file(tmp_path: Path) -> None:
@@ -219,6 +218,6 @@ def test_an_account_at_the_registry_may_keep_its_password_in_a_file(tmp_path: Pa
     given = {"REGISTRY_USERNAME": "robot", "REGISTRY_PASSWORD_FILE": str(file)}
     assert value_of("[s.REGISTRY_USERNAME, s.REGISTRY_PASSWORD]", given) == ["robot", "secret"]
     given["REGISTRY_PASSWORD_FILE"] = str(tmp_path / "none")
-    last = load(given).stderr.splitlines()[-1]
-    assert "REGISTRY_PASSWORD_FILE: The file cannot be read" in last
-    assert "REGISTRY_PASSWORD: " not in last
+    said = load(given).stderr
+    assert "REGISTRY_PASSWORD_FILE: The file cannot be read" in said
+    assert "REGISTRY_PASSWORD: " not in said

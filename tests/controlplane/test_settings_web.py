@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,22 +87,110 @@ WRONG = {
     "CORS_ALLOWED_ORIGINS": "web.example",
     "CONTAINER_SOCKET_PATH": "docker.sock",
     "WEB_AUTH_SECRET": "hunter2",
+    "SVC_BIND_HOST": "127.0.0.300",
+    "SVC_ALLOWED_HOSTS": "web.example:4000",
+    "SVC_SSH_HOST": "ssh://web.example",
+    "DOCKER_HOST": "/var/run/docker.sock",
+    "WORKSPACE_BUILD_QUEUE": "",
+    "WORKSPACE_RUN_QUEUE": "amq.runs",
+    "SVC_BASE_IMAGE_FEDORA": "fedora latest",
+    "REGISTRY_NAME": "",
+    "WORKSPACE_MEMORY_MB": "65536",
+    "RUN_TIME_LIMIT_MS": "99999999",
 }
 
 
 def test_everything_that_is_wrong_is_told_at_once_with_a_hint_and_no_secret() -> None:
     done = load(WRONG)
-    assert done.returncode != 0
-    last = done.stderr.splitlines()[-1]
-    assert [name for name in WRONG if f"{name}: " not in last] == []
-    assert "deploy/README.md" in last
+    assert done.returncode == 1
+    first, *told, hint = done.stderr.splitlines()
+    assert first == "The environment is not valid."
+    assert [line.split(": ")[0].strip() for line in told] == sorted(WRONG)
+    assert hint == "deploy/README.md explains every setting."
     assert "hunter2" not in done.stderr
+
+
+PROCESSES = {
+    "the API": ["-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "controlplane.wsgi"],
+    "the build worker": ["manage.py", "buildworker"],
+    "the build worker's container": ["-m", "deploy.worker"],
+    "the run worker": ["manage.py", "runworker"],
+    "the SSH gateway": ["manage.py", "sshgateway"],
+    "the engine's door": ["manage.py", "enginedoor"],
+    "the migration": ["manage.py", "migrate", "--noinput", "--skip-checks"],
+}
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_every_process_ends_with_all_faults_and_no_traceback(process: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *PROCESSES[process]],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "SVC_API_PORT": "x", "SVC_LOG_FORMAT": "xml"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    told = {line.split(":")[0] for line in done.stderr.splitlines() if line.startswith("  ")}
+    assert told == {"  SVC_API_PORT", "  SVC_LOG_FORMAT"}
+
+
+def test_a_database_that_does_not_answer_is_told_to_who_migrates_in_words() -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--noinput", "--skip-checks"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "DATABASE_URL": "postgres://svc:hunter2@127.0.0.1:1/svc"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "127.0.0.1" in done.stderr
+    assert "DATABASE_URL" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_build_worker_that_cannot_write_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, "manage.py", "buildworker"],
+        cwd=ROOT,
+        env={**os.environ, "SVC_DATA_DIR": str(tmp_path / "file" / "data")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert str(tmp_path / "file" / "data") in done.stderr
+    assert "SVC_DATA_DIR" in done.stderr
+
+
+def test_an_address_that_is_left_empty_does_not_open_the_machine() -> None:
+    assert value_of("s.SVC_BIND_HOST", {"SVC_BIND_HOST": ""}) == "127.0.0.1"
+    assert value_of("s.DOCKER_HOST", {"DOCKER_HOST": ""}) == "unix:///var/run/docker.sock"
+
+
+def test_builds_and_runs_do_not_share_a_queue() -> None:
+    done = load({"WORKSPACE_RUN_QUEUE": "one", "WORKSPACE_BUILD_QUEUE": "one"})
+    assert "WORKSPACE_RUN_QUEUE: Must be another queue" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["CORS_ALLOWED_ORIGINS", "SVC_CORS_ALLOWED_ORIGINS"])
+def test_a_fault_bears_the_name_that_was_given(name: str) -> None:
+    assert f"  {name}: Not an origin" in load({name: "web.example"}).stderr
 
 
 @pytest.mark.parametrize("url", ["postgres://u:hunter2@h:port/d", "hunter2", "postgres://[::1/d"])
 def test_an_address_that_is_none_shows_nothing_of_its_password(url: str) -> None:
     done = load({"DATABASE_URL": url})
-    assert "DATABASE_URL: Must have the form" in done.stderr.splitlines()[-1]
+    assert "DATABASE_URL: Must have the form" in done.stderr
     assert "hunter2" not in done.stderr
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from builds.assembly import build_worker
 from controlplane.checks import SETTINGS
@@ -33,6 +33,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
-        worker = build_worker(max_jobs=options["max_jobs"])
+        try:
+            worker = build_worker(max_jobs=options["max_jobs"])
+        except OSError as error:
+            raise CommandError(f"{error}. SVC_DATA_DIR says where builds are prepared.") from None
         with named_process(worker_id=worker.worker_id):
             worker.run()
