@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import BooleanField, Count, ExpressionWrapper, Q, QuerySet
+from django.db.models import BooleanField, Count, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from builds.models import BuildJob, Worker
@@ -126,8 +126,15 @@ def ready() -> Listing:
 
 
 def failed() -> Listing:
-    """Return the sandboxes that failed, newest first."""
-    rows = Sandbox.objects.filter(status=SurfacedStatus.FAILED).order_by("-id")
+    """Return the workspaces whose last start failed, newest first.
+
+    One that was started again since, or deleted, is nobody's concern any more.
+    """
+    rows = Sandbox.objects.filter(
+        status=SurfacedStatus.FAILED,
+        workspace__latest_sandbox=F("pk"),
+        workspace__deleted_at__isnull=True,
+    ).order_by("-id")
 
     def line(sandbox: Sandbox) -> Line:
         attempt = sandbox.latest_attempt

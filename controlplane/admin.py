@@ -23,6 +23,9 @@ admin.site.site_url = "/docs"
 class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
     """Shows rows and lets nobody add, change or delete them by hand."""
 
+    class Media:
+        css = {"all": ["controlplane/admin.css"]}
+
     show_full_result_count = False
     list_per_page = 50
     id_fields: Sequence[str] = ()

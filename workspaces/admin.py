@@ -7,6 +7,8 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from builds.lifecycle import StartIntent, Wish, ask, start_workspace
@@ -42,6 +44,7 @@ class WorkspaceAdmin(HistoryAdmin):
     id_fields = ["id"]
     search_fields = ["name", "owner_user_id"]
     search_help_text = "Workspace id, name or owner"
+    readonly_fields = ["status", "history"]
     list_select_related = ["latest_sandbox"]
     ordering = ["-id"]
     actions = ["start", "stop", "delete_workspaces"]
@@ -52,6 +55,21 @@ class WorkspaceAdmin(HistoryAdmin):
         if workspace.deleted_at is not None:
             return DELETED
         return workspace.latest_sandbox.status if workspace.latest_sandbox else "queued"
+
+    @admin.display(description="what happened to it")
+    def history(self, workspace: Workspace) -> SafeString:
+        """Lead to everything that belongs to it."""
+        places = (
+            ("events", "workspaces_workspaceevent"),
+            ("attempts", "workspaces_attempt"),
+            ("runs", "runs_run"),
+            ("intents", "builds_intent"),
+        )
+        return format_html_join(
+            " · ",
+            '<a href="{}?q={}">{}</a>',
+            ((reverse(f"admin:{page}_changelist"), workspace.pk, name) for name, page in places),
+        )
 
     @admin.action(permissions=["operate"], description="Start again: resume, or else retry")
     def start(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:

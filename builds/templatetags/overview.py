@@ -40,4 +40,7 @@ def overview(context: dict[str, Any]) -> dict[str, Any]:
     except DatabaseError:
         # A migration that is still to come, say: the list of pages below is of use all the same.
         return {"unreadable": True}
+    for kind in ("build_workers", "run_workers"):
+        alive = [worker for worker in shown.get(kind, ()) if worker.state != "silent"]
+        shown[f"{kind}_at_hand"] = len(alive)
     return shown

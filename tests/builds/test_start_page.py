@@ -24,7 +24,7 @@ from builds.models import BuildJob, Worker
 from runs.models import Run, RunWorker
 from tests.browser import Page, browser
 from tests.conftest import OWNER, Api
-from workspaces.models import Attempt, RuntimeInstance, Sandbox
+from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace
 
 STALE = timedelta(seconds=20)
 
@@ -195,6 +195,37 @@ def test_without_workers_it_says_what_that_means() -> None:
     assert "nothing is built until one is started" in section(html, "build-workers")
     assert "nothing is run or recorded until one" in section(html, "run-workers")
     assert "None." in section(html, "queued")
+
+
+@pytest.mark.django_db
+def test_what_was_deleted_or_started_again_has_not_failed_any_more(house: House) -> None:
+    house.failed("still-broken", "build-command-failed")
+    deleted, again = house.failed("deleted", "x"), house.failed("again", "x")
+    Workspace.objects.filter(pk=deleted.attempt.workspace_id).update(deleted_at=Now())
+    later = Sandbox.objects.get(pk=again.attempt.sandbox_id)
+    later.pk, later.status = uuid.uuid4(), "queued"
+    later.save(force_insert=True)
+    Workspace.objects.filter(pk=later.workspace_id).update(latest_sandbox=later)
+    assert [line.workspace.name for line in overview.failed().lines] == ["still-broken"]
+    assert overview.failed().number == 1
+
+
+@pytest.mark.django_db
+def test_the_numbers_come_first_and_those_that_are_wrong_stand_out(house: House) -> None:
+    house.queued("waiting")
+    house.worker("builder-77-cc", silent=timedelta(hours=1))
+    numbers = re.compile(r'<b( class="wrong")?>(\d+)</b> ([a-z ]+)')
+    assert [
+        (bool(wrong), number, name)
+        for wrong, number, name in numbers.findall(staff().get("/admin/").content.decode())
+    ] == [
+        (False, "1", "queued"),
+        (False, "0", "building"),
+        (False, "0", "ready"),
+        (False, "0", "failed"),
+        (True, "0", "build workers alive"),
+        (True, "0", "run workers alive"),
+    ]
 
 
 @pytest.mark.django_db

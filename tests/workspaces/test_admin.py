@@ -194,6 +194,18 @@ def test_a_row_shows_its_id_and_its_times(staff: Client) -> None:
         assert label in page
 
 
+def test_a_workspace_shows_its_state_and_leads_to_what_happened(staff: Client) -> None:
+    workspace = make_job().attempt.workspace
+    page = staff.get(url(Workspace, "change", workspace.pk)).content.decode()
+    assert "Status:" in page
+    assert "queued" in page
+    for name in ("events", "attempts", "runs", "intents"):
+        found = re.search(rf'<a href="([^"]+)">{name}</a>', page)
+        assert found, name
+        assert str(workspace.pk) in found[1]
+        assert staff.get(found[1]).status_code == 200
+
+
 def test_every_model_with_a_history_is_in_the_admin() -> None:
     assert set(MODELS) <= set(admin.site._registry)
 
