@@ -47,6 +47,7 @@ from controlplane.amqp import Consumer, Delivery
 from controlplane.errors import JobError
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.metrics.services import try_flush
+from controlplane.patience import database_trouble
 
 log = structlog.get_logger(__name__)
 
@@ -306,7 +307,7 @@ class BuildWorker:
                 draining=self._draining.is_set(),
             )
         except (DatabaseError, InterfaceError) as exc:
-            log.warning("heartbeat_failed", reason=type(exc).__name__)
+            log.warning("heartbeat_failed", reason=database_trouble(exc))
             close_old_connections()
             return
         now = _boot_time()

@@ -1,4 +1,4 @@
-"""Waiting out a database that restarts."""
+"""Waiting out a database that restarts, and saying what is wrong with it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ DATABASE_PATIENCE_SECONDS = 300.0
 """How long work that is done waits for the database before its result is given up."""
 
 
+def database_trouble(exc: Exception) -> str:
+    """Return what is wrong with the database, for a log.
+
+    A connection that fails says why: a password, a name, a machine that is away. A statement that
+    fails may repeat the values that it was called with, so that only its kind is told.
+    """
+    kind, told = type(exc).__name__, str(exc).partition("\n")[0]
+    return f"{kind}: {told}" if told.startswith("connection ") else kind
+
+
 def persistently(
     write: Callable[[], T], *, patience: float, given_up: threading.Event | None = None
 ) -> T:
@@ -35,6 +45,6 @@ def persistently(
             close_old_connections()
             if time.monotonic() + pause > deadline or (given_up and given_up.is_set()):
                 raise
-            log.warning("database_away", reason=type(exc).__name__, retry_in_s=pause)
+            log.warning("database_away", reason=database_trouble(exc), retry_in_s=pause)
             time.sleep(pause)
             pause = min(pause * 2, 2.0)

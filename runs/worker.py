@@ -37,6 +37,7 @@ from controlplane.amqp import Consumer, Delivery
 from controlplane.metrics.duties import guarded
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.metrics.services import try_flush
+from controlplane.patience import database_trouble
 from runs import claims, heartbeats, sweeper
 from runs.claims import LeaseLostError
 from runs.connections import Connections, StoppedError
@@ -320,7 +321,7 @@ class Worker:
                 draining=self._draining.is_set(),
             )
         except (DatabaseError, InterfaceError) as exc:
-            log.warning("heartbeat_failed", reason=type(exc).__name__)
+            log.warning("heartbeat_failed", reason=database_trouble(exc))
             close_old_connections()
             return
         now = _boot_time()

@@ -9,6 +9,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from controlplane.errors import JobError
 from controlplane.metrics.families import SWEEPS
+from controlplane.patience import database_trouble
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +21,7 @@ def guarded(name: str, duty: Callable[[], object], *, worker: str) -> None:
         duty()
         outcome = "done"
     except (DatabaseError, InterfaceError, JobError) as exc:
-        reason = exc.message if isinstance(exc, JobError) else type(exc).__name__
+        reason = exc.message if isinstance(exc, JobError) else database_trouble(exc)
         log.warning("duty_failed", duty=name, reason=reason)
         close_old_connections()
     except Exception:

@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from controlplane.metrics import counting
 from controlplane.metrics.counting import Key
+from controlplane.patience import database_trouble
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +50,7 @@ def try_flush() -> None:
     try:
         flush()
     except (DatabaseError, InterfaceError) as exc:
-        log.warning("counts_not_written", reason=type(exc).__name__)
+        log.warning("counts_not_written", reason=database_trouble(exc))
         close_old_connections()
 
 
