@@ -213,3 +213,21 @@ def test_the_http_server_speaks_as_the_rest_does(tmp_path: Path) -> None:
     assert any(line["event"].startswith("Starting gunicorn") for line in told)
     answered = [line for line in told if line["event"] == "request_answered"]
     assert {line["request_id"] for line in answered} == {"r-9"}
+
+
+def test_the_lines_of_the_door_name_it(tmp_path: Path) -> None:
+    door = subprocess.Popen(
+        [sys.executable, "manage.py", "enginedoor", "--listen", str(tmp_path / "door.sock")],
+        cwd=ROOT,
+        env={**os.environ, "SVC_LOG_FORMAT": "json"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert door.stderr is not None
+    try:
+        opened = json.loads(door.stderr.readline())
+    finally:
+        door.terminate()
+        door.communicate(timeout=PATIENCE_SECONDS)
+    assert opened["event"] == "door_open"
+    assert opened["door_id"].startswith(f"{socket.gethostname()}-{door.pid}-")

@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import os
 import resource
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import structlog
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from controlplane.logging import named_process
 from workspaces.runtimes.docker.door import Door
 
 log = structlog.get_logger(__name__)
@@ -47,8 +50,12 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
         _raise_open_files()
+        door_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
-            with _listener(options["listen"], options["mode"]) as listener:
+            with (
+                named_process(door_id=door_id),
+                _listener(options["listen"], options["mode"]) as listener,
+            ):
                 asyncio.run(_serve(listener, options["listen"]))
         except OSError as error:
             raise CommandError(
