@@ -14,6 +14,13 @@ check_port() {
     fi
 }
 
+# What Compose publishes ports on; it understands no names.
+is_ipv4() {
+    local part
+    [[ $1 =~ ^([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})$ ]] || return 1
+    for part in "${BASH_REMATCH[@]:1}"; do [ "$part" -le 255 ] || return 1; done
+}
+
 check_room() {
     local folder=$1 what=$2 free
     [ -d "$folder" ] || return 0
@@ -24,12 +31,20 @@ check_room() {
 
 # A job is acknowledged when it is over; the broker must not take it away before.
 check_times() {
-    local longest=0 pair allowed
-    for pair in WORKSPACE_SOURCE_TIMEOUT_MS:300000 WORKSPACE_BUILD_TIMEOUT_MS:1800000 \
+    local longest=0 pair allowed value wrong=
+    for pair in RABBITMQ_CONSUMER_TIMEOUT_MS:14400000 WORKSPACE_SOURCE_TIMEOUT_MS:300000 WORKSPACE_BUILD_TIMEOUT_MS:1800000 \
         WORKSPACE_PUSH_TIMEOUT_MS:900000 WORKSPACE_LAUNCH_TIMEOUT_MS:3600000; do
-        longest=$((longest + $(setting "${pair%:*}" "${pair#*:}")))
+        value=$(setting "${pair%:*}" "${pair#*:}")
+        if ! [[ $value =~ ^[1-9][0-9]{0,14}$ ]]; then
+            faults+=("${pair%:*}: $value is no number of milliseconds")
+            wrong=yes
+        elif [ "${pair%:*}" = RABBITMQ_CONSUMER_TIMEOUT_MS ]; then
+            allowed=$value
+        else
+            longest=$((longest + value))
+        fi
     done
-    allowed=$(setting RABBITMQ_CONSUMER_TIMEOUT_MS 14400000)
+    [ -z "$wrong" ] || return 0
     [ "$allowed" -ge "$longest" ] \
         || faults+=("RABBITMQ_CONSUMER_TIMEOUT_MS is $allowed, the longest job takes $longest")
 }
@@ -58,6 +73,10 @@ check_all() {
     [ "${version%%.*}" -ge 20 ] || faults+=("the Docker Engine $version is too old: 20.10 is needed")
     [ "$(docker_ version --format '{{.Server.Os}}')" = linux ] || faults+=("the Docker Engine does not run Linux containers")
     host=$(setting SVC_BIND_HOST 127.0.0.1)
+    if ! is_ipv4 "$host"; then
+        faults+=("SVC_BIND_HOST: $host is no IPv4 address of this machine; 0.0.0.0 is all of them")
+        host=127.0.0.1
+    fi
     check_port SVC_API_PORT "$host" "$(setting SVC_API_PORT 4000)"
     [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || check_port SVC_WEB_PORT "$host" "$(setting SVC_WEB_PORT 3000)"
     check_port SVC_SSH_PORT "$host" "$(setting SVC_SSH_PORT 2222)"

@@ -49,7 +49,7 @@ start() {
     local log=$home/.start.log
     compose_ up -d --remove-orphans > "$log" 2>&1 || {
         tail -n 20 "$log" >&2
-        compose_ logs --tail 20 migrate >&2 || true
+        compose_ logs --tail 60 migrate >&2 || true
         die "the services did not start; deploy/install.sh compose logs"
     }
     rm -f "$log"

@@ -16,12 +16,13 @@ from controlplane.patience import database_trouble
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.django_db
 def test_a_connection_that_fails_says_why_and_shows_no_password() -> None:
     elsewhere = DatabaseWrapper(
         {**connection.settings_dict, "HOST": "127.0.0.1", "PORT": "1", "PASSWORD": "hunter2"}
     )
     with pytest.raises(OperationalError) as caught:
-        elsewhere.connect()
+        elsewhere.ensure_connection()
     told = database_trouble(caught.value)
     assert told.startswith("OperationalError: connection ")
     assert "Connection refused" in told
