@@ -284,13 +284,15 @@ class _Fulfilment:
         with transaction.atomic():
             workspace, intent = self._lock()
             reason = REASONS[Intent.Kind(intent.kind), Intent.Cause(intent.cause)]
-            if latest is not None and workspaces.stop_runtime(
+            stopped = latest is not None and workspaces.stop_runtime(
                 latest, code=_code(intent), message=reason
-            ):
+            )
+            # Who asked for a stop waits for this, also where only a build was to be cancelled.
+            if stopped or intent.kind == Intent.Kind.STOP:
                 workspaces.record_workspace_event(
                     workspace,
                     WorkspaceEvent.Type.WORKSPACE_STOPPED,
-                    "The workspace is stopped; its container is gone.",
+                    "The workspace is stopped; nothing of it runs any more.",
                 )
             if intent.kind == Intent.Kind.STOP:
                 _fulfilled(intent)

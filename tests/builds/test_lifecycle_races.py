@@ -303,6 +303,15 @@ def test_the_container_is_gone_before_the_row_says_stopped() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_stop_that_only_cancelled_a_build_is_told_like_any_other() -> None:
+    job = make_job()
+    assert ask(wish(job.attempt.workspace_id))
+    attend(Engine())
+    expected = ["workspace.stop-requested", "attempt.cancelled", "workspace.stopped"]
+    assert told(job.attempt)[-3:] == expected
+
+
+@pytest.mark.django_db(transaction=True)
 def test_the_volumes_are_gone_before_the_row_says_deleted() -> None:
     attempt = asked(DELETE)
     engine = Engine(running={attempt.run_id})
