@@ -151,7 +151,8 @@ def failed() -> Listing:
         )
 
     related = ("workspace", "latest_attempt__runtime")
-    return _listing("Failed", rows.select_related(*related), line, "status__exact=failed")
+    where = "status__exact=failed&workspace__deleted_at__isnull=True"
+    return _listing("Failed", rows.select_related(*related), line, where)
 
 
 def _with_silence(rows: QuerySet[Any], stale: timedelta) -> list[Any]:

@@ -131,7 +131,7 @@ class SandboxAdmin(HistoryAdmin):
     """Sandboxes, with the actions that start or stop an attempt."""
 
     list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
-    list_filter = ["status", "relation", "created_at"]
+    list_filter = ["status", "relation", "created_at", "workspace__deleted_at"]
     id_fields = ["id", "workspace_id"]
     search_fields = ["owner_user_id", "repository", "tag"]
     search_help_text = "Sandbox or workspace id, owner, repository or tag"

@@ -166,6 +166,19 @@ def test_it_shows_each_state_with_since_when(house: House) -> None:
 
 
 @pytest.mark.django_db
+def test_failures_of_deleted_workspaces_are_nobodys_concern(house: House) -> None:
+    job = house.failed("swept-away", "build-command-failed")
+    for number in range(overview.SHOWN + 1):
+        house.failed(f"broken-{number}", "x")
+    Workspace.objects.filter(pk=job.attempt.workspace_id).update(deleted_at=Now())
+    listing = overview.failed()
+    assert listing.number == overview.SHOWN + 1
+    assert "swept-away" not in section(start_page(staff()), "failed")
+    listed = staff().get(f"/admin/workspaces/sandbox/?{listing.where}")
+    assert listed.context["cl"].result_count == listing.number
+
+
+@pytest.mark.django_db
 def test_it_shows_which_worker_does_what(house: House) -> None:
     house.worker("builder-77-aa")
     house.worker("builder-77-bb", draining=True)
