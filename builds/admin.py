@@ -6,6 +6,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from builds.lifecycle import cancel_build
 from builds.models import (
     BuildJob,
     Intent,
@@ -16,7 +17,7 @@ from builds.models import (
     Worker,
 )
 from builds.packages.sync import request_sync
-from builds.services import cancel_job, requeue_job, retry_sandbox
+from builds.services import requeue_job, retry_sandbox
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
 
@@ -63,8 +64,8 @@ class BuildJobAdmin(HistoryAdmin):
     @admin.action(permissions=["operate"], description="Cancel")
     def cancel(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
         """Cancel jobs whose workspace is not ready yet."""
-        for job in queryset:
-            if cancel_job(job, reason=f"Cancelled by {request.user.get_username()}."):
+        for job in queryset.select_related("attempt"):
+            if cancel_build(job, requested_by=request.user.get_username()):
                 self.message_user(request, f"{job.pk}: cancelled.")
             else:
                 self.message_user(

@@ -140,6 +140,30 @@ def _begin_end(sandbox: Sandbox, reason: str) -> None:
     )
 
 
+def cancel_build(job: BuildJob, *, requested_by: str) -> bool:
+    """Cancel a build for an operator; False when its workspace was launched, or it has ended.
+
+    What a worker has begun is cleared like that of a stop: until it is, the workspace does not
+    start again, and so its next attempt never meets what is left of this one.
+    """
+    wish = Wish(
+        workspace_id=job.attempt.workspace_id,
+        kind=Intent.Kind.STOP,
+        owner_user_id=None,
+        cause=Intent.Cause.OPERATOR,
+        requested_by=requested_by,
+    )
+    with transaction.atomic():
+        workspace = _locked(wish)
+        if not cancel_job(job, reason=f"Cancelled by {requested_by}."):
+            return False
+        # Counted with every claim: read after the write, which no claim gets past.
+        begun = BuildJob.objects.filter(pk=job.pk, attempt_count__gt=0).exists()
+        if begun and not Intent.objects.open().filter(workspace=workspace).exists():
+            _store(wish, workspace, None)
+    return True
+
+
 def expire_workspaces(*, limit: int = 100) -> int:
     """Have the workspaces stopped whose time to live is over; return how many."""
     expired = Workspace.objects.filter(expires_at__lte=Now()).order_by("expires_at")

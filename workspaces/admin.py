@@ -11,9 +11,9 @@ from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from builds.lifecycle import StartIntent, Wish, ask, start_workspace
+from builds.lifecycle import StartIntent, Wish, ask, cancel_build, start_workspace
 from builds.models import BuildJob, Intent
-from builds.services import cancel_job, retry_sandbox
+from builds.services import retry_sandbox
 from controlplane.admin import HistoryAdmin, pretty_json
 from controlplane.errors import ControlPlaneError
 from workspaces.models import (
@@ -161,9 +161,9 @@ class SandboxAdmin(HistoryAdmin):
     def cancel(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
         """Cancel the job of each sandbox that is not ready yet."""
         for sandbox in queryset:
-            job = BuildJob.objects.filter(attempt=sandbox.latest_attempt).order_by("-id").first()
-            who = request.user.get_username()
-            if job is not None and cancel_job(job, reason=f"Cancelled by {who}."):
+            jobs = BuildJob.objects.select_related("attempt").order_by("-id")
+            job = jobs.filter(attempt=sandbox.latest_attempt).first()
+            if job and cancel_build(job, requested_by=request.user.get_username()):
                 self.message_user(request, f"{sandbox.pk}: cancelled.")
             else:
                 self.message_user(

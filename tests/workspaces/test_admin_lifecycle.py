@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
+from django.db.models import Model
 from django.db.models.functions import Now
 from django.test import Client
 
 from builds.models import BuildJob, Intent
-from tests.factories import make_job
+from tests.factories import claim, make_job
 from tests.runs.ready import ready_attempt
 from tests.workspaces.test_admin import act, url
 from tests.workspaces.test_lifecycle_api import deleted_workspace, stopped_attempt
-from workspaces.models import Attempt, RuntimeInstance, Workspace, WorkspaceEvent
+from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -49,6 +50,29 @@ def test_a_stop_cancels_what_is_being_built(staff: Client) -> None:
         "cancelled",
         "An operator asked to stop the workspace.",
     )
+
+
+@pytest.mark.parametrize("model", [Sandbox, BuildJob])
+def test_what_a_worker_has_begun_is_cleared_before_its_workspace_starts_again(
+    staff: Client, model: type[Model]
+) -> None:
+    job = claim(make_job())
+    row = job if model is BuildJob else job.attempt.sandbox
+    assert act(staff, model, "cancel", [row]) == [f"{row.pk}: cancelled."]
+    intent = Intent.objects.open().get(workspace_id=job.attempt.workspace_id)
+    assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "operator", "ada")
+    (told,) = act(staff, Workspace, "start", [workspace(job.attempt)])
+    assert "being stopped" in told
+    (told,) = act(staff, Sandbox, "retry", [job.attempt.sandbox])
+    assert "being stopped" in told
+
+
+def test_a_build_that_nobody_began_leaves_nothing_to_clear(staff: Client) -> None:
+    job = make_job()
+    act(staff, BuildJob, "cancel", [job])
+    assert not Intent.objects.exists()
+    (told,) = act(staff, Workspace, "start", [workspace(job.attempt)])
+    assert told.endswith("is queued.")
 
 
 def test_what_has_ended_is_not_stopped_again(staff: Client) -> None:
