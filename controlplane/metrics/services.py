@@ -6,7 +6,14 @@ import json
 import threading
 
 import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections, connection, connections
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    close_old_connections,
+    connection,
+    connections,
+    transaction,
+)
 
 from controlplane.metrics import counting
 from controlplane.metrics.counting import Key
@@ -15,6 +22,8 @@ from controlplane.patience import database_trouble
 log = structlog.get_logger(__name__)
 
 FLUSH_SECONDS = 5.0
+WRITE_MS = 2_000
+"""Limit of one write: workers write between two heartbeats, which must not wait for a row."""
 
 # In order, so that two processes that add to the same rows never wait for each other in a circle.
 _ADD = """
@@ -27,7 +36,7 @@ _READ = "SELECT family, labels, part, value FROM metric_count ORDER BY 1, 2, 3"
 
 
 def flush() -> None:
-    """Add what this process has counted to the table, in one statement.
+    """Add what this process has counted to the table, in one statement of a limited time.
 
     Raises the database's error when that fails; then everything is still there for the next time.
     A commit whose answer was lost is counted twice.
@@ -38,7 +47,8 @@ def flush() -> None:
     families, labels, parts = zip(*taken, strict=True)
     encoded = [json.dumps(values) for values in labels]
     try:
-        with connection.cursor() as cursor:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL statement_timeout = {WRITE_MS}")
             cursor.execute(_ADD, [list(families), encoded, list(parts), list(taken.values())])
     except BaseException:
         counting.give_back(taken)

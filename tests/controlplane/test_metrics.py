@@ -142,6 +142,28 @@ def test_counts_that_could_not_be_written_are_written_later() -> None:
     assert services.stored()[("svc_record_batches_total", (), "")] == before + 3
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_somebody_holds_is_not_waited_for_by_who_has_a_heart_to_beat() -> None:
+    RECORD_BATCHES.count(3)
+    services.flush()
+    before = services.stored()
+    RECORD_BATCHES.count(4)
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT 1 FROM metric_count FOR UPDATE")
+            with pytest.raises(OperationalError):
+                services.flush()
+            assert counting.pending() == {("svc_record_batches_total", (), ""): 4}
+            cursor.execute("ROLLBACK")
+    finally:
+        other.close()
+    services.flush()
+    key = ("svc_record_batches_total", (), "")
+    assert services.stored()[key] == before[key] + 4
+
+
 def _refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
     raise OperationalError("the server is away")
 
