@@ -7,14 +7,19 @@ since a renewal makes the secret before it worthless. One worker of an engine is
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
+import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import structlog
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.db.models import Exists, OuterRef, Prefetch, Q
 from django.db.models.functions import Now
 
@@ -33,9 +38,17 @@ from workspaces.runtimes.base import LaunchError, RenewedCredential, RuntimeAdap
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 ACTIVE = ConnectedAccount.Status.ACTIVE
 DELIVERY_LASTS = timedelta(seconds=2 * credentials.SECONDS)
 """From opening the accounts until the workspace surely has them, or never gets them."""
+OWNERS_AT_ONCE = 4
+"""Whose workspaces are asked at the same time; each owner's are asked one after the other."""
+ROUND_SECONDS = 60.0
+"""When a round asks nobody's next workspace any more: the next round is soon."""
+
+_rounds = itertools.count()
 
 
 @dataclass(slots=True)
@@ -49,34 +62,98 @@ class Upkeep:
     renewed: int = 0
     """Secrets that were kept."""
 
+    def __add__(self, other: Upkeep) -> Upkeep:
+        """Return what two did together."""
+        return Upkeep(
+            self.delivered + other.delivered,
+            self.withdrawn + other.withdrawn,
+            self.renewed + other.renewed,
+        )
+
 
 def look_after_credentials(
     adapter: RuntimeAdapter, stopped: threading.Event, *, instance_id: str
 ) -> Upkeep:
     """Go through the running workspaces of one engine once, unless another worker is at it.
 
-    One workspace that does not answer keeps nothing from the others. Raises ``LaunchError`` when
-    the engine cannot be asked at all.
+    A workspace that does not answer takes the time of its owner alone, and a round has an end; what
+    it has left out comes first in one of the next. Raises ``LaunchError`` when the engine cannot be
+    asked at all, and what went wrong for a reason of ours when all others were looked after.
     """
-    done = Upkeep()
     engine_id = adapter.engine_id()
     with try_advisory_lock(f"credentials:{instance_id}:{engine_id}") as held:
         if not held:
+            return Upkeep()
+        done = _Round(adapter, stopped).look_after(_by_owner(_running(engine_id)))
+    if done != Upkeep():
+        log.info("credentials_looked_after", **asdict(done))
+    return done
+
+
+def _by_owner(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+    """Return each owner's attempts, in every round from another one on."""
+    owned: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        owned.setdefault(attempt.workspace.owner_user_id, []).append(attempt)
+    number = next(_rounds)
+    return _from(number, [_from(number, mine) for mine in owned.values()])
+
+
+def _from(number: int, members: list[T]) -> list[T]:
+    """Return the same members, beginning with another one."""
+    first = number % len(members) if members else 0
+    return members[first:] + members[:first]
+
+
+class _Round:
+    """One round: several owners at a time, and of each owner one workspace at a time."""
+
+    def __init__(self, adapter: RuntimeAdapter, stopped: threading.Event) -> None:
+        self._adapter = adapter
+        self._stopped = stopped
+        self._until = time.monotonic() + ROUND_SECONDS
+        self._owners: queue.SimpleQueue[list[Attempt]] = queue.SimpleQueue()
+        self._faults: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def look_after(self, owners: Sequence[list[Attempt]]) -> Upkeep:
+        """Look after all of them, as far as time allows."""
+        for attempts in owners:
+            self._owners.put(attempts)
+        at_once = min(len(owners), OWNERS_AT_ONCE)
+        if not at_once:
+            return Upkeep()
+        with ThreadPoolExecutor(at_once, thread_name_prefix="credentials") as pool:
+            rounds = [pool.submit(self._take) for _ in range(at_once)]
+        if not self._faults.empty():
+            raise self._faults.get()
+        return sum((each.result() for each in rounds), Upkeep())
+
+    def _take(self) -> Upkeep:
+        """Look after the workspaces of one owner after the other."""
+        done = Upkeep()
+        try:
+            while True:
+                self._of_owner(self._owners.get_nowait(), done)
+        except queue.Empty:
             return done
-        for attempt in _running(engine_id):
-            if stopped.is_set():
-                break
+        finally:
+            connections.close_all()
+
+    def _of_owner(self, attempts: Sequence[Attempt], done: Upkeep) -> None:
+        for number, attempt in enumerate(attempts):
+            # Of every owner one, however long the round has taken.
+            if self._stopped.is_set() or (number and time.monotonic() >= self._until):
+                return
             try:
-                _look_after(adapter, attempt, done)
+                _look_after(self._adapter, attempt, done)
             except (LaunchError, DeliveryError) as exc:
                 if _is_launching(attempt) and exc.code == "runtime-gone":
                     continue  # its container is not there yet, or on another engine
                 log.warning(
                     "credentials_not_looked_after", run_id=str(attempt.run_id), code=exc.code
                 )
-    if done != Upkeep():
-        log.info("credentials_looked_after", **asdict(done))
-    return done
+            except Exception as exc:
+                self._faults.put(exc)
 
 
 def _running(engine_id: str) -> Sequence[Attempt]:
@@ -91,6 +168,7 @@ def _running(engine_id: str) -> Sequence[Attempt]:
     return list(
         Attempt.objects.filter(Exists(given), Q(runtime__in=running) | launching)
         .select_related("workspace")
+        .order_by("pk")
         .prefetch_related(Prefetch("credentials", references))
     )
 

@@ -39,6 +39,8 @@ class HoldingEngine(NoEngine):
     """When a launch has opened the accounts, and its workspace does not have them yet."""
     after_delivery: Callable[[], None] | None = None
     fails_with: LaunchError | None = None
+    while_asked: Callable[[uuid.UUID], None] | None = None
+    """While the agent of a run is asked for something."""
 
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
         """Start, and take what there is to be taken."""
@@ -104,3 +106,5 @@ class HoldingEngine(NoEngine):
         self.asked.append((what, run_id))
         if run_id in self.silent:
             raise LaunchError("agent-silent", "The agent in the workspace gave no answer.")
+        if self.while_asked is not None:
+            self.while_asked(run_id)

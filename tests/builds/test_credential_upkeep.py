@@ -18,6 +18,7 @@ from pytest_django.fixtures import Settings
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
 from accounts.resolution import Resolution, resolve_credentials
+from builds import credential_upkeep
 from builds.credential_upkeep import Upkeep, look_after_credentials
 from builds.models import BuildJob, LeaseLostError
 from builds.pipeline import JobControl, JobRunner
@@ -30,7 +31,7 @@ from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
-from workspaces.models import CredentialReference, RuntimeInstance, WorkspaceEvent
+from workspaces.models import CredentialReference, RuntimeInstance, Workspace, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError, ObservedRuntime
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -361,6 +362,64 @@ def test_one_workspace_that_does_not_answer_keeps_nothing_from_the_others(
     assert (len(engine.held[silent]), len(engine.held[other])) == (1, 0)
     engine.silent.clear()
     assert look_after(engine).withdrawn == 1
+
+
+def test_one_owners_workspaces_do_not_wait_for_anothers(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    account = connect("claude")
+    jobs = [started(runner, claude=account) for _ in range(2)]
+    owned_by(jobs[1], "usr_b")
+    delete(account)
+    both = threading.Barrier(2)
+
+    def meet(run_id: uuid.UUID) -> None:
+        # Each answers only while the other one is being asked.
+        try:
+            both.wait(10)
+        except threading.BrokenBarrierError:
+            raise LaunchError("agent-silent", "The agent gave no answer.") from None
+
+    engine.while_asked = meet
+    assert look_after(engine).withdrawn == 2
+
+
+def test_an_owner_with_many_silent_workspaces_ends_no_round_late_and_has_none_forgotten(
+    engine: HoldingEngine, runner: JobRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credential_upkeep, "ROUND_SECONDS", 0.0)
+    account = connect("claude")
+    runs = {started(runner, claude=account).attempt.run_id for _ in range(3)}
+    delete(account)
+    engine.silent |= runs
+    engine.asked.clear()
+    for number in range(3):
+        look_after(engine)
+        assert engine.questions("withdraw") == number + 1
+    assert {run_id for asked, run_id in engine.asked if asked == "withdraw"} == runs
+
+
+def test_a_fault_of_ours_is_told_when_all_others_were_looked_after(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    account = connect("claude")
+    jobs = [started(runner, claude=account) for _ in range(3)]
+    for number, job in enumerate(jobs):
+        owned_by(job, f"usr_{number}")
+    delete(account)
+
+    def breaks(run_id: uuid.UUID) -> None:
+        if run_id == jobs[0].attempt.run_id:
+            raise RuntimeError("a fault of ours")
+
+    engine.while_asked = breaks
+    with pytest.raises(RuntimeError):
+        look_after(engine)
+    assert [len(engine.held[job.attempt.run_id]) for job in jobs] == [1, 0, 0]
+
+
+def owned_by(job: BuildJob, owner: str) -> None:
+    Workspace.objects.filter(pk=job.attempt.workspace_id).update(owner_user_id=owner)
 
 
 # ---------------------------------------------------------------- renewed
