@@ -128,10 +128,10 @@ def _take_from_payload(delivery: WebhookDelivery, number: int) -> bool:
     if delivery.event == "installation":
         return _take_installation(delivery, number)
     if delivery.event == "installation_repositories":
-        return _take_away(number, kept.get("repositories_removed", []))
+        return _take_away(delivery, number, kept.get("repositories_removed", []))
     gone = delivery.event == "repository" and delivery.action in ("deleted", "transferred")
     repository = _id(kept.get("repository"))
-    return gone and repository is not None and _take_away(number, [repository])
+    return gone and repository is not None and _take_away(delivery, number, [repository])
 
 
 def _take_installation(delivery: WebhookDelivery, number: int) -> bool:
@@ -153,10 +153,15 @@ def _take_installation(delivery: WebhookDelivery, number: int) -> bool:
     return True
 
 
-def _take_away(number: int, repositories: list[int]) -> bool:
-    """Mark repositories as removed; only the provider itself can say that they are back."""
+def _take_away(delivery: WebhookDelivery, number: int, repositories: list[int]) -> bool:
+    """Mark repositories as removed; only the provider itself can say that they are back.
+
+    What it has listed since the event came is there, however late the event is acted upon.
+    """
     InstallationRepository.objects.present().filter(
-        installation__external_id=number, repository__external_id__in=repositories
+        installation__external_id=number,
+        repository__external_id__in=repositories,
+        synced_at__lt=delivery.received_at,
     ).update(removed_at=Now())
     return bool(repositories)
 

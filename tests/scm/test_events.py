@@ -12,6 +12,7 @@ from pytest_django.fixtures import Settings
 
 from scm.models import Installation, InstallationRepository, WebhookDelivery
 from scm.services import import_installation
+from scm.webhooks import apply_delivery
 from tests.conftest import OWNER, Api
 from tests.scm.deliveries import SECRET, deliver, examples
 from tests.scm.fake_provider import FakeProvider, FakeRepository, configure
@@ -188,6 +189,19 @@ class TestWithoutTheKey:
         gone = {"action": "deleted", "installation": {"id": 7}, "repository": {"id": 702}}
         deliver(api, "repository", gone)
         assert deliver(api, *RENAMED).body["status"] == "ignored"
+        assert [row[1] for row in state()["repositories"]] == ["octo-org/app"]
+
+    def test_an_old_event_that_is_acted_upon_again_takes_nothing_away_that_was_listed_since(
+        self, api: Api, provider: FakeProvider, settings: Settings
+    ) -> None:
+        provider.install("app", id=7)
+        import_installation_with(settings, provider)
+        gone = {"action": "deleted", "installation": {"id": 7}, "repository": {"id": 700}}
+        deliver(api, "repository", gone)
+        assert state()["repositories"] == []
+        import_installation_with(settings, provider)  # the provider says that it is there
+        delivery = apply_delivery(WebhookDelivery.objects.get().pk)
+        assert delivery.status == "processed"
         assert [row[1] for row in state()["repositories"]] == ["octo-org/app"]
 
     def test_another_installations_event_takes_nothing_away(
