@@ -85,7 +85,7 @@ class WebhookDeliveries(APIView):
 
 def _read_body(request: Request) -> bytes:
     """Return the raw body. It may be larger than that of any other request."""
-    limit = body_limit(request.path)
+    limit = body_limit(request.path_info)
     # Not ``request.body``, which has the limit of all others.
     body: bytes = request._request.read(limit + 1)
     if len(body) > limit:

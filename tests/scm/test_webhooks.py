@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
+from django.test import Client
 from pytest_django.fixtures import Settings
 
 from scm import webhooks
@@ -157,6 +158,18 @@ class TestWhatIsDelivered:
         answer = api.request("POST", PATH, raw=body, headers=headers(body, "ping"), expect=413)
         assert answer.body["code"] == "body-too-large"
         assert WebhookDelivery.objects.count() == 1
+
+    def test_a_delivery_may_be_as_large_where_the_api_is_below_a_prefix(
+        self, settings: Settings
+    ) -> None:
+        settings.SVC_MAX_BODY_BYTES = 1000
+        body = json.dumps({"zen": "x" * 4000}).encode()
+        answer = Client().generic(
+            *("POST", PATH, body, "application/json"),
+            headers=headers(body, "ping"),
+            SCRIPT_NAME="/below",
+        )
+        assert (answer.status_code, answer.request["SCRIPT_NAME"]) == (202, "/below")
 
     def test_texts_that_the_database_cannot_hold_do_no_harm(self, api: Api) -> None:
         payload = {
