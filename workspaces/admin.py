@@ -181,6 +181,11 @@ class CredentialReferenceInline(admin.TabularInline):  # type: ignore[type-arg] 
     extra = 0
     can_delete = False
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[CredentialReference]:
+        """Fetch the accounts along: the line of each names its own."""
+        rows: QuerySet[CredentialReference] = super().get_queryset(request)
+        return rows.select_related("account", "attempt")
+
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Rows come from the API and the workers alone."""
         return False

@@ -24,9 +24,17 @@ from pytest_django.fixtures import Settings
 from builds.models import BuildJob, SandboxRequest, Worker
 from builds.settlement import fail_unclaimed_job
 from controlplane import amqp
+from tests.accounts.connected import KEY, connect
 from tests.factories import LEASE, OWNER, claim, make_job, make_worker
 from workspaces import services as workspaces
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.models import (
+    Attempt,
+    CredentialReference,
+    RuntimeInstance,
+    Sandbox,
+    Workspace,
+    WorkspaceEvent,
+)
 from workspaces.runtimes.base import LaunchedRuntime
 
 pytestmark = pytest.mark.django_db
@@ -184,6 +192,31 @@ def test_a_list_takes_as_many_queries_with_ten_rows_as_with_one(
     with CaptureQueriesContext(connection) as ten:
         listed = staff.get(url(model, "changelist"))
     assert listed.context["cl"].result_count >= 10
+    assert len(ten) == len(one)
+
+
+def test_an_attempt_takes_as_many_queries_with_ten_accounts_as_with_one(
+    staff: Client, settings: Settings
+) -> None:
+    settings.SVC_CREDENTIALS_KEY = KEY
+    attempt = make_job().attempt
+    page = url(Attempt, "change", attempt.pk)
+
+    def give(name: str) -> None:
+        account_id = connect("claude", name)
+        CredentialReference.objects.create(
+            attempt=attempt, account_id=account_id, provider="claude"
+        )
+
+    give("work-0")
+    staff.get(page)
+    with CaptureQueriesContext(connection) as one:
+        staff.get(page)
+    for number in range(1, 10):
+        give(f"work-{number}")
+    with CaptureQueriesContext(connection) as ten:
+        shown = staff.get(page).content.decode()
+    assert "claude work-9 of" in shown
     assert len(ten) == len(one)
 
 
