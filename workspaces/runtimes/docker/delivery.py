@@ -52,5 +52,5 @@ def deliver(
         )
     credentials.require_taken(answer)
     for note in credentials.notes(answer):
-        logger.warning("credentials delivered with a limitation", note=note)
+        logger.warning("credentials_delivered_with_limitation", note=note)
     return boot.parse_status(answer.stdout.partition(b"\n")[2])

@@ -269,7 +269,7 @@ class Engine:
         except APIError as error:
             if error.status_code not in (403, 409):
                 raise
-            logger.info("network kept because it is in use", network=network.name)
+            logger.info("network_kept_in_use", network=network.name)
             return False
         return True
 
@@ -340,7 +340,7 @@ def observed(container: Container) -> ObservedRuntime | None:
             created_at=_timestamp(container.attrs["Created"]),
         )
     except (KeyError, ValueError):
-        logger.warning("container with our label but not of our making", container=container.name)
+        logger.warning("foreign_container_passed_over", container=container.name)
         return None
 
 
@@ -361,7 +361,7 @@ def _running(summary: Mapping[str, Any]) -> ObservedRuntime | None:
             created_at=datetime.fromtimestamp(int(summary["Created"]), UTC),
         )
     except (KeyError, ValueError):
-        logger.warning("container with our label but not of our making", container=names)
+        logger.warning("foreign_container_passed_over", container=names)
         return None
 
 
@@ -387,10 +387,10 @@ def engine_errors() -> Iterator[None]:
             "adapter-unavailable", f"The Docker Engine did not do what was asked: {reason}"
         ) from error
     except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        logger.warning("docker engine unreachable", reason=str(error))
+        logger.warning("engine_not_reached", reason=str(error))
         raise LaunchError("adapter-unavailable", "The Docker Engine does not answer.") from error
     except OSError as error:
-        logger.warning("docker engine connection lost", reason=str(error))
+        logger.warning("engine_connection_lost", reason=str(error))
         raise LaunchError(
             "adapter-unavailable", "The connection to the Docker Engine was lost."
         ) from error

@@ -235,7 +235,7 @@ class Launch:
             with engine_errors():
                 self._discard(container, in_order=in_order)
         except LaunchError as error:
-            logger.warning("container left behind", container=self._name, reason=error.message)
+            logger.warning("container_left_behind", container=self._name, reason=error.message)
 
     def _salvage(self, container: Container, *, in_order: bool) -> None:
         """Let the caller take out of a container what must outlive it.
