@@ -97,9 +97,6 @@ class TestWhatIsAccepted:
             blueprint.customization.user = "workspace"
         assert isinstance(blueprint.tooling.packages, tuple)
 
-    def test_credentials_can_be_left_out_of_what_is_stored(self) -> None:
-        assert "credentials" not in Blueprint.parse(FULL).without_credentials().to_wire()
-
 
 class TestWhatIsRefused:
     def test_all_faults_are_named_at_once(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -10,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from controlplane.errors import ValidationFailed
 
-from .contents import Access, Customization, Harness, PackageRequest, Sources, Tooling
+from .contents import Access, Customization, Harness, Sources, Tooling
 from .faults import MAX_FAULTS, faults_of, without_lone_surrogates
 from .grammar import Line
 from .part import Many, Part
@@ -91,11 +90,3 @@ class Blueprint(Part):
         Members without a value and without a default are left out.
         """
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-    def with_packages(self, packages: Iterable[PackageRequest]) -> Self:
-        """Return this blueprint with other packages, such as standardized ones."""
-        return self.model_copy(update={"tooling": Tooling(packages=tuple(packages))})
-
-    def without_credentials(self) -> Self:
-        """Return this blueprint as it is stored: ``credentials`` is read at creation only."""
-        return self.model_copy(update={"credentials": None})

@@ -21,7 +21,6 @@ from .chezmoi_names import SourceName, parse_directory, parse_file
 from .errors import DotfilesError
 from .tree import Folder
 
-_INERT = (".chezmoiremove", ".chezmoidata", ".chezmoitemplates", ".chezmoiversion", ".chezmoiroot")
 _UMASK = 0o022
 
 
