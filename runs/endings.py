@@ -39,6 +39,11 @@ class Endings:
         """Return where the record stands."""
         return RunHead.objects.get(run_number=self._run.number)
 
+    def has_begun(self) -> bool:
+        """Whether a spool of the run was ever seen, be there anything of it or not."""
+        head = self.head()
+        return bool(head.source_id or head.event_count)
+
     def not_started(self, code: str, message: str, *, cancelled: bool = False) -> None:
         """End a run of which nothing happened."""
         self._close(
@@ -87,7 +92,7 @@ class Endings:
             return self._end_boot(runtime, reason)
         if error.code == GONE and not self._is_its_engine(runtime):
             return False
-        if self.head().event_count == 0:
+        if not self.has_begun():
             self.not_started(
                 "workspace-gone",
                 "The workspace's container was gone before the run was started.",

@@ -1,7 +1,9 @@
 """Starting one-shot runs: what the agent in the workspace is told, and what its answer means.
 
 The agent keeps one folder for each run that it ever started, so telling it twice starts nothing
-twice. The codes a run that was not started fails with:
+twice. That folder belongs to the workspace, whose root may delete it: once the agent has answered,
+the record knows its spool, and the agent is told never again. The codes a run that was not started
+fails with:
 
 ======================  ==========================================================================
 ``command-refused``     the agent does not accept the command
@@ -14,12 +16,14 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from controlplane.errors import JobError
 from runs.ingest import meta as metas
 from runs.models import Run
+from runs.tail_channel import NOT_OURS
 from workspaces.runtimes.base import RuntimeAdapter
 
 SPEC_REFUSED = 2
@@ -79,11 +83,12 @@ def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
     }
 
 
-def start(adapter: RuntimeAdapter, run: Run, limits: RecordLimits) -> None:
-    """Have the agent start the run, unless it has already.
+def start(adapter: RuntimeAdapter, run: Run, limits: RecordLimits) -> str | None:
+    """Have the agent start the run, unless it has already; return the spool that it is recorded in.
 
-    Raises ``JobError`` when the run was not and will not be started, ``LaunchError`` when the
-    runtime cannot be spoken to, ``StartUnknownError`` when nobody knows.
+    None when the answer names none. Raises ``JobError`` when the run was not and will not be
+    started, ``LaunchError`` when the runtime cannot be spoken to, ``StartUnknownError`` when nobody
+    knows.
     """
     assert run.attempt is not None
     spec = json.dumps(exec_spec(run, limits)).encode()
@@ -94,6 +99,10 @@ def start(adapter: RuntimeAdapter, run: Run, limits: RecordLimits) -> None:
         raise JobError("record-refused", _message(answer.stdout, answer.stderr))
     if answer.exit_code != 0:
         raise StartUnknownError(f"exit {answer.exit_code}: {answer.stderr[-500:]!r}")
+    try:
+        return str(uuid.UUID(json.loads(answer.stdout)["spoolId"]))
+    except NOT_OURS:
+        return None
 
 
 def _message(stdout: bytes, stderr: bytes) -> str:

@@ -150,19 +150,19 @@ class Recorder:
         return self._database(lambda: self._endings.head().sealed_at is not None)
 
     def _start(self) -> bool:
-        """Execute a one-shot run of which nothing is recorded; True when nothing will ever be."""
+        """Execute a one-shot run that has not begun; True when it never will."""
         if self._run.mode == Run.Mode.BOOT:
             return self._database(self._endings.without_runtime)
         if self._run.mode != Run.Mode.ONE_SHOT:
             return False
-        if self._database(lambda: self._endings.head().event_count):
+        if self._database(self._endings.has_begun):
             return False
         try:
             if self._control.cancelled.is_set():
                 # Somebody may have started it before us: then it is there to be stopped.
                 return False
             self._database(lambda: claims.require(self._fence))
-            execution.start(self._adapter, self._run, self._limits)
+            spool = execution.start(self._adapter, self._run, self._limits)
         except LaunchError:
             raise
         except JobError as exc:
@@ -170,6 +170,9 @@ class Recorder:
             refusal = exc
             self._database(lambda: self._endings.not_started(refusal.code, refusal.message))
             return True
+        if spool is not None:
+            # From here on it has begun, whatever becomes of its folder in the workspace.
+            self._database(lambda: self._open_source(spool))
         return False
 
     def _follow(self) -> bool:
@@ -331,7 +334,7 @@ class Recorder:
                 return False
             gone = LaunchError(NOT_RUNNING, "The container holds nothing of the run.")
             return self._database(lambda: endings.without_container(gone))
-        if self._database(lambda: endings.head().event_count):
+        if self._database(endings.has_begun):
             self._database(lambda: endings.lost("record-lost", _SPOOL_GONE, cancelled=cancelled))
             return True
         if cancelled:

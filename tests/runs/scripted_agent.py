@@ -56,6 +56,8 @@ class ScriptedAgent:
     damage: list[tuple[int, bytes | None]] = field(default_factory=list)
     """For the next tails: after how many bytes they are cut, or which byte is written there."""
     exec_answer: AgentAnswer | None = None
+    forgets: bool = False
+    """Whoever is root in the workspace deletes each spool when its run has begun."""
     unreadable: list[int] = field(default_factory=list)
     """For the next tails: the exit code with which the agent says that it cannot read the spool."""
     piece: int = 1 << 16
@@ -107,6 +109,8 @@ class ScriptedAgent:
         run = uuid.UUID(spec["runId"])
         state = "exists" if run in self.spools else "started"
         spool = self.spools.setdefault(run, self.to_execute[run])
+        if self.forgets:
+            del self.spools[run]
         return AgentAnswer(0, json.dumps({"state": state, "spoolId": spool.spool_id}).encode(), b"")
 
     def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed:

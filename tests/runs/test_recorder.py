@@ -330,6 +330,41 @@ def test_a_spool_that_is_not_there_any_more_ends_the_record_with_a_loss() -> Non
     assert early_close(run) == 5
 
 
+def test_a_run_that_began_is_not_begun_again_whatever_became_of_its_spool() -> None:
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, forgets=True)
+
+    run = record(run, agent)
+
+    assert [call[0] for call in agent.calls] == ["exec", "tail"]
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+    assert early_close(run) == 1
+
+
+def test_a_run_that_another_worker_began_is_not_begun_again_without_its_spool() -> None:
+    run = make_executable()
+    store.open_source(run.number, whole(run).spool_id)
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)})
+
+    run = record(run, agent)
+
+    assert [call[0] for call in agent.calls] == ["tail"]
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+
+
+@pytest.mark.parametrize("error", [GONE, NOT_RUNNING])
+def test_a_run_that_began_and_whose_container_is_gone_at_once_lacks_its_record(
+    error: LaunchError,
+) -> None:
+    run = make_executable()
+    store.open_source(run.number, whole(run).spool_id)
+
+    run = record(run, ScriptedAgent(unreachable=[error] * 1000))
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "workspace-ended")
+    assert early_close(run) == 1
+
+
 def test_a_run_whose_end_is_asked_for_before_it_began_is_cancelled() -> None:
     control = RunControl()
     control.cancelled.set()
