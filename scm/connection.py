@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,21 @@ from controlplane.errors import Fault, ServiceUnavailable
 from scm.provider import ProviderClient, ProviderError
 
 log = structlog.get_logger(__name__)
+
+ASKED_AT_ONCE = 3
+"""Requests of clients that one process asks the provider for at a time; one that is slow must not
+take all threads of the API."""
+PLACE_SECONDS = 3.0
+"""How long the others wait for one of them to be answered."""
+
+_asking = threading.BoundedSemaphore(ASKED_AT_ONCE)
+
+
+class ProviderBusy(ServiceUnavailable):
+    """The provider is being asked for enough clients; ``wait`` becomes ``Retry-After``, seconds."""
+
+    code = "scm-busy"
+    wait = 5
 
 
 def is_app_configured() -> bool:
@@ -27,6 +43,17 @@ def require_app(*faults: Fault) -> None:
             code="scm-app-unconfigured",
             errors=faults,
         )
+
+
+@contextmanager
+def asking_for_a_client() -> Iterator[None]:
+    """Be one of the few, soon; raise ``ServiceUnavailable`` (``scm-busy``) otherwise."""
+    if not _asking.acquire(timeout=PLACE_SECONDS):
+        raise ProviderBusy("The source-hosting provider is being asked for others.")
+    try:
+        yield
+    finally:
+        _asking.release()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ _GRANTED = """\
 _ASKING = """\
 | 502 | `scm-provider-failed` | the provider failed; `upstream` says how |
 | 503 | `scm-app-unconfigured` | no app is set up at a provider; this is looked at first |
+| 503 | `scm-busy` | the provider is being asked for others; `Retry-After` says when to try again |
 
 `upstream` has the members `name`, `status` (what the provider answered, when it did), `reason`, and
 `retryAfterSeconds` when it wants us to wait. Reasons: `unreachable`, `timed-out`, `tls-failed`,

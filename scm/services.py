@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from controlplane.errors import Fault, Forbidden, NotFound
 from controlplane.locks import lock_until_commit
-from scm.connection import open_provider, require_app
+from scm.connection import asking_for_a_client, open_provider, require_app
 from scm.models import (
     Installation,
     InstallationGrant,
@@ -65,24 +65,24 @@ def import_installation(external_id: int, *, owner_user_id: str) -> Synced:
     """Take an installation over from the provider, with its repositories.
 
     The first owner to import it holds it; importing it again reads it again. Raises
-    ``ServiceUnavailable`` (``scm-app-unconfigured``), ``Forbidden`` (``installation-not-granted``)
-    for another owner without a grant, ``NotFound`` (``installation-not-found``) when the provider
-    does not know it, ``ProviderError``.
+    ``ServiceUnavailable`` (``scm-app-unconfigured``, ``scm-busy``), ``Forbidden``
+    (``installation-not-granted``) for another owner without a grant, ``NotFound``
+    (``installation-not-found``) when the provider does not know it, ``ProviderError``.
     """
     require_app()
     known = Installation.objects.filter(external_id=external_id).first()
     if known is not None and known.holder_user_id:
         _require_grant(known, owner_user_id)
-    with open_provider() as provider:
-        as_of = database_now()
+    with asking_for_a_client(), open_provider() as provider:
+        until, as_of = provider.deadline(), database_now()
         try:
-            facts = provider.installation(external_id)
+            facts = provider.installation(external_id, until=until)
         except InstallationGoneError:
             note_deleted(external_id, as_of=as_of)
             raise installation_not_found() from None
         installation = record_installation(facts, as_of=as_of, imported_by=owner_user_id)
         log.info("installation_imported", installation=str(installation.pk))
-        return _sync_if_active(provider, installation, as_of)
+        return _sync_if_active(provider, installation, as_of, until)
 
 
 def sync_installation(installation_id: uuid.UUID, *, owner_user_id: str | None) -> Synced:
@@ -93,7 +93,8 @@ def sync_installation(installation_id: uuid.UUID, *, owner_user_id: str | None) 
     """
     require_app()
     installation = get_installation(installation_id, owner_user_id=owner_user_id)
-    synced = refresh_installation(installation.external_id)
+    with asking_for_a_client():
+        synced = refresh_installation(installation.external_id)
     if synced is None or synced.installation.status != Installation.Status.ACTIVE:
         raise installation_not_active()
     return synced
@@ -105,13 +106,13 @@ def refresh_installation(external_id: int) -> Synced | None:
     One that it does not know is deleted from then on; ``None`` when we did not know it either.
     """
     with open_provider() as provider:
-        as_of = database_now()
+        until, as_of = provider.deadline(), database_now()
         try:
-            facts = provider.installation(external_id)
+            facts = provider.installation(external_id, until=until)
         except InstallationGoneError:
             gone = note_deleted(external_id, as_of=as_of)
             return None if gone is None else _as_known(gone, as_of)
-        return _sync_if_active(provider, record_installation(facts, as_of=as_of), as_of)
+        return _sync_if_active(provider, record_installation(facts, as_of=as_of), as_of, until)
 
 
 def record_installation(
@@ -277,24 +278,26 @@ def _hold(installation: Installation, owner_user_id: str) -> None:
 
 
 def _sync_if_active(
-    provider: ProviderClient, installation: Installation, as_of: datetime
+    provider: ProviderClient, installation: Installation, as_of: datetime, until: float
 ) -> Synced:
     """Read the repositories of an installation, if it is active, and count them."""
     if installation.status == Installation.Status.ACTIVE:
         as_of = database_now()
         try:
-            listing = provider.repositories(installation.external_id)
+            listing = provider.repositories(installation.external_id, until=until)
         except (InstallationSuspendedError, InstallationGoneError):
             # It has become so since we asked for it.
-            return _as_known(_observed_again(provider, installation), as_of)
+            return _as_known(_observed_again(provider, installation, until), as_of)
         installation = store_repositories(installation.pk, listing, as_of=as_of)
     return _as_known(installation, as_of)
 
 
-def _observed_again(provider: ProviderClient, installation: Installation) -> Installation:
+def _observed_again(
+    provider: ProviderClient, installation: Installation, until: float
+) -> Installation:
     as_of = database_now()
     try:
-        facts = provider.installation(installation.external_id)
+        facts = provider.installation(installation.external_id, until=until)
     except InstallationGoneError:
         return note_deleted(installation.external_id, as_of=as_of) or installation
     return record_installation(facts, as_of=as_of)

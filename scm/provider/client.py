@@ -68,7 +68,8 @@ class ProviderClient:
     """Talks to the API at ``base_url`` as the app. One client may be shared by threads.
 
     Time-outs are seconds: ``read_timeout`` limits one answer as a whole, ``total_timeout`` a
-    question with its repetitions and pages. Everything raises :class:`ProviderError`.
+    question with its repetitions and pages; questions that are given the same ``until``, a
+    :meth:`deadline`, are limited together. Everything raises :class:`ProviderError`.
     """
 
     def __init__(
@@ -101,10 +102,16 @@ class ProviderClient:
         """Close the connections that are kept open."""
         self._outbound.close()
 
-    def installation(self, external_installation_id: int) -> InstallationFacts:
+    def deadline(self) -> float:
+        """Return when questions that begin now and belong together have to be answered."""
+        return self._outbound.deadline()
+
+    def installation(
+        self, external_installation_id: int, *, until: float | None = None
+    ) -> InstallationFacts:
         """Return what is known of an installation; a suspended one is told, too."""
         path = f"/app/installations/{external_installation_id}"
-        answer = self._send("GET", path, self._key.token())
+        answer = self._send("GET", path, self._key.token(), until=until)
         if _is_gone(answer):
             raise InstallationGoneError
         _expect(answer, 200)
@@ -140,13 +147,15 @@ class ProviderClient:
             raise malformed("a token for other repositories than was asked for")
         return InstallationToken(given.token, given.expires_at)
 
-    def repositories(self, external_installation_id: int) -> RepositoryListing:
+    def repositories(
+        self, external_installation_id: int, *, until: float | None = None
+    ) -> RepositoryListing:
         """Return all repositories of an installation, from all pages, each once.
 
         A list that changes between its pages is read again; when it never holds still, what was
         seen is returned as incomplete.
         """
-        until = self._outbound.deadline()
+        until = self.deadline() if until is None else until
         token = self.installation_token(
             external_installation_id,
             repository_ids=None,

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from pytest_django.fixtures import Settings
 
+from scm import connection
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
 
@@ -67,6 +68,12 @@ class Origin:
 
 
 ODD_BRANCH = "topic/ü-it's;$(touch)`&=%41"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nobody refused because this machine is slow."""
+    monkeypatch.setattr(connection, "PLACE_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -261,6 +261,19 @@ def test_a_provider_that_hangs_is_left(
     }
 
 
+def test_all_questions_of_one_request_together_end_in_time(
+    api: Api, provider: FakeProvider, settings: Settings
+) -> None:
+    provider.install("app")
+    settings.SCM_API_TOTAL_TIMEOUT_MS = 1500
+    # Neither takes too long by itself.
+    slow = {"/app/installations/7": 1.0, "/installation/repositories": 0.7}
+    provider.after = lambda asked: time.sleep(
+        next((wait for part, wait in slow.items() if asked.path.split("?")[0].endswith(part)), 0)
+    )
+    assert import_(api, expect=502).body["upstream"]["reason"] == "timed-out"
+
+
 def test_a_wrong_app_is_told_as_such_and_deletes_nothing(
     api: Api, provider: FakeProvider, settings: Settings
 ) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, Event
+from threading import Barrier, Event, Semaphore
 
 import pytest
 from django.db import connections
 
+from scm import connection
+from scm.connection import ASKED_AT_ONCE
 from scm.models import InstallationRepository, SourceRepository
 from scm.services import database_now, sync_installation
 from tests.conftest import OWNER, Api
 from tests.scm.fake_provider import Asked, FakeProvider, FakeRepository
-from tests.scm.installed import PATH, imported, listed, names, repositories, say, sync
+from tests.scm.installed import PATH, import_, imported, listed, names, repositories, say, sync
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,6 +51,43 @@ def test_a_slow_sync_does_not_bring_back_what_a_quicker_one_saw_go(
             go_on.set()
         slow_sync.result(60)
     assert names(repositories(api, installation)) == ["app"]
+
+
+def test_a_slow_provider_takes_no_more_than_some_of_the_apis_threads(
+    api: Api, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PLACE_SECONDS", 0.0)
+    provider.install("app")
+    installation = imported(api)
+    asked_for, go_on = Semaphore(0), Event()
+
+    def hold(asked: Asked) -> None:
+        if asked.path.endswith("/app/installations/7"):
+            asked_for.release()
+            assert go_on.wait(60)
+
+    provider.after = hold
+
+    def run(_: int) -> int:
+        try:
+            return sync(Api(), installation).status
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        slow = [pool.submit(run, number) for number in range(ASKED_AT_ONCE)]
+        try:
+            for _ in slow:
+                assert asked_for.acquire(timeout=60)
+            before = len(provider.requests)
+            refused = sync(api, installation, expect=503)
+            assert import_(api, expect=503).body["code"] == "scm-busy"
+            assert len(provider.requests) == before
+        finally:
+            go_on.set()
+        assert [each.result(60) for each in slow] == [200] * ASKED_AT_ONCE
+    assert (refused.body["code"], refused.headers["Retry-After"]) == ("scm-busy", "5")
+    sync(api, installation)
 
 
 def test_a_suspension_that_arrives_during_a_sync_stays(api: Api, provider: FakeProvider) -> None:
