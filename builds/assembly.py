@@ -18,6 +18,7 @@ from builds.fulfilment import Fulfiller
 from builds.images import ImageKeeper
 from builds.intents import CHANNEL as INTENTS
 from builds.lifecycle import expire_workspaces
+from builds.own_pulse import OwnPulse
 from builds.packages.sync import sync_duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
@@ -98,7 +99,9 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         instance_id=runner.instance_id,
         keep=_milliseconds(settings.WORKSPACE_IMAGE_KEEP_MS),
     )
-    attendant = Attendant(worker_id, fulfiller, stale=stale)
+    heartbeat = _milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS)
+    pulse = OwnPulse(heartbeat)
+    attendant = Attendant(worker_id, fulfiller, stale=stale, may_judge=pulse.may_judge)
     woken = [threading.Event() for _ in range(ATTENDANTS)]
     return BuildWorker(
         runner=runner,
@@ -107,7 +110,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         prefetch=settings.WORKSPACE_BUILD_QUEUE_PREFETCH,
         times=WorkerTimes(
             lease=lease_duration(),
-            heartbeat=_milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS),
+            heartbeat=heartbeat,
             stale=stale,
             sweep=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
             overdue=_milliseconds(settings.WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS),
@@ -150,4 +153,5 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         ],
         max_jobs=max_jobs,
         worker_id=worker_id,
+        pulse=pulse,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
-from builds.fulfilment import LEASE, Fulfiller, PutOffError
+from builds.fulfilment import Fulfiller, PutOffError
 from builds.models import Intent, IntentLostError, Worker
 from controlplane.errors import JobError
 
@@ -20,12 +21,23 @@ INTERNAL = "internal-error"
 
 
 class Attendant:
-    """Fulfils the intents that this worker claims. :meth:`attend` may run on several threads."""
+    """Fulfils the intents that this worker claims. :meth:`attend` may run on several threads.
 
-    def __init__(self, worker_id: str, fulfiller: Fulfiller, *, stale: timedelta) -> None:
+    ``may_judge`` tells whether an old heartbeat means a dead worker just now.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        fulfiller: Fulfiller,
+        *,
+        stale: timedelta,
+        may_judge: Callable[[], bool],
+    ) -> None:
         self._worker_id = worker_id
         self._fulfiller = fulfiller
         self._stale = stale
+        self._may_judge = may_judge
         self._lock = threading.Lock()
         self._at_work = 0
         self._uncertain = False
@@ -57,8 +69,9 @@ class Attendant:
             if self._uncertain and self._at_work == 0:
                 Intent.objects.give_back_strays(self._worker_id)
                 self._uncertain = False
-            alive = Worker.objects.alive(stale=self._stale)
-            intent = Intent.objects.claim_next(self._worker_id, alive=alive, lease=LEASE)
+            alive = Worker.objects.alive(stale=self._stale) if self._may_judge() else None
+            lease = self._fulfiller.lease
+            intent = Intent.objects.claim_next(self._worker_id, alive=alive, lease=lease)
             self._at_work += intent is not None
         return intent
 

@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 LEASE = timedelta(minutes=3)
-"""Longer than any one step takes; each step renews it."""
+"""Longer than any one step takes beside the time that what runs is given to end."""
 LETTING_GO = timedelta(minutes=2)
 """How long a worker that lives may take to let go of a job that was cancelled."""
 CALL_SECONDS = 10.0
@@ -67,6 +67,16 @@ class Fulfiller:
     adapter: RuntimeAdapter
     grace: timedelta
     stale: timedelta
+
+    @property
+    def lease(self) -> timedelta:
+        """How long a claim stands: longer than any one step takes; each step renews it."""
+        return LEASE + self.time_to_stop
+
+    @property
+    def time_to_stop(self) -> timedelta:
+        """How long a container has to end in order."""
+        return 2 * self.grace + timedelta(seconds=5)
 
     def fulfil(self, intent: Intent, stopped: threading.Event) -> None:
         """Bring ``intent`` to its end.
@@ -112,7 +122,7 @@ class _Fulfilment:
         """Before each step: go on only while the claim stands and the worker is not stopping."""
         if self._stopped.is_set():
             raise PutOffError(timedelta(), "", "")
-        self._database(lambda: Intent.objects.renew(self._fence, lease=LEASE))
+        self._database(lambda: Intent.objects.renew(self._fence, lease=self._by.lease))
 
     def _latest_attempt(self) -> Attempt | None:
         # Not that with the highest id: ids of several machines follow their clocks.
@@ -229,7 +239,7 @@ class _Fulfilment:
     def _stop(self, run_id: uuid.UUID) -> None:
         """Have the container end in order. One that does not is killed when it is removed."""
         try:
-            self._adapter.stop(run_id, seconds=2 * self._by.grace.total_seconds() + 5)
+            self._adapter.stop(run_id, seconds=self._by.time_to_stop.total_seconds())
         except LaunchError as exc:
             self._require_answer()
             log.warning("container_not_stopped", run_id=str(run_id), code=exc.code)

@@ -43,15 +43,17 @@ class IntentQuerySet(models.QuerySet["Intent"]):
         return self.filter(fulfilled_at__isnull=True)
 
     def claim_next(
-        self, worker_id: str, *, alive: models.QuerySet[models.Model], lease: timedelta
+        self, worker_id: str, *, alive: models.QuerySet[models.Model] | None, lease: timedelta
     ) -> Intent | None:
         """Claim the intent that waits longest; None when there is none.
 
         Claimable is what nobody holds, or a worker whose lease is over or that is not among those
-        ``alive``, and that is not to wait before it is tried again.
+        ``alive``, and that is not to wait before it is tried again. With ``alive`` None nobody is
+        taken for dead.
         """
-        holder = alive.filter(worker_id=OuterRef("worker_id"))
-        free = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now()) | ~Exists(holder)
+        free = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now())
+        if alive is not None:
+            free |= ~Exists(alive.filter(worker_id=OuterRef("worker_id")))
         with transaction.atomic():
             intent = (
                 self.open()

@@ -39,6 +39,7 @@ from builds.duties import Duty, guarded
 from builds.messages import BuildRequested, MalformedMessageError, topology
 from builds.models import BuildJob, LeaseLostError, Worker
 from builds.outcomes import counted
+from builds.own_pulse import OwnPulse
 from builds.pipeline import JobControl, JobRunner, ShutdownError
 from builds.reconciler import Orphans, reconcile
 from builds.settlement import fail_claimed_job
@@ -52,11 +53,6 @@ from controlplane.patience import database_trouble
 log = structlog.get_logger(__name__)
 
 ATTEMPTS_EXHAUSTED = "attempts-exhausted"
-
-
-def _boot_time() -> float:
-    """Return seconds since boot; unlike the monotonic clock they go on while a machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def new_worker_id() -> str:
@@ -92,6 +88,7 @@ class BuildWorker:
         duties: Sequence[Duty] = (),
         max_jobs: int | None = None,
         worker_id: str | None = None,
+        pulse: OwnPulse | None = None,
     ) -> None:
         self.worker_id = worker_id or new_worker_id()
         self._runner = runner
@@ -117,10 +114,7 @@ class BuildWorker:
         self._signals = 0
         self._draining = threading.Event()
         self._stopped = threading.Event()
-        # Whoever lives beats within two intervals; before that nobody is taken for dead.
-        self._hold = 2 * times.heartbeat.total_seconds()
-        self._hold_until = _boot_time() + self._hold
-        self._beaten_at = _boot_time()
+        self._own_pulse = pulse or OwnPulse(times.heartbeat)
         self._orphans = Orphans(keep=times.keep_ended)
 
     # ------------------------------------------------------------ life
@@ -310,16 +304,7 @@ class BuildWorker:
             log.warning("heartbeat_failed", reason=database_trouble(exc))
             close_old_connections()
             return
-        now = _boot_time()
-        if now - self._beaten_at > self._hold:
-            # The database was away, or this machine was: then every heartbeat may be old.
-            self._hold_until = now + self._hold
-        self._beaten_at = now
-
-    def _may_judge(self) -> bool:
-        """Whether an old heartbeat means a dead worker: ours is fresh, and not since just now."""
-        now = _boot_time()
-        return now - self._beaten_at <= self._hold and now >= self._hold_until
+        self._own_pulse.beaten()
 
     def _pulse(self) -> None:
         while not self._stopped.wait(self._times.heartbeat.total_seconds()):
@@ -405,7 +390,7 @@ class BuildWorker:
             overdue=self._times.overdue,
             stale=self._times.stale,
             limit=free + len(submitted),
-            expire=self._may_judge(),
+            expire=self._own_pulse.may_judge(),
         )
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
@@ -413,7 +398,7 @@ class BuildWorker:
             self._submit(job_id, None)
 
     def _end_sessions(self) -> None:
-        if self._may_judge():
+        if self._own_pulse.may_judge():
             sessions.end_sessions_of_dead_workers(Worker, stale=self._times.stale)
 
     def _reconcile(self) -> None:

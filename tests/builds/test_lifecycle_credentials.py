@@ -63,7 +63,8 @@ def stop(engine: RunningEngine, job: BuildJob) -> None:
     make_worker("worker-a")
     stale = timedelta(seconds=20)
     fulfiller = Fulfiller(adapter=engine, grace=timedelta(seconds=1), stale=stale)
-    Attendant("worker-a", fulfiller, stale=stale).attend(threading.Event())
+    attendant = Attendant("worker-a", fulfiller, stale=stale, may_judge=lambda: True)
+    attendant.attend(threading.Event())
     assert RuntimeInstance.objects.get(attempt=job.attempt).status == "stopped"
 
 

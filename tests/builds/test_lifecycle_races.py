@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import OperationalError, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
 from builds import fulfilment
@@ -125,9 +126,11 @@ def fulfiller(engine: NoEngine) -> Fulfiller:
     return Fulfiller(adapter=engine, grace=timedelta(seconds=1), stale=STALE)
 
 
-def attendant(engine: NoEngine, worker_id: str = "worker-a") -> Attendant:
+def attendant(
+    engine: NoEngine, worker_id: str = "worker-a", *, may_judge: bool = True
+) -> Attendant:
     make_worker(worker_id)
-    return Attendant(worker_id, fulfiller(engine), stale=STALE)
+    return Attendant(worker_id, fulfiller(engine), stale=STALE, may_judge=lambda: may_judge)
 
 
 def attend(engine: NoEngine, worker_id: str = "worker-a") -> None:
@@ -233,11 +236,48 @@ def test_what_a_dead_worker_held_is_claimed_at_once_and_what_a_living_one_holds_
     assert first is not None
     assert claimed("worker-b") is None
     Worker.objects.update(seen_at=Now() - 2 * STALE)
+    # Whose own heartbeat was late may not say of another that it is dead.
+    assert Intent.objects.claim_next("worker-b", alive=None, lease=LEASE) is None
     second = claimed("worker-b")
     assert second is not None
     assert second.claim_count == first.claim_count + 1
     with pytest.raises(IntentLostError):
         Intent.objects.renew(first.fence, lease=LEASE)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_after_the_database_was_away_nobody_is_taken_for_dead_at_once() -> None:
+    """Then every heartbeat is old, also that of a worker that is just stopping a workspace."""
+    attempt = asked()
+    make_worker("worker-a", seen=2 * STALE)
+    held = claimed("worker-a")
+    assert held is not None
+    engine = Engine(running={attempt.run_id})
+    attendant(engine, "worker-b", may_judge=False).attend(threading.Event())
+    assert engine.told == []
+    assert Intent.objects.held_by(held.fence).exists()
+    attendant(engine, "worker-b").attend(threading.Event())
+    assert not Intent.objects.open().exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("grace", [timedelta(seconds=10), timedelta(minutes=30)])
+def test_a_claim_outlasts_the_time_that_a_container_has_to_end(grace: timedelta) -> None:
+    attempt = asked()
+    engine = Engine(running={attempt.run_id})
+    left: list[timedelta] = []
+
+    def look() -> None:
+        ends = Intent.objects.annotate(left=F("lease_expires_at") - Now())
+        left.append(ends.values_list("left", flat=True)[0])
+
+    engine.on["stop"] = look
+    mine = Fulfiller(adapter=engine, grace=grace, stale=STALE)
+    make_worker("worker-a")
+    Attendant("worker-a", mine, stale=STALE, may_judge=lambda: True).attend(threading.Event())
+    (left_at_stop,) = left
+    assert left_at_stop > 2 * grace + timedelta(seconds=65)
+    assert not Intent.objects.open().exists()
 
 
 @pytest.mark.django_db
