@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from django.db import DatabaseError, InterfaceError, transaction
@@ -111,7 +111,8 @@ class _Fulfilment:
         if kind == Intent.Kind.DELETE:
             self._step()
             removed = self._adapter.remove_volumes(self._intent.workspace_id)
-            self._database(lambda: self._finish_delete(removed))
+            others = self._other_engines()
+            self._database(lambda: self._finish_delete(removed, others))
 
     # ------------------------------------------------------------ steps
 
@@ -156,6 +157,17 @@ class _Fulfilment:
                 "other-engine",
                 "The workspace runs on another engine than that of the worker that looked.",
             )
+
+    def _other_engines(self) -> list[str]:
+        """Return the other engines that attempts ran on and where something may still be.
+
+        Their reconcilers remove it, if they ever run again: nobody waits for a machine that may
+        have been gone for long.
+        """
+        runtimes = RuntimeInstance.objects.filter(attempt__workspace_id=self._intent.workspace_id)
+        ids = runtimes.exclude(engine_id="").values_list("engine_id", flat=True)
+        engines = set(self._database(lambda: list(ids)))
+        return sorted(engines - {self._adapter.engine_id()}) if engines else []
 
     def _attempts(self, latest: Attempt | None) -> list[Attempt]:
         """Return the attempts that may have something on the engine."""
@@ -308,7 +320,15 @@ class _Fulfilment:
                 _fulfilled(intent)
         return str(intent.kind)
 
-    def _finish_delete(self, volumes: int) -> None:
+    def _finish_delete(self, volumes: int, other_engines: Sequence[str]) -> None:
+        message = "The workspace is deleted; its containers and volumes are gone."
+        data: dict[str, Any] = {"volumes": volumes}
+        if other_engines:
+            message = (
+                "The workspace is deleted; its containers and volumes are gone. What attempts "
+                "have left on other engines goes when a build worker looks there."
+            )
+            data["otherEngines"] = list(other_engines)
         with transaction.atomic():
             workspace, intent = self._lock()
             Workspace.objects.filter(pk=workspace.pk).update(
@@ -317,8 +337,8 @@ class _Fulfilment:
             workspaces.record_workspace_event(
                 workspace,
                 WorkspaceEvent.Type.WORKSPACE_DELETED,
-                "The workspace is deleted; its containers and volumes are gone.",
-                {"volumes": volumes},
+                message,
+                data,
             )
             _fulfilled(intent)
 
