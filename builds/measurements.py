@@ -1,4 +1,4 @@
-"""What ``GET /metrics`` measures of the build queue, the build workers and the workspaces.
+"""What ``GET /metrics`` measures of the build queue, intents, the build workers and workspaces.
 
 Every question reads a partial index over what is not finished, so the answers cost the same however
 many jobs there ever were. Database time only.
@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from django.db import connection
 
+from builds.models import Intent
 from controlplane.metrics.exposition import Gauge, single
 
 _QUEUED = """
@@ -23,6 +24,9 @@ FROM builds_buildjob WHERE lease_expires_at IS NOT NULL"""
 _SANDBOXES = """
 SELECT status, count(*) FROM workspaces_sandbox
 WHERE status IN ('queued', 'running', 'ready') GROUP BY status"""
+_INTENTS = """
+SELECT kind, count(*), extract(epoch FROM statement_timestamp() - min(requested_at))
+FROM builds_intent WHERE fulfilled_at IS NULL GROUP BY kind"""
 _WORKERS = """
 SELECT CASE
     WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
@@ -39,6 +43,8 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         building, launching, expired, longest = cursor.fetchone() or (0, 0, 0, 0)
         cursor.execute(_SANDBOXES)
         sandboxes = dict(cursor.fetchall())
+        cursor.execute(_INTENTS)
+        intents = {kind: (number, age) for kind, number, age in cursor.fetchall()}
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = {state: (number, places) for state, number, places in cursor.fetchall()}
     phases = {"queued": queued, "building": building, "launching": launching}
@@ -57,6 +63,17 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "Sandboxes that are on their way or ready.",
             ("status",),
             {(status,): sandboxes.get(status, 0) for status in ("queued", "running", "ready")},
+        ),
+        Gauge(
+            "svc_intents_open",
+            "Stops and deletes of workspaces that were asked for and are not done.",
+            ("kind",),
+            {(kind,): intents.get(kind, (0, 0))[0] for kind in Intent.Kind.values},
+        ),
+        single(
+            "svc_intents_oldest_seconds",
+            "Age of the oldest stop or delete that is not done.",
+            max((age for _, age in intents.values()), default=0),
         ),
         Gauge(
             "svc_build_workers",

@@ -1,4 +1,4 @@
-"""What the admin's start page shows: what is queued, building, ready, failed, and who does what.
+"""What the admin's start page shows: what is queued, building, ready, failed, ending; who works.
 
 Each list is short and comes from an index of what it shows, so the page costs a fixed number of
 questions however much there is. Database time only.
@@ -15,7 +15,7 @@ from typing import Any
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from builds.models import BuildJob, Worker
+from builds.models import BuildJob, Intent, Worker
 from runs.models import Run, RunWorker
 from workspaces.models import RuntimeInstance, Sandbox, Workspace
 from workspaces.status import SurfacedStatus
@@ -153,6 +153,22 @@ def failed() -> Listing:
     related = ("workspace", "latest_attempt__runtime")
     where = "status__exact=failed&workspace__deleted_at__isnull=True"
     return _listing("Failed", rows.select_related(*related), line, where)
+
+
+def ending() -> Listing:
+    """Return the stops and deletes that are not done, longest first, and what they wait for."""
+    rows = Intent.objects.open().order_by("requested_at", "id")
+
+    def line(intent: Intent) -> Line:
+        waits = f": {intent.waits_code}. {intent.waits_message}" if intent.waits_code else ""
+        return Line(
+            intent.workspace,
+            intent.requested_at,
+            f"{intent.kind}{waits}",
+            worker_id=intent.worker_id,
+        )
+
+    return _listing("Ending", rows.select_related("workspace"), line, "fulfilled_at__isnull=True")
 
 
 def _with_silence(rows: QuerySet[Any], stale: timedelta) -> list[Any]:

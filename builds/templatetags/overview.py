@@ -33,6 +33,8 @@ def overview(context: dict[str, Any]) -> dict[str, Any]:
                     (standing.ready(), "admin:workspaces_sandbox_changelist"),
                     (standing.failed(), "admin:workspaces_sandbox_changelist"),
                 ]
+            if user.has_perm("builds.view_intent"):
+                shown["listings"].append((standing.ending(), "admin:builds_intent_changelist"))
             if user.has_perm("builds.view_worker"):
                 shown["build_workers"] = standing.build_workers(stale=stale)
             if user.has_perm("runs.view_runworker"):

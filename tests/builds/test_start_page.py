@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django.live_server_helper import LiveServer
 
 from builds import overview
-from builds.models import BuildJob, Worker
+from builds.models import BuildJob, Intent, Worker
 from runs.models import Run, RunWorker
 from tests.browser import Page, browser
 from tests.conftest import OWNER, Api
@@ -95,6 +95,20 @@ class House:
         job = self.queued(name)
         self._finish(job, "failed", "failed", error_code=code)
         return job
+
+    def ending(self, name: str, kind: str, waits_for: str = "") -> None:
+        """Have something asked for that is not done."""
+        attempt = self.failed(name, "x").attempt
+        Sandbox.objects.filter(pk=attempt.sandbox_id).update(status="cancelled")
+        Intent.objects.create(
+            workspace_id=attempt.workspace_id,
+            kind=kind,
+            cause="user",
+            requested_by=OWNER,
+            requested_at=Now() - timedelta(hours=6),
+            waits_code=waits_for,
+            waits_message="It waits." if waits_for else "",
+        )
 
     @staticmethod
     def _finish(job: BuildJob, status: str, surfaced: str, **values: str) -> None:
@@ -203,6 +217,21 @@ def test_it_shows_which_worker_does_what(house: House) -> None:
 
 
 @pytest.mark.django_db
+def test_it_shows_what_is_to_end_and_what_that_waits_for(house: House) -> None:
+    house.ending("unwanted", "delete", "other-engine")
+    house.ending("resting", "stop")
+    ending = section(start_page(staff("view_intent")), "ending")
+    assert "unwanted" in ending
+    assert "6 hours" in ending
+    assert "delete: other-engine. It waits." in ending
+    assert "resting" in ending
+    Intent.objects.update(fulfilled_at=Now())
+    assert "None." in section(start_page(staff("view_intent")), "ending")
+    listed = staff().get("/admin/builds/intent/?fulfilled_at__isnull=True")
+    assert (listed.status_code, listed.context["cl"].result_count) == (200, 0)
+
+
+@pytest.mark.django_db
 def test_without_workers_it_says_what_that_means() -> None:
     html = start_page(staff())
     assert "nothing is built until one is started" in section(html, "build-workers")
@@ -276,11 +305,13 @@ def test_it_costs_the_same_however_much_there_is(house: House) -> None:
         house.building(name, name)
         house.ready(name)
         house.failed(name, "x")
+        house.ending(f"e-{name}", "stop")
         house.worker(name)
     before = asked()
     for number in range(overview.SHOWN):
         house.queued(f"q{number}")
         house.failed(f"f{number}", "x")
+        house.ending(f"e{number}", "stop")
         house.worker(f"w{number}")
     assert asked() <= before
     assert overview.queued().more
@@ -306,6 +337,7 @@ def test_it_looks_as_it_should_in_a_browser(
     house.building("at-work", "builder-77-aa")
     house.ready("in-use")
     house.failed("broken", "build-command-failed")
+    house.ending("unwanted", "delete", "other-engine")
     house.worker("builder-77-aa")
     house.worker("builder-77-cc", silent=timedelta(hours=1))
     name = django_settings.SESSION_COOKIE_NAME
@@ -317,7 +349,8 @@ def test_it_looks_as_it_should_in_a_browser(
         "[...document.querySelectorAll('#overview h2')].map(h => h.innerText.trim())"
     )
     assert headings == [
-        *("Queued 1", "Building 1", "Ready 1", "Failed 1", "Build workers 2", "Run workers 0")
+        *("Queued 1", "Building 1", "Ready 1", "Failed 1", "Ending 1"),
+        *("Build workers 2", "Run workers 0"),
     ]
     # Nothing is wider than the page, long ids included.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob, Worker
+from builds.models import BuildJob, Intent, Worker
 from controlplane.metrics import counting, services
 from controlplane.metrics.families import (
     API_SECONDS,
@@ -238,6 +238,29 @@ def test_the_queue_is_measured(api: Api, request_body: dict[str, Any]) -> None:
 
 
 @pytest.mark.django_db
+def test_stops_and_deletes_that_wait_are_measured(api: Api, request_body: dict[str, Any]) -> None:
+    before = scrape()
+    for kind in ("stop", "delete", "delete"):
+        answer = api.post("/v1/workspaces", request_body).body
+        Intent.objects.create(
+            workspace_id=answer["workspaceId"],
+            kind=kind,
+            cause="user",
+            requested_by="usr_test",
+            requested_at=Now() - timedelta(hours=3),
+        )
+    page = scrape()
+    for kind, more in (("stop", 1), ("delete", 2)):
+        grown = [one.value("svc_intents_open", kind=kind) for one in (before, page)]
+        assert grown[1] == grown[0] + more
+    assert page.value("svc_intents_oldest_seconds") >= 3 * 3600
+    Intent.objects.update(fulfilled_at=Now())
+    page = scrape()
+    assert page.value("svc_intents_open", kind="delete") == 0
+    assert page.value("svc_intents_oldest_seconds") == 0
+
+
+@pytest.mark.django_db
 def test_workers_are_alive_draining_or_silent() -> None:
     before = scrape()
     for name, seen, draining in (
@@ -275,7 +298,10 @@ def test_measuring_reads_no_table_that_grows_and_asks_a_fixed_number_of_question
     with CaptureQueriesContext(connection) as second:
         scrape()
     assert len(second) == len(first) <= 25
-    big = ("builds_buildjob", "workspaces_sandbox", "sandbox_", "runs_run_", "workspaces_attempt")
+    big = (
+        *("builds_buildjob", "builds_intent", "workspaces_sandbox", "sandbox_", "runs_run_"),
+        *("workspaces_attempt", "intent_"),
+    )
     asked = [query["sql"].strip() for query in second]
     tables = ("builds_buildjob", "workspaces_sandbox", "runs_run")
     questions = [sql for sql in asked if sql.startswith("SELECT")]
@@ -291,7 +317,9 @@ def test_measuring_reads_no_table_that_grows_and_asks_a_fixed_number_of_question
             assert not [name for name in read if name.startswith(big)], (sql, read)
 
 
-OF_WHAT_IS_OPEN = {"job_queued", "job_leased", "run_open", "run_leased", "attempt_open"}
+OF_WHAT_IS_OPEN = {
+    *("job_queued", "job_leased", "run_open", "run_leased", "attempt_open", "intent_open")
+}
 
 
 def _read_whole(plan: Any) -> list[str]:
