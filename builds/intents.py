@@ -53,7 +53,7 @@ class IntentQuerySet(models.QuerySet["Intent"]):
         """
         free = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now())
         if alive is not None:
-            free |= ~Exists(alive.filter(worker_id=OuterRef("worker_id")))
+            free |= Q(~Exists(alive.filter(worker_id=OuterRef("worker_id"))))
         with transaction.atomic():
             intent = (
                 self.open()

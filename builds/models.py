@@ -392,16 +392,27 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
         return self.filter(seen_at__gt=Now() - stale)
 
     def beat(
-        self, worker_id: str, *, hostname: str, pid: int, prefetch: int, draining: bool = False
+        self,
+        worker_id: str,
+        *,
+        hostname: str,
+        pid: int,
+        prefetch: int,
+        draining: bool = False,
+        engine_id: str = "",
     ) -> None:
-        """Write the heartbeat of a worker; the first one registers it."""
+        """Write the heartbeat of a worker; the first one registers it.
+
+        ``engine_id`` is what the engine that it works with calls itself, as far as it has answered.
+        """
         self.update_or_create(
             worker_id=worker_id,
-            defaults={"seen_at": Now(), "draining": draining},
+            defaults={"seen_at": Now(), "draining": draining, "engine_id": engine_id},
             create_defaults={
                 "hostname": hostname,
                 "pid": pid,
                 "prefetch": prefetch,
+                "engine_id": engine_id,
                 "seen_at": Now(),
             },
         )
@@ -414,6 +425,13 @@ class Worker(models.Model):
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
     prefetch = models.PositiveIntegerField()
+    engine_id = models.CharField(
+        max_length=128,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The engine it works with; empty while that has never answered it.",
+    )
     draining = models.BooleanField(default=False)
     started_at = models.DateTimeField(auto_now_add=True)
     seen_at = models.DateTimeField()

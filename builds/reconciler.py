@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 LOST = "runtime-lost"
 EXITED = "runtime-exited"
 OUT_OF_MEMORY = "runtime-out-of-memory"
+STOP_SECONDS = 10.0
+"""How long a container has that still runs although its row says that it is over."""
 RUNS_IN_A_LINE = 20
 """How many runs one line of the log names."""
 
@@ -74,6 +76,7 @@ def reconcile(
         over = [observed[run_id] for run_id in expected if run_id in observed]
         ended = _end([each for each in over if not each.running and each.exit_code is not None])
         wanted, kept = _wanted(), _kept(keep_ended)
+        _end_kept(adapter, [found for run_id, found in observed.items() if run_id in kept])
         removed = _remove_unwanted(adapter, observed, wanted | kept, grace)
         # Of what was stopped only the network may be left.
         adapter.sweep_networks(wanted | kept & observed.keys())
@@ -170,6 +173,24 @@ def _kept(keep_ended: timedelta) -> set[uuid.UUID]:
         attempt__workspace__latest_sandbox__latest_attempt=F("attempt"),
     )
     return set(kept.values_list("run_id", flat=True))
+
+
+def _end_kept(adapter: RuntimeAdapter, kept: Sequence[ObservedRuntime]) -> None:
+    """Have those end that run although their rows say that they are over.
+
+    Their engine was declared gone and came back, or has started them again: nobody can enter them,
+    nobody records them, and what they do would be nobody's.
+    """
+    for found in kept:
+        if not found.running:
+            continue
+        try:
+            keep_renewed(adapter, found.run_id)
+            adapter.stop(found.run_id, seconds=STOP_SECONDS)
+        except LaunchError as exc:
+            log.info("runtime_not_ended", run_id=str(found.run_id), code=exc.code)
+        else:
+            log.warning("runtime_ended", run_id=str(found.run_id), reason="its row says it is over")
 
 
 def _remove_unwanted(

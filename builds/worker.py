@@ -116,6 +116,7 @@ class BuildWorker:
         self._stopped = threading.Event()
         self._own_pulse = pulse or OwnPulse(times.heartbeat)
         self._orphans = Orphans(keep=times.keep_ended)
+        self._engine_id = ""
 
     # ------------------------------------------------------------ life
 
@@ -299,6 +300,7 @@ class BuildWorker:
                 pid=os.getpid(),
                 prefetch=self._prefetch,
                 draining=self._draining.is_set(),
+                engine_id=self._engine_id,
             )
         except (DatabaseError, InterfaceError) as exc:
             log.warning("heartbeat_failed", reason=database_trouble(exc))
@@ -370,8 +372,10 @@ class BuildWorker:
 
     def _keep(self) -> None:
         pause = self._times.sweep
+        guarded("engine", self._ask_engine)
         while not self._stopped.wait(pause.total_seconds()):
             close_old_connections()
+            guarded("engine", self._ask_engine)
             guarded("forget", lambda: sweeper.forget_workers())
             guarded("reconcile", self._reconcile)
             guarded("tidy", lambda: self._runner.tidy(self._times.reconcile_grace))
@@ -396,6 +400,10 @@ class BuildWorker:
             log.info("job_found_by_sweeper", job_id=str(job_id))
             FOUND_BY_SWEEPER.count(worker="build")
             self._submit(job_id, None)
+
+    def _ask_engine(self) -> None:
+        """Remember which engine this is, for the heartbeat: it may be another one by now."""
+        self._engine_id = self._runner.adapter.engine_id()
 
     def _end_sessions(self) -> None:
         if self._own_pulse.may_judge():

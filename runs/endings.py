@@ -18,7 +18,7 @@ from django.db import transaction
 from runs import claims, settlement, store
 from runs.claims import Fence
 from runs.models import Run, RunHead
-from workspaces.models import Attempt, RuntimeInstance
+from workspaces.models import ENGINE_GONE, Attempt, RuntimeInstance
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 GONE = "runtime-gone"
@@ -124,7 +124,8 @@ class Endings:
         return True
 
     def _is_its_engine(self, runtime: RuntimeInstance | None) -> bool:
-        if runtime is None or not runtime.engine_id:
+        """Whether our engine's word counts; of one that is gone for good it does."""
+        if runtime is None or not runtime.engine_id or runtime.error_code == ENGINE_GONE:
             return True
         return self._adapter.engine_id() == runtime.engine_id
 

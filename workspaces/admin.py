@@ -215,11 +215,13 @@ class AttemptAdmin(HistoryAdmin):
 class RuntimeInstanceAdmin(HistoryAdmin):
     """Runtime instances."""
 
-    list_display = ["run_id", "status", "adapter", "reference", "error_code", "launched_at"]
+    list_display = [
+        *("run_id", "status", "adapter", "reference", "engine_id", "error_code", "launched_at")
+    ]
     list_filter = ["status", "adapter", "launched_at"]
     id_fields = ["run_id", "attempt_id"]
-    search_fields = ["resource_id", "reference", "error_code"]
-    search_help_text = "Run or attempt id, container id or name, or error code"
+    search_fields = ["resource_id", "reference", "engine_id", "error_code"]
+    search_help_text = "Run or attempt id, container id or name, engine, or error code"
     ordering = ["-run_id"]
 
 

@@ -12,6 +12,8 @@ from controlplane.ids import OWNER_MAX_LENGTH, uuid7
 from workspaces.status import SurfacedStatus
 
 ERROR_CODE_MAX_LENGTH = 64
+ENGINE_GONE = "engine-gone"
+"""The code of a runtime whose engine an operator has declared gone for good."""
 
 
 class OwnedQuerySet(models.QuerySet[Any]):

@@ -31,6 +31,8 @@ from workspaces.runtimes.base import LaunchedRuntime
 from workspaces.status import SurfacedStatus, surfaced_status
 
 NO_CREDENTIALS = Resolution()
+RUNNING = (RuntimeInstance.Status.RUNNING,)
+RUNNING_OR_STOPPING = (*RUNNING, RuntimeInstance.Status.STOPPING)
 _TIME_TO_LIVE = ExpressionWrapper(
     F("ttl_seconds") * Value(timedelta(seconds=1)), output_field=DurationField()
 )
@@ -315,14 +317,20 @@ def fail_runtime(attempt: Attempt, *, code: str, message: str) -> bool:
 
 
 def end_runtimes(
-    run_ids: Sequence[uuid.UUID], *, status: RuntimeInstance.Status, code: str, message: str
+    run_ids: Sequence[uuid.UUID],
+    *,
+    status: RuntimeInstance.Status,
+    code: str,
+    message: str,
+    stopping: bool = False,
 ) -> int:
     """End those of these runtimes that still run, all for the same reason; return how many.
 
-    The same as :func:`fail_runtime` or :func:`stop_runtime` of each, in a few statements.
+    With ``stopping`` also those that somebody is stopping. The same as :func:`fail_runtime` or
+    :func:`stop_runtime` of each, in a few statements.
     """
     rows = RuntimeInstance.objects.select_for_update(of=("self",)).filter(
-        run_id__in=run_ids, status=RuntimeInstance.Status.RUNNING
+        run_id__in=run_ids, status__in=RUNNING_OR_STOPPING if stopping else RUNNING
     )
     locked = list(rows.order_by("run_id").values_list("attempt_id", "attempt__workspace_id"))
     attempt_ids = [attempt_id for attempt_id, _ in locked]

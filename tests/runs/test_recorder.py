@@ -7,6 +7,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.db.models.functions import Now
 
 from runs import claims, store, sweeper
@@ -19,7 +20,8 @@ from runs.recorder import Recorder, RunControl
 from tests.runs.executable import boot_run, claim, make_executable
 from tests.runs.record_factory import Source
 from tests.runs.scripted_agent import ScriptedAgent, Spool
-from workspaces.models import RuntimeInstance
+from workspaces import services as workspaces
+from workspaces.models import ENGINE_GONE, RuntimeInstance
 from workspaces.runtimes.base import AgentAnswer, LaunchError
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -293,6 +295,29 @@ def test_a_container_that_another_engine_should_have_is_not_gone() -> None:
     )
 
     assert_whole(record(run, agent))
+
+
+@pytest.mark.parametrize("mode", [Run.Mode.ONE_SHOT, Run.Mode.BOOT])
+def test_a_record_whose_engine_is_gone_for_good_ends_with_a_named_loss(mode: Run.Mode) -> None:
+    run = make_executable() if mode == Run.Mode.ONE_SHOT else boot_run("running")
+    RuntimeInstance.objects.update(engine_id="gone")
+    spool = whole(run)
+    store.open_source(run.number, spool.spool_id)
+    store.append(run.number, spool.spool_id, spool.contents[:3])
+    assert run.attempt is not None
+    with transaction.atomic():
+        workspaces.end_runtimes(
+            [run.attempt.run_id],
+            status=RuntimeInstance.Status.FAILED,
+            code=ENGINE_GONE,
+            message="The engine is gone.",
+        )
+
+    run = record(run, ScriptedAgent(unreachable=[GONE] * 1000, engine="another"))
+
+    code = "workspace-ended" if mode == Run.Mode.ONE_SHOT else ENGINE_GONE
+    assert (run.status, run.error_code) == (Run.Status.FAILED, code)
+    assert early_close(run) == 4
 
 
 def test_the_exit_decides_although_the_end_of_the_record_is_lost() -> None:
