@@ -8,10 +8,11 @@ import time
 from collections import Counter
 
 import pytest
+import requests
 
 from tests.chaos.processes import wait_for
 from tests.chaos.sandboxes import Started, blueprint
-from tests.chaos.stack import QUICK, Stack
+from tests.chaos.stack import OWNER, QUICK, Stack
 from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -92,3 +93,43 @@ def test_a_container_that_no_row_wants_is_removed(stack: Stack) -> None:
     )
     wait_for(lambda: not stack.engine.containers(job), "the container is removed")
     assert_nothing_left_over(stack, job)
+
+
+def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_back(
+    stack: Stack,
+) -> None:
+    worker = stack.start_worker()
+    job = stack.post(blueprint(persistence="persistent"))
+    assert_ready(stack, job, claims=1)
+    (engine_id,) = stack.database.one(
+        "select engine_id from workspaces_runtimeinstance where run_id = %s", job.run_id
+    )
+    wait_for(
+        lambda: stack.database.rows("select engine_id from builds_worker") == [(engine_id,)],
+        "the worker has told its engine",
+    )
+    with pytest.raises(AssertionError, match="has a build worker that lives"):
+        stack.manage("forgetengine", engine_id)
+    worker.kill()
+    wait_for(
+        lambda: (
+            not stack.database.rows(
+                "select from builds_worker where seen_at > now() - interval '2.5 seconds'"
+            )
+        ),
+        "the worker counts as dead",
+    )
+    stack.manage("forgetengine", engine_id)
+    assert stack.wait_status(job, "failed")["error"]["code"] == "engine-gone"
+    assert stack.engine.containers(job)[0].status == "running"
+
+    stack.start_worker(WORKSPACE_KEEP_ENDED_MS="3600000")
+    wait_for(
+        lambda: [each.status for each in stack.engine.containers(job)] == ["exited"],
+        "the container is ended and kept",
+    )
+    path = f"/v1/workspaces/{job.workspace_id}"
+    started = requests.post(f"{stack.api}{path}/start", params={"ownerUserId": OWNER}, timeout=90)
+    assert started.status_code == 202, started.text
+    wait_for(lambda: stack.get(path)["status"] == "ready", "it is ready again")
+    wait_for(lambda: not stack.engine.containers(job), "the kept container is removed")
