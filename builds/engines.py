@@ -16,6 +16,7 @@ from django.db.models import Count, Q, QuerySet
 
 from builds.models import Intent, Worker
 from controlplane.errors import ControlPlaneError
+from runs import heartbeats
 from workspaces import services as workspaces
 from workspaces.models import ENGINE_GONE, RuntimeInstance
 
@@ -90,7 +91,7 @@ def look_at(engine_id: str, *, stale: timedelta) -> Engine:
 
 
 def require_gone(engine_id: str, *, stale: timedelta) -> None:
-    """Raise ``EngineLivesError`` when a build worker that lives is of the engine, or may be.
+    """Raise ``EngineLivesError`` when a worker that lives is of the engine, or may be.
 
     There is no way around that: an engine that is gone has no workers, and a worker that has lost
     its engine can be stopped.
@@ -100,6 +101,12 @@ def require_gone(engine_id: str, *, stale: timedelta) -> None:
     if of_it:
         raise EngineLivesError(
             f"The engine has a build worker that lives: {_listed(of_it)}. If the engine is gone "
+            "nevertheless, stop the worker, or wait until it has found its new engine."
+        )
+    recording = heartbeats.alive_on(engine_id, stale=stale)
+    if recording:
+        raise EngineLivesError(
+            f"The engine has a run worker that lives: {_listed(recording)}. If the engine is gone "
             "nevertheless, stop the worker, or wait until it has found its new engine."
         )
     unknown = list(alive.filter(engine_id="").values_list("pk", flat=True))

@@ -104,7 +104,7 @@ class RunWorkerAdmin(HistoryAdmin):
     """The run workers that are alive."""
 
     list_display = [
-        *("worker_id", "hostname", "pid", "runs", "capacity", "sessions", "draining"),
+        *("worker_id", "hostname", "pid", "runs", "capacity", "sessions", "engine_id", "draining"),
         *("started_at", "seen_at"),
     ]
     search_fields = ["worker_id", "hostname"]

@@ -16,15 +16,27 @@ log = structlog.get_logger(__name__)
 FORGET_WORKERS_AFTER = timedelta(days=1)
 
 
-def beat(worker_id: str, *, hostname: str, pid: int, capacity: int, draining: bool) -> None:
-    """Write the heartbeat of a worker; the first one registers it."""
+def beat(
+    worker_id: str,
+    *,
+    hostname: str,
+    pid: int,
+    capacity: int,
+    draining: bool,
+    engine_id: str = "",
+) -> None:
+    """Write the heartbeat of a worker; the first one registers it.
+
+    ``engine_id`` is what the engine that it works with calls itself, as far as it has answered.
+    """
     RunWorker.objects.update_or_create(
         worker_id=worker_id,
-        defaults={"seen_at": Now(), "draining": draining},
+        defaults={"seen_at": Now(), "draining": draining, "engine_id": engine_id},
         create_defaults={
             "hostname": hostname,
             "pid": pid,
             "capacity": capacity,
+            "engine_id": engine_id,
             "seen_at": Now(),
         },
     )
@@ -33,6 +45,12 @@ def beat(worker_id: str, *, hostname: str, pid: int, capacity: int, draining: bo
 def count_alive(*, stale: timedelta) -> int:
     """Return how many workers were seen within ``stale``."""
     return RunWorker.objects.filter(seen_at__gt=Now() - stale).count()
+
+
+def alive_on(engine_id: str, *, stale: timedelta) -> list[str]:
+    """Return the workers of an engine that were seen within ``stale``."""
+    alive = RunWorker.objects.filter(seen_at__gt=Now() - stale, engine_id=engine_id)
+    return list(alive.order_by("pk").values_list("pk", flat=True))
 
 
 def unregister(worker_id: str) -> None:

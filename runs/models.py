@@ -343,6 +343,13 @@ class RunWorker(models.Model):
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
     capacity = models.PositiveIntegerField()
+    engine_id = models.CharField(
+        max_length=128,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The engine it works with; empty while that has never answered it.",
+    )
     draining = models.BooleanField(default=False)
     started_at = models.DateTimeField(auto_now_add=True)
     seen_at = models.DateTimeField()

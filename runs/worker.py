@@ -114,6 +114,7 @@ class Worker:
         self._connections = Connections(DATABASE_CONNECTIONS)
         self._lock = threading.Lock()
         self._done = 0
+        self._engine_id = ""
         self._signals = 0
         self._draining = threading.Event()
         self._stopped = threading.Event()
@@ -318,6 +319,7 @@ class Worker:
                 hostname=socket.gethostname(),
                 pid=os.getpid(),
                 capacity=self._capacity,
+                engine_id=self._engine_id,
                 draining=self._draining.is_set(),
             )
         except (DatabaseError, InterfaceError) as exc:
@@ -372,11 +374,17 @@ class Worker:
         connections.close_all()
 
     def _keep(self) -> None:
+        self._guarded("engine", self._ask_engine)
         while not self._stopped.wait(self._times.keep.total_seconds()):
             close_old_connections()
+            self._guarded("engine", self._ask_engine)
             self._guarded("forget", heartbeats.forget_workers)
             self._guarded("leftovers", lambda: sweeper.acknowledge_leftovers(self._adapter))
             connections.close_all()
+
+    def _ask_engine(self) -> None:
+        """Remember which engine this is, for the heartbeat: it may be another one by now."""
+        self._engine_id = self._adapter.engine_id()
 
     def _guarded(self, name: str, duty: Callable[[], object]) -> None:
         """Run one duty; the next round tries again whatever went wrong."""

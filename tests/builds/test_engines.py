@@ -24,6 +24,8 @@ from builds.lifecycle import ask
 from builds.models import Intent, Worker
 from builds.reconciler import Reconciliation, reconcile
 from builds.worker import BuildWorker, WorkerTimes
+from runs import heartbeats
+from runs.models import RunWorker
 from tests.bench.empty_jobs import NoEngine, empty_runner
 from tests.builds.test_lifecycle_races import DELETE, STALE, STOP, Engine, asked, attend, told, wish
 from tests.factories import make_worker
@@ -97,6 +99,20 @@ def test_an_engine_with_a_worker_that_lives_is_not_forgotten_and_one_whose_worke
     assert state(attempt) == ("running", "", "ready")
     worker_of(GONE, seen=2 * STALE)
     worker_of("engine", name="worker-y")
+    assert forget() == 1
+
+
+@pytest.mark.django_db
+def test_an_engine_whose_build_worker_is_just_restarted_is_known_to_live_by_its_run_worker() -> (
+    None
+):
+    on_the_gone_engine(ready_attempt())
+    seen = {"hostname": "test", "pid": 1, "capacity": 1, "draining": False}
+    heartbeats.beat("recorder-x", **seen, engine_id=GONE)  # type: ignore[arg-type]
+    heartbeats.beat("recorder-y", **seen)  # type: ignore[arg-type]
+    with pytest.raises(EngineLivesError, match="run worker that lives: recorder-x"):
+        forget()
+    RunWorker.objects.update(seen_at=Now() - 2 * STALE)
     assert forget() == 1
 
 
