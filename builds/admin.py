@@ -150,7 +150,7 @@ class WorkerAdmin(HistoryAdmin):
         except ControlPlaneError as exc:
             self.message_user(request, exc.detail, messages.ERROR)
             return
-        told = f"The engine {engine_id} is gone: {ended} workspaces have failed with it."
+        told = f"The engine {engine_id} is gone. Workspaces that have failed with it: {ended}."
         assert request.user.pk is not None
         LogEntry.objects.create(
             user_id=request.user.pk,

@@ -293,17 +293,17 @@ def test_the_command_lists_what_is_known() -> None:
     ready_attempt()
     worker_of("engine")
     said = command("--list")
-    assert f"{GONE}: 1 running, 1 stopping, 1 stops and deletes wait; 0 build workers" in said
-    assert "last heard: not known" in said
-    assert "engine: 1 running, 0 stopping, 0 stops and deletes wait; 1 build workers live" in said
+    assert f"{GONE}: running: 1, stopping: 1, stops and deletes that wait: 1," in said
+    assert "build workers that live: 0, last heard: not known" in said
+    assert "\nengine: running: 1, stopping: 0, stops and deletes that wait: 0, build work" in said
 
 
 @pytest.mark.django_db
 def test_the_command_forgets_and_without_need_changes_nothing() -> None:
     attempt = ready_attempt()
     on_the_gone_engine(attempt)
-    assert "1 workspaces would fail" in command(GONE, "--dry-run")
-    assert "1 running" in command(GONE, "--list")
+    assert f"would fail with the engine {GONE}: 1." in command(GONE, "--dry-run")
+    assert "running: 1," in command(GONE, "--list")
     assert state(attempt)[0] == "running"
     worker_of(GONE)
     for options in ([], ["--dry-run"]):
@@ -312,8 +312,8 @@ def test_the_command_forgets_and_without_need_changes_nothing() -> None:
     with pytest.raises(CommandError, match="Nothing has ever run"):
         command("a-typo")
     Worker.objects.all().delete()
-    assert "1 workspaces have failed" in command(GONE)
-    assert "0 workspaces have failed" in command(GONE)
+    assert f"have failed with the engine {GONE}: 1." in command(GONE)
+    assert f"have failed with the engine {GONE}: 0." in command(GONE)
     assert state(attempt)[:2] == ("failed", "engine-gone")
 
 
@@ -345,7 +345,7 @@ def test_an_operator_is_asked_first_and_the_log_has_who_it_was() -> None:
     assert state(attempt)[0] == "running"
     answer = client.post(PAGE, {"engine": GONE}, follow=True)
     assert [str(one) for one in answer.context["messages"]] == [
-        f"The engine {GONE} is gone: 1 workspaces have failed with it."
+        f"The engine {GONE} is gone. Workspaces that have failed with it: 1."
     ]
     assert state(attempt)[:2] == ("failed", "engine-gone")
     entry = LogEntry.objects.get()

@@ -46,7 +46,7 @@ class Command(BaseCommand):
         except ControlPlaneError as error:
             raise CommandError(error.detail) from error
         verb = "would fail" if options["dry_run"] else "have failed"
-        self.stdout.write(f"{number} workspaces {verb} with the engine {engine_id}.")
+        self.stdout.write(f"Workspaces that {verb} with the engine {engine_id}: {number}.")
 
     def _list(self, found: list[Engine]) -> None:
         if not found:
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         for engine in found:
             heard = format_timestamp(engine.seen_at) if engine.seen_at else "not known"
             self.stdout.write(
-                f"{engine.engine_id}: {engine.running} running, {engine.stopping} stopping, "
-                f"{engine.intents} stops and deletes wait; "
-                f"{len(engine.workers)} build workers live, last heard: {heard}"
+                f"{engine.engine_id}: running: {engine.running}, stopping: {engine.stopping}, "
+                f"stops and deletes that wait: {engine.intents}, "
+                f"build workers that live: {len(engine.workers)}, last heard: {heard}"
             )
