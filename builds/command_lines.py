@@ -16,6 +16,7 @@ from pathlib import Path
 from controlplane.processes import ProcessStartError, run_process
 
 _PROBE_SECONDS = 60.0
+_ROOM_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class DockerCommand:
 def find_docker(name: str, env: Mapping[str, str]) -> tuple[DockerCommand, bool]:
     """Return the first program called ``name`` that builds with BuildKit, else the first of all.
 
-    The second value says whether the answer is certain: it is not while no engine answers.
+    The second value says whether the answer is certain: it is not while no engine answers. Raises
+    ``OSError`` when the temporary folder takes nothing, so that nothing can be found out.
     """
     programs = [name] if "/" in name else _on_path(name, env.get("PATH", os.defpath))
     for program in programs:
@@ -56,7 +58,11 @@ def _has_buildkit(program: str, env: Mapping[str, str]) -> bool:
         (context / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
         result = Path(name) / "result"
         argv = [program, "build", "--output", f"type=local,dest={result}", str(context)]
-        return _succeeds(argv, {**env, "DOCKER_BUILDKIT": "1"}) and (result / "Dockerfile").exists()
+        if _succeeds(argv, {**env, "DOCKER_BUILDKIT": "1"}) and (result / "Dockerfile").exists():
+            return True
+        # The same fails on a full disk, which says nothing of the builder and raises here.
+        (Path(name) / "room").write_bytes(bytes(_ROOM_BYTES))
+        return False
 
 
 def _reaches_engine(program: str, env: Mapping[str, str]) -> bool:

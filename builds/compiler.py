@@ -151,6 +151,7 @@ class Compiler:
             return known
         found = self._inspect(reference)
         if not found.ok:
+            self._require_engine()
             pulled = self._run("pull", reference, timeout=self._build_timeout)
             found = self._inspect(reference)
             if not found.ok:
@@ -250,6 +251,7 @@ class Compiler:
             try:
                 tagged = self._run("tag", built.image_id, name, timeout=_CLEANUP_SECONDS)
                 if not tagged.ok:
+                    self._require_engine()
                     raise BuildError(
                         "push-failed",
                         f"Naming the image ended with {tagged.ending}:\n"
@@ -349,7 +351,14 @@ class Compiler:
         """Find out once which program to use and whether it has BuildKit."""
         with self._finding:
             if self._docker is None:
-                docker, certain = find_docker(self._docker_cli, self._environment())
+                try:
+                    docker, certain = find_docker(self._docker_cli, self._environment())
+                except OSError as error:
+                    raise BuildError(
+                        "build-write-context-failed",
+                        "The temporary folder takes nothing: "
+                        f"{error.strerror or 'unknown error'}.",
+                    ) from error
                 if not certain:
                     return docker
                 self._docker = docker
@@ -450,6 +459,12 @@ class Compiler:
         self._base_images[reference] = (time.monotonic(), image_id)
         return image_id
 
+    def _require_engine(self) -> None:
+        """Raise ``adapter-unavailable`` when nobody answers: the program then fails of that."""
+        version = ("version", "--format", "{{.Server.Version}}")
+        if not self._run(*version, timeout=_CLEANUP_SECONDS).ok:
+            raise BuildError("adapter-unavailable", "The Docker Engine does not answer.")
+
     def _inspect(self, reference: str) -> ProcessResult:
         inspect = ("image", "inspect", "--format", "{{.Id}}", reference)
         return self._run(*inspect, timeout=_CLEANUP_SECONDS)
@@ -482,6 +497,7 @@ class Compiler:
             raise BuildError(
                 f"{kind}-timed-out", f"The {kind} took longer than {limit:g} seconds.{said}"
             )
+        self._require_engine()
         if kind == "push":
             raise BuildError("push-failed", f"The push ended with {result.ending}.{said}")
         step = f" at the step {watched.failed_step}" if watched.failed_step else ""

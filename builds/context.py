@@ -32,7 +32,8 @@ class BuildError(JobError):
 
     ``build-write-context-failed`` our disk; ``build-command-failed`` the builder ended with an exit
     code other than 0 or by a signal, and the message says which; ``build-timed-out``;
-    ``build-cancelled``; ``push-failed``; ``push-timed-out``.
+    ``build-cancelled``; ``push-failed``; ``push-timed-out``; ``adapter-unavailable`` the engine
+    does not answer.
     """
 
 

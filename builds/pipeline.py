@@ -269,7 +269,9 @@ class JobRunner:
                 )
             except OSError as exc:
                 raise BuildError(
-                    "build-write-context-failed", "No folder for the sources could be made."
+                    "build-write-context-failed",
+                    "No folder for the sources could be made: "
+                    f"{exc.strerror or 'unknown error'}.",
                 ) from exc
             built = self.compiler.build(
                 image_plan,
