@@ -6,6 +6,8 @@ warn() { printf 'warning: %s\n' "$*" >&2; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 
 only_one() {
+    local said
+    said=$( (: >> "$home/.lock") 2>&1) || die "nothing can be written to $home: ${said##*: }"
     # Held until this script ends, however it ends.
     exec 9> "$home/.lock"
     command -v flock > /dev/null || return 0
@@ -30,9 +32,10 @@ setting() {
 write_env() {
     local made
     made=$(mktemp "$home/.env.XXXXXX")
-    cat > "$made"
-    chmod 600 "$made"
-    mv -f "$made" "$env_file"
+    cat > "$made" && chmod 600 "$made" && mv -f "$made" "$env_file" || {
+        rm -f "$made"
+        die "$env_file could not be written; it is as it was"
+    }
 }
 
 # Sets NAME to VALUE: in its place, else at the end; a last line without an end of line stays whole.

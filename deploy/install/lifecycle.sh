@@ -109,7 +109,12 @@ do_upgrade() {
     if [ "$step" = begun ]; then
         compose_ up -d postgres > /dev/null 2>&1 || die "the database does not start"
         drain
-        backup_into "$home/backups/before-$to-$(date -u +%Y%m%dT%H%M%SZ)"
+        # In a shell of its own, so that what ends it does not end this one.
+        if ! (backup_into "$home/backups/before-$to-$(date -u +%Y%m%dT%H%M%SZ)"); then
+            rm -f "$marker"
+            start
+            die "without a backup nothing is upgraded: version $from goes on"
+        fi
         step=drained
         mark "$from" "$to" "$step"
     fi
@@ -136,19 +141,25 @@ drain() {
 in_postgres() { compose_ exec -T postgres "$@"; }
 
 backup_into() {
-    local folder=$1 made
+    local folder=$1 made key
     made=$folder.part
     rm -rf "$made"
-    mkdir -p "$made"
+    mkdir -p "$made" || die "$made cannot be made"
+    # What is half there is of no use, and takes the room that is missing.
+    # shellcheck disable=SC2064
+    trap "rm -rf '$made'" EXIT
     if [ -n "$(setting DATABASE_URL)" ]; then
         warn "DATABASE_URL is a database of yours: back it up with its own tools"
     else
         in_postgres pg_dump -U svc -Fc svc > "$made/database.dump" || die "the database could not be copied"
         [ -s "$made/database.dump" ] || die "the copy of the database is empty"
     fi
-    cp "$env_file" "$made/env"
-    host_key_volume cat /var/lib/svc/ssh/host_ed25519_key > "$made/host_ed25519_key" 2> /dev/null || rm -f "$made/host_ed25519_key"
-    mv "$made" "$folder"
+    cp "$env_file" "$made/env" || die "the secrets could not be copied"
+    # A gateway that never ran has none; one that is there and finds no room is no backup.
+    key=$(host_key_volume cat /var/lib/svc/ssh/host_ed25519_key 2> /dev/null) || key=
+    [ -z "$key" ] || printf '%s\n' "$key" > "$made/host_ed25519_key" || die "the host key could not be copied"
+    mv "$made" "$folder" || die "$folder could not be made"
+    trap - EXIT
     say "backup: $folder"
 }
 
@@ -242,12 +253,14 @@ do_uninstall() {
     say "removing networks and volumes"
     remove_each "network rm" docker_ network ls -q --filter "label=svc.instance=$id"
     remove_each "network rm" docker_ network ls -q --filter "label=com.docker.compose.project=$id"
-    remove_each "volume rm" docker_ volume ls -q --filter "label=svc.instance=$id"
-    [ "$keep_data" = yes ] || remove_each "volume rm" docker_ volume ls -q --filter "label=com.docker.compose.project=$id"
+    if [ "$keep_data" = no ]; then
+        remove_each "volume rm" docker_ volume ls -q --filter "label=svc.instance=$id"
+        remove_each "volume rm" docker_ volume ls -q --filter "label=com.docker.compose.project=$id"
+    fi
     say "removing images"
     remove_images "$id"
     if [ "$keep_data" = yes ]; then
-        say "kept: the volumes ${id}_*, $env_file and $home/backups"
+        say "kept: the volumes ${id}_*, those of persistent workspaces, $env_file and $home/backups"
     else
         rm -rf "$home/backups" "$home/.mounted"
         rm -f "$env_file" "$home"/.env.?????? "$marker" "$marker.new" "$home/.build.log" "$home/.start.log"

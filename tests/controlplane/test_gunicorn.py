@@ -208,3 +208,39 @@ def test_a_number_of_processes_or_threads_that_is_none_is_told(name: str, value:
     assert told.splitlines()[0] == "The environment is not valid."
     assert f"  {name}: " in told
     assert "Traceback" not in told
+
+
+@pytest.mark.docker
+def test_it_serves_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Its folders may be read-only or full: what it keeps is in the database."""
+    mounts = """
+        for folder in /tmp /var/tmp; do mount -t tmpfs -o ro tmpfs "$folder" || exit 99; done
+        mount --bind "$PWD" "$PWD" && mount -o remount,bind,ro "$PWD" || exit 99
+        cd "$PWD" && exec "$@"
+    """
+    port = free_port()
+    server = subprocess.Popen(
+        [
+            *("unshare", "--mount", "--", "sh", "-c", mounts, "sh"),
+            *(sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py"),
+            "controlplane.wsgi",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "SVC_API_PORT": str(port), "SVC_API_WORKERS": "1", "SVC_WEB_PORT": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert server.poll() is None, server.communicate()[1]
+            assert time.monotonic() < deadline, "gunicorn does not listen"
+            time.sleep(0.1)
+        status, body = post(port, b"{" + b" " * 500_000 + b"}", JSON)
+        assert (status, body["code"]) == (400, "validation-failed")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)

@@ -23,7 +23,10 @@ import docker
 import pytest
 from docker.models.containers import Container
 
+from tests.chaos.processes import runs
+from tests.chaos.sandboxes import nap
 from tests.deploy.installation import SCRIPT, Installation, made_installation
+from tests.disks import small_disk
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -34,6 +37,7 @@ BLUEPRINT = {
     "lifecycle": {"startup": {"foreground": {"kind": "command", "run": "sleep infinity"}}},
 }
 SECONDS = 600.0
+ON_THE_WAY = ("queued", "running", "pending", "building", "starting")
 
 
 @dataclass
@@ -74,6 +78,18 @@ class Installed:
             assert time.monotonic() < deadline, found
             time.sleep(0.5)
         return found
+
+    def asked(self, name: str, spec: dict[str, Any]) -> str:
+        """Ask for a workspace; return its id."""
+        body = {
+            "ownerUserId": OWNER,
+            "name": name,
+            "registryId": "default",
+            "repository": f"workspaces/{name}",
+            "tag": "one",
+            "spec": spec,
+        }
+        return str(self.call("POST", "/v1/workspaces", body)["workspaceId"])
 
     def service(self, name: str) -> Container:
         """The container of a service."""
@@ -162,17 +178,9 @@ def test_ours_run_as_nobody_special(installed: Installed) -> None:
 
 
 def test_a_workspace_becomes_ready_and_does_what_it_is_told(installed: Installed) -> None:
-    body = {
-        "ownerUserId": OWNER,
-        "name": "first",
-        "registryId": "default",
-        "repository": "workspaces/first",
-        "tag": "one",
-        "spec": BLUEPRINT,
-    }
-    installed.workspace_id = installed.call("POST", "/v1/workspaces", body)["workspaceId"]
+    installed.workspace_id = installed.asked("first", BLUEPRINT)
     path = f"/v1/workspaces/{installed.workspace_id}"
-    ready = installed.settled(path, "queued", "running", "pending", "building", "starting")
+    ready = installed.settled(path, *ON_THE_WAY)
     assert ready["status"] == "ready", ready
     said = installed.run_in_workspace("echo kept > ~/kept; echo hello from $(id -un)")
     assert "hello from " in said
@@ -293,6 +301,100 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
     # The version before is not kept.
     names = installed.engine.images.list(f"{installed.instance}/controlplane")
     assert [image.tags for image in names] == [[f"{installed.instance}/controlplane:0.4.1"]]
+
+
+def _claims(installed: Installed, workspace_id: str) -> int:
+    """How often a worker has taken the job of a workspace's only attempt."""
+    question = (
+        "select attempt_count from builds_buildjob join workspaces_attempt on"
+        " workspaces_attempt.id = attempt_id"
+        f" where workspace_id = '{workspace_id}'"  # noqa: S608 - the id is the service's own
+    )
+    psql = ["psql", "-U", "svc", "-qAt", "-c", question]
+    code, said = installed.service("postgres").exec_run(psql)
+    assert code == 0, said
+    return int(said)
+
+
+@pytest.mark.parametrize(
+    ("version", "drain_seconds", "build_seconds", "claims"),
+    [("0.4.2", 300, 15, 1), ("0.4.3", 1, 30, 2)],
+    ids=["it finishes", "it is handed on"],
+)
+def test_a_build_under_way_is_not_lost_by_an_upgrade(
+    installed: Installed, version: str, drain_seconds: int, build_seconds: int, claims: int
+) -> None:
+    installation = installed.installation
+    with installation.env.open("a") as env:
+        env.write(f"\nSVC_DRAIN_SECONDS={drain_seconds}\n")
+    script, argument = nap(build_seconds)
+    harness = {"id": "custom", "install": script, "command": ["true"]}
+    workspace_id = installed.asked(f"under-way-{claims}", {**BLUEPRINT, "harness": harness})
+    _until(lambda: runs(argument))
+    done = installation.run("upgrade", version, "--min-free-mb", "500", seconds=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installation.settings["SVC_VERSION"] == version
+    ready = installed.settled(f"/v1/workspaces/{workspace_id}", *ON_THE_WAY)
+    assert ready["status"] == "ready", ready
+    assert _claims(installed, workspace_id) == claims
+    assert "kept" in installed.run_in_workspace("cat ~/kept")
+
+
+def test_a_backup_for_which_there_is_no_room_leaves_the_service_as_it_was(
+    installed: Installed,
+) -> None:
+    installation = installed.installation
+    version = installation.settings["SVC_VERSION"]
+    with small_disk(installation.home / "backups", "64k"):
+        done = installation.run("backup", seconds=300)
+        assert done.returncode == 1
+        assert "no space left on device" in done.stderr
+        assert "the database could not be copied" in done.stderr
+        assert list((installation.home / "backups").iterdir()) == []
+
+        done = installation.run("upgrade", "0.4.4", "--min-free-mb", "500", seconds=900)
+        assert done.returncode == 1
+        assert f"version {version} goes on" in done.stderr
+        assert list((installation.home / "backups").iterdir()) == []
+    assert installation.settings["SVC_VERSION"] == version
+    assert not (installation.home / ".upgrade").exists()
+    assert all(installed.readiness().values())
+
+
+def test_what_was_kept_at_removal_is_gone_on_with(installed: Installed) -> None:
+    installation, engine, instance = installed.installation, installed.engine, installed.instance
+    lasting = installed.workspace_id = installed.asked(
+        "lasting", {**BLUEPRINT, "runtime": {"persistence": "persistent"}}
+    )
+    path = f"/v1/workspaces/{lasting}"
+    assert installed.settled(path, *ON_THE_WAY)["status"] == "ready"
+    installed.run_in_workspace("echo lasts > ~/kept")
+    before, backups = installation.settings, sorted((installation.home / "backups").iterdir())
+
+    done = installation.run("uninstall", "--keep-data", "--yes", seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kept: the volumes" in done.stdout
+    for label in (
+        f"svc.instance={instance}",
+        f"svc.installation={instance}",
+        f"com.docker.compose.project={instance}",
+    ):
+        ours: dict[str, str | list[str] | bool] = {"label": label}
+        assert engine.containers.list(all=True, filters=ours) == []
+        assert engine.networks.list(filters=ours) == []
+    assert installation.settings == before
+    assert sorted((installation.home / "backups").iterdir()) == backups
+
+    done = installation.run("install", "--min-free-mb", "500", seconds=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installation.settings == before
+    assert all(installed.readiness().values())
+    # Its container went with the rest: it is said so, and it is started anew with what it had.
+    gone = installed.settled(path, "ready")
+    assert (gone["status"], gone["reason"]["code"]) == ("failed", "runtime-lost")
+    installed.call("POST", f"{path}/start", {"ownerUserId": OWNER})
+    assert installed.settled(path, *ON_THE_WAY)["status"] == "ready"
+    assert installed.run_in_workspace("cat ~/kept") == "lasts\n"
 
 
 def test_uninstalling_leaves_nothing_of_ours_and_all_of_others(installed: Installed) -> None:

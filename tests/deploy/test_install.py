@@ -22,6 +22,7 @@ from tests.deploy.installation import (
     listening,
     made_installation,
 )
+from tests.disks import fill, read_only, small_disk
 from tests.workspaces.conftest import DOCKER_HOST
 
 HEX = {
@@ -88,6 +89,58 @@ def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None
     assert done.returncode == 0, done.stderr
     assert len(yaml.safe_load(done.stdout)["services"]["api"]["ports"]) == 1
     assert installation.run("check", "--min-free-mb", "1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["SVC_API_PORT", "SVC_WEB_PORT", "SVC_SSH_PORT", "SVC_REGISTRY_PORT"]
+)
+def test_every_port_that_is_taken_is_told_before_anything_is_started(
+    installation: Installation, name: str
+) -> None:
+    with listening() as taken:
+        port = taken.getsockname()[1]
+        _change(installation, **{name: str(port)})
+        before = installation.env.read_bytes()
+        done = installation.run("install", "--min-free-mb", "1")
+    assert done.returncode == 1
+    assert f"{name}: something else listens on 127.0.0.1 port {port}; stop it or" in done.stderr
+    assert installation.env.read_bytes() == before
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("command", ["install", "upgrade", "backup", "uninstall"])
+def test_a_folder_that_may_only_be_read_is_told_in_one_line(
+    installation: Installation, command: str
+) -> None:
+    with read_only(installation.home):
+        done = installation.run(command, "--yes", "--min-free-mb", "1")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"install.sh: nothing can be written to {installation.home}: Read-only file system\n"
+    )
+
+
+@pytest.mark.docker
+def test_a_full_disk_is_told_and_no_secret_is_lost_to_it(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "home", "64k") as home:
+        installation = made_installation(home)
+        (home / ".lock").touch()
+        before = installation.env.read_bytes()
+        ballast = fill(home)
+        told = installation.run("install")
+        assert told.returncode == 1
+        assert f"the installation's folder ({home}) has 0 MB free" in told.stderr
+        # Even when nobody looks how much there is.
+        done = installation.run("install", "--min-free-mb", "0")
+        assert done.returncode == 1
+        assert f"install.sh: {installation.env} could not be written; it is as it was" in (
+            done.stderr
+        )
+        assert installation.env.read_bytes() == before
+        assert {path.name for path in home.iterdir()} == {".env", ".lock", ballast.name}
+        ballast.unlink()
+        assert installation.call("find_docker; settle").returncode == 0
+        assert set(installation.settings) > HEX | KEYS
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 - asked for, not bound

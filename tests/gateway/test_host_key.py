@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runs.gateway.host_key import HostKeyError, load_host_key
+from tests.disks import fill, read_only, small_disk
 
 
 def test_it_is_made_once_and_stays(tmp_path: Path) -> None:
@@ -67,3 +68,27 @@ def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostKeyError, match="cannot be read or made"):
         load_host_key(tmp_path / "file" / "key")
+
+
+@pytest.mark.docker
+def test_a_folder_that_may_only_be_read_is_enough_once_the_key_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "ssh" / "key"
+    path.parent.mkdir()
+    with read_only(path.parent):
+        with pytest.raises(HostKeyError, match="cannot be read or made: Read-only file system"):
+            load_host_key(path)
+    made = load_host_key(path)
+    path.with_name("key.pub").unlink()
+    with read_only(path.parent):
+        assert load_host_key(path).public_data == made.public_data
+
+
+@pytest.mark.docker
+def test_a_full_disk_is_told_and_leaves_no_half_of_a_key(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "ssh", "64k") as folder:
+        ballast = fill(folder)
+        with pytest.raises(HostKeyError, match="cannot be read or made: No space left on device"):
+            load_host_key(folder / "key")
+        assert list(folder.iterdir()) == [ballast]
+        ballast.unlink()
+        load_host_key(folder / "key")

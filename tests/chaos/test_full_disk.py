@@ -1,0 +1,79 @@
+"""The disk of the database is full: nothing is begun by halves, and it goes on by itself."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from tests.chaos.processes import wait_for
+from tests.chaos.sandboxes import blueprint, started
+from tests.chaos.stack import Stack
+from tests.chaos.verdict import assert_nothing_open, assert_ready
+from tests.disks import fill, read_only, small_disk
+
+pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
+BIG = 60_000  # as large as a step may be, so that it needs room of its own
+
+
+@pytest.fixture
+def small() -> Iterator[Stack]:
+    """A stack whose database has a small disk of its own."""
+    stack = Stack()
+    with small_disk(stack.root / "postgres", "400m"):
+        try:
+            stack.build()
+            stack.begin()
+            yield stack
+        finally:
+            stack.close()
+    shutil.rmtree(stack.root, ignore_errors=True)
+
+
+def test_a_folder_of_builds_that_may_only_be_read_is_told_and_used_once_it_may_be_written(
+    stack: Stack,
+) -> None:
+    stack.data.mkdir(parents=True)
+    with read_only(stack.data):
+        worker = stack.start_worker()
+        job = stack.post(blueprint(install="true"))
+        shown = stack.wait_status(job, "failed")
+        assert shown["error"]["code"] == "build-write-context-failed", shown["error"]
+        assert "Read-only file system" in shown["error"]["message"]
+    assert_ready(stack, stack.post(blueprint(install="true")), claims=1)
+    assert worker.exit_code is None
+
+
+def test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwards(
+    small: Stack,
+) -> None:
+    worker = small.start_worker()
+    ballast = fill(small.root / "postgres")
+    accepted, refused = [], None
+    for _ in range(50):
+        spec = blueprint()
+        spec["lifecycle"]["setup"][0]["run"] += f"\n: {secrets.token_hex(BIG // 2)}"
+        refused = small.send(small.request_body(spec))
+        if refused.status_code != 202:
+            break
+        accepted.append(started(refused.json()))
+    assert refused is not None
+    assert refused.status_code == 503, refused.text
+    assert refused.json()["code"] == "database-unavailable"
+    assert requests.get(f"{small.api}/healthz", timeout=60).status_code == 200
+
+    ballast.unlink()
+    # One that ended for want of room is started by whoever runs it.
+    small.postgres.start()
+    wait_for(lambda: requests.get(f"{small.api}/readyz", timeout=60).ok, "it is well again")
+    fresh = small.post(blueprint())
+    for job in [*accepted, fresh]:
+        small.wait_status(job, "ready", 180)
+    assert_ready(small, fresh, claims=1)
+    assert_nothing_open(small)
+    assert worker.exit_code is None
+    (count,) = small.database.one("select count(*) from workspaces_workspace")
+    assert count == len(accepted) + 2  # with the one that the stack began with
