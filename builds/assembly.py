@@ -23,6 +23,7 @@ from builds.packages.sync import sync_duty
 from builds.pipeline import JobRunner, lease_duration, source_policy
 from builds.planner import Catalogue
 from builds.worker import BuildWorker, WorkerTimes, new_worker_id
+from builds.workplace import make_root
 from controlplane.announcements import listen
 from controlplane.locks import advisory_lock
 from registries.services import configured_registry
@@ -49,7 +50,7 @@ def _milliseconds(value: int) -> timedelta:
 def job_runner() -> JobRunner:
     """Return what runs claimed jobs, with every part configured."""
     temp_root = settings.SVC_DATA_DIR / "builds"
-    temp_root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_root(temp_root)
     extra_ca_file = settings.SVC_EXTRA_CA_FILE
     registry = configured_registry()
     return JobRunner(

@@ -7,6 +7,7 @@ that uses it; the kernel lets go of the lock when that process ends, however it 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -19,6 +20,27 @@ from uuid import UUID
 from controlplane.folders import remove_tree
 
 _PREFIX = "svc-"
+
+
+class NoWorkplaceError(Exception):
+    """The folder for work in progress cannot be written; the message says why, on one line."""
+
+
+def make_root(root: Path) -> None:
+    """Make the folder that all work lies below. Raises :class:`NoWorkplaceError`.
+
+    One that is full is no reason to end: what is stopped and deleted needs no room.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(root, os.W_OK):
+            code = errno.EROFS if os.statvfs(root).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
+    except OSError as error:
+        raise NoWorkplaceError(
+            f"The folder {root} cannot be written: {error.strerror or 'unknown error'}."
+            " SVC_DATA_DIR says where it lies."
+        ) from error
 
 
 @contextmanager

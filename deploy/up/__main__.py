@@ -11,6 +11,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - the one place that an older Pyth
     )
 
 import argparse
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,16 +32,25 @@ from deploy.up.progress import Progress
 from deploy.up.secrets import ensure_secrets
 from deploy.up.venv import ensure_venv
 
+_TAKES_NOTHING = {errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+
 
 def main() -> int:
     """Run one command; the exit code is 0 when it did what it says."""
     arguments = _parser().parse_args()
-    layout = Layout.of(Path(__file__).resolve().parents[2], os.environ)
     progress = Progress()
     try:
+        layout = Layout.of(Path(__file__).resolve().parents[2], os.environ)
         return _run(arguments, layout, progress)
     except SetupError as error:
         print(f"\n{error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in _TAKES_NOTHING:
+            raise
+        place = f"{error.filename} cannot be written" if error.filename else "A file cannot be written"
+        hint = "Correct that or name another folder in SVC_DATA_DIR."
+        print(f"\n{place}: {error.strerror}. {hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nInterrupted. What was started keeps running; run the same command again.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import stat
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,6 +30,7 @@ def ensure_secrets(path: Path) -> list[str]:
 
     Lines that exist are never changed, whatever they hold. The file is readable by its owner only.
     """
+    _close(path)
     present = read_settings(path)
     missing = [name for name in _GENERATED if name not in present]
     if missing:
@@ -36,9 +39,22 @@ def ensure_secrets(path: Path) -> list[str]:
             text += "\n"
         text += "".join(f"{name}={_GENERATED[name]()}\n" for name in missing)
         write_private(path, text)
-    else:
-        path.chmod(0o600)
     return missing
+
+
+def _close(path: Path) -> None:
+    """Have nobody but its owner read the file, and say so when others could."""
+    if not path.exists():
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode != 0o600:
+        path.chmod(0o600)
+    if mode & 0o077:
+        print(
+            f"warning: {path} had mode {mode:o} and has 600 now; "
+            "whoever could read it may know the secrets",
+            file=sys.stderr,
+        )
 
 
 def read_settings(path: Path) -> dict[str, str]:
@@ -63,8 +79,13 @@ def write_private(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        partial.unlink()
+        error.filename = str(path)
+        raise
     partial.replace(path)

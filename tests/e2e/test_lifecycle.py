@@ -9,6 +9,7 @@ from typing import Any
 
 import docker
 import pytest
+import requests
 from django.conf import settings as django_settings
 from django.db.models.functions import Now
 from django.test import override_settings
@@ -309,6 +310,24 @@ def test_an_image_that_the_registry_lost_is_built_again(lives: Lives) -> None:
     again = lives.again(started)
     assert Attempt.objects.get(pk=again.answer["attemptId"]).relation == "resume"
     assert not again.job.reused
+
+
+def test_an_image_of_which_the_registry_lost_a_layer_is_built_again(lives: Lives) -> None:
+    started = lives.stack.ready({"harness": install("echo to be lost in part")})
+    repository, digest = started.answer["repository"], lives.stack.digest(started)
+    assert digest is not None
+    lives.stop(started)
+    lives.until(started, "stopped")
+    manifest = configured_registry().get_manifest(repository, digest)
+    assert manifest is not None
+    layer = manifest.parsed()["layers"][-1]["digest"]
+    blob = f"{django_settings.REGISTRY_BASE_URL}/v2/{repository}/blobs/{layer}"
+    assert requests.delete(blob, timeout=60).status_code == 202
+    assert requests.head(blob, timeout=60).status_code == 404
+
+    again = lives.again(started)
+    assert not again.job.reused
+    assert requests.head(blob, timeout=60).status_code == 200
 
 
 def test_what_ended_by_itself_is_resumed_too(lives: Lives) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from builds.assembly import build_worker
+from builds.workplace import NoWorkplaceError
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
 
@@ -35,7 +36,7 @@ class Command(BaseCommand):
         """Run until stopped."""
         try:
             worker = build_worker(max_jobs=options["max_jobs"])
-        except OSError as error:
-            raise CommandError(f"{error}. SVC_DATA_DIR says where builds are prepared.") from None
+        except NoWorkplaceError as error:
+            raise CommandError(str(error)) from error
         with named_process(worker_id=worker.worker_id):
             worker.run()

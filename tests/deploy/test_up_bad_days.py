@@ -1,0 +1,74 @@
+"""`make up` and its kind on bad days: one line that says what is wrong, and nothing half done."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.up.secrets import read_settings
+from tests.deploy.installation import CHECKOUT
+from tests.disks import fill, read_only, small_disk
+
+
+def call(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the set-up with a data folder of the test's own."""
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.up", *arguments],
+        cwd=CHECKOUT,
+        env={"PATH": os.environ["PATH"], "SVC_DATA_DIR": str(data)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("command", ["up", "status", "env"])
+def test_a_data_folder_that_may_only_be_read_is_told_in_one_line(
+    tmp_path: Path, command: str
+) -> None:
+    with read_only(tmp_path):
+        done = call(tmp_path / "data", command)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines() == [
+        f"{tmp_path / 'data'} cannot be written: Read-only file system."
+        " Correct that or name another folder in SVC_DATA_DIR."
+    ]
+
+
+@pytest.mark.docker
+def test_a_full_disk_is_told_in_one_line_and_leaves_no_half_of_the_secrets(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "data", "64k") as data:
+        for folder in ("log", "run", "services"):
+            (data / folder).mkdir(mode=0o700)
+        ballast = fill(data)
+        done = call(data, "status")
+        assert done.returncode == 1
+        (line,) = done.stderr.strip().splitlines()
+        assert "cannot be written: No space left on device." in line
+        assert not (data / ".env").exists()
+        ballast.unlink()
+        call(data, "status")
+        assert len(read_settings(data / ".env")["SVC_DB_PASSWORD"]) == 64
+
+
+def test_secrets_that_others_could_read_are_closed_with_a_word(tmp_path: Path) -> None:
+    (tmp_path / "services").mkdir()
+    assert call(tmp_path, "env").stderr == ""
+    secrets = tmp_path / ".env"
+    before = secrets.read_bytes()
+    secrets.chmod(0o644)
+    done = call(tmp_path, "env")
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"warning: {secrets} had mode 644 and has 600 now; "
+        "whoever could read it may know the secrets\n"
+    )
+    assert secrets.stat().st_mode & 0o777 == 0o600
+    assert secrets.read_bytes() == before
+    assert call(tmp_path, "env").stderr == ""
