@@ -356,8 +356,7 @@ class Compiler:
                 except OSError as error:
                     raise BuildError(
                         "build-write-context-failed",
-                        "The temporary folder takes nothing: "
-                        f"{error.strerror or 'unknown error'}.",
+                        f"The temporary folder takes nothing: {error.strerror or 'unknown error'}.",
                     ) from error
                 if not certain:
                     return docker

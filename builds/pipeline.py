@@ -270,8 +270,7 @@ class JobRunner:
             except OSError as exc:
                 raise BuildError(
                     "build-write-context-failed",
-                    "No folder for the sources could be made: "
-                    f"{exc.strerror or 'unknown error'}.",
+                    f"No folder for the sources could be made: {exc.strerror or 'unknown error'}.",
                 ) from exc
             built = self.compiler.build(
                 image_plan,

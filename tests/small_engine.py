@@ -32,9 +32,7 @@ def small_engine(machines_engine: str, *images: str) -> Iterator[PrivateEngine]:
 
 
 def _carry(source: str, target: str, images: tuple[str, ...]) -> None:
-    saving = subprocess.Popen(
-        ["docker", "--host", source, "save", *images], stdout=subprocess.PIPE
-    )
+    saving = subprocess.Popen(["docker", "--host", source, "save", *images], stdout=subprocess.PIPE)
     with saving, contextlib.closing(docker.DockerClient(target, timeout=120)) as client:
         assert saving.stdout is not None
         client.images.load(saving.stdout)

@@ -48,7 +48,9 @@ def main() -> int:
     except OSError as error:
         if error.errno not in _TAKES_NOTHING:
             raise
-        place = f"{error.filename} cannot be written" if error.filename else "A file cannot be written"
+        place = (
+            f"{error.filename} cannot be written" if error.filename else "A file cannot be written"
+        )
         hint = "Correct that or name another folder in SVC_DATA_DIR."
         print(f"\n{place}: {error.strerror}. {hint}", file=sys.stderr)
         return 1

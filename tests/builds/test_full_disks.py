@@ -159,7 +159,7 @@ def test_a_full_disk_of_the_registry_fails_the_push_and_the_next_one_is_whole(
     bench: Bench, tmp_path: Path, repository: str
 ) -> None:
     # Its account has to reach its folder, and may not enter pytest's.
-    place = Path("/tmp") / f"svc-registry-{secrets.token_hex(6)}"  # noqa: S108 - a mount of ours
+    place = Path("/tmp") / f"svc-registry-{secrets.token_hex(6)}"
     with small_disk(place, "300m"):
         place.chmod(0o755)
         service = PrivateRegistry(place)

@@ -12,11 +12,12 @@ import requests
 from tests.chaos.processes import wait_for
 from tests.chaos.sandboxes import blueprint, started
 from tests.chaos.stack import Stack
+from tests.chaos.test_intents import stop, wait_until
 from tests.chaos.verdict import assert_nothing_open, assert_ready
 from tests.disks import fill, read_only, small_disk
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
-BIG = 60_000  # as large as a step may be, so that it needs room of its own
+BIG = 16_000  # as large as a step may be, so that it needs room of its own
 
 
 @pytest.fixture
@@ -36,15 +37,32 @@ def small() -> Iterator[Stack]:
 def test_a_folder_of_builds_that_may_only_be_read_is_told_and_used_once_it_may_be_written(
     stack: Stack,
 ) -> None:
-    stack.data.mkdir(parents=True)
+    worker = stack.start_worker()
+    wait_for((stack.data / "builds").is_dir, "its folder is there")
     with read_only(stack.data):
-        worker = stack.start_worker()
         job = stack.post(blueprint(install="true"))
         shown = stack.wait_status(job, "failed")
         assert shown["error"]["code"] == "build-write-context-failed", shown["error"]
         assert "Read-only file system" in shown["error"]["message"]
     assert_ready(stack, stack.post(blueprint(install="true")), claims=1)
     assert worker.exit_code is None
+
+
+def test_a_full_folder_of_builds_fails_builds_and_hinders_no_stop(stack: Stack) -> None:
+    with small_disk(stack.data, "8m"):
+        worker = stack.start_worker()
+        running = stack.post(blueprint())
+        stack.wait_status(running, "ready")
+        ballast = fill(stack.data)
+        job = stack.post(blueprint(install="true"))
+        shown = stack.wait_status(job, "failed")
+        assert shown["error"]["code"] == "build-write-context-failed", shown["error"]
+        assert "No space left on device" in shown["error"]["message"]
+        stop(stack, running)
+        wait_until(stack, running, "stopped")
+        ballast.unlink()
+        assert_ready(stack, stack.post(blueprint(install="true")), claims=1)
+        assert worker.exit_code is None
 
 
 def test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwards(

@@ -132,6 +132,30 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> N
     assert "SVC_API_PORT" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_files_of_another_account_are_named_with_their_settings(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("postgres://svc:do-not-tell@127.0.0.1/svc\n")
+    secret.chmod(0o600)
+    os.chown(secret, 65534, 65534)
+    names = ("DATABASE_URL_FILE", "WEB_AUTH_SECRET_FILE")
+    # Root as every other account is: without the right to read what is not its own.
+    powers = "--bounding-set=-dac_override,-dac_read_search"
+    done = subprocess.run(
+        ["setpriv", powers, sys.executable, "-c", "from controlplane import settings"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **dict.fromkeys(names, str(secret))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    for name in names:
+        assert f"{name}: The file cannot be read (PermissionError)." in done.stderr
+    assert "do-not-tell" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "origins", "patterns"),
     [

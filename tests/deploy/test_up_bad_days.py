@@ -35,10 +35,10 @@ def test_a_data_folder_that_may_only_be_read_is_told_in_one_line(
     with read_only(tmp_path):
         done = call(tmp_path / "data", command)
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines() == [
+    assert done.stderr.strip() == (
         f"{tmp_path / 'data'} cannot be written: Read-only file system."
         " Correct that or name another folder in SVC_DATA_DIR."
-    ]
+    )
 
 
 @pytest.mark.docker

@@ -74,9 +74,9 @@ def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
 def test_a_folder_that_may_only_be_read_is_enough_once_the_key_is_there(tmp_path: Path) -> None:
     path = tmp_path / "ssh" / "key"
     path.parent.mkdir()
-    with read_only(path.parent):
-        with pytest.raises(HostKeyError, match="cannot be read or made: Read-only file system"):
-            load_host_key(path)
+    told = "cannot be read or made: Read-only file system"
+    with read_only(path.parent), pytest.raises(HostKeyError, match=told):
+        load_host_key(path)
     made = load_host_key(path)
     path.with_name("key.pub").unlink()
     with read_only(path.parent):

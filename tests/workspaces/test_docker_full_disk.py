@@ -41,7 +41,7 @@ def test_it_refuses_to_start_and_still_stops_and_removes(
     small: tuple[PrivateEngine, Launcher],
 ) -> None:
     engine, launcher = small
-    running = launcher.launch()
+    launcher.launch()
     ballast = fill(engine.root)
     with pytest.raises(LaunchError, match="no space left on device") as caught:
         launcher.launch()
