@@ -20,18 +20,28 @@ pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 BIG = 16_000  # as large as a step may be, so that it needs room of its own
 
 
-@pytest.fixture
-def small() -> Iterator[Stack]:
-    """A stack whose database has a small disk of its own."""
+@pytest.fixture(scope="module")
+def small_services() -> Iterator[Stack]:
+    """A stack whose database and broker have small disks of their own."""
     stack = Stack()
-    with small_disk(stack.root / "postgres", "400m"):
+    with (
+        small_disk(stack.root / "postgres", "400m"),
+        small_disk(stack.root / "rabbitmq", "1g"),
+    ):
         try:
             stack.build()
-            stack.begin()
             yield stack
         finally:
             stack.close()
     shutil.rmtree(stack.root, ignore_errors=True)
+
+
+@pytest.fixture
+def small(small_services: Stack) -> Iterator[Stack]:
+    """This stack, cleaned up after each test."""
+    small_services.begin()
+    yield small_services
+    small_services.end()
 
 
 def test_a_folder_of_builds_that_may_only_be_read_is_told_and_used_once_it_may_be_written(
@@ -95,3 +105,21 @@ def test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwa
     assert worker.exit_code is None
     (count,) = small.database.one("select count(*) from workspaces_workspace")
     assert count == len(accepted) + 2  # with the one that the stack began with
+
+
+def test_a_broker_that_calls_for_room_hinders_nobody(small: Stack) -> None:
+    worker = small.start_worker()
+    # It does so when less than 500 MB are left (deploy/services/rabbitmq.py).
+    ballast = small.root / "rabbitmq" / "ballast"
+    with ballast.open("wb") as file:
+        for _ in range(700):
+            file.write(bytes(1 << 20))
+    log = small.rabbitmq.log
+    wait_for(lambda: "disk resource limit alarm set" in log.read_text(), "it calls for room")
+
+    assert_ready(small, small.post(blueprint()), claims=1)
+
+    ballast.unlink()
+    wait_for(lambda: "disk resource limit alarm cleared" in log.read_text(), "it has room")
+    assert_ready(small, small.post(blueprint()), claims=1)
+    assert worker.exit_code is None

@@ -71,6 +71,9 @@ SHOWN_BY = {
     "the registry's": [
         f"{DISKS}::test_a_full_disk_of_the_registry_fails_the_push_and_the_next_one_is_whole"
     ],
+    "the broker's, below its `disk_free_limit`": [
+        f"{CHAOS}::test_a_broker_that_calls_for_room_hinders_nobody"
+    ],
     "the database's": [
         f"{CHAOS}::test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwards"
     ],
