@@ -265,6 +265,7 @@ def test_the_numbers_come_first_and_those_that_are_wrong_stand_out(house: House)
         (False, "0", "building"),
         (False, "0", "ready"),
         (False, "0", "failed"),
+        (False, "0", "ending"),
         (True, "0", "build workers alive"),
         (True, "0", "run workers alive"),
     ]

@@ -73,7 +73,7 @@ def publish(docker_client: docker.DockerClient) -> Iterator[Callable[[str], str]
     made: list[str] = []
 
     def make(dockerfile: str) -> str:
-        context = tar_of(Dockerfile=dockerfile.encode(), svc_agent=b"")
+        context = tar_of(Dockerfile=dockerfile.encode(), svc_agent=agent_archive())
         reference = _publish(docker_client, context, tag=uuid4().hex)
         made.append(str(docker_client.images.get(reference).id))
         return reference
