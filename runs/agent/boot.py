@@ -282,9 +282,10 @@ class _Boot:
             self._supervisor.record.stopping(step=step, message=message)
         self._supervisor.terminate_everything(grace_seconds)
         _end_record(self._supervisor, "stopped" if requested else "ended", ending)
-        if not self._config.record.restart:
+        record = self._supervisor.record
+        if record is not None and not self._config.record.restart:
             # Read now, nobody has to take it out of the ended container.
-            reaper.wait_for_readers(_READERS_SECONDS)
+            reaper.wait_for_readers(record.runs_root, _READERS_SECONDS)
 
 
 def _check_harness(command: Sequence[str], account: Account, env: Dict[str, str]) -> None:

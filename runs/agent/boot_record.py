@@ -75,7 +75,7 @@ class BootRecord:
         """Begin the record or go on with it, durably; raises RecordError."""
         self._config = config
         self._markers = Markers(state_directory)
-        runs_root = os.path.join(os.path.abspath(state_directory), "runs")
+        self.runs_root = runs_root = os.path.join(os.path.abspath(state_directory), "runs")
         try:
             os.makedirs(runs_root, mode=0o700, exist_ok=True)
             self._writer = _open(config, runs_root)

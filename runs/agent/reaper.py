@@ -99,30 +99,39 @@ def anything_left() -> bool:
     return any(entry.isdigit() and not _is_spared(int(entry)) for entry in os.listdir("/proc"))
 
 
-def wait_for_readers(seconds: float) -> None:
-    """Give those that pass records on the time to pass the ends on, but no more than this."""
+def wait_for_readers(runs_root: str, seconds: float) -> None:
+    """Give those that pass records on the time to pass the ends on, but no more than this.
+
+    A record whose end has arrived has no folder any more.
+    """
     deadline = time.monotonic() + seconds
     while os.getpid() == 1 and time.monotonic() < deadline:
-        if not any(entry.isdigit() and _is_reader(int(entry)) for entry in os.listdir("/proc")):
+        runs = (_read_by(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+        if not any(run and os.path.isdir(os.path.join(runs_root, run)) for run in runs):
             return
         time.sleep(_LOOK_SECONDS)
 
 
 def _is_spared(pid: int) -> bool:
-    return pid == os.getpid() or _is_reader(pid)
+    return pid == os.getpid() or bool(_read_by(pid))
 
 
-def _is_reader(pid: int) -> bool:
-    """Whether it is `agent tail`, come from outside: nothing of the workspace has such a parent."""
+def _read_by(pid: int) -> str:
+    """The run whose record a process passes on: `agent tail RUN`, come from outside.
+
+    Nothing of the workspace has a parent that is outside. Empty for any other process.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read().split(b"\0")
-        if os.fsencode(os.path.abspath(sys.argv[0])) not in command or b"tail" not in command:
-            return False
+        subcommand = command.index(os.fsencode(os.path.abspath(sys.argv[0]))) + 1
+        if command[subcommand] != b"tail":
+            return ""
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[1] == b"0"
-    except (OSError, IndexError):
-        return False
+            parent = file.read().rpartition(b")")[2].split()[1]
+        return os.fsdecode(command[subcommand + 1]) if parent == b"0" else ""
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def terminate_signals() -> List[int]:
