@@ -78,8 +78,10 @@ def reconcile(
         wanted, kept = _wanted(), _kept(keep_ended)
         _end_kept(adapter, [found for run_id, found in observed.items() if run_id in kept])
         removed = _remove_unwanted(adapter, observed, wanted | kept, grace)
-        # Of what was stopped only the network may be left.
-        adapter.sweep_networks(wanted | kept & observed.keys())
+        # Of what was stopped only the network may be left. What is wanted is asked once more: to
+        # end and to remove takes its time, and nothing is connected yet to the network of a launch
+        # that has begun since.
+        adapter.sweep_networks(wanted | _wanted() | kept & observed.keys())
         _remove_volumes(adapter, orphans or Orphans(keep=timedelta.max))
     return Reconciliation(lost, ended, removed)
 

@@ -207,6 +207,21 @@ def test_a_launch_in_progress_keeps_its_container_and_its_network() -> None:
     assert job.attempt.run_id in engine.kept_networks
 
 
+def test_a_launch_that_began_during_the_pass_keeps_its_network() -> None:
+    """Nothing is connected to it before its container starts, and a pass may take minutes."""
+    unwanted = uuid.uuid4()
+    began: list[Attempt] = []
+
+    class BusyEngine(Engine):
+        def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+            began.append(claim(make_job()).attempt)
+            return super().remove(run_id, salvage=salvage)
+
+    engine = BusyEngine({unwanted: running(unwanted)})
+    assert once(engine) == Reconciliation(removed=1)
+    assert engine.kept_networks == {attempt.run_id for attempt in began}
+
+
 def test_the_network_of_what_was_stopped_goes_though_one_that_ended_by_itself_keeps_its_own() -> (
     None
 ):
