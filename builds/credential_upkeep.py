@@ -19,7 +19,13 @@ from datetime import timedelta
 from typing import TypeVar
 
 import structlog
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    close_old_connections,
+    connections,
+    transaction,
+)
 from django.db.models import Exists, OuterRef, Prefetch, Q
 from django.db.models.functions import Now
 
@@ -154,6 +160,7 @@ class _Round:
                 )
             except Exception as exc:
                 self._faults.put(exc)
+                close_old_connections()  # one that was lost would fail all that come after
 
 
 def _running(engine_id: str) -> Sequence[Attempt]:

@@ -7,11 +7,13 @@ import json
 import logging
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
@@ -32,7 +34,7 @@ from tests.builds.credential_engine import HoldingEngine
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
 from workspaces.models import CredentialReference, RuntimeInstance, Workspace, WorkspaceEvent
-from workspaces.runtimes.base import LaunchError, ObservedRuntime
+from workspaces.runtimes.base import LaunchError, ObservedRuntime, RenewedCredential
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SHELL = {"harness": {"id": "shell"}}
@@ -439,6 +441,27 @@ def test_a_workspace_that_renews_with_what_is_no_text_keeps_nothing_from_the_oth
     }
     assert look_after(engine) == Upkeep(renewed=1)
     assert secret_of(honest) == renewed
+
+
+def test_a_lost_database_connection_takes_one_workspace_and_not_all_that_come_after_it(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    accounts = [connect("codex", name) for name in ("one", "two", "three")]
+    renewed = codex("2026-01-02T00:00:00Z", refresh_token="renewed-0000")
+    for account in accounts:
+        engine.renewed[started(runner, codex=account).attempt.run_id] = [(account, renewed)]
+    collect = engine.collect_credentials
+
+    def lose_the_connection(run_id: uuid.UUID) -> list[RenewedCredential]:
+        engine.collect_credentials = collect  # type: ignore[method-assign]
+        with suppress(OperationalError), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return collect(run_id)
+
+    engine.collect_credentials = lose_the_connection  # type: ignore[method-assign]
+    with pytest.raises((OperationalError, InterfaceError)):
+        look_after(engine)
+    assert [secret_of(account) for account in accounts].count(renewed) == 2
 
 
 def test_what_a_tool_has_renewed_is_kept(engine: HoldingEngine, runner: JobRunner) -> None:
