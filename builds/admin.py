@@ -104,8 +104,8 @@ class WorkerAdmin(HistoryAdmin):
 
     change_list_template = "admin/builds/worker/change_list.html"
     list_display = [
-        *("worker_id", "hostname", "pid", "prefetch", "engine_id", "draining"),
-        *("started_at", "seen_at"),
+        *("worker_id", "hostname", "pid", "prefetch", "draining"),
+        *("seen_at", "started_at", "engine_id"),
     ]
     search_fields = ["worker_id", "hostname", "engine_id"]
     search_help_text = "Worker, host or engine"
@@ -170,12 +170,12 @@ class IntentAdmin(HistoryAdmin):
     list_display = [
         "workspace_id",
         "kind",
-        "cause",
-        "requested_by",
-        "requested_at",
         "waits_code",
-        "worker_id",
+        "requested_at",
         "fulfilled_at",
+        "requested_by",
+        "cause",
+        "worker_id",
     ]
     list_filter = ["kind", "cause", "waits_code", "requested_at", "fulfilled_at"]
     id_fields = ["id", "workspace_id"]

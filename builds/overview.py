@@ -109,7 +109,10 @@ def building() -> Listing:
         )
 
     return _listing(
-        "Building", rows.select_related("attempt__workspace"), line, "status__exact=running"
+        "Building",
+        rows.select_related("attempt__workspace"),
+        line,
+        "lease_expires_at__isnull=False",
     )
 
 
@@ -151,7 +154,7 @@ def failed() -> Listing:
         )
 
     related = ("workspace", "latest_attempt__runtime")
-    where = "status__exact=failed&workspace__deleted_at__isnull=True"
+    where = "status__exact=failed&standing=latest"
     return _listing("Failed", rows.select_related(*related), line, where)
 
 

@@ -308,6 +308,8 @@ tell_all_faults()
 
 # ---------------------------------------------------------------- Django
 INSTALLED_APPS = [
+    # Before the admin, whose templates it adds to.
+    "controlplane.apps.ControlPlaneConfig",
     "controlplane.apps.AdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -319,7 +321,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "controlplane.apps.ControlPlaneConfig",
     "controlplane.metrics.apps.MetricsConfig",
     "accounts.apps.AccountsConfig",
     "workspaces.apps.WorkspacesConfig",

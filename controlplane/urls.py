@@ -22,7 +22,13 @@ urlpatterns = [
     path("", include("registries.urls")),
     path("", include("scm.routes")),
     path("openapi.json", Description.as_view(), name="openapi"),
-    path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="docs"),
+    path(
+        "docs",
+        SpectacularSwaggerSplitView.as_view(
+            url_name="openapi", template_name="controlplane/docs.html"
+        ),
+        name="docs",
+    ),
     path("admin/", admin.site.urls),
 ]
 

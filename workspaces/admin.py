@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html_join
@@ -126,12 +126,34 @@ class WorkspaceAdmin(HistoryAdmin):
                 )
 
 
+class StandingFilter(admin.SimpleListFilter):
+    """Tells sandboxes that say how a workspace is from those that are history."""
+
+    title = "standing"
+    parameter_name = "standing"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Sandbox]
+    ) -> list[tuple[str, str]]:
+        """Offer both."""
+        return [("latest", "latest of its workspace"), ("history", "superseded or deleted")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> QuerySet[Sandbox]:
+        """Keep what was chosen."""
+        latest = Q(workspace__latest_sandbox=F("pk"), workspace__deleted_at__isnull=True)
+        if self.value() == "latest":
+            return queryset.filter(latest)
+        if self.value() == "history":
+            return queryset.exclude(latest)
+        return queryset
+
+
 @admin.register(Sandbox)
 class SandboxAdmin(HistoryAdmin):
     """Sandboxes, with the actions that start or stop an attempt."""
 
     list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
-    list_filter = ["status", "relation", "created_at", "workspace__deleted_at"]
+    list_filter = ["status", StandingFilter, "relation", "created_at"]
     id_fields = ["id", "workspace_id"]
     search_fields = ["owner_user_id", "repository", "tag"]
     search_help_text = "Sandbox or workspace id, owner, repository or tag"

@@ -185,11 +185,50 @@ def test_failures_of_deleted_workspaces_are_nobodys_concern(house: House) -> Non
     for number in range(overview.SHOWN + 1):
         house.failed(f"broken-{number}", "x")
     Workspace.objects.filter(pk=job.attempt.workspace_id).update(deleted_at=Now())
+    superseded = house.failed("mended", "x").attempt
+    again = Sandbox.objects.create(
+        workspace_id=superseded.workspace_id,
+        owner_user_id=OWNER,
+        registry_id="default",
+        repository="a/b",
+        tag="c",
+        spec={},
+    )
+    Workspace.objects.filter(pk=superseded.workspace_id).update(latest_sandbox=again)
     listing = overview.failed()
     assert listing.number == overview.SHOWN + 1
-    assert "swept-away" not in section(start_page(staff()), "failed")
-    listed = staff().get(f"/admin/workspaces/sandbox/?{listing.where}")
-    assert listed.context["cl"].result_count == listing.number
+    shown = section(start_page(staff()), "failed")
+    assert "swept-away" not in shown
+    assert "mended" not in shown
+    for where, number in ((listing.where, listing.number), ("standing=history", 2)):
+        listed = staff().get(f"/admin/workspaces/sandbox/?{where}")
+        assert listed.context["cl"].result_count == number
+
+
+@pytest.mark.django_db
+def test_all_of_what_is_building_is_what_workers_are_at(house: House) -> None:
+    house.queued("waiting")
+    house.building("built", "builder-77-aa")
+    launched = house.building("launched", "builder-77-aa")
+    BuildJob.objects.filter(pk=launched.pk).update(
+        status="succeeded", published_digest="sha256:1", finished_at=Now()
+    )
+    listing = overview.building()
+    assert listing.number == 2
+    listed = staff().get(f"/admin/builds/buildjob/?{listing.where}")
+    assert listed.context["cl"].result_count == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "path",
+    ["login/", "", "workspaces/workspace/", "builds/worker/engines/", "accounts/profile/add/"],
+)
+def test_no_page_has_a_browser_ask_for_an_icon(path: str) -> None:
+    client = Client() if path == "login/" else staff()
+    answer = client.get(f"/admin/{path}")
+    assert answer.status_code == 200
+    assert answer.content.count(b'<link rel="icon" href="data:,">') == 1
 
 
 @pytest.mark.django_db
@@ -358,3 +397,30 @@ def test_it_looks_as_it_should_in_a_browser(
     assert page.evaluate("document.querySelectorAll('#content-main .module').length") > 3
     page.screenshot(tmp_path / "start.png")
     assert (tmp_path / "start.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_pages_are_as_wide_as_a_telephone(
+    house: House, page: Page, live_server: LiveServer
+) -> None:
+    house.ready("in-use")
+    house.worker("builder-77-aa", silent=timedelta(hours=1))
+    engine = "VGKP:QMH4:LZRA:7Q2X:UJ6N:PRST:3ABC:DEFG:HIJK:LMNO:PQRS:TUVW"
+    RuntimeInstance.objects.update(engine_id=engine)
+    name = django_settings.SESSION_COOKIE_NAME
+    page.set_cookie(name, staff().cookies[name].value, live_server.url)
+    for path in ("/admin/", f"/admin/builds/worker/engines/?engine={engine}", "/docs"):
+        page.open(f"{live_server.url}{path}", width=400)
+        if path == "/docs":
+            page.wait_for("document.querySelectorAll('.opblock-tag small').length > 3")
+            narrowest = (
+                "Math.min(...[...document.querySelectorAll('.opblock-tag small')]"
+                ".map(each => each.getBoundingClientRect().width))"
+            )
+            assert page.evaluate(narrowest) > 200
+        # The table of engines is wider, and has a scroll bar of its own.
+        inner = "[...document.querySelectorAll('#content *')].filter(each => !each.closest("
+        wide = f"{inner}'#engines-list')).map(each => each.getBoundingClientRect().right)"
+        assert page.evaluate(f"Math.max(0, ...{wide}) <= 400"), path
+    assert page.console == []
