@@ -11,16 +11,20 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from django.conf import settings
 
 from builds.families import FAMILIES
 from builds.packages.facts import NOTHING
+from builds.packages.serializers import OsSupportsSerializer
 from builds.packages.standardization import standardize
 from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan
 from controlplane.errors import ValidationFailed
 from workspaces.blueprint import Blueprint, PackageRequest
+from workspaces.blueprint.contents import ProvidedHarness
+from workspaces.blueprint.running import TargetOs
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -91,6 +95,14 @@ def test_the_plan_is_the_one_on_file(os_family: str, harness: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def test_every_place_that_names_the_families_and_harnesses_names_all_of_them() -> None:
+    families = set(FAMILIES)
+    assert set(get_args(TargetOs.model_fields["family"].annotation)) == {"auto", *families}
+    assert set(settings.SVC_BASE_IMAGES) == families
+    assert set(OsSupportsSerializer().fields) == families
+    assert set(get_args(ProvidedHarness.model_fields["id"].annotation)) == set(HARNESSES)
 
 
 class TestWhatIsPlanned:
