@@ -126,6 +126,7 @@ class _Tail:
         keepalive_seconds: float,
     ) -> None:
         self._hints = hints
+        self._hinted = False
         self._root = root
         self._run_id = run_id
         self._directory = directory
@@ -161,8 +162,8 @@ class _Tail:
             now = time.monotonic()
             if sent:
                 active = spoke = now
-            elif self._hints.taken():
-                active = now
+            elif self._hinted:
+                active, self._hinted = now, False
             for_news, for_writer = _looks(now - active)
             if not sent and not self._sealed_at and now - looked >= for_writer:
                 looked = now
@@ -226,7 +227,10 @@ class _Tail:
 
     def _take_acks(self, wait: float) -> None:
         inputs = [0, self._hints.fd] if self._input_open else [self._hints.fd]
-        if 0 in select.select(inputs, [], [], wait)[0]:
+        ready = select.select(inputs, [], [], wait)[0]
+        if self._hints.fd in ready:
+            self._hinted = self._hints.taken()
+        if 0 in ready:
             chunk = os.read(0, 65536)
             self._input_open = bool(chunk)
             self._ack_bytes += chunk

@@ -404,7 +404,9 @@ class Launch:
     def _remove_others(self, ready: Container) -> None:
         """Remove what a launch that died while discarding left of this run."""
         for container in self._engine.containers(self._request.run_id):
-            if container.id != ready.id and f"/{self._name}" not in container.attrs["Names"]:
+            if container.id != ready.id and f"/{self._name}" not in (
+                container.attrs["Names"] or ()
+            ):
                 self._engine.remove_container(container)
 
     def _exited(self, container: Container) -> LaunchError:
