@@ -41,8 +41,6 @@ LEASE = timedelta(minutes=3)
 """Longer than any one step takes beside the time that what runs is given to end."""
 LETTING_GO = timedelta(minutes=2)
 """How long a worker that lives may take to let go of a job that was cancelled."""
-RENEW_SECONDS = 10.0
-"""How old a lease is when a step prolongs it; before that a look at the claim is enough."""
 CALL_SECONDS = 10.0
 ASKING_SECONDS = 30.0
 """How long all the commands of a workspace are asked to end, together."""
@@ -96,7 +94,6 @@ class _Fulfilment:
         self._intent = intent
         self._fence = intent.fence
         self._stopped = stopped
-        self._renewed_at = time.monotonic()  # it was claimed just now
 
     def run(self) -> None:
         latest = self._database(self._latest_attempt)
@@ -126,12 +123,7 @@ class _Fulfilment:
         """Before each step: go on only while the claim stands and the worker is not stopping."""
         if self._stopped.is_set():
             raise PutOffError(timedelta(), "", "")
-        now = time.monotonic()
-        if now - self._renewed_at < RENEW_SECONDS:
-            self._database(lambda: Intent.objects.require(self._fence))
-            return
         self._database(lambda: Intent.objects.renew(self._fence, lease=self._by.lease))
-        self._renewed_at = now
 
     def _latest_attempt(self) -> Attempt | None:
         # Not that with the highest id: ids of several machines follow their clocks.

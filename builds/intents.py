@@ -85,11 +85,6 @@ class IntentQuerySet(models.QuerySet["Intent"]):
         if not self.held_by(fence).update(lease_expires_at=Now() + lease):
             raise IntentLostError(f"intent {fence.intent_id} is not held any more")
 
-    def require(self, fence: IntentFence) -> None:
-        """Raise ``IntentLostError`` when the claim is not the present one."""
-        if not self.held_by(fence).exists():
-            raise IntentLostError(f"intent {fence.intent_id} is not held any more")
-
     def put_off(
         self, fence: IntentFence, *, after: timedelta, code: str = "", message: str = ""
     ) -> None:
