@@ -36,7 +36,7 @@ EXIT_FAILED = 70
 # A command that cannot work (a typo, a missing library) ends within this time and is never called
 # ready.
 _SETTLE_SECONDS = 0.1
-_READERS_SECONDS = 1.0
+_READERS_SECONDS = 2.0
 _DEFAULT_GRACE_SECONDS = 10.0
 _CREDENTIALS = "credentials"
 # Only while a boot waits for its credentials; they usually come within a fraction of a second.

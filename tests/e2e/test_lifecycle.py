@@ -18,6 +18,7 @@ from registries.services import configured_registry
 from tests.conftest import OWNER
 from tests.e2e.conftest import Stack, Started, install
 from tests.e2e.runs import GATEWAY_TOKEN, Place
+from tests.pausing import pause_beside
 from tests.run_worker_process import RunWorkerProcess
 from tests.worker_process import eventually
 from workspaces.models import Attempt, Workspace, WorkspaceEvent
@@ -340,7 +341,7 @@ def test_what_ended_by_itself_is_resumed_too(lives: Lives) -> None:
 
 def test_a_paused_workspace_is_stopped(lives: Lives) -> None:
     started = lives.stack.ready({})
-    lives.stack.container(started).pause()
+    pause_beside(lives.stack.container(started), "tail")
     lives.stop(started)
     lives.until(started, "stopped")
 

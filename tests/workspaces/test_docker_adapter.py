@@ -11,8 +11,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from docker.errors import APIError, ImageNotFound
+from docker.errors import ImageNotFound, NotFound
 
+from tests.pausing import pause_beside
 from tests.workspaces.conftest import (
     DOCKER_HOST,
     DOCKERFILE,
@@ -157,8 +158,9 @@ def test_a_container_that_cannot_answer_is_removed_when_the_time_is_over(
 
     def freeze() -> None:
         while not over.wait(0.1):
-            with contextlib.suppress(APIError):
-                launcher.client.containers.get(f"svc-{request.run_id}").pause()
+            with contextlib.suppress(NotFound):
+                container = launcher.client.containers.get(f"svc-{request.run_id}")
+                pause_beside(container, "status")
                 return
 
     freezing = threading.Thread(target=freeze)

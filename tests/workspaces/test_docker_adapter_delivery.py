@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from controlplane.errors import JobError
+from tests.pausing import pause_beside
 from tests.runs.credentialed import ALL, account, codex, document
 from tests.workspaces.conftest import Launcher, step
 from tests.workspaces.credentialed import PATIENCE, in_run, until, wanting
@@ -125,7 +126,7 @@ def test_a_container_that_stops_answering_at_the_delivery_is_given_up_at_the_dea
 ) -> None:
     def make() -> bytes:
         (container,) = launcher.containers()
-        container.pause()
+        pause_beside(container, "credentials deliver")
         return document(*ALL)
 
     with pytest.raises(LaunchError) as caught:

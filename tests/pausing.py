@@ -1,0 +1,31 @@
+"""Pausing a container at a moment at which the engine survives it.
+
+runc waits for an exec that is just being started, and the engine for runc. Is the container paused
+in the middle of that, all of them wait for ever, and with them whoever removes any image.
+"""
+
+from __future__ import annotations
+
+import time
+
+from docker.errors import APIError
+from docker.models.containers import Container
+
+PATIENCE = 60
+
+
+def pause_beside(container: Container, subcommand: str) -> None:
+    """Pause a container once this subcommand of its agent runs; nothing else may be starting."""
+    until = time.monotonic() + PATIENCE
+    while not _runs(container, subcommand):
+        assert time.monotonic() < until, f"agent {subcommand} does not run"
+        time.sleep(0.02)
+    container.pause()
+
+
+def _runs(container: Container, subcommand: str) -> bool:
+    try:
+        processes = container.top()["Processes"]
+    except APIError:
+        return False  # it is not up yet
+    return any(f"/usr/lib/svc/agent {subcommand}" in " ".join(each) for each in processes or ())
