@@ -214,8 +214,9 @@ def test_a_number_of_processes_or_threads_that_is_none_is_told(name: str, value:
 def test_it_serves_where_nothing_can_be_written(tmp_path: Path) -> None:
     """Its folders may be read-only or full: what it keeps is in the database."""
     mounts = """
-        for folder in /tmp /var/tmp; do mount -t tmpfs -o ro tmpfs "$folder" || exit 99; done
-        mount --bind "$PWD" "$PWD" && mount -o remount,bind,ro "$PWD" || exit 99
+        for folder in /tmp /var/tmp "$PWD"; do
+            mount --bind "$folder" "$folder" && mount -o remount,bind,ro "$folder" || exit 99
+        done
         cd "$PWD" && exec "$@"
     """
     port = free_port()
