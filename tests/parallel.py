@@ -59,6 +59,25 @@ class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
+    def remove_node(self, node: Any) -> str | None:
+        """Give what a process had left to others; return the test that it died in, if it did.
+
+        xdist would have that test run again, in one process after the other, and in the end it may
+        wait for ever. It has failed; the second chance of failed tests is its own too.
+        """
+        left = self.assigned_work.pop(node)
+        pending = (nodeid for unit in left.values() for nodeid, done in unit.items() if not done)
+        died_in: str | None = next(pending, None)
+        if died_in is None:
+            return None
+        left[unit_of(died_in)][died_in] = True
+        self.workqueue.update(
+            {unit: tests for unit, tests in left.items() if not all(tests.values())}
+        )
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return died_in
+
 
 def in_order(items: list[pytest.Item]) -> None:
     """Sort the tests by the order of their units, each unit's as they were."""

@@ -107,6 +107,29 @@ def test_a_process_that_dies_fails_the_test_that_it_ran(tmp_path: Path) -> None:
     assert "crashed while running 'test_made.py::test_it'" in done.stdout
 
 
+def test_what_a_process_that_dies_had_left_is_run_by_others(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests.parallel import UnitScheduling\n\n"
+        "def pytest_xdist_make_scheduler(config, log):\n"
+        "    return UnitScheduling(config, log)\n"
+    )
+    for number in range(6):
+        tests = "".join(f"def test_{each}():\n    pass\n" for each in range(6))
+        (tmp_path / f"test_other_{number}.py").write_text(tests)
+    dies_once = (
+        "import os\nfrom pathlib import Path\n\n"
+        "def test_before():\n    pass\n\n"
+        "def test_it():\n    died = Path(__file__).with_name('died')\n"
+        "    if not died.exists():\n        died.touch()\n        os._exit(9)\n\n"
+        "def test_after():\n    pass\n"
+    )
+    done = suite(tmp_path, dies_once, "--reruns", "0")
+    assert done.returncode == 0, done.stdout
+    first, _, second = last_line(done).partition(" then, alone: ")
+    assert "1 failed, 38 passed in" in first
+    assert "1 passed in" in second
+
+
 @pytest.mark.parametrize(
     ("code", "failed", "deserved"),
     [
