@@ -1,0 +1,58 @@
+"""A duty that is woken is done at once, and what an owner asks for wakes who does it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+
+from builds.duties import Duty
+from builds.intents import CHANNEL
+from builds.lifecycle import Wish, ask
+from builds.models import Intent
+from controlplane.announcements import listen
+from tests.runs.ready import ready_attempt
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PATIENCE = 30
+
+
+def test_a_duty_that_is_woken_does_not_wait_until_it_is_due() -> None:
+    done, woken, stopped = threading.Semaphore(0), threading.Event(), threading.Event()
+    duty = Duty("test", timedelta(hours=1), lambda _stopped: done.release(), woken=woken)
+    thread = threading.Thread(target=duty.repeat, args=[stopped])
+    thread.start()
+    try:
+        for _ in range(3):
+            assert not done.acquire(timeout=0.2)
+            woken.set()
+            assert done.acquire(timeout=PATIENCE)
+    finally:
+        stopped.set()
+        woken.set()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert not done.acquire(blocking=False)
+
+
+def test_a_stop_that_is_asked_for_is_announced_to_the_workers() -> None:
+    heard, stopped = threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        listen(CHANNEL, heard.release, stopped)
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert heard.acquire(timeout=PATIENCE)
+        workspace_id = ready_attempt().workspace_id
+        wish = Wish(workspace_id=workspace_id, kind=Intent.Kind.STOP, owner_user_id=None)
+        assert ask(wish)
+        assert heard.acquire(timeout=PATIENCE)
+    finally:
+        stopped.set()
+        thread.join(PATIENCE)
