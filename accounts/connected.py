@@ -12,9 +12,9 @@ from django.db.models.functions import Now
 from accounts import sealing
 from accounts.models import ConnectedAccount
 from accounts.providers import Provider, SecretRefused, read_secret
+from controlplane.database.ids import uuid7
+from controlplane.database.locks import lock_until_commit
 from controlplane.errors import Fault, NotFound, ValidationFailed
-from controlplane.ids import uuid7
-from controlplane.locks import lock_until_commit
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from rest_framework import serializers
 
 from accounts.models import ConnectedAccount, Profile
 from accounts.providers import MAX_SECRET_LENGTH, Kind, Provider
-from controlplane.serializers import (
+from controlplane.http.serializers import (
     IdField,
     InputSerializer,
     NameField,

@@ -33,10 +33,10 @@ from accounts.openapi import (
 )
 from accounts.providers import Provider
 from accounts.sealing import require_key
-from controlplane.openapi import CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
-from controlplane.pagination import list_query, page
-from controlplane.requests import read
-from controlplane.serializers import page_of
+from controlplane.http.openapi import CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.pagination import list_query, page
+from controlplane.http.requests import read
+from controlplane.http.serializers import page_of
 
 AccountListQuery = list_query(default=50, maximum=200)
 ProfileListQuery = list_query(default=50, maximum=200)

@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from accounts.providers import Kind, Provider
-from controlplane.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 
 NAME_MAX_LENGTH = 120
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-from controlplane import crypto
-from controlplane.crypto import SealError
 from controlplane.errors import ServiceUnavailable
+from controlplane.security import crypto
+from controlplane.security.crypto import SealError
 
 __all__ = ["Place", "SealError", "is_present", "require_key", "same_keys", "seal", "unseal"]
 

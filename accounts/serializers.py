@@ -15,7 +15,7 @@ from accounts.public_keys import (
     parse_public_key,
     refuse_private_key,
 )
-from controlplane.serializers import (
+from controlplane.http.serializers import (
     InputSerializer,
     NameField,
     OutputSerializer,

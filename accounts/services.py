@@ -1,4 +1,4 @@
-"""What the rest of the house asks of accounts."""
+"""SSH keys: registering, reading and deleting them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ import binascii
 import uuid
 
 import structlog
-from django.contrib.auth import get_user_model
 from django.db import transaction
 
 from accounts.models import NAME_MAX_LENGTH, SshKey
 from accounts.public_keys import PublicKey, fingerprint_of
+from controlplane.database.locks import lock_until_commit
 from controlplane.errors import Conflict, NotFound
-from controlplane.locks import lock_until_commit
 
 log = structlog.get_logger(__name__)
 
 FINGERPRINT_SHOWN = 8
 INVISIBLE = " \u200c\u200d"
-
-
-def needs_setup() -> bool:
-    """Tell whether nobody can sign in to the admin yet."""
-    return not get_user_model().objects.filter(is_staff=True, is_active=True).exists()
 
 
 def register_ssh_key(*, owner_user_id: str, key: PublicKey, name: str | None) -> SshKey:

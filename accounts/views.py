@@ -25,16 +25,16 @@ from accounts.serializers import (
     SshKeySerializer,
 )
 from accounts.services import delete_ssh_key, register_ssh_key, resolve_principal
-from controlplane.gateway import require_gateway
-from controlplane.openapi import (
+from controlplane.http.gateway_token import require_gateway
+from controlplane.http.openapi import (
     CREATED_LOCATION,
     GATEWAY_TOKEN_REQUIRED,
     OWNER_QUERY,
     OWNER_REQUIRED,
 )
-from controlplane.pagination import list_query, page
-from controlplane.requests import read
-from controlplane.serializers import page_of
+from controlplane.http.pagination import list_query, page
+from controlplane.http.requests import read
+from controlplane.http.serializers import page_of
 
 SshKeyListQuery = list_query(default=50, maximum=200)
 SshKeyPageSerializer = page_of(SshKeySerializer, "SshKeyPageSerializer")

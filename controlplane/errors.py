@@ -18,7 +18,7 @@
     JobError                     the failure of a job: `code` and `message` are stored on its row
 
 Whoever raises a ``ControlPlaneError`` writes ``detail`` for the caller: it never holds SQL, paths,
-argv or secrets. ``controlplane.problems`` turns it into the response body.
+argv or secrets. ``controlplane.http.problems`` turns it into the response body.
 """
 
 from __future__ import annotations

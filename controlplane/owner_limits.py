@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
+from controlplane.database.locks import lock_until_commit
 from controlplane.errors import Fault, OwnerLimitReached
-from controlplane.locks import lock_until_commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from typing import Any
 import dj_database_url
 from environs import validate
 
-from controlplane.app_key import app_private_key, rsa_private_key
-from controlplane.environment import (
+from controlplane.logging import configure_logging
+from controlplane.security.app_key import app_private_key, rsa_private_key
+from controlplane.settings_environment import (
     absolute_path,
     account,
     bare_word,
@@ -52,7 +53,6 @@ from controlplane.environment import (
     words,
     zero_or_more,
 )
-from controlplane.logging import configure_logging
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 SVC_RELEASE = "0.4.0"
@@ -322,6 +322,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "controlplane.metrics.apps.MetricsConfig",
+    "controlplane.work.apps.WorkConfig",
     "accounts.apps.AccountsConfig",
     "workspaces.apps.WorkspacesConfig",
     "runs.apps.RunsConfig",
@@ -330,12 +331,12 @@ INSTALLED_APPS = [
     "builds.apps.BuildsConfig",
 ]
 MIDDLEWARE = [
-    "controlplane.metrics.middleware.LatencyMiddleware",
-    "controlplane.middleware.RequestIdMiddleware",
-    "controlplane.middleware.ContentSecurityPolicyMiddleware",
-    "controlplane.middleware.CanonicalLinkMiddleware",
-    "controlplane.middleware.PreflightMiddleware",
-    "controlplane.middleware.BodyLimitMiddleware",
+    "controlplane.metrics.latency.LatencyMiddleware",
+    "controlplane.http.middleware.RequestIdMiddleware",
+    "controlplane.http.middleware.ContentSecurityPolicyMiddleware",
+    "controlplane.http.middleware.CanonicalLinkMiddleware",
+    "controlplane.http.middleware.PreflightMiddleware",
+    "controlplane.http.middleware.BodyLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -448,12 +449,12 @@ REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
     "UNAUTHENTICATED_USER": None,
-    "DEFAULT_PARSER_CLASSES": ["controlplane.parsers.StrictJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["controlplane.http.parsers.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "controlplane.negotiation.JsonOnly",
-    "DEFAULT_METADATA_CLASS": "controlplane.negotiation.NoMetadata",
-    "DEFAULT_SCHEMA_CLASS": "controlplane.openapi.ControlPlaneSchema",
-    "EXCEPTION_HANDLER": "controlplane.problems.exception_handler",
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "controlplane.http.negotiation.JsonOnly",
+    "DEFAULT_METADATA_CLASS": "controlplane.http.negotiation.NoMetadata",
+    "DEFAULT_SCHEMA_CLASS": "controlplane.http.openapi.ControlPlaneSchema",
+    "EXCEPTION_HANDLER": "controlplane.http.problems.exception_handler",
     "DATETIME_FORMAT": "iso-8601",
 }
 SPECTACULAR_SETTINGS = {
@@ -476,7 +477,7 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/v1",
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "controlplane.openapi.add_shared_parts",
+        "controlplane.http.openapi.add_shared_parts",
         "workspaces.openapi.add_blueprint",
     ],
     "ENUM_NAME_OVERRIDES": {
@@ -494,7 +495,7 @@ SPECTACULAR_SETTINGS = {
         "DeliveryStatus": "scm.models.WebhookDelivery.Status",
         "SourceProvider": "workspaces.serializers.SOURCE_PROVIDERS",
         "LivenessStatus": ["ok"],
-        "ReadinessStatus": "controlplane.views.READINESS_STATUSES",
+        "ReadinessStatus": "controlplane.health.READINESS_STATUSES",
         "StartedStatus": "workspaces.serializers.STARTED_STATUSES",
         "RunStatus": "runs.models.Run.Status",
         "RunMode": "runs.models.Run.Mode",
@@ -510,9 +511,9 @@ SPECTACULAR_SETTINGS = {
         "InstallationAccountType": "scm.models.Installation.AccountType",
         "RepositorySelection": "scm.models.Installation.RepositorySelection",
         "ExportFormat": "runs.serializers.EXPORT_FORMATS",
-        "PackageStatus": "builds.packages.serializers.STATUSES",
-        "PackageReason": "builds.packages.serializers.REASONS",
-        "PackageSource": "builds.packages.serializers.SOURCES",
+        "PackageStatus": "workspaces.packages.serializers.STATUSES",
+        "PackageReason": "workspaces.packages.serializers.REASONS",
+        "PackageSource": "workspaces.packages.serializers.SOURCES",
     },
     "TAGS": [
         {"name": "System", "description": "What this installation is and how it is doing."},

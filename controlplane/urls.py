@@ -4,23 +4,23 @@ from django.contrib import admin
 from django.urls import include, path
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from controlplane import views
-from controlplane.openapi import Description
+from controlplane import health
+from controlplane.http.openapi import Description
 
 admin.autodiscover()
 
 urlpatterns = [
-    path("", views.Root.as_view()),
-    path("healthz", views.Liveness.as_view()),
-    path("readyz", views.Readiness.as_view()),
-    path("v1/system/setup-state", views.SetupState.as_view()),
-    path("", include("builds.urls")),
+    path("", health.Root.as_view()),
+    path("healthz", health.Liveness.as_view()),
+    path("readyz", health.Readiness.as_view()),
+    path("v1/system/setup-state", health.SetupState.as_view()),
+    path("", include("workspaces.packages.urls")),
     path("", include("controlplane.metrics.urls")),
     path("", include("workspaces.urls")),
     path("", include("accounts.urls")),
     path("", include("runs.urls")),
     path("", include("registries.urls")),
-    path("", include("scm.routes")),
+    path("", include("scm.urls")),
     path("openapi.json", Description.as_view(), name="openapi"),
     path(
         "docs",
@@ -32,7 +32,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
 ]
 
-handler400 = "controlplane.problems.bad_request"
-handler403 = "controlplane.problems.permission_denied"
-handler404 = "controlplane.problems.not_found"
-handler500 = "controlplane.problems.server_error"
+handler400 = "controlplane.http.problems.bad_request"
+handler403 = "controlplane.http.problems.permission_denied"
+handler404 = "controlplane.http.problems.not_found"
+handler500 = "controlplane.http.problems.server_error"

@@ -11,7 +11,7 @@ from typing import IO, Any
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
-from controlplane.body_limits import body_limit
+from controlplane.http.body_limits import body_limit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SECONDS = 5.0
-_TABLES = {"buildworker": "builds_worker", "runworker": "runs_runworker"}
+_TABLES = {"buildworker": "work_heartbeat", "runworker": "work_heartbeat"}
 
 
 def main(argv: list[str]) -> int:

@@ -8,3 +8,11 @@ class RegistriesConfig(AppConfig):
 
     name = "registries"
     verbose_name = "Registries"
+
+    def ready(self) -> None:
+        """Have readiness ask the registry."""
+        # Models cannot be imported before the apps are loaded.
+        from controlplane.readiness import register
+        from registries.services import ping_configured_registry
+
+        register("registry", ping_configured_registry)

@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 from controlplane.logging import carried
 from controlplane.oci_names import is_digest, is_repository, is_tag
-from controlplane.outbound import Answer
-from registries.answers import (
+from controlplane.security.outbound import Answer
+from registries.errors import InvalidReferenceError, Reason, RegistryError
+from registries.responses import (
     Extension,
     digests_of,
     extensions_of,
@@ -28,7 +29,6 @@ from registries.answers import (
     object_of,
     tags_of,
 )
-from registries.errors import InvalidReferenceError, Reason, RegistryError
 from registries.transport import Transport, expect
 
 __all__ = ["Extension", "InvalidReferenceError", "Manifest", "RegistryClient", "RegistryError"]

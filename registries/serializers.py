@@ -8,8 +8,8 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from controlplane.http.serializers import OutputSerializer, PatternField, QuerySerializer, TextField
 from controlplane.oci_names import REPOSITORY, is_digest, is_tag
-from controlplane.serializers import OutputSerializer, PatternField, QuerySerializer, TextField
 
 
 class RepositoryField(PatternField):

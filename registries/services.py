@@ -39,6 +39,12 @@ def configured_registry(*, read_timeout: float | None = None) -> RegistryClient:
     )
 
 
+def ping_configured_registry() -> str:
+    """Say that the registry answers; raise ``ControlPlaneError`` when it does not."""
+    configured_registry(read_timeout=settings.REGISTRY_CONNECT_TIMEOUT_MS / 1000).ping()
+    return "It answers."
+
+
 def describe_registry(registry_id: str) -> Registry:
     """Return what is known of a registry without asking it; raise ``NotFound`` for another one."""
     _require_registry(registry_id)

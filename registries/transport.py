@@ -1,4 +1,4 @@
-"""One HTTP exchange with a registry, within the limits of :mod:`controlplane.outbound`.
+"""One HTTP exchange with a registry, within the limits of :mod:`controlplane.security.outbound`.
 
 What is added: the account is told to the registry alone, and failures become a ``RegistryError``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 
-from controlplane.outbound import Answer, Outbound, OutboundError
+from controlplane.security.outbound import Answer, Outbound, OutboundError
 from registries.errors import Reason, RegistryError
 
 
@@ -75,7 +75,7 @@ class Transport:
     ) -> Answer:
         """Return the answer, whatever its status; raise :class:`RegistryError` when there is none.
 
-        When it asks again, and when not, :meth:`controlplane.outbound.Outbound.send` says.
+        When it asks again, and when not, :meth:`controlplane.security.outbound.Outbound.send` says.
         """
         try:
             return self._outbound.send(

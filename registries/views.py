@@ -7,7 +7,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.requests import read
+from controlplane.http.requests import read
 from registries.openapi import (
     DETAIL_DESCRIPTION,
     EXTENSIONS_DESCRIPTION,

@@ -16,8 +16,8 @@ from django.utils.safestring import SafeString
 
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
-from runs.models import Run, RunQuerySet, RunWorker
-from runs.reading import processes
+from runs.models import Run
+from runs.record.reading import process_tree as processes
 from runs.services import request_cancel
 
 # The player's terminal is compiled code (WebAssembly), which the pages' own policy forbids.
@@ -97,29 +97,3 @@ class RunAdmin(HistoryAdmin):
         response = TemplateResponse(request, "admin/runs/run/record.html", context)
         response.page_scripts = RECORD_PAGE_SCRIPTS  # type: ignore[attr-defined]
         return response
-
-
-@admin.register(RunWorker)
-class RunWorkerAdmin(HistoryAdmin):
-    """The run workers that are alive."""
-
-    list_display = [
-        *("worker_id", "hostname", "pid", "runs", "capacity", "sessions", "engine_id", "draining"),
-        *("started_at", "seen_at"),
-    ]
-    search_fields = ["worker_id", "hostname"]
-    ordering = ["worker_id"]
-
-    @admin.display(description="runs held")
-    def runs(self, worker: RunWorker) -> int:
-        """Count the one-shot and boot runs that it is at, of ``capacity``."""
-        return self._held(worker).exclude(mode=Run.Mode.INTERACTIVE).count()
-
-    @admin.display(description="sessions held")
-    def sessions(self, worker: RunWorker) -> int:
-        """Count the sessions that it is at, which have places of their own."""
-        return self._held(worker).filter(mode=Run.Mode.INTERACTIVE).count()
-
-    @staticmethod
-    def _held(worker: RunWorker) -> RunQuerySet:
-        return Run.objects.filter(worker_id=worker.pk, lease_expires_at__isnull=False)

@@ -10,3 +10,14 @@ class RunsConfig(AppConfig):
 
     name = "runs"
     verbose_name = "Runs"
+
+    def ready(self) -> None:
+        """Register the records of attempts with the app that needs them, and the gauges of runs."""
+        # Models cannot be imported before the apps are loaded.
+        from controlplane.metrics import exposition
+        from runs import run_metrics
+        from runs.boot_runs import BootRuns
+        from workspaces.lifecycle import records
+
+        records.register(BootRuns())
+        exposition.register("runs", run_metrics.measure)

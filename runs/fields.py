@@ -10,9 +10,9 @@ from drf_spectacular.utils import extend_schema_field
 from pydantic import ValidationError
 from rest_framework import serializers
 
-from controlplane.pagination import DecimalField
-from controlplane.serializers import json_kind, suggestion
-from runs.agent.frames import KIND_NAMES, STREAM_NAMES
+from controlplane.http.pagination import DecimalField
+from controlplane.http.serializers import json_kind, suggestion
+from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES
 from workspaces.blueprint.faults import faults_of
 from workspaces.blueprint.part import Part
 from workspaces.blueprint.running import Env

@@ -13,7 +13,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from controlplane.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from workspaces.models import ERROR_CODE_MAX_LENGTH
 
 PARTITION_RUNS = 1000
@@ -27,7 +28,7 @@ class NextRunNumber(models.Func):
     output_field = models.BigIntegerField()
 
 
-class RunQuerySet(models.QuerySet["Run"]):
+class RunQuerySet(LeasedQuerySet["Run"]):
     """Questions and transitions of runs. Database time only."""
 
     def owned_by(self, owner_user_id: str | None) -> RunQuerySet:
@@ -37,6 +38,10 @@ class RunQuerySet(models.QuerySet["Run"]):
     def open(self) -> RunQuerySet:
         """Keep the runs that have not ended."""
         return self.exclude(status__in=Run.TERMINAL)
+
+    def writable(self, fence: Fence) -> RunQuerySet:
+        """Keep the run while its holder may write to it: it has a lease, and it is this one."""
+        return self.held_by(fence).filter(lease_expires_at__isnull=False)
 
     def settle(self, status: Run.Status, **values: Any) -> int:
         """Move runs that are not final to the final ``status``; return how many."""
@@ -50,7 +55,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         )
 
 
-class Run(models.Model):
+class Run(LeasedRow):
     """One recorded piece of work in a workspace.
 
     ::
@@ -105,10 +110,7 @@ class Run(models.Model):
     error_message = models.TextField(blank=True)
     reported_diff = models.TextField(blank=True, help_text="Of a run that is not recorded.")
     cancel_requested_at = models.DateTimeField(null=True)
-    worker_id = models.CharField(max_length=255, blank=True)
     claim_count = models.PositiveIntegerField(default=0)
-    claimed_at = models.DateTimeField(null=True)
-    lease_expires_at = models.DateTimeField(null=True)
     queued_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
@@ -207,7 +209,7 @@ class RunEvent(models.Model):
     """One event of the log. Never updated, never deleted but by the retention command.
 
     ``link`` is the first 8 bytes of the chain's head after this event. Read in bulk with SQL of its
-    own (``runs.reading``); this model is for single events and the admin.
+    own (``runs.record.reading``); this model is for single events and the admin.
     """
 
     pk = models.CompositePrimaryKey("run_number", "sequence")
@@ -334,28 +336,3 @@ class RunChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.change} {bytes(self.path)!r} in run {self.run_number}"
-
-
-class RunWorker(models.Model):
-    """A run worker's heartbeat. A worker that ends in order takes its row along."""
-
-    worker_id = models.CharField(primary_key=True, max_length=255)
-    hostname = models.CharField(max_length=255)
-    pid = models.PositiveIntegerField()
-    capacity = models.PositiveIntegerField()
-    engine_id = models.CharField(
-        max_length=128,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="The engine it works with; empty while that has never answered it.",
-    )
-    draining = models.BooleanField(default=False)
-    started_at = models.DateTimeField(auto_now_add=True)
-    seen_at = models.DateTimeField()
-
-    class Meta:
-        indexes = [models.Index(fields=["seen_at"], name="run_worker_seen")]
-
-    def __str__(self) -> str:
-        return self.worker_id

@@ -7,8 +7,8 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter
 
-from controlplane.gateway import HEADER
-from runs.reading.export import CONTENT_TYPES
+from controlplane.http.gateway_token import HEADER
+from runs.record.reading.export import CONTENT_TYPES
 from runs.serializers import ScrollbackSerializer
 
 GATEWAY_TOKEN = OpenApiParameter(
@@ -101,7 +101,7 @@ EXPORT_DESCRIPTION = """\
 `asciicast` is a recording in version 2 of asciinema's format, of one terminal where there is one:
 a session may have several, and `processId` says which one. `text` is the output without escape
 sequences, `ndjson` the whole record, which can be checked for tampering without this service
-(`python -m runs.offline`).
+(`python -m runs.record.offline`).
 """
 
 _RUN: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.pagination import list_query
-from controlplane.serializers import (
+from controlplane.http.pagination import list_query
+from controlplane.http.serializers import (
     IdField,
     InputSerializer,
     OutputSerializer,

@@ -1,9 +1,9 @@
 """Making runs, and what clients may do to them: ask for the end, and report what is not recorded.
 
-How a recorded run ended is decided by its record alone (``runs.store``); a client can only ask for
-its end. A run that is not recorded is what its client says it is.
+How a recorded run ended is decided by its record alone (``runs.record.store``); a client can only
+ask for its end. A run that is not recorded is what its client says it is.
 
-Locks are taken in the order of ``runs.store``: the head of the record before the row of the run.
+Locks are taken in the order of ``runs.record.store``: the head of the record before the run's row.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 from structlog.contextvars import bind_contextvars
 
-from controlplane.amqp import BrokerError
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
+from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
-from controlplane.serializers import format_timestamp
-from runs import store
-from runs.messages import announce_run, publish_run_requested
+from controlplane.work.amqp import BrokerError
 from runs.models import Run, RunChange, RunHead
-from runs.owner_limits import RECORD_BYTES
-from runs.reading.rows import fetch
+from runs.record import store
+from runs.record.reading.rows import fetch
+from runs.record_limits import RECORD_BYTES
+from runs.run_messages import announce_run, publish_run_requested
 from workspaces.models import Attempt, Workspace
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ TRANSITIONS: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunIntent:
+class NewRun:
     """What is to be recorded, and perhaps executed, in a workspace.
 
     ``command`` is ``{executable, args, cwd?, env?, stdin?}``. A run is ``recorded`` when the
@@ -129,7 +129,7 @@ def record_removed(when: datetime) -> Gone:
     return error
 
 
-def create_run(intent: RunIntent) -> Run:
+def create_run(intent: NewRun) -> Run:
     """Create a queued run, and have it executed when that is intended.
 
     Raises ``OwnerLimitReached`` for one that is to be recorded, and ``BadGateway``

@@ -13,15 +13,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from builds.executions import run_intent
 from controlplane.errors import Fault, NotFound, ValidationFailed
-from controlplane.gateway import is_gateway
-from controlplane.negotiation import asks_for
-from controlplane.openapi import OWNER_QUERY, OWNER_REQUIRED
-from controlplane.pagination import page
-from controlplane.requests import read
-from controlplane.serializers import page_of
-from runs.agent.frames import Stream
+from controlplane.http.gateway_token import is_gateway
+from controlplane.http.negotiation import asks_for
+from controlplane.http.openapi import OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.pagination import page
+from controlplane.http.requests import read
+from controlplane.http.serializers import page_of
+from runs.agent.record.frames import Stream
+from runs.commands import new_run
 from runs.fields import INT64_MAX, STREAM_NUMBERS, OffsetField
 from runs.models import Run, RunProcess
 from runs.openapi import (
@@ -38,11 +38,11 @@ from runs.openapi import (
     TIMELINE_DESCRIPTION,
     UPDATE_DESCRIPTION,
 )
-from runs.reading import export
-from runs.reading.changes import changes
-from runs.reading.loss import loss
-from runs.reading.scrollback import StreamView, open_stream, scrollback
-from runs.reading.timeline import TimelineQuery, raw_event, timeline_page
+from runs.record.reading import export
+from runs.record.reading.change_list import changes
+from runs.record.reading.loss import loss
+from runs.record.reading.scrollback import StreamView, open_stream, scrollback
+from runs.record.reading.timeline import TimelineQuery, raw_event, timeline_page
 from runs.serializers import (
     SCROLLBACK_BYTES,
     SCROLLBACK_MAX_BYTES,
@@ -95,7 +95,7 @@ class RunList(APIView):
         """Create a run, and have it executed when there is something to execute."""
         from_gateway = is_gateway(request)
         given = read(request, body=RunRequestSerializer, owner_required=True)
-        intent = run_intent(
+        intent = new_run(
             owner_user_id=given.required_owner, values=given.body, from_gateway=from_gateway
         )
         run = create_run(intent)

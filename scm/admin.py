@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 
 from controlplane.admin import HistoryAdmin, pretty_json
 from controlplane.errors import ControlPlaneError, ServiceUnavailable
-from controlplane.serializers import has_control_character
+from controlplane.http.serializers import has_control_character
 from scm.models import (
     Installation,
     InstallationGrant,

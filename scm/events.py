@@ -17,8 +17,8 @@ from typing import Any
 from django.db.models.functions import Now
 from django.utils.dateparse import parse_datetime
 
-from controlplane.locks import advisory_lock
-from scm.connection import is_app_configured
+from controlplane.database.locks import advisory_lock
+from scm.app_connection import is_app_configured
 from scm.models import Installation, InstallationRepository, WebhookDelivery
 from scm.provider import ProviderError, read_installation
 from scm.services import note_deleted, record_installation, refresh_installation
@@ -100,7 +100,7 @@ def apply_event(delivery: WebhookDelivery, *, ask: bool = False) -> bool:
         return False
     try:
         with advisory_lock(
-            f"scm-installation-{number}", patience=LOCK_SECONDS, given_up=threading.Event()
+            f"scm-installation-{number}", timeout=LOCK_SECONDS, cancelled=threading.Event()
         ):
             if not is_app_configured():
                 return _take_from_payload(delivery, number)

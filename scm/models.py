@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from controlplane.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 
 LOGIN_MAX_LENGTH = 120
 REPOSITORY_NAME_MAX_LENGTH = 250

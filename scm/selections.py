@@ -17,7 +17,8 @@ import structlog
 from django.conf import settings
 
 from controlplane.errors import Fault, Forbidden, NotFound, ValidationFailed
-from scm.connection import is_app_configured, open_provider, require_app
+from scm.app_connection import is_app_configured, open_provider, require_app
+from scm.git_urls import SourceError, is_ref
 from scm.models import Installation, InstallationRepository
 from scm.provider import (
     InstallationGoneError,
@@ -33,7 +34,6 @@ from scm.services import (
     installation_not_found,
     installation_not_granted,
 )
-from scm.urls import SourceError, is_ref
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.serializers import (
+from controlplane.http.serializers import (
     OutputSerializer,
     OwnedInputSerializer,
     PatternField,

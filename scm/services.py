@@ -15,9 +15,9 @@ import structlog
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
+from controlplane.database.locks import lock_until_commit
 from controlplane.errors import Fault, Forbidden, NotFound
-from controlplane.locks import lock_until_commit
-from scm.connection import asking_for_a_client, open_provider, require_app
+from scm.app_connection import asking_for_a_client, open_provider, require_app
 from scm.models import (
     Installation,
     InstallationGrant,

@@ -11,11 +11,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.openapi import OWNER_QUERY, OWNER_REQUIRED
-from controlplane.pagination import list_query, page
-from controlplane.requests import read
-from controlplane.serializers import page_of
-from scm.connection import require_app
+from controlplane.http.openapi import OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.pagination import list_query, page
+from controlplane.http.requests import read
+from controlplane.http.serializers import page_of
+from scm.app_connection import require_app
 from scm.models import Installation, InstallationRepository
 from scm.openapi import (
     IMPORT_DESCRIPTION,

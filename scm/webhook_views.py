@@ -10,9 +10,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.body_limits import body_limit
 from controlplane.errors import PayloadTooLarge
-from controlplane.serializers import OutputSerializer
+from controlplane.http.body_limits import body_limit
+from controlplane.http.serializers import OutputSerializer
 from scm.models import WebhookDelivery
 from scm.webhooks import (
     DELIVERY_HEADER,

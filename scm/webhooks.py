@@ -23,6 +23,7 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from controlplane.database.locks import try_advisory_lock
 from controlplane.errors import (
     BadRequest,
     Fault,
@@ -30,7 +31,6 @@ from controlplane.errors import (
     Unauthorized,
     ValidationFailed,
 )
-from controlplane.locks import try_advisory_lock
 from scm.events import EventDeferredError, apply_event, essence, installation_id
 from scm.models import WebhookDelivery
 from scm.provider import ProviderError

@@ -14,7 +14,7 @@ from django.conf import settings as django_settings
 from django.test import Client
 from pytest_django.fixtures import Settings
 
-from controlplane import amqp
+from controlplane.work import amqp
 from tests.attempts import pytest_runtest_setup, pytest_runtest_teardown
 from tests.conformance import assert_described, assert_media_described
 from tests.parallel import UnitScheduling, in_order

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from builds.models import BuildJob, Worker
+from controlplane.work.models import Heartbeat
 from runs.services import create_boot_run
 from workspaces import services as workspaces
-from workspaces.models import Attempt, Sandbox
+from workspaces.models import Attempt, BuildJob, Sandbox
 
 OWNER = "usr_test"
 LEASE = timedelta(minutes=15)
@@ -51,8 +51,8 @@ def claim(job: BuildJob, worker_id: str = "worker-a", lease: timedelta = LEASE) 
     return claimed
 
 
-def make_worker(worker_id: str, *, seen: timedelta = timedelta()) -> Worker:
+def make_worker(worker_id: str, *, seen: timedelta = timedelta()) -> Heartbeat:
     """Write the heartbeat of a worker that was last seen ``seen`` ago."""
-    Worker.objects.beat(worker_id, hostname="test", pid=1, prefetch=1)
-    Worker.objects.filter(pk=worker_id).update(seen_at=Now() - seen)
-    return Worker.objects.get(pk=worker_id)
+    Heartbeat.objects.beat(worker_id, kind=Heartbeat.Kind.BUILD, hostname="test", pid=1, capacity=1)
+    Heartbeat.objects.filter(pk=worker_id).update(seen_at=Now() - seen)
+    return Heartbeat.objects.get(pk=worker_id)

@@ -16,7 +16,7 @@ import pika
 from django.conf import settings
 from django.db import connection
 
-from builds.messages import topology
+from workspaces.lifecycle.build_messages import topology
 
 ROOT = Path(__file__).resolve().parent.parent
 

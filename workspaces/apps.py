@@ -8,3 +8,11 @@ class WorkspacesConfig(AppConfig):
 
     name = "workspaces"
     verbose_name = "Workspaces"
+
+    def ready(self) -> None:
+        """Add the gauges of queue, transitions and workspaces to the metrics."""
+        # Models cannot be imported before the apps are loaded.
+        from controlplane.metrics.exposition import register
+        from workspaces.queue_metrics import measure
+
+        register("builds", measure)

@@ -9,11 +9,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from builds.lifecycle import StartIntent, Wish, ask, start_workspace
-from builds.models import Intent
-from controlplane.openapi import OWNER_QUERY
-from controlplane.requests import read
-from workspaces.models import Sandbox, Workspace
+from controlplane.http.openapi import OWNER_QUERY
+from controlplane.http.requests import read
+from workspaces.lifecycle.transitions import NewStart, TransitionRequest, ask, start_workspace
+from workspaces.models import Sandbox, Transition, Workspace
 from workspaces.openapi import (
     ACCEPTED_HEADERS,
     DELETE_DESCRIPTION,
@@ -52,7 +51,11 @@ class WorkspaceStop(APIView):
     def post(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Have a workspace stopped, or its build cancelled."""
         owner = read(request, body=StopSerializer).owner
-        ask(Wish(workspace_id=workspace_id, kind=Intent.Kind.STOP, owner_user_id=owner))
+        ask(
+            TransitionRequest(
+                workspace_id=workspace_id, kind=Transition.Kind.STOP, owner_user_id=owner
+            )
+        )
         return _asked(workspace_id)
 
 
@@ -73,7 +76,7 @@ class WorkspaceStart(APIView):
         given = read(request, body=StartSerializer)
         relation = given.body.get("relation")
         started = start_workspace(
-            StartIntent(
+            NewStart(
                 workspace_id=workspace_id,
                 owner_user_id=given.owner,
                 relation=Sandbox.Relation(relation) if relation else None,
@@ -97,5 +100,9 @@ class WorkspaceResource(WorkspaceDetail):
     def delete(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Have a workspace deleted, whatever it is doing."""
         owner = read(request).owner
-        ask(Wish(workspace_id=workspace_id, kind=Intent.Kind.DELETE, owner_user_id=owner))
+        ask(
+            TransitionRequest(
+                workspace_id=workspace_id, kind=Transition.Kind.DELETE, owner_user_id=owner
+            )
+        )
         return _asked(workspace_id)

@@ -6,8 +6,7 @@ from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from accounts.credential_serializers import MAX_BINDINGS
-from controlplane.oci_names import REPOSITORY, TAG
-from controlplane.serializers import (
+from controlplane.http.serializers import (
     IdField,
     InputSerializer,
     NameField,
@@ -17,6 +16,7 @@ from controlplane.serializers import (
     TextField,
     TimestampField,
 )
+from controlplane.oci_names import REPOSITORY, TAG
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import WORKSPACE_STATUSES, SurfacedStatus
 

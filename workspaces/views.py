@@ -12,22 +12,22 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from builds.services import SandboxIntent, StartedSandbox, start_sandbox
-from builds.standing import (
+from controlplane.errors import Fault, NotFound, ValidationFailed
+from controlplane.http.gateway_token import principal, require_gateway
+from controlplane.http.openapi import GATEWAY_TOKEN_REQUIRED, OWNER_QUERY, OWNER_REQUIRED, PRINCIPAL
+from controlplane.http.pagination import list_query, page
+from controlplane.http.problems import faults_of
+from controlplane.http.requests import examine, read
+from controlplane.http.serializers import InputSerializer, TextField, page_of
+from workspaces.blueprint import Blueprint
+from workspaces.lifecycle.reasons import (
     attempt_members,
+    attempt_states,
     require_ready,
     sandbox_members,
-    standings,
     workspace_members,
 )
-from controlplane.errors import Fault, NotFound, ValidationFailed
-from controlplane.gateway import principal, require_gateway
-from controlplane.openapi import GATEWAY_TOKEN_REQUIRED, OWNER_QUERY, OWNER_REQUIRED, PRINCIPAL
-from controlplane.pagination import list_query, page
-from controlplane.problems import faults_of
-from controlplane.requests import examine, read
-from controlplane.serializers import InputSerializer, TextField, page_of
-from workspaces.blueprint import Blueprint
+from workspaces.lifecycle.start import NewSandbox, StartedSandbox, start_sandbox
 from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
 from workspaces.openapi import (
     ACCEPTED_HEADERS,
@@ -86,7 +86,7 @@ def _idempotency_key(request: Request) -> tuple[str | None, list[Fault]]:
     return key, []
 
 
-def _read_intent(request: Request, serializer: type[InputSerializer]) -> SandboxIntent:
+def _read_intent(request: Request, serializer: type[InputSerializer]) -> NewSandbox:
     """Return what the client asks for; all faults of the request at once, the spec's too."""
     reading = examine(request, body=serializer, owner_required=True)
     key, key_faults = _idempotency_key(request)
@@ -95,7 +95,7 @@ def _read_intent(request: Request, serializer: type[InputSerializer]) -> Sandbox
         raise ValidationFailed([*faults, *_spec_faults(request.data)])
     values = reading.body
     default = Sandbox.Relation.REBUILD if values.get("workspace_id") else Sandbox.Relation.LAUNCH
-    return SandboxIntent(
+    return NewSandbox(
         owner_user_id=reading.required_owner,
         registry_id=values["registry_id"],
         repository=values["repository"],
@@ -183,7 +183,7 @@ class SandboxDetail(APIView):
         if sandbox is None:
             raise NotFound("There is no such sandbox.", code="sandbox-not-found")
         attempt = sandbox.latest_attempt
-        standing = standings([attempt])[attempt.pk] if attempt else None
+        standing = attempt_states([attempt])[attempt.pk] if attempt else None
         return Response(SandboxSerializer(sandbox_members(sandbox, standing)).data)
 
 
@@ -243,7 +243,7 @@ def present_workspaces(rows: Sequence[Workspace]) -> list[Any]:
         for row in rows
         if row.latest_sandbox and row.latest_sandbox.latest_attempt
     }
-    found = standings(attempts.values())
+    found = attempt_states(attempts.values())
     return [
         workspace_members(row, found.get(attempts[row.pk].pk) if row.pk in attempts else None)
         for row in rows
@@ -330,7 +330,7 @@ class WorkspaceAttempts(APIView):
 
 
 def _present_attempts(rows: Sequence[Attempt]) -> list[Any]:
-    found = standings(rows)
+    found = attempt_states(rows)
     return [attempt_members(found[row.pk]) for row in rows]
 
 

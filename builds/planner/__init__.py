@@ -7,12 +7,13 @@ in files of the build context that fixed scripts read.
 
 - :mod:`.planner`    the decisions, and :mod:`.plan` their result
 - :mod:`.catalogue`  what the operator of this installation offers
-- :mod:`.harnesses`  the harnesses, as data; the distributions are in :mod:`builds.families`
+- :mod:`.harnesses`  the harnesses, as data; the distributions are in :mod:`workspaces.families`
 - :mod:`.dockerfile` the Dockerfile; the fixed scripts it runs stand in the folder ``install``
 """
 
+from workspaces.harnesses import HARNESSES, Harness
+
 from .catalogue import Catalogue
-from .harnesses import HARNESSES, Harness
 from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
 from .planner import plan
 

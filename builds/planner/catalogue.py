@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controlplane.oci_names import is_image
-
-from .harnesses import HARNESSES, Harness
+from workspaces.harnesses import HARNESSES, Harness
 
 
 @dataclass(frozen=True, slots=True)

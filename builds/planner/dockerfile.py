@@ -9,7 +9,7 @@ here-documents or ``--link``.
 
 from __future__ import annotations
 
-from builds.families import OsFamily
+from workspaces.families import OsFamily
 
 INSTALL = "/usr/share/svc/install"
 """Where the files of the context's folder ``install`` are in the image."""

@@ -8,7 +8,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from builds.families import FAMILIES, OsFamily
 from workspaces.blueprint import (
     WORKSPACE_SOURCE_ID,
     Blueprint,
@@ -16,10 +15,11 @@ from workspaces.blueprint import (
     InputSource,
     PackageRequest,
 )
+from workspaces.families import FAMILIES, OsFamily
+from workspaces.harnesses import Harness
 
 from .catalogue import Catalogue
 from .dockerfile import dockerfile
-from .harnesses import Harness
 from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
 
 DOTFILES_DESTINATION: Final = "/usr/share/svc/dotfiles"
@@ -125,7 +125,7 @@ def _harness(blueprint: Blueprint, family: OsFamily, catalogue: Catalogue) -> Ha
 def _packages(blueprint: Blueprint, family: OsFamily) -> tuple[PackageRequest, ...]:
     """Return the packages of the blueprint, whose names are the family's own by now.
 
-    They were found when the sandbox was created (:mod:`builds.packages`). Here it counts only that
+    They were found when the sandbox was created (:mod:`workspaces.packages`). It only counts that
     each is one plain name to the package manager.
     """
     packages = blueprint.tooling.packages

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.db import DatabaseError, transaction
 
-from builds import overview as standing
+from builds import start_page as standing
 
 register = template.Library()
 
@@ -23,7 +23,7 @@ def overview(context: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {"listings": []}
     try:
         with transaction.atomic():
-            if user.has_perm("builds.view_buildjob"):
+            if user.has_perm("workspaces.view_buildjob"):
                 shown["listings"] += [
                     (standing.queued(), "admin:builds_buildjob_changelist"),
                     (standing.building(), "admin:builds_buildjob_changelist"),
@@ -33,11 +33,11 @@ def overview(context: dict[str, Any]) -> dict[str, Any]:
                     (standing.ready(), "admin:workspaces_sandbox_changelist"),
                     (standing.failed(), "admin:workspaces_sandbox_changelist"),
                 ]
-            if user.has_perm("builds.view_intent"):
+            if user.has_perm("workspaces.view_transition"):
                 shown["listings"].append((standing.ending(), "admin:builds_intent_changelist"))
-            if user.has_perm("builds.view_worker"):
+            if user.has_perm("work.view_heartbeat"):
                 shown["build_workers"] = standing.build_workers(stale=stale)
-            if user.has_perm("runs.view_runworker"):
+            if user.has_perm("work.view_heartbeat"):
                 shown["run_workers"] = standing.run_workers(stale=stale)
     except DatabaseError:
         # A migration that is still to come, say: the list of pages below is of use all the same.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -29,6 +29,15 @@ class Gauge:
 def single(name: str, help_: str, value: float) -> Gauge:
     """Return a gauge without labels."""
     return Gauge(name, help_, (), {(): value})
+
+
+measured: dict[str, Callable[..., list[Gauge]]] = {}
+"""What apps measure when they are asked, by the part of the page; see :func:`register`."""
+
+
+def register(part: str, measure: Callable[..., list[Gauge]]) -> None:
+    """Add gauges to the page; ``measure`` takes ``stale``, as heartbeats do."""
+    measured[part] = measure
 
 
 class _Collected:

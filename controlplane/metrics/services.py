@@ -15,9 +15,9 @@ from django.db import (
     transaction,
 )
 
+from controlplane.database.retries import database_trouble
 from controlplane.metrics import counting
 from controlplane.metrics.counting import Key
-from controlplane.patience import database_trouble
 
 log = structlog.get_logger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -15,11 +16,9 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-import builds.measurements
-import runs.measurements
 from controlplane.metrics import counting, services
 from controlplane.metrics.counting import Key
-from controlplane.metrics.exposition import CONTENT_TYPE, Gauge, exposition
+from controlplane.metrics.exposition import CONTENT_TYPE, Gauge, exposition, measured
 
 T = TypeVar("T")
 
@@ -38,8 +37,9 @@ class Metrics(APIView):
         told = _Told()
         counts = told.ask("counters", _counts)
         gauges = [
-            *(told.ask("builds", lambda: _measured(builds.measurements.measure)) or ()),
-            *(told.ask("runs", lambda: _measured(runs.measurements.measure)) or ()),
+            gauge
+            for part, measure in measured.items()
+            for gauge in told.ask(part, partial(_measured, measure)) or ()
         ]
         # Without the database there is what this process has counted and not been able to write.
         page = exposition(

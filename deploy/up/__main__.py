@@ -27,7 +27,7 @@ from deploy.up.environment import (
     shell_exports,
 )
 from deploy.up.layout import Layout
-from deploy.up.processes import OwnProcesses
+from deploy.up.own_processes import OwnProcesses
 from deploy.up.progress import Progress
 from deploy.up.secrets import ensure_secrets
 from deploy.up.venv import ensure_venv

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from deploy.services.errors import StartError
 from deploy.services.process import tail, wait_until
 from deploy.up.addresses import api_url, local_host, ssh_port
-from deploy.up.processes import OwnProcesses
+from deploy.up.own_processes import OwnProcesses
 
 _READY_SECONDS = 90.0
 # A process that has not stayed up by then does not come up by waiting.

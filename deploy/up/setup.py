@@ -25,8 +25,8 @@ from deploy.up.environment import (
 )
 from deploy.up.layout import Layout
 from deploy.up.logged import run_logged
+from deploy.up.own_processes import OwnProcesses
 from deploy.up.parts import PARTS, Choice, EnginePart, Part, PostgresPart
-from deploy.up.processes import OwnProcesses
 from deploy.up.progress import Progress
 from deploy.up.ready import wait_ready
 from deploy.up.secrets import ensure_secrets

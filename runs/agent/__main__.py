@@ -29,55 +29,55 @@ def main(arguments: Optional[List[str]] = None, *, compiled: Optional[str] = Non
 
 
 def _boot(options: SimpleNamespace) -> int:
-    from .boot import boot
+    from .boot.sequence import boot
 
     return boot(options.config, options.state_dir)
 
 
 def _status(options: SimpleNamespace) -> int:
-    from .status_command import show
+    from .boot.status_command import show
 
     return show(options.state_dir, options.wait)
 
 
 def _exec(options: SimpleNamespace) -> int:
-    from .exec_command import execute
+    from .process.exec_command import execute
 
     return execute(options.config, options.state_dir)
 
 
 def _session(options: SimpleNamespace) -> int:
-    from .session import converse
+    from .session.session import converse
 
     return converse(options.config, options.state_dir)
 
 
 def _tail(options: SimpleNamespace) -> int:
-    from .follow import tail
+    from .record.follow import tail
 
     return tail(_runs(options), options.run, options.start)
 
 
 def _stop(options: SimpleNamespace) -> int:
-    from .stop import stop
+    from .process.stop import stop
 
     return stop(options.state_dir, options.run, options.reason, options.grace)
 
 
 def _forward(options: SimpleNamespace) -> int:
-    from .forward import forward
+    from .session.forward import forward
 
     return forward(options.host, options.port)
 
 
 def _list_runs(options: SimpleNamespace) -> int:
-    from .runs_command import show
+    from .process.runs_command import show
 
     return show(_runs(options))
 
 
 def _verify(options: SimpleNamespace) -> int:
-    from .verify import verify
+    from .record.spool_check import verify
 
     return verify(_runs(options), options.run)
 
@@ -89,7 +89,7 @@ def _dotfiles(options: SimpleNamespace) -> int:
 
 
 def _credentials(options: SimpleNamespace) -> int:
-    from .credentials.command import run
+    from .credentials.credential_command import run
 
     return run(options.action, options.config, options.state_dir, options.wait)
 
@@ -101,7 +101,7 @@ def _git_credential(options: SimpleNamespace) -> int:
 
 
 def _compile(options: SimpleNamespace) -> int:
-    from .compiled import compile_archive
+    from .boot.compiled import compile_archive
 
     return compile_archive(os.path.abspath(sys.argv[0]), options.compiled)
 

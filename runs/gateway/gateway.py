@@ -16,7 +16,7 @@ from runs.gateway.configuration import Configuration
 from runs.gateway.connection import SIGNATURES, GatewayConnection
 from runs.gateway.control_plane import ControlPlane
 from runs.gateway.host_key import load_host_key
-from runs.gateway.limits import FailedLogins, Places, Waiting
+from runs.gateway.limits import FailedLogins, Slots, Waiting
 from runs.gateway.login import Login
 
 BACKLOG = 512
@@ -52,7 +52,7 @@ class Gateway:
         self.failed_logins = FailedLogins(
             configuration.failed_logins, configuration.failed_login_window
         )
-        self.places = Places(
+        self.places = Slots(
             configuration.max_connections, configuration.max_connections_per_principal
         )
         self._waiting: Waiting[Login] = Waiting(configuration.max_logins)

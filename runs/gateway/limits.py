@@ -79,7 +79,7 @@ class Waiting(Generic[T]):
         return len(self._waiting)
 
 
-class Places:
+class Slots:
     """How many may be in at a time: ``limit`` together, ``per_principal`` of each owner."""
 
     def __init__(self, limit: int, per_principal: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from runs.agent.channel import (
+from runs.agent.session.channel import (
     GRANT_BYTES,
     HEADER,
     INITIAL_WINDOW,

@@ -13,11 +13,11 @@ from pathlib import Path
 from threading import Event
 
 from controlplane.folders import remove_tree
-from controlplane.processes import ProcessResult
+from controlplane.subprocesses import ProcessResult
+from scm.git.askpass import GitCredential
 from scm.git.command import Git, SourcePolicy, session
-from scm.git.credentials import GitCredential
 from scm.git.remote import ResolvedSource
-from scm.urls import COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
+from scm.git_urls import COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
 
 _FETCHED = "refs/svc/fetched"
 _BLOCK = 4096

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from controlplane.processes import ProcessResult, ProcessStartError, run_process
-from controlplane.redaction import bounded_tail, redact
-from scm.addresses import LookupTimedOutError, is_public, look_up
-from scm.git.credentials import GitCredential
-from scm.urls import SourceError, SourceUrl
+from controlplane.security.redaction import bounded_tail, redact
+from controlplane.subprocesses import ProcessResult, ProcessStartError, run_process
+from scm.git.askpass import GitCredential
+from scm.git_addresses import LookupTimedOutError, is_public, look_up
+from scm.git_urls import SourceError, SourceUrl
 
 _CA_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event
 
+from scm.git.askpass import GitCredential
 from scm.git.command import SourcePolicy, session
-from scm.git.credentials import GitCredential
-from scm.urls import COMMIT_ID, SHORT_COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
+from scm.git_urls import COMMIT_ID, SHORT_COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
 
 _REDIRECTS = 3
 

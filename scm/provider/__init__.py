@@ -12,7 +12,6 @@ Tokens are asked for when they are needed, as narrow as the need, and live in me
 """
 
 from scm.provider.answers import InstallationFacts, RepositoryFacts, read_installation
-from scm.provider.client import InstallationToken, ProviderClient, RepositoryListing
 from scm.provider.errors import (
     InstallationGoneError,
     InstallationSuspendedError,
@@ -21,7 +20,8 @@ from scm.provider.errors import (
     Reason,
     TokenRefusedError,
 )
-from scm.provider.places import clone_base, clone_url
+from scm.provider.hosts import clone_base, clone_url
+from scm.provider.provider_client import InstallationToken, ProviderClient, RepositoryListing
 
 __all__ = [
     "InstallationFacts",

@@ -11,10 +11,10 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
-from controlplane.serializers import has_control_character
+from controlplane.http.serializers import has_control_character
+from scm.git_urls import is_ref
 from scm.models import BRANCH_MAX_LENGTH, LOGIN_MAX_LENGTH, REPOSITORY_NAME_MAX_LENGTH, Installation
 from scm.provider.errors import ProviderError, Reason
-from scm.urls import is_ref
 
 _LARGEST_ID = 2**63 - 1
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")

@@ -10,14 +10,13 @@ from pytest_django.fixtures import Settings
 
 from accounts.models import CredentialBinding, Profile
 from accounts.resolution import resolve_credentials
-from builds.models import BuildJob
-from builds.services import retry_sandbox
 from controlplane.errors import Conflict
 from tests.accounts.connected import KEY, bind, connect, delete, mark_invalid
 from tests.conftest import OWNER, Answer, Api
 from tests.factories import claim
 from workspaces import services as workspaces
-from workspaces.models import Attempt, CredentialReference, Sandbox, WorkspaceEvent
+from workspaces.lifecycle.start import retry_sandbox
+from workspaces.models import Attempt, BuildJob, CredentialReference, Sandbox, WorkspaceEvent
 
 pytestmark = pytest.mark.django_db
 

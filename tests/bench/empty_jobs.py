@@ -27,16 +27,15 @@ from typing import Any
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from builds.assembly import job_runner
-from builds.compiler import BuiltImage, Compiler, PublishedImage
-from builds.models import BuildJob
-from builds.pipeline import JobControl, JobRunner
+from builds.build_worker_setup import job_runner
+from builds.images.compiler import BuiltImage, Compiler, PublishedImage
+from builds.pipeline.runner import JobControl, JobRunner
 from builds.planner import ImagePlan
 from registries.client import RegistryClient
 from runs.models import Run
-from runs.store import ensure_head
+from runs.record.store import ensure_head
 from tests.bench.figures import Figure
-from workspaces.models import Attempt, Sandbox, Workspace
+from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
 from workspaces.runtimes.base import (
     AgentAnswer,
     AgentChannel,

@@ -39,18 +39,21 @@ from django.conf import settings  # noqa: E402 - settings first
 from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 
-from builds.command_lines import find_docker  # noqa: E402
-from builds.models import BuildJob  # noqa: E402
-from builds.reconciler import Orphans, reconcile  # noqa: E402
-from controlplane import amqp  # noqa: E402
-from runs.messages import topology  # noqa: E402
+from builds.images.command_lines import find_docker  # noqa: E402
+from controlplane.work import amqp  # noqa: E402
+from runs.run_messages import topology  # noqa: E402
 from tests.bench.database import bench_database  # noqa: E402
 from tests.bench.figures import Figure, milliseconds, table  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, free_port, served  # noqa: E402
 from tests.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.runs.ready import ready_attempts  # noqa: E402
 from tests.worker_process import CommandProcess, eventually  # noqa: E402
-from workspaces.models import Attempt, Workspace  # noqa: E402
+from workspaces.lifecycle.reconciler import Orphans, reconcile  # noqa: E402
+from workspaces.models import (  # noqa: E402
+    Attempt,
+    BuildJob,
+    Workspace,
+)
 from workspaces.runtimes.docker import DockerAdapter  # noqa: E402
 
 ROUNDS = 9

@@ -60,9 +60,9 @@ def measure() -> list[Figure]:
 
 def _write_index() -> list[str]:
     """Write an index with names as long and as alike as Debian's; return its packages."""
-    from builds.families import FAMILIES
-    from builds.packages.readers import Offer
-    from builds.packages.store import replace_index
+    from workspaces.families import FAMILIES
+    from workspaces.packages.index_store import replace_index
+    from workspaces.packages.readers import Offer
 
     chance = random.Random(7)
     names = ["ripgrep", "nodejs", "npm", "neovim", "fd-find", "build-essential", "mawk", "gawk"]
@@ -100,8 +100,8 @@ def _queries(names: list[str]) -> dict[str, Callable[[int], str]]:
 
 
 def _calls(names: list[str]) -> list[Figure]:
-    from builds.models import Package
-    from builds.packages.lookup import look_up
+    from workspaces.models import Package
+    from workspaces.packages.lookup import look_up
 
     def floor(name: str) -> None:
         assert Package.objects.get(family="debian", name=name).name == name
@@ -113,7 +113,7 @@ def _calls(names: list[str]) -> list[Figure]:
 
 
 def _requests(names: list[str]) -> list[Figure]:
-    from builds.models import Package
+    from workspaces.models import Package
 
     def bare(request: HttpRequest) -> JsonResponse:
         package = Package.objects.get(family="debian", name=request.GET["query"])

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from runs.agent.channel import FromClient, ToClient
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
+from runs.agent.session.channel import FromClient, ToClient
 from tests.bench.figures import Figure
 from tests.runs.booted import workspace
 from tests.runs.connected import PTY, Session

@@ -62,7 +62,7 @@ def _measured(name: str, *, size: int, count: int, ratio: float, rate: int) -> F
 
 def _record(size: int, count: int) -> tuple[list[bytes], Callable[[list[bytes]], None]]:
     """Return contents of one run's output, and what stores them as the recorder does."""
-    from runs import store
+    from runs.record import store
     from tests.runs.record_factory import Source, make_run
 
     run = make_run()
@@ -88,9 +88,9 @@ def _binary(path: Path, contents: list[bytes]) -> Path:
     """Write the same rows as ``COPY`` takes them, and make the floor's empty table."""
     from django.db import connection
 
-    from runs.ingest import rows
-    from runs.ingest.batch import Batch
-    from runs.ingest.derived import Derived
+    from runs.record.ingest import new_rows as rows
+    from runs.record.ingest.batch import Batch
+    from runs.record.ingest.derived import Derived
 
     batch = Batch(1, 0, 0, 1, bytes(32), False, Derived(0, {}, {}))
     with path.open("wb") as file:

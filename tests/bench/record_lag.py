@@ -22,8 +22,8 @@ from django.conf import settings
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 django.setup()
 
-from controlplane import amqp  # noqa: E402 - models need the settings first
-from runs.messages import topology  # noqa: E402
+from controlplane.work import amqp  # noqa: E402
+from runs.run_messages import topology  # noqa: E402
 from tests.bench.figures import Figure, milliseconds  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.run_worker_process import RunWorkerProcess  # noqa: E402

@@ -93,7 +93,7 @@ def _make_run() -> tuple[uuid.UUID, int]:
 def _timeline(run_id: uuid.UUID, number: int) -> list[Figure]:
     from django.test import Client
 
-    from runs.reading.timeline import ALL_KINDS, MAX_SEQUENCE, TimelineQuery, timeline_page
+    from runs.record.reading.timeline import ALL_KINDS, MAX_SEQUENCE, TimelineQuery, timeline_page
 
     client = Client()
     bare = Cursor(_connection())

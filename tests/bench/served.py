@@ -28,17 +28,18 @@ from typing import Any, cast
 import docker
 from django.conf import settings
 
-from builds.assembly import job_runner
-from builds.command_lines import find_docker
-from builds.context import write_context
-from builds.messages import topology
-from builds.models import BuildJob, Worker
+from builds.build_worker_setup import job_runner
+from builds.images.command_lines import find_docker
+from builds.images.context import write_context
 from builds.planner import plan
-from controlplane import amqp
+from controlplane.work import amqp
+from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, milliseconds
 from tests.worker_process import ROOT, WorkerProcess, environment, eventually
 from workspaces.blueprint import Blueprint
+from workspaces.lifecycle.build_messages import topology
+from workspaces.models import BuildJob
 
 REQUESTS = 60
 REUSES = 9
@@ -129,7 +130,7 @@ def served() -> Iterator[Api]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         stack.callback(connection.close)
         eventually(lambda: _answers(port), what="the API")
-        eventually(Worker.objects.exists, what="the worker")
+        eventually(Heartbeat.objects.exists, what="the worker")
         try:
             yield Api(connection)
         except RuntimeError as error:

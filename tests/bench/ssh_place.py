@@ -23,9 +23,9 @@ from typing import Any
 import docker
 from django.conf import settings
 
-from controlplane import amqp
-from runs.messages import topology
+from controlplane.work import amqp
 from runs.models import Run
+from runs.run_messages import topology
 from tests.bench.served import OWNER, SHELL, free_port, served
 from tests.worker_process import CommandProcess, eventually
 

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 import pytest
 from django.conf import settings
 
-from builds.compiler import BuildError, BuiltImage, Compiler, PublishedImage
-from builds.output import ProgramLog
+from builds.images.compiler import BuildError, BuiltImage, Compiler, PublishedImage
+from builds.images.program_output import ProgramLog
 from builds.planner import ImagePlan, PlannedSource
-from controlplane.processes import ProcessResult
+from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient
 
 BASE_IMAGE = settings.SVC_BASE_IMAGES["debian"]

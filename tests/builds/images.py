@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from django.conf import settings
 
-from builds.context import write_context
+from builds.images.context import write_context
 from builds.planner import Catalogue, ImagePlan
 
 _DOCKER = (settings.DOCKER_CLI, "--host", settings.DOCKER_HOST)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from builds.families import FAMILIES
-from builds.packages.readers import Offer
-from builds.packages.store import replace_index
+from workspaces.families import FAMILIES
+from workspaces.packages.index_store import replace_index
+from workspaces.packages.readers import Offer
 
 ARCHITECTURES = {"debian": "amd64", "ubuntu": "amd64"}
 

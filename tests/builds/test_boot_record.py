@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 from django.db import OperationalError, transaction
 
-from builds import boot_record, services, sweeper
-from builds.boot_record import recording
-from builds.models import BuildJob
-from builds.settlement import fail_claimed_job
+from builds import job_sweeper as sweeper
+from builds.pipeline import build_record as boot_record
+from builds.pipeline.build_record import recording
 from controlplane.errors import JobError
-from controlplane.processes import ProcessResult
-from runs import store
-from runs.agent.frames import Kind, Stream
+from controlplane.subprocesses import ProcessResult
+from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunEvent, RunHead, RunLoss, RunProcess
-from runs.verify import verify_run
+from runs.record import store
+from runs.record.verify import verify_run
 from tests.factories import claim, make_job
 from workspaces import services as workspaces
-from workspaces.models import Attempt
+from workspaces.lifecycle import start as services
+from workspaces.lifecycle.failures import end_cancelled_boot_run, fail_claimed_job
+from workspaces.models import Attempt, BuildJob
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,7 +77,7 @@ def job() -> BuildJob:
 @pytest.fixture
 def record_of() -> Callable[[BuildJob], Any]:
     """Open the record of a job's build for a block."""
-    return lambda job: recording(job, [SECRET.encode()], given_up=threading.Event())
+    return lambda job: recording(job, [SECRET.encode()], cancelled=threading.Event())
 
 
 def test_an_attempt_has_a_queued_boot_run_from_its_beginning() -> None:
@@ -168,7 +169,7 @@ def test_a_build_that_fails_tells_the_end_of_its_source_all_the_same(
 
     with pytest.raises(JobError):
         build()
-    fail_claimed_job(job.fence, job.attempt, error, patience=0)
+    fail_claimed_job(job.fence, job.attempt, error, timeout=0)
     run = run_of(job)
     assert (run.status, run.error_code, run.error_message) == (
         "failed",
@@ -275,7 +276,7 @@ def test_cancelling_a_job_at_work_leaves_the_end_to_its_worker(
         record.started("docker build", ["docker", "build"]).feed("stdout", b"half of it")
         assert services.cancel_job(job, reason="Not needed.")
         assert run_of(job).status == "queued"
-    boot_record.end_cancelled_boot_run(job)
+    end_cancelled_boot_run(job)
     assert run_of(job).status == "cancelled"
     assert scrollback(job, 1, Stream.STDOUT) == b"half of it"
     assert losses(job) == []

@@ -9,9 +9,10 @@ import pytest
 from django.db import connections
 from django.db.models.functions import Now
 
-from builds import sweeper
-from builds.models import BuildJob, Fence, LeaseLostError, Worker
+from builds import job_sweeper as sweeper
+from controlplane.work.models import Heartbeat
 from tests.factories import LEASE, claim, make_job, make_worker
+from workspaces.models import BuildJob, Fence, LeaseLost
 
 EXPIRED = timedelta(seconds=-1)
 STALE = timedelta(seconds=20)
@@ -132,7 +133,7 @@ def test_the_same_worker_claiming_again_fences_out_its_own_older_claim() -> None
     claim(job)
 
     assert not BuildJob.objects.renew(first.fence, lease=LEASE)
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLost):
         BuildJob.objects.lock(first.fence)
 
 
@@ -144,7 +145,7 @@ def test_a_cancelled_job_cannot_be_locked_by_its_worker() -> None:
         status="cancelled", lease_expires_at=None, finished_at=Now()
     )
 
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLost):
         BuildJob.objects.lock(claimed.fence)
 
 
@@ -191,12 +192,14 @@ def test_after_an_outage_nobody_is_taken_for_dead_before_all_could_beat() -> Non
 @pytest.mark.django_db
 def test_a_worker_registers_once_and_beats_on_the_same_row() -> None:
     first = make_worker("worker-a", seen=timedelta(minutes=1))
-    Worker.objects.beat("worker-a", hostname="test", pid=1, prefetch=1)
+    Heartbeat.objects.beat(
+        "worker-a", kind=Heartbeat.Kind.BUILD, hostname="test", pid=1, capacity=1
+    )
 
-    again = Worker.objects.get()
+    again = Heartbeat.objects.get()
     assert again.started_at == first.started_at
     assert again.seen_at > first.seen_at
-    assert list(Worker.objects.alive(stale=STALE)) == [again]
+    assert list(Heartbeat.objects.alive(stale=STALE)) == [again]
 
 
 @pytest.mark.django_db
@@ -204,9 +207,9 @@ def test_workers_that_died_long_ago_are_forgotten() -> None:
     make_worker("old", seen=timedelta(days=2))
     make_worker("young", seen=timedelta(hours=2))
 
-    sweeper.forget_workers()
+    Heartbeat.objects.forget()
 
-    assert [worker.worker_id for worker in Worker.objects.all()] == ["young"]
+    assert [worker.worker_id for worker in Heartbeat.objects.all()] == ["young"]
 
 
 def test_a_fence_tells_claims_apart_by_all_three_parts() -> None:

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from django.conf import settings
 
-from builds.compiler import BuildError, PublishedImage
+from builds.images.compiler import BuildError, PublishedImage
 from builds.planner import plan
 from registries.client import RegistryClient
 from runs.agent_archive import agent_archive
@@ -161,10 +161,10 @@ def test_pushes_of_one_name_at_the_same_time_get_their_own_digests(
     lock = threading.Lock()
 
     @contextmanager
-    def push_lock(name: str, *, patience: float, given_up: threading.Event) -> Iterator[None]:
+    def push_lock(name: str, *, timeout: float, cancelled: threading.Event) -> Iterator[None]:
         assert repository in name
-        assert patience > 0
-        assert not given_up.is_set()
+        assert timeout > 0
+        assert not cancelled.is_set()
         with lock:
             yield
 

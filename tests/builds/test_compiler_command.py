@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 from django.conf import settings
 
-from builds.compiler import BuildError, BuiltImage
+from builds.images.compiler import BuildError, BuiltImage
 from registries.client import RegistryClient
 from tests.builds.bench import NEVER, PLAN, Bench, FakeDocker, write_program
 

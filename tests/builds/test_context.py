@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from builds.context import BuildError, write_context
+from builds.images.context import BuildError, write_context
 from builds.planner import ImagePlan, PlanFile, PlannedSource
 
 PLAN = ImagePlan(  # noqa: S604 - a login shell, not a command

@@ -20,12 +20,7 @@ from pytest_django.fixtures import Settings
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
 from accounts.resolution import Resolution, resolve_credentials
-from builds import credential_upkeep
-from builds.credential_upkeep import Upkeep, look_after_credentials
-from builds.models import BuildJob, LeaseLostError
-from builds.pipeline import JobControl, JobRunner
-from builds.reconciler import reconcile
-from builds.services import cancel_job
+from builds.pipeline.runner import JobControl, JobRunner
 from controlplane.errors import JobError
 from runs.agent.credentials.document import parse
 from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
@@ -33,7 +28,18 @@ from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
-from workspaces.models import CredentialReference, RuntimeInstance, Workspace, WorkspaceEvent
+from workspaces.credentials import upkeep as credential_upkeep
+from workspaces.credentials.upkeep import Upkeep, look_after_credentials
+from workspaces.lifecycle.reconciler import reconcile
+from workspaces.lifecycle.start import cancel_job
+from workspaces.models import (
+    BuildJob,
+    CredentialReference,
+    LeaseLost,
+    RuntimeInstance,
+    Workspace,
+    WorkspaceEvent,
+)
 from workspaces.runtimes.base import LaunchError, ObservedRuntime, RenewedCredential
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -188,7 +194,7 @@ def test_an_account_that_goes_away_during_the_build_fails_the_launch(
 def test_a_worker_that_lost_the_job_opens_nothing(engine: HoldingEngine, runner: JobRunner) -> None:
     job = job_with(claude=connect("claude"))
     engine.before_launch = lambda: cancelled(job)
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLost):
         runner.run(claim(job), JobControl())
     assert engine.held == {}
     assert reference(job).delivered_at is None

@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -17,20 +18,26 @@ from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 from django.test import Client
 
-from builds import engines
-from builds.duties import Duty
-from builds.engines import EngineLivesError, UnknownEngineError, forget_engine
-from builds.lifecycle import ask
-from builds.models import Intent, Worker
-from builds.reconciler import Reconciliation, reconcile
-from builds.worker import BuildWorker, WorkerTimes
-from runs import heartbeats
-from runs.models import RunWorker
+from builds.build_worker import BuildWorker, ReconcilerTimes
+from controlplane.work.models import Heartbeat
+from controlplane.work.periodic import PeriodicTask
+from controlplane.work.worker import WorkerTimes
 from tests.bench.empty_jobs import NoEngine, empty_runner
 from tests.builds.test_lifecycle_races import DELETE, STALE, STOP, Engine, asked, attend, told, wish
 from tests.factories import make_worker
 from tests.runs.ready import ready_attempt, ready_attempts
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.lifecycle import engines
+from workspaces.lifecycle.engines import EngineLivesError, UnknownEngineError, forget_engine
+from workspaces.lifecycle.reconciler import Reconciliation, reconcile
+from workspaces.lifecycle.transitions import ask
+from workspaces.models import (
+    Attempt,
+    RuntimeInstance,
+    Sandbox,
+    Transition,
+    Workspace,
+    WorkspaceEvent,
+)
 from workspaces.runtimes.base import LaunchError
 
 GONE = "gone-engine"
@@ -46,7 +53,7 @@ def on_the_gone_engine(*attempts: Attempt) -> None:
 
 def worker_of(engine_id: str, *, seen: timedelta = timedelta(), name: str = "worker-x") -> None:
     make_worker(name, seen=seen)
-    Worker.objects.filter(pk=name).update(engine_id=engine_id)
+    Heartbeat.objects.filter(pk=name).update(engine_id=engine_id)
 
 
 def forget(engine_id: str = GONE) -> int:
@@ -61,7 +68,7 @@ def state(attempt: Attempt) -> tuple[str, str, str]:
 
 def look_again() -> None:
     """Do not wait until an intent is tried again."""
-    Intent.objects.update(retry_at=Now())
+    Transition.objects.update(retry_at=Now())
 
 
 # ---------------------------------------------------------------- declaring one gone
@@ -107,12 +114,13 @@ def test_an_engine_whose_build_worker_is_just_restarted_is_known_to_live_by_its_
     None
 ):
     on_the_gone_engine(ready_attempt())
-    seen = {"hostname": "test", "pid": 1, "capacity": 1, "draining": False}
-    heartbeats.beat("recorder-x", **seen, engine_id=GONE)  # type: ignore[arg-type]
-    heartbeats.beat("recorder-y", **seen)  # type: ignore[arg-type]
+    kind = Heartbeat.Kind.RUN
+    seen: dict[str, Any] = {"kind": kind, "hostname": "test", "pid": 1, "capacity": 1}
+    Heartbeat.objects.beat("recorder-x", **seen, engine_id=GONE)
+    Heartbeat.objects.beat("recorder-y", **seen)
     with pytest.raises(EngineLivesError, match="run worker that lives: recorder-x"):
         forget()
-    RunWorker.objects.update(seen_at=Now() - 2 * STALE)
+    Heartbeat.objects.update(seen_at=Now() - 2 * STALE)
     assert forget() == 1
 
 
@@ -142,16 +150,16 @@ def test_a_typo_forgets_nothing(engine_id: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", [STOP, DELETE])
-def test_what_was_asked_for_there_is_done_without_it(kind: Intent.Kind) -> None:
+def test_what_was_asked_for_there_is_done_without_it(kind: Transition.Kind) -> None:
     attempt = asked(kind)
     on_the_gone_engine(attempt)
     attend(Engine())
-    assert Intent.objects.get().waits_code == "other-engine"
-    Worker.objects.all().delete()
+    assert Transition.objects.get().waiting_code == "other-engine"
+    Heartbeat.objects.all().delete()
     forget()
     look_again()
     attend(Engine())
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
     assert state(attempt)[:2] == ("failed", "engine-gone")
     deleted = Workspace.objects.get(pk=attempt.workspace_id).deleted_at
     assert (deleted is not None) == (kind == DELETE)
@@ -159,13 +167,13 @@ def test_what_was_asked_for_there_is_done_without_it(kind: Intent.Kind) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", [STOP, DELETE])
-def test_what_is_asked_for_afterwards_does_not_wait_either(kind: Intent.Kind) -> None:
+def test_what_is_asked_for_afterwards_does_not_wait_either(kind: Transition.Kind) -> None:
     attempt = ready_attempt()
     on_the_gone_engine(attempt)
     forget()
     assert ask(wish(attempt.workspace_id, kind)) == (kind == DELETE)
     attend(Engine())
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 # ---------------------------------------------------------------- the engine comes back
@@ -244,13 +252,12 @@ class Elsewhere(NoEngine):
 def test_a_worker_tells_its_engine_with_its_heartbeat_and_finds_out_that_it_is_another() -> None:
     soon = timedelta(milliseconds=20)
     times = WorkerTimes(
-        lease=DAY, heartbeat=soon, stale=DAY, sweep=soon, overdue=DAY, reconcile=soon,
-        reconcile_grace=DAY, keep_ended=DAY,
+        lease=DAY, heartbeat=soon, stale=DAY, sweep=soon, overdue=DAY, keep=soon
     )  # fmt: skip
     seen: list[str] = []
 
     def watch(_stopped: threading.Event) -> None:
-        now = Worker.objects.values_list("engine_id", flat=True).get()
+        now = Heartbeat.objects.values_list("engine_id", flat=True).get()
         if now not in ("", *seen[-1:]):
             seen.append(now)
         if seen[-1:] == ["second"]:
@@ -262,11 +269,12 @@ def test_a_worker_tells_its_engine_with_its_heartbeat_and_finds_out_that_it_is_a
         broker_timeout=1,
         prefetch=1,
         times=times,
-        duties=[Duty("watch", soon, watch)],
+        reconciler=ReconcilerTimes(grace=DAY, keep_ended=DAY),
+        tasks=[PeriodicTask(name="watch", every=soon, run=watch)],
     )
     worker.run()
     assert seen[-1] == "second"
-    assert not Worker.objects.exists()
+    assert not Heartbeat.objects.exists()
 
 
 class Stoppable(BuildWorker):
@@ -311,7 +319,7 @@ def test_the_command_forgets_and_without_need_changes_nothing() -> None:
             command(GONE, *options)
     with pytest.raises(CommandError, match="Nothing has ever run"):
         command("a-typo")
-    Worker.objects.all().delete()
+    Heartbeat.objects.all().delete()
     assert f"have failed with the engine {GONE}: 1." in command(GONE)
     assert f"have failed with the engine {GONE}: 0." in command(GONE)
     assert state(attempt)[:2] == ("failed", "engine-gone")
@@ -386,5 +394,5 @@ def test_who_may_only_look_declares_nothing_gone() -> None:
 @pytest.mark.django_db
 def test_the_page_is_found_from_the_workers() -> None:
     client = staff()
-    for where in ("/admin/", "/admin/builds/worker/"):
+    for where in ("/admin/", "/admin/builds/build_worker/"):
         assert PAGE in client.get(where).content.decode()

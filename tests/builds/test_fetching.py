@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from builds.boot_record import BuildRecord, recording
-from builds.fetching import SourceFetcher
-from builds.models import BuildJob
+from builds.pipeline.build_record import BuildRecord, recording
+from builds.pipeline.checkouts import SourceFetcher
 from builds.planner.plan import PlannedSource
-from builds.selections import remember_references
-from runs.agent.frames import Kind
+from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent
 from scm.git import ResolvedSource, SourcePolicy
+from scm.git_urls import SourceError
 from scm.models import Installation, InstallationGrant, InstallationRepository
 from scm.services import import_installation
-from scm.urls import SourceError
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
 from tests.scm.conftest import git as run_git
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
 from tests.scm.provider_git import ProviderGit
+from workspaces.lifecycle.sources import remember_references
+from workspaces.models import BuildJob
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,7 +85,7 @@ def place(settings: Settings, tmp_path: Path) -> Iterator[Place]:
         )
         folder = tmp_path / "checkouts"
         folder.mkdir()
-        with recording(job, [], given_up=threading.Event()) as record:
+        with recording(job, [], cancelled=threading.Event()) as record:
             yield Place(job, source, provider, served, commit, folder, record)
 
 

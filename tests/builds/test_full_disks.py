@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from builds.compiler import BuildError
-from builds.workplace import sweep_leftovers
+from builds.images.compiler import BuildError
+from builds.images.work_folders import sweep_leftovers
 from deploy.services.engine import PrivateEngine
 from deploy.services.registry import PrivateRegistry
 from registries.client import RegistryClient

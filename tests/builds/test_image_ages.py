@@ -17,17 +17,16 @@ from django.conf import settings as django_settings
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from builds.compiler import Compiler
-from builds.images import ImageKeeper, repository_lock
-from builds.models import BuildJob
-from controlplane.locks import shared_advisory_lock, try_advisory_lock
+from builds.images.compiler import Compiler
+from builds.images.garbage import ImageKeeper, repository_lock
+from controlplane.database.locks import shared_advisory_lock, try_advisory_lock
 from registries.client import RegistryClient
 from tests.builds.bench import Bench
 from tests.registries.fake_registry import FakeRegistry, answer, in_turn
 from tests.registries.images import push_image
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
-from workspaces.models import Attempt, RuntimeInstance, Workspace
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, Workspace
 
 pytestmark = pytest.mark.django_db
 KEEP = timedelta(days=7)
@@ -204,7 +203,7 @@ def test_nothing_is_removed_from_a_repository_while_a_job_publishes_into_it(
     shared, go_on = threading.Event(), threading.Event()
 
     def publish() -> None:
-        with shared_advisory_lock(repository_lock(repository), patience=60, given_up=never):
+        with shared_advisory_lock(repository_lock(repository), timeout=60, cancelled=never):
             shared.set()
             go_on.wait(60)
         connections.close_all()
@@ -228,7 +227,7 @@ def test_jobs_share_a_repository_and_nobody_has_it_alone_meanwhile() -> None:
     held: list[bool] = []
 
     def share() -> None:
-        with shared_advisory_lock("images:x", patience=60, given_up=never):
+        with shared_advisory_lock("images:x", timeout=60, cancelled=never):
             inside.wait(60)
             inside.wait(60)
         connections.close_all()

@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from builds.attendant import Attendant
-from builds.fulfilment import Fulfiller
-from builds.lifecycle import StartIntent, Wish, ask, start_workspace
-from builds.models import BuildJob, Intent
-from builds.pipeline import JobRunner
+from builds.pipeline.runner import JobRunner
 from controlplane.errors import Conflict
 from tests.accounts.connected import KEY, codex, connect, delete
 from tests.bench.empty_jobs import empty_runner
@@ -24,7 +20,10 @@ from tests.builds.test_credential_upkeep import PERSISTENT, SHELL, secret_of, st
 from tests.builds.test_lifecycle_races import observed
 from tests.conftest import OWNER
 from tests.factories import make_worker
-from workspaces.models import Attempt, RuntimeInstance
+from workspaces.lifecycle.teardown import TransitionExecutor
+from workspaces.lifecycle.transition_worker import TransitionWorker
+from workspaces.lifecycle.transitions import NewStart, TransitionRequest, ask, start_workspace
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition
 from workspaces.runtimes.base import ObservedRuntime
 from workspaces.services import references_of
 
@@ -59,12 +58,16 @@ def runner(engine: RunningEngine) -> JobRunner:
 
 def stop(engine: RunningEngine, job: BuildJob) -> None:
     workspace_id = job.attempt.workspace_id
-    assert ask(Wish(workspace_id=workspace_id, kind=Intent.Kind.STOP, owner_user_id=OWNER))
+    assert ask(
+        TransitionRequest(workspace_id=workspace_id, kind=Transition.Kind.STOP, owner_user_id=OWNER)
+    )
     make_worker("worker-a")
     stale = timedelta(seconds=20)
-    fulfiller = Fulfiller(adapter=engine, grace=timedelta(seconds=1), stale=stale)
-    attendant = Attendant("worker-a", fulfiller, stale=stale, may_judge=lambda: True)
-    attendant.attend(threading.Event())
+    executor = TransitionExecutor(adapter=engine, grace=timedelta(seconds=1), stale=stale)
+    transition_worker = TransitionWorker(
+        "worker-a", executor, stale=stale, is_reliable=lambda: True
+    )
+    transition_worker.run(threading.Event())
     assert RuntimeInstance.objects.get(attempt=job.attempt).status == "stopped"
 
 
@@ -98,7 +101,7 @@ def test_a_start_gives_the_accounts_again_that_the_workspace_had(
     account = connect("claude")
     job = started(runner, claude=account)
     stop(engine, job)
-    start_workspace(StartIntent(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER))
+    start_workspace(NewStart(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER))
     attempt = Attempt.objects.order_by("-pk")[0]
     assert [str(one.account_id) for one in references_of(attempt)] == [account]
 
@@ -109,7 +112,7 @@ def test_a_start_says_which_accounts_the_workspace_is_given_instead(
     job = started(runner, claude=connect("claude"))
     stop(engine, job)
     start_workspace(
-        StartIntent(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER, credentials={})
+        NewStart(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER, credentials={})
     )
     assert references_of(Attempt.objects.order_by("-pk")[0]) == []
 
@@ -121,7 +124,7 @@ def test_a_start_with_an_account_that_was_deleted_is_refused(
     job = started(runner, claude=account)
     stop(engine, job)
     delete(account)
-    intent = StartIntent(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER)
+    intent = NewStart(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER)
     with pytest.raises(Conflict) as caught:
         start_workspace(intent)
     assert caught.value.code == "connected-account-not-active"

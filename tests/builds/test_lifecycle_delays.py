@@ -11,23 +11,22 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from builds import fulfilment
-from builds.lifecycle import Wish, ask, expire_workspaces
-from builds.models import Intent, LeaseLostError
-from builds.pipeline import JobControl
-from builds.reconciler import reconcile
+from builds.pipeline.runner import JobControl
 from controlplane.errors import NotFound
-from runs import store
 from runs.models import Run
+from runs.record import store
 from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
 from tests.builds.test_lifecycle_races import Engine, attend, wish
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt
-from workspaces.models import Attempt, RuntimeInstance, Workspace
+from workspaces.lifecycle import teardown as fulfilment
+from workspaces.lifecycle.reconciler import reconcile
+from workspaces.lifecycle.transitions import TransitionRequest, ask, expire_workspaces
+from workspaces.models import Attempt, LeaseLost, RuntimeInstance, Transition, Workspace
 from workspaces.runtimes.base import AgentAnswer, LaunchError
 
-STOP = Intent.Kind.STOP
+STOP = Transition.Kind.STOP
 DAY = timedelta(days=1)
 
 
@@ -37,12 +36,12 @@ def expires_in(attempt: Attempt, seconds: float) -> None:
     )
 
 
-def expired(attempt: Attempt) -> Wish:
-    return Wish(
+def expired(attempt: Attempt) -> TransitionRequest:
+    return TransitionRequest(
         workspace_id=attempt.workspace_id,
         kind=STOP,
         owner_user_id=None,
-        cause=Intent.Cause.EXPIRED,
+        cause=Transition.Cause.EXPIRED,
         requested_by="time to live",
     )
 
@@ -57,7 +56,7 @@ def test_a_worker_that_wakes_up_late_stops_no_workspace_that_was_started_again()
     expires_in(attempt, 3600)
     with pytest.raises(NotFound):
         ask(expired(attempt))
-    assert not Intent.objects.exists()
+    assert not Transition.objects.exists()
     assert RuntimeInstance.objects.get(attempt=attempt).status == "running"
     assert Workspace.objects.get(pk=attempt.workspace_id).expires_at is not None
 
@@ -68,7 +67,7 @@ def test_a_workspace_whose_time_is_over_is_stopped_once() -> None:
     expires_in(over, -1)
     expires_in(not_over, 3600)
     assert [expire_workspaces(), expire_workspaces()] == [1, 0]
-    intent = Intent.objects.get()
+    intent = Transition.objects.get()
     assert (intent.workspace_id, intent.cause) == (over.workspace_id, "expired")
 
 
@@ -94,7 +93,7 @@ def test_what_is_stopped_is_the_latest_attempt_and_not_that_with_the_highest_id(
     assert earlier.run_id not in engine.running
     assert engine.running == set()
     assert RuntimeInstance.objects.get(attempt=latest).status == "stopped"
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 # ---------------------------------------------------------------- what is kept, and no longer
@@ -201,7 +200,7 @@ def test_a_launch_asks_whether_it_is_still_wanted_before_it_empties_volumes() ->
     def may_remove() -> bool:
         try:
             engine.requests[0].before_removal()
-        except LeaseLostError:
+        except LeaseLost:
             return False
         return True
 
@@ -211,7 +210,7 @@ def test_a_launch_asks_whether_it_is_still_wanted_before_it_empties_volumes() ->
         asked.append("after" if may_remove() else "refused")
 
     engine.before_launch = sleep
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLost):
         replace(empty_runner(), adapter=engine).run(job, JobControl())
     assert engine.requests[0].fresh_volumes
     assert asked == ["before", "refused"]

@@ -15,23 +15,31 @@ from django.db import OperationalError, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from builds import fulfilment
-from builds.attendant import Attendant
-from builds.fulfilment import LEASE, Fulfiller
-from builds.lifecycle import StartIntent, Wish, ask, start_workspace
-from builds.models import BuildJob, Intent, IntentLostError, LeaseLostError, Worker
-from builds.reconciler import reconcile
-from builds.standing import standings
 from controlplane.errors import Conflict
+from controlplane.work.models import Heartbeat
 from tests.bench.empty_jobs import NoEngine
 from tests.builds.test_races import at_once
 from tests.factories import OWNER, claim, make_job, make_worker
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
-from workspaces.models import Attempt, RuntimeInstance, Workspace, WorkspaceEvent
+from workspaces.lifecycle import teardown as fulfilment
+from workspaces.lifecycle.reasons import attempt_states
+from workspaces.lifecycle.reconciler import reconcile
+from workspaces.lifecycle.teardown import LEASE, TransitionExecutor
+from workspaces.lifecycle.transition_worker import TransitionWorker
+from workspaces.lifecycle.transitions import NewStart, TransitionRequest, ask, start_workspace
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    LeaseLost,
+    RuntimeInstance,
+    Transition,
+    Workspace,
+    WorkspaceEvent,
+)
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, ObservedRuntime, Salvage
 
-STOP, DELETE = Intent.Kind.STOP, Intent.Kind.DELETE
+STOP, DELETE = Transition.Kind.STOP, Transition.Kind.DELETE
 STALE = timedelta(seconds=20)
 ROUNDS = 10
 
@@ -122,31 +130,33 @@ def observed(run_id: uuid.UUID) -> ObservedRuntime:
     )
 
 
-def fulfiller(engine: NoEngine) -> Fulfiller:
-    return Fulfiller(adapter=engine, grace=timedelta(seconds=1), stale=STALE)
+def executor(engine: NoEngine) -> TransitionExecutor:
+    return TransitionExecutor(adapter=engine, grace=timedelta(seconds=1), stale=STALE)
 
 
-def attendant(
-    engine: NoEngine, worker_id: str = "worker-a", *, may_judge: bool = True
-) -> Attendant:
+def transition_worker(
+    engine: NoEngine, worker_id: str = "worker-a", *, is_reliable: bool = True
+) -> TransitionWorker:
     make_worker(worker_id)
-    return Attendant(worker_id, fulfiller(engine), stale=STALE, may_judge=lambda: may_judge)
+    return TransitionWorker(
+        worker_id, executor(engine), stale=STALE, is_reliable=lambda: is_reliable
+    )
 
 
 def attend(engine: NoEngine, worker_id: str = "worker-a") -> None:
-    attendant(engine, worker_id).attend(threading.Event())
+    transition_worker(engine, worker_id).run(threading.Event())
 
 
-def wish(workspace_id: uuid.UUID, kind: Intent.Kind = STOP) -> Wish:
-    return Wish(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER)
+def wish(workspace_id: uuid.UUID, kind: Transition.Kind = STOP) -> TransitionRequest:
+    return TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER)
 
 
-def claimed(worker_id: str) -> Intent | None:
-    alive = Worker.objects.alive(stale=STALE)
-    return Intent.objects.claim_next(worker_id, alive=alive, lease=LEASE)
+def claimed(worker_id: str) -> Transition | None:
+    alive = Heartbeat.objects.alive(stale=STALE)
+    return Transition.objects.claim_next(worker_id, alive=alive, lease=LEASE)
 
 
-def asked(kind: Intent.Kind = STOP) -> Attempt:
+def asked(kind: Transition.Kind = STOP) -> Attempt:
     """A workspace that ran and is wanted to end."""
     attempt = ready_attempt()
     assert ask(wish(attempt.workspace_id, kind))
@@ -168,7 +178,7 @@ def test_simultaneous_stops_and_deletes_are_one_intent_and_the_delete_wins() -> 
         workspace_id = ready_attempt().workspace_id
         got = at_once(6, lambda at, of=workspace_id: ask(wish(of, kinds[at])))  # type: ignore[misc]
         assert set(got) <= {True, False}
-        assert Intent.objects.get(workspace_id=workspace_id).kind == DELETE
+        assert Transition.objects.get(workspace_id=workspace_id).kind == DELETE
 
 
 @pytest.mark.django_db(transaction=True)
@@ -176,7 +186,7 @@ def test_simultaneous_stops_and_deletes_are_one_intent_and_the_delete_wins() -> 
 def test_simultaneous_starts_make_one_attempt() -> None:
     attempt = asked()
     attend(Engine(running={attempt.run_id}))
-    intent = StartIntent(workspace_id=attempt.workspace_id, owner_user_id=OWNER)
+    intent = NewStart(workspace_id=attempt.workspace_id, owner_user_id=OWNER)
     got = at_once(4, lambda _: start_workspace(intent))
     refused = [one for one in got if isinstance(one, Conflict)]
     assert [one.code for one in refused] == ["workspace-active"] * 3
@@ -195,7 +205,7 @@ def test_a_stop_beside_the_end_of_a_launch_either_cancels_it_or_stops_what_runs(
         )
 
         def finish(job: BuildJob = job) -> None:
-            with suppress(LeaseLostError), transaction.atomic():
+            with suppress(LeaseLost), transaction.atomic():
                 BuildJob.objects.write(job.fence, lease_expires_at=None)
                 resource = "0" * 64
                 launched = LaunchedRuntime("docker", resource, "svc", f"x://{resource}", "engine")
@@ -210,7 +220,7 @@ def test_a_stop_beside_the_end_of_a_launch_either_cancels_it_or_stops_what_runs(
             ("cancelled", "stopped"),
             ("succeeded", "stopping"),
         }
-        assert Intent.objects.get(workspace_id=attempt.workspace_id).kind == STOP
+        assert Transition.objects.get(workspace_id=attempt.workspace_id).kind == STOP
 
 
 @pytest.mark.django_db(transaction=True)
@@ -235,14 +245,14 @@ def test_what_a_dead_worker_held_is_claimed_at_once_and_what_a_living_one_holds_
     first = claimed("worker-a")
     assert first is not None
     assert claimed("worker-b") is None
-    Worker.objects.update(seen_at=Now() - 2 * STALE)
+    Heartbeat.objects.update(seen_at=Now() - 2 * STALE)
     # Whose own heartbeat was late may not say of another that it is dead.
-    assert Intent.objects.claim_next("worker-b", alive=None, lease=LEASE) is None
+    assert Transition.objects.claim_next("worker-b", alive=None, lease=LEASE) is None
     second = claimed("worker-b")
     assert second is not None
     assert second.claim_count == first.claim_count + 1
-    with pytest.raises(IntentLostError):
-        Intent.objects.renew(first.fence, lease=LEASE)
+    with pytest.raises(LeaseLost):
+        Transition.objects.renew(first.fence, lease=LEASE)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -253,11 +263,11 @@ def test_after_the_database_was_away_nobody_is_taken_for_dead_at_once() -> None:
     held = claimed("worker-a")
     assert held is not None
     engine = Engine(running={attempt.run_id})
-    attendant(engine, "worker-b", may_judge=False).attend(threading.Event())
+    transition_worker(engine, "worker-b", is_reliable=False).run(threading.Event())
     assert engine.told == []
-    assert Intent.objects.held_by(held.fence).exists()
-    attendant(engine, "worker-b").attend(threading.Event())
-    assert not Intent.objects.open().exists()
+    assert Transition.objects.held_by(held.fence).exists()
+    transition_worker(engine, "worker-b").run(threading.Event())
+    assert not Transition.objects.open().exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -268,16 +278,16 @@ def test_a_claim_outlasts_the_time_that_a_container_has_to_end(grace: timedelta)
     left: list[timedelta] = []
 
     def look() -> None:
-        ends = Intent.objects.annotate(left=F("lease_expires_at") - Now())
+        ends = Transition.objects.annotate(left=F("lease_expires_at") - Now())
         left.append(ends.values_list("left", flat=True)[0])
 
     engine.on["stop"] = look
-    mine = Fulfiller(adapter=engine, grace=grace, stale=STALE)
+    mine = TransitionExecutor(adapter=engine, grace=grace, stale=STALE)
     make_worker("worker-a")
-    Attendant("worker-a", mine, stale=STALE, may_judge=lambda: True).attend(threading.Event())
+    TransitionWorker("worker-a", mine, stale=STALE, is_reliable=lambda: True).run(threading.Event())
     (left_at_stop,) = left
     assert left_at_stop > 2 * grace + timedelta(seconds=65)
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 @pytest.mark.django_db
@@ -285,7 +295,7 @@ def test_a_lease_that_is_over_is_anybodys() -> None:
     asked()
     make_worker("worker-a")
     assert claimed("worker-a") is not None
-    Intent.objects.update(lease_expires_at=Now() - timedelta(seconds=1))
+    Transition.objects.update(lease_expires_at=Now() - timedelta(seconds=1))
     assert claimed("worker-b") is not None
 
 
@@ -295,22 +305,22 @@ def test_a_worker_that_slept_through_its_lease_writes_nothing() -> None:
     make_worker("worker-a")
     slept = claimed("worker-a")
     assert slept is not None
-    Intent.objects.update(claim_count=7, worker_id="worker-b")
-    with pytest.raises(IntentLostError):
-        fulfiller(Engine()).fulfil(slept, threading.Event())
+    Transition.objects.update(claim_count=7, worker_id="worker-b")
+    with pytest.raises(LeaseLost):
+        executor(Engine()).execute(slept, threading.Event())
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
-    assert Intent.objects.open().exists()
+    assert Transition.objects.open().exists()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_claim_whose_answer_was_lost_is_found_again_by_its_worker() -> None:
     asked()
     engine = Engine()
-    mine = attendant(engine)
+    mine = transition_worker(engine)
     assert claimed("worker-a") is not None
     engine.on["engine_id"] = lambda: None
-    mine.attend(threading.Event())
-    assert Intent.objects.open().exists()  # held, as far as anybody knows
+    mine.run(threading.Event())
+    assert Transition.objects.open().exists()  # held, as far as anybody knows
     other = asked()
 
     def breaks() -> None:
@@ -319,9 +329,9 @@ def test_a_claim_whose_answer_was_lost_is_found_again_by_its_worker() -> None:
 
     engine.on["engine_id"] = breaks
     with pytest.raises(OperationalError):
-        mine.attend(threading.Event())
-    mine.attend(threading.Event())
-    assert not Intent.objects.open().exists()
+        mine.run(threading.Event())
+    mine.run(threading.Event())
+    assert not Transition.objects.open().exists()
     assert RuntimeInstance.objects.get(attempt=other).status == "stopped"
 
 
@@ -375,7 +385,7 @@ def test_a_stop_that_becomes_a_delete_on_the_way_ends_as_a_delete() -> None:
         engine.on[act] = lambda of=attempt: ask(wish(of.workspace_id, DELETE))  # type: ignore[misc]
         attend(engine)
         assert Workspace.objects.get(pk=attempt.workspace_id).deleted_at is not None, act
-        assert not Intent.objects.open().exists()
+        assert not Transition.objects.open().exists()
         assert told(attempt).count("workspace.deleted") == 1
 
 
@@ -384,15 +394,15 @@ def test_an_engine_that_is_away_is_waited_for_and_named() -> None:
     attempt = asked()
     engine = Engine(running={attempt.run_id}, away=True)
     attend(engine)
-    reason = standings([attempt])[attempt.pk].reason
+    reason = attempt_states([attempt])[attempt.pk].reason
     assert reason is not None
     assert reason.code == "stopping"
     assert "adapter-unavailable" in reason.message
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     engine.away = False
     attend(engine)
-    assert Intent.objects.open().exists()  # not before its time
-    Intent.objects.update(retry_at=Now())
+    assert Transition.objects.open().exists()  # not before its time
+    Transition.objects.update(retry_at=Now())
     attend(engine)
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopped"
 
@@ -408,9 +418,9 @@ def test_one_intent_that_fails_for_a_reason_of_ours_keeps_no_other_waiting() -> 
 
     engine.on["observe"] = breaks
     attend(engine)
-    assert Intent.objects.get(workspace_id=first.workspace_id).waits_code == "internal-error"
+    assert Transition.objects.get(workspace_id=first.workspace_id).waiting_code == "internal-error"
     assert RuntimeInstance.objects.get(attempt=second).status == "stopped"
-    Intent.objects.update(retry_at=Now())
+    Transition.objects.update(retry_at=Now())
     attend(engine)
     assert RuntimeInstance.objects.get(attempt=first).status == "stopped"
 
@@ -448,7 +458,7 @@ def test_nothing_is_removed_when_the_engine_goes_away_before_all_was_read(broken
     assert "remove" not in engine.acts()
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     engine.away, engine.on = False, {}
-    Intent.objects.update(retry_at=Now())
+    Transition.objects.update(retry_at=Now())
     attend(engine)
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopped"
 
@@ -460,14 +470,14 @@ def test_another_engines_workspace_is_left_to_a_worker_of_that_engine() -> None:
     engine = Engine()
     attend(engine)
     assert engine.acts() == []
-    intent = Intent.objects.get(workspace_id=attempt.workspace_id)
-    assert (intent.waits_code, intent.worker_id) == ("other-engine", "")
+    intent = Transition.objects.get(workspace_id=attempt.workspace_id)
+    assert (intent.waiting_code, intent.worker_id) == ("other-engine", "")
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", [STOP, DELETE])
 def test_nothing_is_removed_while_a_worker_still_lets_go_of_a_cancelled_build(
-    kind: Intent.Kind,
+    kind: Transition.Kind,
 ) -> None:
     job = claim(make_job())
     make_worker("worker-a")
@@ -475,11 +485,11 @@ def test_nothing_is_removed_while_a_worker_still_lets_go_of_a_cancelled_build(
     engine = Engine()
     attend(engine, "worker-b")
     assert engine.acts() == []
-    BuildJob.objects.let_go(job.fence)
-    Intent.objects.update(retry_at=Now())
+    BuildJob.objects.drop(job.fence)
+    Transition.objects.update(retry_at=Now())
     attend(engine, "worker-b")
     assert "remove" in engine.acts()
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -488,7 +498,7 @@ def test_a_dead_worker_lets_go_of_a_cancelled_build_by_being_dead() -> None:
     make_worker("worker-a", seen=2 * STALE)
     assert ask(wish(job.attempt.workspace_id, DELETE))
     attend(Engine(), "worker-b")
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -497,11 +507,11 @@ def test_a_worker_that_stops_gives_its_intent_back() -> None:
     stopped = threading.Event()
     engine = Engine()
     engine.on["engine_id"] = stopped.set
-    attendant(engine).attend(stopped)
-    intent = Intent.objects.get()
+    transition_worker(engine).run(stopped)
+    intent = Transition.objects.get()
     assert (intent.worker_id, intent.lease_expires_at) == ("", None)
     attend(Engine(), "worker-b")
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 # ---------------------------------------------------------------- beside the reconciler
@@ -541,12 +551,12 @@ def test_the_reconciler_removes_volumes_of_deleted_workspaces_and_of_no_others()
 def test_several_threads_of_a_worker_fulfil_several_intents() -> None:
     attempts = [asked() for _ in range(6)]
     engine = Engine(running={attempt.run_id for attempt in attempts})
-    mine = attendant(engine)
+    mine = transition_worker(engine)
 
     def look(number: int) -> None:
         for _ in range(10):
-            mine.attend(threading.Event(), number + 1)
+            mine.run(threading.Event(), number + 1)
 
     assert at_once(3, look) == [None] * 3
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
     assert engine.acts().count("remove") == 6

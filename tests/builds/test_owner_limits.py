@@ -13,14 +13,13 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob, Intent
-from runs import store
 from runs.models import Run, RunHead
+from runs.record import store
 from tests.conftest import OWNER, Answer, Api
 from tests.factories import claim, make_job
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
-from workspaces.models import Attempt, Sandbox, Workspace
+from workspaces.models import Attempt, BuildJob, Sandbox, Transition, Workspace
 
 LIMITS = ("OWNER_MAX_WORKSPACES", "OWNER_MAX_RUNNING_BUILDS", "OWNER_MAX_RECORD_BYTES")
 
@@ -87,7 +86,7 @@ def test_a_deleted_workspace_makes_room_and_one_that_is_being_deleted_does_not(
     workspace_id = api.post("/v1/workspaces", new(request_body)).body["workspaceId"]
     api.request("DELETE", f"/v1/workspaces/{workspace_id}?ownerUserId={OWNER}", expect=202)
     api.post("/v1/workspaces", new(request_body), expect=429)
-    Intent.objects.update(fulfilled_at=Now())
+    Transition.objects.update(finished_at=Now())
     Workspace.objects.update(deleted_at=Now())
     api.post("/v1/workspaces", new(request_body))
 

@@ -11,9 +11,9 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
-from builds.models import Package, PackageIndex, PackageOverride
-from builds.packages.sync import SyncTimes
 from tests.builds.package_index import write_index
+from workspaces.models import Package, PackageIndex, PackageOverride
+from workspaces.packages.sync import SyncTimes
 
 pytestmark = pytest.mark.django_db
 

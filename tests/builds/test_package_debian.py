@@ -9,13 +9,13 @@ import pytest
 from django.conf import settings as configured
 from pytest_django import DjangoDbBlocker
 
-from builds.models import Package, PackageIndex
-from builds.packages.aliases import aliases
-from builds.packages.lookup import look_up
-from builds.packages.reading import configured_engine
-from builds.packages.standardization import standardize_with_index
-from builds.packages.sync import sync_family
 from workspaces.blueprint import PackageRequest
+from workspaces.models import Package, PackageIndex
+from workspaces.packages.aliases import aliases
+from workspaces.packages.lookup import look_up
+from workspaces.packages.reading import configured_engine
+from workspaces.packages.standardization import standardize_with_index
+from workspaces.packages.sync import sync_family
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.django_db]
 

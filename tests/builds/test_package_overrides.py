@@ -8,10 +8,9 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from builds.models import PackageOverride
 from tests.builds.package_index import write_index
 from tests.conftest import Api
-from workspaces.models import Attempt
+from workspaces.models import Attempt, PackageOverride
 
 pytestmark = pytest.mark.django_db
 

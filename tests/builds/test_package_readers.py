@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from builds.families import FAMILIES
-from builds.packages.readers import (
+from workspaces.families import FAMILIES
+from workspaces.packages.readers import (
     READERS,
     MalformedIndexError,
     Offer,

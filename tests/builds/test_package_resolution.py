@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
-from builds.families import FAMILIES
-from builds.models import PackageIndex
-from builds.packages.aliases import aliases
-from builds.packages.facts import NOTHING
-from builds.packages.names import Query, one_slip_apart, squeezed, stem
-from builds.packages.resolution import Reason, resolve
 from tests.builds.package_index import write_index
 from tests.conftest import Answer, Api
+from workspaces.families import FAMILIES
+from workspaces.models import PackageIndex
+from workspaces.packages.aliases import aliases
+from workspaces.packages.facts import NOTHING
+from workspaces.packages.names import Query, one_slip_apart, squeezed, stem
+from workspaces.packages.resolver import Reason, resolve
 
 DEBIAN = {
     "ripgrep": ["13.0.0-4+b2"],
@@ -341,5 +341,5 @@ class TestNames:
 
 def test_nothing_of_the_database_is_in_an_answer(api: Api, db: Any) -> None:
     write_index("debian", DEBIAN)
-    for query in ("'; drop table builds_package; --", "\\", '"', "%s", "a||pg_sleep(9)"):
+    for query in ("'; drop table workspaces_package; --", "\\", '"', "%s", "a||pg_sleep(9)"):
         assert ask(api, query).body["status"] == "invalid"

@@ -9,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
-from builds.families import FAMILIES
-from builds.models import BuildJob
-from builds.packages.aliases import aliases
-from builds.packages.facts import NOTHING
-from builds.packages.standardization import standardize, standardize_with_index
 from builds.planner import Catalogue, plan
 from controlplane.errors import BadGateway, ValidationFailed
 from tests.builds.package_index import write_index
 from tests.conftest import Answer, Api
 from workspaces.blueprint import Blueprint, PackageRequest
-from workspaces.models import Attempt, Sandbox, Workspace
+from workspaces.families import FAMILIES
+from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
+from workspaces.packages.aliases import aliases
+from workspaces.packages.facts import NOTHING
+from workspaces.packages.standardization import standardize, standardize_with_index
 
 SANDBOXES = "/v1/sandboxes"
 DEBIAN = {

@@ -17,10 +17,15 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
-from builds.families import FAMILIES
-from builds.models import Package, PackageIndex
-from builds.packages.reading import PackageEngine, configured_engine
-from builds.packages.sync import (
+from controlplane.database.locks import _key
+from controlplane.subprocesses import run_process
+from tests.builds.bench import write_program
+from tests.builds.package_index import write_index
+from tests.worker_process import CommandProcess, WorkerProcess, eventually
+from workspaces.families import FAMILIES
+from workspaces.models import Package, PackageIndex
+from workspaces.packages.reading import PackageEngine, configured_engine
+from workspaces.packages.sync import (
     PackageSyncBusyError,
     PackageSyncError,
     SyncTimes,
@@ -28,11 +33,6 @@ from builds.packages.sync import (
     sync_due_families,
     sync_family,
 )
-from controlplane.locks import _key
-from controlplane.processes import run_process
-from tests.builds.bench import write_program
-from tests.builds.package_index import write_index
-from tests.worker_process import CommandProcess, WorkerProcess, eventually
 
 DEBIAN = FAMILIES["debian"]
 TIMES = SyncTimes(ttl=timedelta(hours=24), backoff=timedelta(minutes=1))

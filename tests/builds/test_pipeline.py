@@ -17,17 +17,17 @@ import pytest
 from django.db import DatabaseError, connection, connections
 from pytest_django.fixtures import Settings
 
-from builds import sweeper
-from builds.assembly import job_runner
-from builds.messages import BuildRequested, publish_build_requested, topology
-from builds.models import BuildJob, Fence, Worker
-from builds.pipeline import JobControl
+from builds import job_sweeper as sweeper
+from builds.build_worker_setup import job_runner
+from builds.pipeline.runner import JobControl
 from controlplane.errors import JobError
+from controlplane.work.models import Heartbeat
 from tests.conftest import Api
 from tests.factories import claim, make_job
 from tests.scm.conftest import git
 from tests.worker_process import WorkerProcess, dead_letters, eventually, messages_in
-from workspaces.models import Attempt, RuntimeInstance, Sandbox
+from workspaces.lifecycle.build_messages import BuildRequested, publish_build_requested, topology
+from workspaces.models import Attempt, BuildJob, Fence, RuntimeInstance, Sandbox
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
 
@@ -365,7 +365,7 @@ def test_a_broken_write_to_the_runtime_does_not_stop_the_others_and_is_repaired(
 def test_a_broken_write_to_the_job_does_not_stop_the_others_and_is_repaired(
     spec: Spec, status: str, code: str
 ) -> None:
-    job = fail_in_part("builds_buildjob", spec)
+    job = fail_in_part("workspaces_buildjob", spec)
     assert [row.status for row in rows(job)] == [status, "failed", "failed"]
     BuildJob.objects.give_back(claim_of(job))
     before = job_runner()
@@ -421,4 +421,4 @@ def test_a_worker_does_as_many_jobs_as_it_is_told_and_leaves_in_order(
     assert messages_in(topology().queue) == []
     done.refresh_from_db()
     assert (done.attempt_count, done.error_message) == (0, "before")
-    assert not Worker.objects.exists()
+    assert not Heartbeat.objects.exists()

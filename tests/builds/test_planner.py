@@ -16,15 +16,15 @@ from typing import Any, get_args
 import pytest
 from django.conf import settings
 
-from builds.families import FAMILIES
-from builds.packages.facts import NOTHING
-from builds.packages.serializers import OsSupportsSerializer
-from builds.packages.standardization import standardize
 from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan
 from controlplane.errors import ValidationFailed
 from workspaces.blueprint import Blueprint, PackageRequest
 from workspaces.blueprint.contents import ProvidedHarness
 from workspaces.blueprint.running import TargetOs
+from workspaces.families import FAMILIES
+from workspaces.packages.facts import NOTHING
+from workspaces.packages.serializers import OsSupportsSerializer
+from workspaces.packages.standardization import standardize
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,12 +11,11 @@ import pytest
 from django.db import connections
 from django.db.models.functions import Now
 
-from builds.models import BuildJob, SandboxRequest
-from builds.services import SandboxIntent, requeue_job, retry_sandbox, start_sandbox
-from builds.settlement import fail_unclaimed_job
 from controlplane.errors import BadGateway
 from tests.factories import OWNER, claim, make_job, make_worker
-from workspaces.models import Attempt, Sandbox
+from workspaces.lifecycle.failures import fail_unclaimed_job
+from workspaces.lifecycle.start import NewSandbox, requeue_job, retry_sandbox, start_sandbox
+from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest
 
 
 def at_once(callers: int, call: Callable[[int], Any]) -> list[Any]:
@@ -48,9 +47,9 @@ def ended_job() -> BuildJob:
     return job
 
 
-def intent(job: BuildJob, key: str | None = None) -> SandboxIntent:
+def intent(job: BuildJob, key: str | None = None) -> NewSandbox:
     """Return the wish to start the job's workspace again."""
-    return SandboxIntent(
+    return NewSandbox(
         owner_user_id=OWNER,
         registry_id="default",
         repository="tests/again",

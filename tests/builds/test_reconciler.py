@@ -16,11 +16,11 @@ from django.db import connection, connections
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from builds.reconciler import Orphans, Reconciliation, reconcile
 from tests.bench.empty_jobs import NoEngine
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt, ready_attempts
 from workspaces import services as workspaces
+from workspaces.lifecycle.reconciler import Orphans, Reconciliation, reconcile
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError, ObservedRuntime, Salvage
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from builds.assembly import job_runner
-from builds.models import BuildJob
-from builds.pipeline import JobControl
+from builds.build_worker_setup import job_runner
+from builds.pipeline.runner import JobControl
 from controlplane.errors import JobError
-from runs.agent.frames import Kind
+from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent, RunLoss, RunProcess
-from runs.verify import verify_run
+from runs.record.verify import verify_run
 from tests.factories import claim, make_job
+from workspaces.models import BuildJob
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob, SourceReference
-from builds.services import retry_sandbox
 from scm.models import Installation, InstallationRepository
 from scm.services import import_installation
 from tests.conftest import OWNER, Api
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
-from workspaces.models import Sandbox, Workspace
+from workspaces.lifecycle.start import retry_sandbox
+from workspaces.models import BuildJob, Sandbox, SourceReference, Workspace
 
 pytestmark = pytest.mark.django_db
 

@@ -19,12 +19,19 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from pytest_django.live_server_helper import LiveServer
 
-from builds import overview
-from builds.models import BuildJob, Intent, Worker
-from runs.models import Run, RunWorker
+from builds import start_page as overview
+from controlplane.work.models import Heartbeat
+from runs.models import Run
 from tests.browser import Page, browser
 from tests.conftest import OWNER, Api
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    RuntimeInstance,
+    Sandbox,
+    Transition,
+    Workspace,
+)
 
 STALE = timedelta(seconds=20)
 
@@ -100,14 +107,14 @@ class House:
         """Have something asked for that is not done."""
         attempt = self.failed(name, "x").attempt
         Sandbox.objects.filter(pk=attempt.sandbox_id).update(status="cancelled")
-        Intent.objects.create(
+        Transition.objects.create(
             workspace_id=attempt.workspace_id,
             kind=kind,
             cause="user",
             requested_by=OWNER,
             requested_at=Now() - timedelta(hours=6),
-            waits_code=waits_for,
-            waits_message="It waits." if waits_for else "",
+            waiting_code=waits_for,
+            waiting_message="It waits." if waits_for else "",
         )
 
     @staticmethod
@@ -123,11 +130,12 @@ class House:
     @staticmethod
     def worker(worker_id: str, *, silent: timedelta = timedelta(0), draining: bool = False) -> None:
         """Have a build worker."""
-        Worker.objects.create(
+        Heartbeat.objects.create(
+            kind=Heartbeat.Kind.BUILD,
             worker_id=worker_id,
             hostname="builder",
             pid=77,
-            prefetch=2,
+            capacity=2,
             draining=draining,
             seen_at=Now() - silent,
         )
@@ -238,8 +246,13 @@ def test_it_shows_which_worker_does_what(house: House) -> None:
     house.worker("builder-77-cc", silent=timedelta(hours=1))
     house.building("at-work", "builder-77-aa")
     job = house.ready("in-use")
-    RunWorker.objects.create(
-        worker_id="recorder-1-aa", hostname="recorder", pid=8, capacity=64, seen_at=Now()
+    Heartbeat.objects.create(
+        kind=Heartbeat.Kind.RUN,
+        worker_id="recorder-1-aa",
+        hostname="recorder",
+        pid=8,
+        capacity=64,
+        seen_at=Now(),
     )
     Run.objects.filter(pk=job.attempt.run_id).update(
         status="running",
@@ -264,7 +277,7 @@ def test_it_shows_what_is_to_end_and_what_that_waits_for(house: House) -> None:
     assert "6 hours" in ending
     assert "delete: other-engine. It waits." in ending
     assert "resting" in ending
-    Intent.objects.update(fulfilled_at=Now())
+    Transition.objects.update(finished_at=Now())
     assert "None." in section(start_page(staff("view_intent")), "ending")
     listed = staff().get("/admin/builds/intent/?fulfilled_at__isnull=True")
     assert (listed.status_code, listed.context["cl"].result_count) == (200, 0)

@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from builds.duties import Duty
-from builds.intents import CHANNEL
-from builds.lifecycle import Wish, ask
-from builds.models import Intent
-from controlplane.announcements import listen
+from controlplane.work.notifications import listen
+from controlplane.work.periodic import PeriodicTask
 from tests.runs.ready import ready_attempt
+from workspaces.lifecycle.transitions import TransitionRequest, ask
+from workspaces.models import Transition
+from workspaces.models.transition import CHANNEL
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,8 +22,10 @@ PATIENCE = 30
 
 def test_a_duty_that_is_woken_does_not_wait_until_it_is_due() -> None:
     done, woken, stopped = threading.Semaphore(0), threading.Event(), threading.Event()
-    duty = Duty("test", timedelta(hours=1), lambda _stopped: done.release(), woken=woken)
-    thread = threading.Thread(target=duty.repeat, args=[stopped])
+    duty = PeriodicTask(
+        name="test", every=timedelta(hours=1), run=lambda _stopped: done.release(), woken=woken
+    )
+    thread = threading.Thread(target=duty.repeat, args=[stopped], kwargs={"worker": "build"})
     thread.start()
     try:
         for _ in range(3):
@@ -50,7 +52,9 @@ def test_a_stop_that_is_asked_for_is_announced_to_the_workers() -> None:
     try:
         assert heard.acquire(timeout=PATIENCE)
         workspace_id = ready_attempt().workspace_id
-        wish = Wish(workspace_id=workspace_id, kind=Intent.Kind.STOP, owner_user_id=None)
+        wish = TransitionRequest(
+            workspace_id=workspace_id, kind=Transition.Kind.STOP, owner_user_id=None
+        )
         assert ask(wish)
         assert heard.acquire(timeout=PATIENCE)
     finally:

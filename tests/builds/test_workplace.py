@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from builds.workplace import sweep_leftovers, workplace
+from builds.images.work_folders import sweep_leftovers, workplace
 
 
 def test_a_workplace_is_private_names_its_job_and_is_gone_afterwards(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_workplace_in_use_is_never_swept(tmp_path: Path) -> None:
 
 def test_what_a_killed_worker_left_is_swept_once_it_is_old_enough(tmp_path: Path) -> None:
     script = (
-        "import sys, time, uuid, pathlib\nfrom builds.workplace import workplace\n"
+        "import sys, time, uuid, pathlib\nfrom builds.images.work_folders import workplace\n"
         "with workplace(pathlib.Path(sys.argv[1]), 'build', uuid.uuid4(), 1) as place:\n"
         "    (place / 'file').write_text('x')\n    print('ready', flush=True)\n    time.sleep(60)\n"
     )

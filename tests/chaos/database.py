@@ -34,28 +34,28 @@ class Database:
 
     def job_status(self, job: Started) -> str:
         """Return the status of the job's row."""
-        return str(self.one("select status from builds_buildjob where id = %s", job.job_id)[0])
+        return str(self.one("select status from workspaces_buildjob where id = %s", job.job_id)[0])
 
     def claims(self, job: Started) -> int:
         """Return how often the job was claimed."""
         return int(
-            self.one("select attempt_count from builds_buildjob where id = %s", job.job_id)[0]
+            self.one("select attempt_count from workspaces_buildjob where id = %s", job.job_id)[0]
         )
 
     def wait_claims(self, job: Started, count: int, seconds: float = 120.0) -> float:
         """Wait for the claim of that number and return when it happened, in UTC."""
         wait_for(lambda: self.claims(job) >= count, f"claim {count}", seconds)
-        query = "select extract(epoch from claimed_at) from builds_buildjob where id = %s"
+        query = "select extract(epoch from claimed_at) from workspaces_buildjob where id = %s"
         return float(self.one(query, job.job_id)[0])
 
     def forget(self, *, except_workspace: str) -> None:
         """Delete every row that a test made; those of one workspace stay."""
         tables = {
             "runs_run": "workspace_id <> %s",
-            "builds_intent": "workspace_id <> %s",
-            "builds_sandboxrequest": "sandbox_id in (select id from workspaces_sandbox"
+            "workspaces_transition": "workspace_id <> %s",
+            "workspaces_sandboxrequest": "sandbox_id in (select id from workspaces_sandbox"
             " where workspace_id <> %s)",
-            "builds_buildjob": "attempt_id in (select id from workspaces_attempt"
+            "workspaces_buildjob": "attempt_id in (select id from workspaces_attempt"
             " where workspace_id <> %s)",
             "workspaces_runtimeinstance": "attempt_id in (select id from workspaces_attempt"
             " where workspace_id <> %s)",
@@ -67,8 +67,8 @@ class Database:
             "workspaces_workspace": "id <> %s",
         }
         with psycopg.connect(self._postgres.url) as connection:
-            connection.execute("delete from builds_worker")
-            connection.execute("delete from runs_runworker")
+            connection.execute("delete from work_heartbeat")
+            connection.execute("delete from work_heartbeat")
             for table, condition in tables.items():
                 connection.execute(
                     f"delete from {table} where {condition}",  # noqa: S608

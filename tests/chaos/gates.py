@@ -16,8 +16,8 @@ import psycopg
 
 from tests.chaos.processes import wait_for
 
-_CLAIM = ("builds_buildjob", "old.attempt_count <> new.attempt_count")
-_PUBLISHED = ("builds_buildjob", "old.status = 'running' and new.status = 'succeeded'")
+_CLAIM = ("workspaces_buildjob", "old.attempt_count <> new.attempt_count")
+_PUBLISHED = ("workspaces_buildjob", "old.status = 'running' and new.status = 'succeeded'")
 _READY = ("workspaces_attempt", "old.status = 'running' and new.status = 'succeeded'")
 # Of the only source of a record, as runs that are executed have it; boot runs have several.
 _STORED = (
@@ -32,9 +32,9 @@ _DELIVERED = (
 )
 
 
-_INTENT_CLAIM = ("builds_intent", "old.claim_count <> new.claim_count")
+_INTENT_CLAIM = ("workspaces_transition", "old.claim_count <> new.claim_count")
 _INTENT_STEP = (
-    "builds_intent",
+    "workspaces_transition",
     "old.claim_count = new.claim_count and old.lease_expires_at < new.lease_expires_at",
 )
 _STOPPED = (

@@ -241,7 +241,7 @@ class Stack:
     def holder(self, job: Started) -> Worker:
         """Return the worker that the job's row names."""
         (worker_id,) = self.database.one(
-            "select worker_id from builds_buildjob where id = %s", job.job_id
+            "select worker_id from workspaces_buildjob where id = %s", job.job_id
         )
         for child in self.processes:
             if isinstance(child, Worker) and f"-{child.pid}-" in worker_id:

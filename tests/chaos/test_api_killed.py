@@ -33,7 +33,9 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
         client = threading.Thread(target=ask)
         client.start()
         wait_for(
-            lambda: stack.database.rows("select 1 from builds_buildjob where status = 'queued'"),
+            lambda: stack.database.rows(
+                "select 1 from workspaces_buildjob where status = 'queued'"
+            ),
             "the job is committed",
         )
         stack.kill_api()
@@ -44,6 +46,8 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
     repeated = stack.send(body, key="chaos-key")
     assert repeated.status_code == 202
     assert repeated.headers["idempotency-replayed"] == "true"
-    assert stack.database.one("select count(*) from builds_buildjob where status <> 'x'")[0] == 2
+    assert (
+        stack.database.one("select count(*) from workspaces_buildjob where status <> 'x'")[0] == 2
+    )
     assert_ready(stack, started(repeated.json()), claims=1)
     assert worker.says("job_found_by_sweeper") == 1

@@ -16,7 +16,8 @@ def _cancel(stack: Stack, job: Started) -> None:
     """Do what the admin's action does."""
     stack.manage(
         *("shell", "-c"),
-        "from builds.models import BuildJob; from builds.services import cancel_job; "
+        "from workspaces.models import BuildJob; "
+        "from workspaces.lifecycle.start import cancel_job; "
         f"assert cancel_job(BuildJob.objects.get(pk='{job.job_id}'), reason='No longer wanted.')",
     )
 

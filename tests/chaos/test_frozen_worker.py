@@ -71,7 +71,7 @@ def test_a_worker_frozen_while_it_pushes_does_not_keep_its_successor_from_pushin
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     with psycopg.connect(stack.postgres.url) as connection:
-        connection.execute("lock table builds_buildjob in access exclusive mode")
+        connection.execute("lock table workspaces_buildjob in access exclusive mode")
         wait_for(lambda: _session_locks(stack), "the worker holds the lock of the push")
         sleeper.freeze()
     stack.start_worker()
@@ -116,7 +116,7 @@ def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stac
         # Longer than the time after which a silent worker counts as dead.
         wait_for(
             lambda: stack.database.one(
-                "select now() > started_at + interval '4 s' from builds_worker"
+                "select now() > started_at + interval '4 s' from work_heartbeat"
                 " where worker_id like %s",
                 f"%-{other.pid}-%",
             )[0],

@@ -105,7 +105,7 @@ def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_bac
         "select engine_id from workspaces_runtimeinstance where run_id = %s", job.run_id
     )
     wait_for(
-        lambda: stack.database.rows("select engine_id from builds_worker") == [(engine_id,)],
+        lambda: stack.database.rows("select engine_id from work_heartbeat") == [(engine_id,)],
         "the worker has told its engine",
     )
     with pytest.raises(AssertionError, match="has a build worker that lives"):
@@ -114,7 +114,7 @@ def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_bac
     wait_for(
         lambda: (
             not stack.database.rows(
-                "select from builds_worker where seen_at > now() - interval '2.5 seconds'"
+                "select from work_heartbeat where seen_at > now() - interval '2.5 seconds'"
             )
         ),
         "the worker counts as dead",

@@ -23,7 +23,7 @@ def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: Stack) -
     wait_for(lambda: worker.says("worker_draining"), "the worker drains")
     waiting = stack.post(blueprint())
     assert worker.wait(120) == 0
-    assert not stack.database.rows("select 1 from builds_worker")
+    assert not stack.database.rows("select 1 from work_heartbeat")
     shown = stack.wait_status(job, "ready")
     assert shown["publishedImage"]
     assert (stack.database.claims(waiting), stack.database.job_status(waiting)) == (0, "queued")
@@ -49,14 +49,14 @@ def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Stack)
     claimed = stack.database.wait_claims(job, 2)
     assert claimed - told < 120
     assert_ready(stack, job, claims=2)
-    assert len(stack.database.rows("select 1 from builds_worker")) == 1
+    assert len(stack.database.rows("select 1 from work_heartbeat")) == 1
 
 
 def test_an_idle_worker_stops_at_once(stack: Stack) -> None:
     worker = stack.start_worker()
     worker.terminate()
     assert worker.wait(60) == 0
-    assert not stack.database.rows("select 1 from builds_worker")
+    assert not stack.database.rows("select 1 from work_heartbeat")
 
 
 def test_a_worker_with_a_number_of_jobs_ends_after_them(stack: Stack) -> None:
@@ -66,7 +66,7 @@ def test_a_worker_with_a_number_of_jobs_ends_after_them(stack: Stack) -> None:
     states = sorted(stack.database.job_status(job) for job in jobs)
     assert states == ["queued", "succeeded", "succeeded"]
     assert stack.broker.depth() == 1
-    assert not stack.database.rows("select 1 from builds_worker")
+    assert not stack.database.rows("select 1 from work_heartbeat")
     stack.start_worker()
     for job in jobs:
         assert_ready(stack, job, claims=1)

@@ -72,7 +72,7 @@ def assert_nothing_open(stack: Stack) -> None:
         return stack.database.rows(
             "select 'attempt', id, status from workspaces_attempt"
             " where status in ('queued', 'running') union all"
-            " select 'job', id, status from builds_buildjob"
+            " select 'job', id, status from workspaces_buildjob"
             " where status in ('queued', 'running') or lease_expires_at is not null union all"
             " select 'runtime', run_id, status from workspaces_runtimeinstance"
             " where status = 'pending'"

@@ -17,7 +17,7 @@ from rest_framework import exceptions as drf
 from rest_framework import serializers
 
 from controlplane.errors import ControlPlaneError, JobError
-from controlplane.serializers import OutputSerializer
+from controlplane.http.serializers import OutputSerializer
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ GIVEN_BY_NAME = {"code", "error_code", "otherwise"}
 TABLES = {"_MEANINGS"}
 """Tables of programs' words with the code for each."""
 COMPOSED = {
-    *("build-timed-out", "push-timed-out"),  # builds/compiler.py: what was done
+    *("build-timed-out", "push-timed-out"),  # builds/images/compiler.py: what was done
     *("name-refused", "secret-refused"),  # accounts/connected.py: the member
 }
 """Codes that are put together where they are given."""

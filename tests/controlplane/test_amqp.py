@@ -15,7 +15,7 @@ import pytest
 from django.conf import settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from controlplane import amqp
+from controlplane.work import amqp
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from controlplane.announcements import announce, listen
+from controlplane.work.notifications import announce, listen
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from controlplane.crypto import KEY_BYTES, SealError, decode_key, seal, unseal
+from controlplane.security.crypto import KEY_BYTES, SealError, decode_key, seal, unseal
 
 KEY, OTHER = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
 ROW = "account:1:usr_a"

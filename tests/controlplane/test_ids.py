@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from controlplane import ids
+from controlplane.database import ids
 
 
 def test_an_id_is_a_uuid_of_version_seven_and_holds_the_time() -> None:

@@ -17,7 +17,6 @@ from django.test.utils import CaptureQueriesContext
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob, Intent, Worker
 from controlplane.metrics import counting, services
 from controlplane.metrics.families import (
     API_SECONDS,
@@ -27,7 +26,9 @@ from controlplane.metrics.families import (
     RECORD_BATCHES,
     Counter,
 )
+from controlplane.work.models import Heartbeat
 from tests.conftest import Api
+from workspaces.models import BuildJob, Transition
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -242,7 +243,7 @@ def test_stops_and_deletes_that_wait_are_measured(api: Api, request_body: dict[s
     before = scrape()
     for kind in ("stop", "delete", "delete"):
         answer = api.post("/v1/workspaces", request_body).body
-        Intent.objects.create(
+        Transition.objects.create(
             workspace_id=answer["workspaceId"],
             kind=kind,
             cause="user",
@@ -251,13 +252,13 @@ def test_stops_and_deletes_that_wait_are_measured(api: Api, request_body: dict[s
         )
     page = scrape()
     for kind, more in (("stop", 1), ("delete", 2)):
-        grown = [one.value("svc_intents_open", kind=kind) for one in (before, page)]
+        grown = [one.value("svc_transitions_open", kind=kind) for one in (before, page)]
         assert grown[1] == grown[0] + more
-    assert page.value("svc_intents_oldest_seconds") >= 3 * 3600
-    Intent.objects.update(fulfilled_at=Now())
+    assert page.value("svc_transitions_oldest_seconds") >= 3 * 3600
+    Transition.objects.update(finished_at=Now())
     page = scrape()
-    assert page.value("svc_intents_open", kind="delete") == 0
-    assert page.value("svc_intents_oldest_seconds") == 0
+    assert page.value("svc_transitions_open", kind="delete") == 0
+    assert page.value("svc_transitions_oldest_seconds") == 0
 
 
 @pytest.mark.django_db
@@ -268,11 +269,12 @@ def test_workers_are_alive_draining_or_silent() -> None:
         ("b", timedelta(0), True),
         ("c", timedelta(hours=1), False),
     ):
-        Worker.objects.create(
+        Heartbeat.objects.create(
+            kind=Heartbeat.Kind.BUILD,
             worker_id=name,
             hostname="h",
             pid=1,
-            prefetch=3,
+            capacity=3,
             draining=draining,
             seen_at=Now() - seen,
         )
@@ -280,7 +282,7 @@ def test_workers_are_alive_draining_or_silent() -> None:
     for state in ("alive", "draining", "silent"):
         grown = [page.value("svc_build_workers", state=state) for page in (before, after)]
         assert grown[1] == grown[0] + 1, state
-    assert after.value("svc_build_places") == before.value("svc_build_places") + 3
+    assert after.value("svc_build_slots") == before.value("svc_build_slots") + 3
 
 
 @pytest.mark.django_db
@@ -299,11 +301,17 @@ def test_measuring_reads_no_table_that_grows_and_asks_a_fixed_number_of_question
         scrape()
     assert len(second) == len(first) <= 25
     big = (
-        *("builds_buildjob", "builds_intent", "workspaces_sandbox", "sandbox_", "runs_run_"),
+        *(
+            "workspaces_buildjob",
+            "workspaces_transition",
+            "workspaces_sandbox",
+            "sandbox_",
+            "runs_run_",
+        ),
         *("workspaces_attempt", "intent_"),
     )
     asked = [query["sql"].strip() for query in second]
-    tables = ("builds_buildjob", "workspaces_sandbox", "runs_run")
+    tables = ("workspaces_buildjob", "workspaces_sandbox", "runs_run")
     questions = [sql for sql in asked if sql.startswith("SELECT")]
     assert sum(any(table in sql for table in tables) for sql in questions) >= 5
     assert not any("run_event" in sql or "workspaceevent" in sql for sql in questions)
@@ -364,8 +372,8 @@ def test_without_the_database_the_page_says_so_and_shows_what_this_process_knows
 @pytest.mark.django_db
 def test_one_part_that_fails_does_not_take_the_others_along() -> None:
     def refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if "builds_buildjob" in sql:
-            sql = sql.replace("builds_buildjob", "no_such_table")
+        if "workspaces_buildjob" in sql:
+            sql = sql.replace("workspaces_buildjob", "no_such_table")
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(refuse):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from builds.models import LeaseLostError
-from builds.outcomes import counted
-from builds.phases import measured
-from builds.pipeline import ShutdownError
+from builds.images.phases import measured
+from builds.pipeline.outcomes import counted
+from builds.pipeline.runner import ShutdownError
 from controlplane.errors import JobError
 from controlplane.metrics import counting
-from controlplane.metrics.duties import guarded
 from controlplane.metrics.families import BUILD_JOBS, BUILD_PHASES, SUM, SWEEPS
-from runs import store
-from runs.agent.frames import Stream
+from controlplane.work.periodic import guarded
+from runs.agent.record.frames import Stream
+from runs.record import store
 from tests.runs.record_factory import Source, make_run
+from workspaces.models import LeaseLost
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def counts(family: str) -> dict[tuple[str, ...], float]:
         (None, "succeeded"),
         (JobError("build-command-failed", "It broke."), "failed"),
         (JobError("build-cancelled", "It was cancelled."), "stopped"),
-        (LeaseLostError("lost"), "stopped"),
+        (LeaseLost("lost"), "stopped"),
         (ValueError("a fault of ours"), "failed"),
     ],
     ids=["succeeded", "failed", "cancelled", "lost", "fault"],
@@ -63,7 +63,7 @@ def test_a_phase_is_measured_with_its_outcome(raised: Exception | None, outcome:
     [
         (None, "succeeded"),
         (JobError("push-failed", "It broke."), "failed"),
-        (LeaseLostError("lost"), "lost"),
+        (LeaseLost("lost"), "lost"),
         (ShutdownError(), "given-back"),
     ],
     ids=["succeeded", "failed", "lost", "given-back"],

@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 from jsonschema import Draft202012Validator
 
-from controlplane.openapi import PROBLEM_EXAMPLE
-from controlplane.openapi import document as generate
+from controlplane.http.openapi import PROBLEM_EXAMPLE
+from controlplane.http.openapi import document as generate
 from tests.conformance import document
 from tests.conftest import Api
 from workspaces.blueprint import Blueprint

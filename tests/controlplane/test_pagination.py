@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from controlplane.database.ids import uuid7
 from controlplane.errors import ValidationFailed
-from controlplane.ids import uuid7
-from controlplane.pagination import decode_cursor, encode_cursor, page
+from controlplane.http.pagination import decode_cursor, encode_cursor, page
 from workspaces.models import Workspace
 
 

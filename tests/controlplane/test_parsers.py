@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_django.fixtures import Settings
 
 from controlplane.errors import BadRequest, PayloadTooLarge, ValidationFailed
-from controlplane.parsers import escape_pointer, parse_json
+from controlplane.http.parsers import escape_pointer, parse_json
 
 storable = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 values = st.recursive(

@@ -11,7 +11,7 @@ import pytest
 from django.db import DataError, OperationalError, connection
 from django.db.backends.postgresql.base import DatabaseWrapper
 
-from controlplane.patience import database_trouble
+from controlplane.database.retries import database_trouble
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.processes import ProcessStartError, Tail, run_process
+from controlplane.subprocesses import ProcessStartError, Tail, run_process
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -206,7 +206,7 @@ def test_an_argument_that_no_program_can_get_is_refused_without_repeating_it() -
 def test_the_program_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     script = (
-        "import os\nfrom controlplane.processes import run_process\n"
+        "import os\nfrom controlplane.subprocesses import run_process\n"
         f"run_process(['sh', '-c', 'echo $$ > {pid}; exec sleep 60'],"
         " env={'PATH': os.environ['PATH']}, timeout=60)"
     )

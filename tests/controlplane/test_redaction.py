@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.redaction import Redactor, bounded_tail, redact
+from controlplane.security.redaction import Redactor, bounded_tail, redact
 
 SECRET = "pässword with/odd+chars?=&%"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"

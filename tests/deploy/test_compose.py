@@ -306,7 +306,7 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
 def _claims(installed: Installed, workspace_id: str) -> int:
     """How often a worker has taken the job of a workspace's only attempt."""
     question = (
-        "select attempt_count from builds_buildjob join workspaces_attempt on"
+        "select attempt_count from workspaces_buildjob join workspaces_attempt on"
         " workspaces_attempt.id = attempt_id where workspace_id = "
     )
     psql = ["psql", "-U", "svc", "-qAt", "-c", f"{question} '{workspace_id}'"]

@@ -402,9 +402,9 @@ def test_the_broker_keeps_its_name_its_data_and_its_patience(composed: dict[str,
     assert broker["hostname"] == "rabbitmq"
     assert environment["RABBITMQ_NODENAME"] == "svc@rabbitmq"
     assert "/var/lib/rabbitmq" in _mounts(broker)
-    patience = int(environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"].split()[-1])
+    timeout = int(environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"].split()[-1])
     told = _environment(composed["services"]["api"])["RABBITMQ_CONSUMER_TIMEOUT_MS"]
-    assert patience == int(told) >= 2 * 3_600_000
+    assert timeout == int(told) >= 2 * 3_600_000
 
 
 def test_every_setting_reaches_a_process() -> None:

@@ -16,7 +16,7 @@ from deploy.services.process import ProcessRecord, wait_until
 from deploy.up import venv
 from deploy.up.layout import Layout
 from deploy.up.logged import run_logged
-from deploy.up.processes import OwnProcesses, Process
+from deploy.up.own_processes import OwnProcesses, Process
 from deploy.up.progress import Progress
 
 WORK = """

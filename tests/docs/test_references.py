@@ -12,10 +12,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
-from builds.blueprint_reference import blueprint_page
-from controlplane.schema_tables import members_table, type_words
+from controlplane.reference.schema_tables import members_table, type_words
 from tests.docs.pages import ROOT
 from workspaces.blueprint import blueprint_schema
+from workspaces.blueprint_reference import blueprint_page
 
 COMMANDS = {"blueprintreference": "blueprint.md", "apireference": "api.md"}
 

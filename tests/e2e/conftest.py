@@ -23,11 +23,12 @@ from django.db import connection, connections
 from django.test import override_settings
 from pytest_django.plugin import DjangoDbBlocker
 
-from builds.models import BuildJob, Worker
+from controlplane.work.models import Heartbeat
 from registries.services import configured_registry
 from tests.conftest import OWNER, Api
 from tests.scm.conftest import GitHttpHandler, git
 from tests.worker_process import WorkerProcess, eventually, settled
+from workspaces.models import BuildJob
 
 HARNESS = {"harness": {"id": "shell"}}
 
@@ -167,7 +168,9 @@ def stack(
         )
         whole = Stack(worker)
         try:
-            eventually(Worker.objects.exists, what=f"a worker's heartbeat\n{worker.told[-4000:]}")
+            eventually(
+                Heartbeat.objects.exists, what=f"a worker's heartbeat\n{worker.told[-4000:]}"
+            )
             yield whole
         finally:
             worker.stop()

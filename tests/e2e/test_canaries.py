@@ -16,7 +16,7 @@ import requests
 from django.test import override_settings
 
 from accounts.models import ConnectedAccount
-from runs.agent.channel import FromClient, ToClient
+from runs.agent.session.channel import FromClient, ToClient
 from tests.accounts.connected import KEY
 from tests.conftest import OWNER
 from tests.e2e.canaries import (

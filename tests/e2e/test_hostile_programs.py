@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from pytest_django.fixtures import Settings
 
-from runs.agent.channel import ToClient
+from runs.agent.session.channel import ToClient
 from runs.models import Run
 from tests.e2e.conftest import GitServer, Stack
 from tests.e2e.runs import GATEWAY_TOKEN, RECORD, REPOSITORY, Place, place_of

@@ -122,7 +122,7 @@ def test_no_token_is_in_any_table_log_image_or_file_of_the_workspace(
 
     assert holds(b"Basic " + tokens[-1])
     values = list(values_in_database())
-    assert any("builds_sourcereference." in place for place, _ in values)
+    assert any("workspaces_sourcereference." in place for place, _ in values)
     for place, value in values:
         assert not holds(value), place
     log = private.stack.worker.told

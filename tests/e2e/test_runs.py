@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pytest_django.fixtures import Settings
 
-from runs.agent.channel import FromClient, ToClient
+from runs.agent.session.channel import FromClient, ToClient
 from tests.e2e.conftest import GitServer, Stack
 from tests.e2e.runs import GATEWAY_TOKEN, REPOSITORY, Place, place_of
 from tests.worker_process import eventually

@@ -10,12 +10,12 @@ import pytest
 from django.conf import settings
 from django.utils import timezone
 
-from builds.messages import BuildRequested, publish_build_requested, topology
-from builds.models import Worker
-from controlplane import amqp
+from controlplane.work import amqp
+from controlplane.work.models import Heartbeat
 from tests.conftest import OWNER
 from tests.e2e.conftest import Stack, Started, install
 from tests.worker_process import dead_letters, eventually
+from workspaces.lifecycle.build_messages import BuildRequested, publish_build_requested, topology
 from workspaces.models import RuntimeInstance
 
 pytestmark = pytest.mark.docker
@@ -56,7 +56,7 @@ def test_a_claim_takes_the_job_and_starts_the_attempt(stack: Stack) -> None:
     eventually(lambda: started.job.attempt.status == "running", what="a claim")
 
     job = started.job
-    worker = Worker.objects.get()
+    worker = Heartbeat.objects.get()
     assert (job.status, job.worker_id, job.attempt_count) == ("running", worker.pk, 1)
     assert job.claimed_at is not None
     assert job.started_at == job.claimed_at

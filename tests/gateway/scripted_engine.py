@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs.agent.channel import (
+from runs.agent.session.channel import (
     MAX_DATA,
     WINDOW,
     Frame,

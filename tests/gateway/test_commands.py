@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from runs.agent.channel import Frame, FromClient, ToClient
+from runs.agent.session.channel import Frame, FromClient, ToClient
 from tests.e2e.ssh import HOST
 from tests.gateway.conftest import Hall
 from tests.gateway.scripted_engine import Peer

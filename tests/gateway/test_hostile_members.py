@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.channel import Frame, FromClient, ToClient
+from runs.agent.session.channel import Frame, FromClient, ToClient
 from tests.e2e.ssh import Client
 from tests.gateway.conftest import Hall
 from tests.gateway.enemy import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runs.gateway.limits import MAX_ADDRESSES, FailedLogins, Places, Waiting
+from runs.gateway.limits import MAX_ADDRESSES, FailedLogins, Slots, Waiting
 from runs.gateway.texts import MAX_LINE, one_line
 
 
@@ -51,7 +51,7 @@ def test_whoever_has_waited_longest_goes_when_there_are_too_many() -> None:
 
 
 def test_places_are_bounded_together_and_for_each_owner() -> None:
-    places = Places(3, 2)
+    places = Slots(3, 2)
     assert [places.take("a"), places.take("a")] == ["", ""]
     assert "you have 2 connections already" in places.take("a")
     assert places.take("b") == ""

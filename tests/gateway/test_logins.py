@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.agent.channel import Frame, FromClient, ToClient
+from runs.agent.session.channel import Frame, FromClient, ToClient
 from runs.models import Run
 from tests.e2e.ssh import HOST
 from tests.gateway.conftest import Hall

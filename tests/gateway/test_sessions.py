@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connections
 
-from runs.agent.channel import HEADER, Frame, FromClient, ToClient
+from runs.agent.session.channel import HEADER, Frame, FromClient, ToClient
 from runs.models import Run
 from runs.services import request_cancel
 from tests.e2e.ssh import HOST

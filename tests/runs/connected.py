@@ -8,7 +8,7 @@ import os
 import subprocess
 from typing import Any
 
-from runs.agent.channel import (
+from runs.agent.session.channel import (
     INITIAL_WINDOW,
     MAX_DATA,
     WINDOW,

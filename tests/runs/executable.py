@@ -7,8 +7,10 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from runs import claims, heartbeats, store
-from runs.models import Run, RunWorker
+from controlplane.work.models import Heartbeat
+from runs.models import Run
+from runs.record import store
+from runs.recording import claims
 from tests.factories import make_job
 from workspaces.models import Attempt, RuntimeInstance
 
@@ -71,5 +73,5 @@ def claim(run: Run, worker_id: str = "worker-a", lease: timedelta = LEASE) -> Ru
 
 def make_run_worker(worker_id: str, *, seen: timedelta = timedelta()) -> None:
     """Write the heartbeat of a run worker that was last seen ``seen`` ago."""
-    heartbeats.beat(worker_id, hostname="test", pid=1, capacity=1, draining=False)
-    RunWorker.objects.filter(pk=worker_id).update(seen_at=Now() - seen)
+    Heartbeat.objects.beat(worker_id, kind=Heartbeat.Kind.RUN, hostname="test", pid=1, capacity=1)
+    Heartbeat.objects.filter(pk=worker_id).update(seen_at=Now() - seen)

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from runs.agent.frames import Event, decode, frames
-from runs.agent.masking import Masker
-from runs.agent.observers import Observers
-from runs.agent.process import Account
-from runs.agent.recording import Recording
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.masking.masker import Masker
+from runs.agent.observe.observers import Observers
+from runs.agent.process.program import Account
+from runs.agent.record.frames import Event, decode, frames
+from runs.agent.record.recording import Recording
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 
 RUN = "11111111-2222-3333-4444-555555555555"
 ACCOUNT = Account("tester", os.geteuid(), os.getegid(), tuple(os.getgroups()))

@@ -8,10 +8,9 @@ from typing import Any
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from builds.models import BuildJob
 from tests.factories import OWNER, make_job
 from workspaces import services as workspaces
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Workspace
 from workspaces.runtimes.base import LaunchedRuntime
 
 

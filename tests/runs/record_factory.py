@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from runs import store
-from runs.agent.frames import Confidence, Event, Kind, Method, Stream, content_of
+from runs.agent.record.frames import Confidence, Event, Kind, Method, Stream, content_of
 from runs.models import Run
+from runs.record import store
 from workspaces.models import Workspace
 
 OWNER = "usr_test"

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runs.agent.frames import STREAM_NAMES, Event, Kind, Stream, decode, frames
+from runs.agent.record.frames import STREAM_NAMES, Event, Kind, Stream, decode, frames
 from tests.runs.booted import PYTHON, USER, Workspace, eventually
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from runs.agent.frames import PREFIX
+from runs.agent.record.frames import PREFIX
 from workspaces.runtimes.base import (
     AgentAnswer,
     LaunchedRuntime,

@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
-from runs.agent.frames import Kind, Method, Stream
+from runs.agent.record.frames import Kind, Method, Stream
 from runs.models import Run
 from tests.browser import Page, browser
 from tests.runs.executable import claim, make_executable, make_run_worker

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runs.agent.frames import Kind
 from runs.agent.observe.changes import Changes, ChangesFailed, Difference, Snapshot
+from runs.agent.record.frames import Kind
 from tests.runs.observed import ACCOUNT, Watching, git
 
 

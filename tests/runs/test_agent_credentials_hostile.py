@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runs.agent.channel import ToClient
 from runs.agent.credentials.document import MAX_BYTES, MAX_SECRET_BYTES
-from runs.agent.frames import Stream
+from runs.agent.record.frames import Stream
+from runs.agent.session.channel import ToClient
 from tests.runs.booted import PYTHON, Workspace, step
 from tests.runs.connected import Session
 from tests.runs.credentialed import (

@@ -12,8 +12,8 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from runs.agent.frames import Stream
-from runs.agent.masking import Masker
+from runs.agent.masking.masker import Masker
+from runs.agent.record.frames import Stream
 from tests.runs.booted import UNTIL_GO, Workspace, command, eventually, step
 from tests.runs.credentialed import (
     ACCESS,

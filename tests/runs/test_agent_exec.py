@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
 from tests.runs.booted import Workspace, eventually
 from tests.runs.recorded import Runs, given, is_alive, meta_of
 

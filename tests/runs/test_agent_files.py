@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runs.agent.frames import Kind
 from runs.agent.observe.files import LiveFiles
+from runs.agent.record.frames import Kind
 from tests.runs.observed import Watching
 
 

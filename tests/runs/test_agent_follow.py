@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from runs.agent.frames import PREFIX, Event, Kind, decode
-from runs.agent.spool import SpoolExists, SpoolLimits, SpoolWriter
+from runs.agent.record.frames import PREFIX, Event, Kind, decode
+from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 
@@ -28,7 +28,7 @@ class Tail:
         program = ["-m", "runs.agent", "tail", RUN, "--from", str(start), "--state-dir", str(state)]
         if keepalive_seconds is not None:
             called = f"{str(state / 'runs')!r}, {RUN!r}, 1, keepalive_seconds={keepalive_seconds}"
-            program = ["-c", f"from runs.agent.follow import tail; tail({called})"]
+            program = ["-c", f"from runs.agent.record.follow import tail; tail({called})"]
         self.process = subprocess.Popen(
             [sys.executable, *program],
             stdin=subprocess.PIPE,

@@ -21,7 +21,7 @@ import pytest
 from docker.errors import ImageNotFound
 from docker.models.containers import Container
 
-from runs.agent.frames import PREFIX, Event, Kind, decode, frames
+from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
 from runs.agent_archive import agent_archive
 from tests.runs.booted import RECORD, bash_step, command, eventually, step
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runs.agent.masking import Masker, MaskingStream, secret_values
+from runs.agent.masking.masker import Masker, MaskingStream, secret_values
 
 Spans = list[tuple[int, int]]
 

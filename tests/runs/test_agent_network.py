@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runs.agent.frames import Kind
 from runs.agent.observe import network
+from runs.agent.record.frames import Kind
 from tests.runs.booted import eventually
 from tests.runs.observed import Watching
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runs.agent.frames import Method, Stream
-from runs.agent.masking import Masker
-from runs.agent.output import Capture, ContainerOutput
-from runs.agent.recording import RecordedStream, Recording
-from runs.agent.spool import SpoolLimits, SpoolWriter
-from runs.agent.tail import Tail
+from runs.agent.masking.masker import Masker
+from runs.agent.process.output import Capture, ContainerOutput
+from runs.agent.record.frames import Method, Stream
+from runs.agent.record.recording import RecordedStream, Recording
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
+from runs.agent.record.tail import Tail
 
 
 @pytest.fixture

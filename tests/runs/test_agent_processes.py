@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from runs.agent.frames import Confidence, Kind, Method
+from runs.agent.record.frames import Confidence, Kind, Method
 from tests.runs.booted import eventually
 from tests.runs.observed import RUN, Watching
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from runs.agent.frames import KIND_NAMES, STREAM_NAMES, Event, decode, frames
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Event, decode, frames
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 from tests.runs.booted import RECORD, UNTIL_GO, Boot, Workspace, command, eventually, step
 
 ONCE = RECORD | {"restart": False}

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from runs.agent import recording as module
-from runs.agent.frames import Confidence, Event, Kind, Method, Stream, decode, frames
-from runs.agent.masking import Masker
-from runs.agent.recorded_stream import CHUNK_BYTES
-from runs.agent.recording import RecordedStream, Recording
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.masking.masker import Masker
+from runs.agent.record import recording as module
+from runs.agent.record.frames import Confidence, Event, Kind, Method, Stream, decode, frames
+from runs.agent.record.recorded_stream import CHUNK_BYTES
+from runs.agent.record.recording import RecordedStream, Recording
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 from tests.runs.recorded import Record, meta_of
 
 RUN_ID = "01234567-89ab-cdef-0123-456789abcdef"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from runs.agent.channel import (
+from runs.agent.record.frames import Kind, Stream
+from runs.agent.session.channel import (
     HEADER,
     INITIAL_WINDOW,
     MAX_DATA,
@@ -16,7 +17,6 @@ from runs.agent.channel import (
     ToClient,
     encode_frame,
 )
-from runs.agent.frames import Kind, Stream
 from tests.runs.booted import Workspace, eventually
 from tests.runs.connected import PTY, Channel, Session
 from tests.runs.recorded import Runs, is_alive, meta_of

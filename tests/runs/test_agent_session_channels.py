@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from runs.agent.channel import (
+from runs.agent.record.frames import Kind, Stream
+from runs.agent.record.repair import repair
+from runs.agent.session.channel import (
     INITIAL_WINDOW,
     MAX_DATA,
     WINDOW,
@@ -19,8 +21,6 @@ from runs.agent.channel import (
     ToClient,
     encode_frame,
 )
-from runs.agent.frames import Kind, Stream
-from runs.agent.repair import repair
 from tests.runs.booted import Workspace, eventually
 from tests.runs.connected import ORIGIN, PTY, Session
 from tests.runs.recorded import Runs, is_alive

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runs.agent.channel import INITIAL_WINDOW, FromClient, ToClient
-from runs.agent.frames import Kind
+from runs.agent.record.frames import Kind
+from runs.agent.session.channel import INITIAL_WINDOW, FromClient, ToClient
 from tests.runs.booted import Workspace, eventually
 from tests.runs.connected import Session
 from tests.runs.recorded import Runs, listener

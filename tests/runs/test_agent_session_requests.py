@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runs.agent import requests
-from runs.agent.channel import FromClient, ToClient
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
+from runs.agent.session import session_requests as requests
+from runs.agent.session.channel import FromClient, ToClient
 from tests.runs.booted import USER, Workspace
 from tests.runs.connected import ORIGIN, PTY, Session
 from tests.runs.recorded import Runs

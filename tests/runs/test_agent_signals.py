@@ -90,7 +90,7 @@ def test_the_end_of_the_foreground_is_the_end_of_everything(workspace: Workspace
 
 
 def test_a_workspace_held_open_for_a_harness_stops_at_once(workspace: Workspace) -> None:
-    # A grace beyond the test's patience: whoever waits for it fails.
+    # A grace beyond the test's timeout: whoever waits for it fails.
     boot = workspace.boot(startup=[step("sleep 90 &")], limits=workspace.limits(graceSeconds=60))
     boot.settle()
     assert boot.stop() == 128 + signal.SIGTERM

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from runs.agent.acks import acknowledge, read_acknowledged
-from runs.agent.frames import Event, Kind, decode, frames
-from runs.agent.repair import seal_abandoned
-from runs.agent.segments import Reader, list_segments, open_folder
-from runs.agent.spool import SpoolFailed, SpoolLimits, SpoolWriter
-from runs.agent.spool_sync import BackgroundSync
-from runs.agent.verify import check
+from runs.agent.record.acks import acknowledge, read_acknowledged
+from runs.agent.record.frames import Event, Kind, decode, frames
+from runs.agent.record.repair import seal_abandoned
+from runs.agent.record.segments import Reader, list_segments, open_folder
+from runs.agent.record.spool import SpoolFailed, SpoolLimits, SpoolWriter
+from runs.agent.record.spool_check import check
+from runs.agent.record.spool_sync import BackgroundSync
 from tests.runs.booted import eventually
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
@@ -401,7 +401,7 @@ class TestWaitingForTheDisk:
     def test_where_no_thread_can_be_started_it_is_done_at_once(self, tmp_path: Path) -> None:
         script = (
             "import os, resource, sys\n"
-            "from runs.agent.spool_sync import BackgroundSync\n"
+            "from runs.agent.record.spool_sync import BackgroundSync\n"
             "os.setresuid(12345, 12345, 12345)\n"
             "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
             "reading, writing = os.pipe()\n"

@@ -21,11 +21,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from runs.agent import spool as spool_module
-from runs.agent.acks import acknowledge, read_acknowledged
-from runs.agent.frames import Kind, decode, frames
-from runs.agent.segments import Reader, Segment, SpoolDamaged, list_segments, open_folder
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.record import spool as spool_module
+from runs.agent.record.acks import acknowledge, read_acknowledged
+from runs.agent.record.frames import Kind, decode, frames
+from runs.agent.record.segments import Reader, Segment, SpoolDamaged, list_segments, open_folder
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 LIMITS = SpoolLimits(total_bytes=4096, segment_bytes=700)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.agent.status import StatusFile
+from runs.agent.boot.status_file import StatusFile
 from tests.runs.booted import PYTHON, UNTIL_GO, Workspace, command, step
 
 

@@ -9,8 +9,8 @@ import uuid
 
 import pytest
 
-from runs.agent.frames import Kind, Stream
-from runs.agent.stop import kill_all
+from runs.agent.process.stop import kill_all
+from runs.agent.record.frames import Kind, Stream
 from tests.runs.booted import Workspace, eventually
 from tests.runs.recorded import Runs, is_alive
 

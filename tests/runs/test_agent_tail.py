@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runs.agent.tail import Tail, mask
+from runs.agent.record.tail import Tail, mask
 
 
 def fed(chunks: list[bytes], limit: int, secrets: list[bytes]) -> Tail:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runs.agent.__main__ import main
-from runs.agent.frames import Kind
-from runs.agent.repair import open_runs, seal_abandoned
-from runs.agent.spool import SpoolFailed, SpoolLimits, SpoolWriter
+from runs.agent.record.frames import Kind
+from runs.agent.record.repair import open_runs, seal_abandoned
+from runs.agent.record.spool import SpoolFailed, SpoolLimits, SpoolWriter
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 

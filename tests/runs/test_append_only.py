@@ -6,7 +6,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from runs.models import PARTITION_RUNS, RunEvent
-from runs.verify import verify_run
+from runs.record.verify import verify_run
 from tests.runs.record_factory import make_run, record
 
 pytestmark = pytest.mark.django_db

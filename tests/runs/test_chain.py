@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runs import chain
-from runs.agent.frames import Event, content_of
-from runs.export_format import EventRow, event_of, row_content
+from runs.agent.record.frames import Event, content_of
+from runs.record import chain
+from runs.record.export_format import EventRow, event_of, row_content
 from tests.runs.record_factory import START_US
 
 RUN = uuid.UUID("0190b0a0-0000-7000-8000-000000000001")

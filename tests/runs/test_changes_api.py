@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runs.agent.frames import Kind
+from runs.agent.record.frames import Kind
 from runs.models import Run
-from runs.reading import changes as reading
+from runs.record.reading import change_list as reading
 from tests.conftest import Api
 from tests.runs.record_factory import Source, make_run
 from workspaces.models import Workspace

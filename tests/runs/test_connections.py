@@ -7,8 +7,8 @@ import threading
 import pytest
 from django.db import connection, connections
 
-from runs.connections import Connections, Database, StoppedError
 from runs.models import Run
+from runs.recording.thread_connections import Connections, Database, StoppedError
 from tests.worker_process import eventually
 
 NEVER = threading.Event()
@@ -59,15 +59,15 @@ def test_no_more_have_a_turn_than_there_are_and_they_come_in_order() -> None:
 
 
 def test_who_gives_up_takes_no_turn_away() -> None:
-    turns, given_up = Connections(1), threading.Event()
+    turns, cancelled = Connections(1), threading.Event()
     assert turns.take(NEVER)
-    given_up.set()
+    cancelled.set()
 
-    assert not turns.take(given_up)
+    assert not turns.take(cancelled)
 
     assert not turns.wanted
     turns.give_back()
-    assert turns.take(given_up)
+    assert turns.take(cancelled)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunHead
 from tests.conftest import Api
 from tests.runs.record_factory import Source, make_run, record

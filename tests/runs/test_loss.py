@@ -7,10 +7,10 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from runs import store
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunHead
-from runs.reading import loss as reading
+from runs.record import store
+from runs.record.reading import loss as reading
 from tests.conftest import Api
 from tests.runs.record_factory import COVERAGE, Source, make_run, record
 

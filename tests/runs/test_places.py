@@ -13,10 +13,11 @@ from django.conf import settings
 from django.db import connections
 from django.db.models.functions import Now
 
-from runs.messages import publish_run_requested
+from controlplane.work.worker import WorkerTimes
 from runs.models import Run
-from runs.places import RUNS, SESSIONS, Places
-from runs.worker import Worker, WorkerTimes
+from runs.recording.run_worker import RunWorker
+from runs.recording.slots import RUNS, SESSIONS, Slots
+from runs.run_messages import publish_run_requested
 from tests.runs.executable import make_executable
 from tests.runs.scripted_agent import ScriptedAgent, Spool
 from tests.runs.test_recorder import LIMITS, whole
@@ -33,34 +34,34 @@ QUICK = WorkerTimes(
 
 
 def test_every_kind_of_run_has_places_of_its_own() -> None:
-    places = Places({RUNS: 2, SESSIONS: 1})
+    places = Slots({RUNS: 2, SESSIONS: 1})
     session, boot, command = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
 
-    assert places.take(session, Run.Mode.INTERACTIVE)
-    assert not places.take(uuid.uuid4(), Run.Mode.INTERACTIVE)
-    assert places.take(boot, Run.Mode.BOOT)
-    assert places.take(command, Run.Mode.ONE_SHOT)
-    assert not places.take(uuid.uuid4(), Run.Mode.ONE_SHOT)
+    assert places.acquire(session, Run.Mode.INTERACTIVE)
+    assert not places.acquire(uuid.uuid4(), Run.Mode.INTERACTIVE)
+    assert places.acquire(boot, Run.Mode.BOOT)
+    assert places.acquire(command, Run.Mode.ONE_SHOT)
+    assert not places.acquire(uuid.uuid4(), Run.Mode.ONE_SHOT)
 
     assert places.all() == {session, boot, command}
     assert places.of(RUNS) == ({boot, command}, 0)
-    places.leave(session)
+    places.release(session)
     assert places.of(SESSIONS) == (set(), 1)
 
 
 def test_a_run_has_one_place() -> None:
-    places = Places({RUNS: 2, SESSIONS: 2})
+    places = Slots({RUNS: 2, SESSIONS: 2})
     run_id = uuid.uuid4()
-    assert places.take(run_id, Run.Mode.ONE_SHOT)
+    assert places.acquire(run_id, Run.Mode.ONE_SHOT)
 
-    assert not places.take(run_id, Run.Mode.ONE_SHOT)
+    assert not places.acquire(run_id, Run.Mode.ONE_SHOT)
 
     assert places.of(RUNS) == ({run_id}, 1)
 
 
-def make_worker(agent: ScriptedAgent, **values: Any) -> Worker:
+def make_worker(agent: ScriptedAgent, **values: Any) -> RunWorker:
     """Return a worker for this process whose engine is ``agent``."""
-    return Worker(
+    return RunWorker(
         adapter=agent,
         limits=LIMITS,
         broker_url=settings.RABBITMQ_URL,

@@ -10,13 +10,14 @@ import pytest
 from django.db import transaction
 from django.db.models.functions import Now
 
-from runs import claims, store, sweeper
-from runs.agent.frames import Kind
-from runs.claims import LeaseLostError
-from runs.connections import StoppedError
-from runs.execution import RecordLimits
+from controlplane.work.leases import LeaseLost
+from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent, RunHead, RunLoss
-from runs.recorder import Recorder, RunControl
+from runs.record import store
+from runs.recording import run_sweeper as sweeper
+from runs.recording.program_start import RecordLimits
+from runs.recording.recorder import Recorder, RunControl
+from runs.recording.thread_connections import StoppedError
 from tests.runs.executable import boot_run, claim, make_executable
 from tests.runs.record_factory import Source
 from tests.runs.scripted_agent import ScriptedAgent, Spool
@@ -187,7 +188,7 @@ def test_a_record_that_is_damaged_for_good_ends_with_what_could_be_read() -> Non
 def test_a_spool_that_the_agent_cannot_read_any_more_ends_the_run(
     exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runs.recorder.UNREADABLE_SECONDS", 0.0)
+    monkeypatch.setattr("runs.recording.recorder.UNREADABLE_SECONDS", 0.0)
     run = make_executable()
     agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreadable=[exit_code] * 1000)
 
@@ -420,7 +421,7 @@ def test_a_recorder_that_lost_its_lease_writes_nothing() -> None:
     claim(run, "worker-b")
     agent = ScriptedAgent(spools={run.pk: whole(run)})
 
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLost):
         Recorder(stale, RunControl(), adapter=agent, limits=LIMITS).record()
 
     assert RunHead.objects.get(pk=run.number).event_count == 0
@@ -435,7 +436,7 @@ def test_a_recorder_that_is_told_to_stop_stops_and_leaves_the_run_open() -> None
     with pytest.raises(StoppedError):
         Recorder(run, control, adapter=ScriptedAgent(), limits=LIMITS).record()
 
-    claims.require(claims.fence_of(run))
+    Run.objects.require(run.fence)
 
 
 def begun_session(*, ago: timedelta = timedelta()) -> Run:

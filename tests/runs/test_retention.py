@@ -11,7 +11,6 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models.functions import Now
 
-from runs import retention
 from runs.models import (
     PARTITION_RUNS,
     Run,
@@ -22,7 +21,8 @@ from runs.models import (
     RunLoss,
     RunProcess,
 )
-from runs.verify import verify_run
+from runs.record import retention
+from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run, record
 
 pytestmark = pytest.mark.django_db

@@ -10,11 +10,13 @@ import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from runs import claims, heartbeats, sweeper
-from runs.claims import LeaseLostError, fence_of
-from runs.models import Run, RunWorker
+from controlplane.work.leases import LeaseLost
+from controlplane.work.models import Heartbeat
+from runs.models import Run
+from runs.recording import claims
+from runs.recording import run_sweeper as sweeper
+from runs.recording.run_worker import ANNOUNCED_FOR
 from runs.services import end_sessions_not_begun
-from runs.worker import ANNOUNCED_FOR
 from tests.runs.executable import LEASE, boot_run, claim, make_executable, make_run_worker
 from workspaces.models import Attempt, RuntimeInstance
 
@@ -27,7 +29,7 @@ def found(
     *, expire: bool = False, limit: int = 10, modes: Collection[Run.Mode] = tuple(Run.Mode)
 ) -> list[object]:
     if expire:
-        heartbeats.expire_leases_of_dead_workers(stale=STALE)
+        Run.objects.expire_leases_of_dead_workers(stale=STALE)
     rows = sweeper.claimable_runs(overdue=OVERDUE, limit=limit, modes=modes)
     assert all(Run.objects.get(pk=run_id).mode == mode for run_id, mode in rows)
     return [run_id for run_id, _ in rows]
@@ -134,7 +136,7 @@ def test_a_run_of_a_dead_worker_is_found_again() -> None:
 @pytest.mark.django_db
 def test_a_run_of_a_worker_without_a_heartbeat_is_found_again() -> None:
     run = claim(make_executable())
-    RunWorker.objects.all().delete()
+    Heartbeat.objects.all().delete()
 
     assert found(expire=True) == [run.pk]
 
@@ -151,15 +153,15 @@ def test_a_run_of_a_living_worker_stays_its_own() -> None:
 def test_all_leases_are_renewed_in_one_update_and_lost_ones_stay_lost() -> None:
     kept, stolen = claim(make_executable()), claim(make_executable(), lease=EXPIRED)
     claim(stolen, "worker-b")
-    fences = [fence_of(kept), fence_of(stolen)]
+    fences = [kept.fence, stolen.fence]
 
-    claims.renew("worker-a", fences, lease=10 * LEASE)
+    Run.objects.renew_all(fences, lease=10 * LEASE)
 
     row = Run.objects.get(pk=kept.pk)
     assert row.lease_expires_at is not None
     assert kept.lease_expires_at is not None
     assert row.lease_expires_at > kept.lease_expires_at + 8 * LEASE
-    assert claims.standing("worker-a", fences) == {kept.pk: False}
+    assert claims.cancel_requests(fences) == {kept.pk: False}
 
 
 @pytest.mark.django_db
@@ -168,7 +170,7 @@ def test_whose_end_is_asked_for_is_told_with_the_standing() -> None:
 
     Run.objects.update(cancel_requested_at=Now())
 
-    assert claims.standing("worker-a", [fence_of(run)]) == {run.pk: True}
+    assert claims.cancel_requests([run.fence]) == {run.pk: True}
 
 
 @pytest.mark.django_db
@@ -176,11 +178,11 @@ def test_a_stale_claim_may_write_nothing() -> None:
     stale = claim(make_executable(), lease=EXPIRED)
     present = claim(stale, "worker-b")
 
-    with pytest.raises(LeaseLostError):
-        claims.require(fence_of(stale))
-    with pytest.raises(LeaseLostError), transaction.atomic():
-        claims.lock(fence_of(stale), stale.number)
-    claims.require(fence_of(present))
+    with pytest.raises(LeaseLost):
+        Run.objects.require(stale.fence)
+    with pytest.raises(LeaseLost), transaction.atomic():
+        claims.lock(stale.fence, stale.number)
+    Run.objects.require(present.fence)
 
 
 @pytest.mark.django_db
@@ -188,15 +190,15 @@ def test_the_same_worker_with_an_older_claim_may_write_nothing_either() -> None:
     stale = claim(make_executable(), lease=EXPIRED)
     claim(stale)
 
-    with pytest.raises(LeaseLostError):
-        claims.require(fence_of(stale))
+    with pytest.raises(LeaseLost):
+        Run.objects.require(stale.fence)
 
 
 @pytest.mark.django_db
 def test_a_released_run_is_found_at_once() -> None:
     run = claim(make_executable())
 
-    assert claims.release("worker-a", [fence_of(run)]) == 1
+    assert Run.objects.release([run.fence]) == 1
 
     assert found() == [run.pk]
 
@@ -206,7 +208,7 @@ def test_claims_that_no_recorder_knows_of_are_given_back_unless_young() -> None:
     stray, held, young = (claim(make_executable()) for _ in range(3))
     Run.objects.exclude(pk=young.pk).update(claimed_at=Now() - timedelta(minutes=1))
 
-    released = claims.release_strays("worker-a", [held.pk], older_than=timedelta(seconds=5))
+    released = Run.objects.release_strays("worker-a", [held.pk], older_than=timedelta(seconds=5))
 
     assert released == 1
     assert found() == [stray.pk]

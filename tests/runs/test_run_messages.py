@@ -6,7 +6,8 @@ import uuid
 
 import pytest
 
-from runs.messages import MalformedMessageError, RunRequested
+from controlplane.work.amqp import MalformedMessage
+from runs.run_messages import RunRequested
 
 RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
 
@@ -33,5 +34,5 @@ def test_a_message_holds_the_id_and_nothing_else() -> None:
     ],
 )
 def test_anything_else_belongs_to_the_dead_letters(body: bytes) -> None:
-    with pytest.raises(MalformedMessageError):
+    with pytest.raises(MalformedMessage):
         RunRequested.from_bytes(body)

@@ -11,11 +11,12 @@ import pytest
 from django.conf import settings
 from django.db.models.functions import Now
 
-from controlplane import amqp
-from runs.messages import publish_run_requested, topology
-from runs.models import Run, RunWorker
+from controlplane.work import amqp
+from controlplane.work.models import Heartbeat
+from runs.models import Run
+from runs.recording.run_worker import ANNOUNCED_FOR
+from runs.run_messages import publish_run_requested, topology
 from runs.services import begin_session
-from runs.worker import ANNOUNCED_FOR
 from tests.run_worker_process import RunWorkerProcess
 from tests.runs.executable import claim, make_executable, make_run_worker
 from tests.worker_process import eventually, messages_in
@@ -140,12 +141,12 @@ def test_the_message_of_an_ended_run_is_done_with(start: Start) -> None:
 def test_a_worker_that_is_told_to_stop_takes_its_heartbeat_along(start: Start) -> None:
     worker = start()
     consuming(worker)
-    eventually(RunWorker.objects.exists, what="it has a heartbeat")
+    eventually(Heartbeat.objects.exists, what="it has a heartbeat")
 
     worker.process.send_signal(signal.SIGTERM)
 
     assert worker.wait() == 0
-    assert not RunWorker.objects.exists()
+    assert not Heartbeat.objects.exists()
 
 
 def test_a_worker_without_a_broker_sees_to_runs_all_the_same(start: Start) -> None:

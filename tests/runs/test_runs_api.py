@@ -11,8 +11,8 @@ import pytest
 from django.test import TestCase
 from pytest_django.fixtures import Settings
 
-from controlplane import amqp
-from runs import messages
+from controlplane.work import amqp
+from runs import run_messages as messages
 from runs.models import Run, RunHead, RunQuerySet
 from tests.conftest import OWNER, Api
 from tests.factories import make_job

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from runs import salvage, store
-from runs.agent.frames import Kind
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.record.frames import Kind
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 from runs.models import Run, RunEvent, RunLoss
-from runs.salvage import RUNS_DIRECTORY, drain
-from runs.verify import verify_run
+from runs.record import store
+from runs.record.verify import verify_run
+from runs.recording import collect as salvage
+from runs.recording.collect import RUNS_DIRECTORY, drain
 from tests.factories import make_job
 from tests.runs.record_factory import make_run
 from workspaces.runtimes.base import FileReader

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
 from runs.models import Run
-from runs.reading.scrollback import HIDDEN, open_stream, scrollback
-from runs.reading.timeline import MAX_SEQUENCE
+from runs.record.reading.scrollback import HIDDEN, open_stream, scrollback
+from runs.record.reading.timeline import MAX_SEQUENCE
 from tests.conftest import Answer, Api
 from tests.runs.record_factory import Source, make_run, record
 

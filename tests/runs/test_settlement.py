@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from runs import store
 from runs.models import Run
+from runs.record import store
 from tests.runs.record_factory import Source, make_run
 
 pytestmark = pytest.mark.django_db

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from runs import chain, seal, signatures, store
-from runs.agent.frames import Kind, Method, Stream, decode
+from runs.agent.record.frames import Kind, Method, Stream, decode
 from runs.models import (
     Run,
     RunChange,
@@ -19,6 +18,7 @@ from runs.models import (
     RunLoss,
     RunProcess,
 )
+from runs.record import chain, seal, signatures, store
 from tests.runs.record_factory import Source, make_run, record
 
 pytestmark = pytest.mark.django_db

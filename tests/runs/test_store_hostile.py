@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runs import store
-from runs.agent.frames import HEADER, Event, Kind, Stream, content_of, decode
-from runs.ingest import meta as metas
-from runs.ingest.derived import MAX_OFFSET, UNPLACED_PROCESS
+from runs.agent.record.frames import HEADER, Event, Kind, Stream, content_of, decode
 from runs.models import RunChange, RunEvent, RunHead, RunLoss, RunProcess
-from runs.verify import verify_run
+from runs.record import store
+from runs.record.ingest import meta as metas
+from runs.record.ingest.derived import MAX_OFFSET, UNPLACED_PROCESS
+from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run
 
 pytestmark = pytest.mark.django_db

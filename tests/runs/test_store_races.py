@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, connections, transaction
 
-from runs import store
 from runs.models import Run, RunEvent, RunHead, RunLoss
-from runs.verify import verify_run
+from runs.record import store
+from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,9 +9,9 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runs import store
 from runs.models import RunEvent, RunLoss
-from runs.verify import verify_run
+from runs.record import store
+from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run
 
 pytestmark = pytest.mark.django_db

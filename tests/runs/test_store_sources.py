@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runs import store
-from runs.agent.frames import Kind, Stream
+from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunEvent, RunHead, RunLoss, RunProcess
-from runs.verify import verify_run
+from runs.record import store
+from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run, record
 
 pytestmark = pytest.mark.django_db

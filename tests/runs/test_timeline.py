@@ -11,10 +11,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs.agent.frames import KIND_NAMES, Kind, Stream
-from runs.chain import genesis
+from runs.agent.record.frames import KIND_NAMES, Kind, Stream
 from runs.models import Run
-from runs.reading import timeline
+from runs.record.chain import genesis
+from runs.record.reading import timeline
 from tests.conftest import Api
 from tests.runs.record_factory import START_US, Source, make_run, record
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from pytest_django.fixtures import Settings
 
-from scm import connection
+from scm import app_connection as connection
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
 

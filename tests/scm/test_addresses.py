@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from scm.addresses import is_public, look_up, parse_literal
+from scm.git_addresses import is_public, look_up, parse_literal
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from scm.git import GitCredential, ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from scm.git.command import session
-from scm.urls import parse_url
+from scm.git_urls import parse_url
 from tests.scm.conftest import NEVER, HttpsServer, Origin, git
 from tests.scm.private_git import PrivateGit, basic, serving_privately
 

@@ -10,10 +10,10 @@ from pytest_django.fixtures import Settings
 from structlog.testing import capture_logs
 
 from controlplane.errors import ControlPlaneError
+from scm.git_urls import SourceError
 from scm.models import Installation, InstallationGrant, InstallationRepository
 from scm.selections import ConcreteSource, resolve_selection, source_token
 from scm.services import note_deleted, sync_installation
-from scm.urls import SourceError
 from tests.conftest import OWNER, Api
 from tests.registries.fake_registry import answer
 from tests.scm.fake_provider import FakeProvider

@@ -9,8 +9,8 @@ from threading import Barrier, Event, Semaphore
 import pytest
 from django.db import connections
 
-from scm import connection
-from scm.connection import ASKED_AT_ONCE
+from scm import app_connection as connection
+from scm.app_connection import ASKED_AT_ONCE
 from scm.models import InstallationRepository, SourceRepository
 from scm.services import database_now, sync_installation
 from tests.conftest import OWNER, Api

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scm.urls import SourceError, is_ref, parse_url
+from scm.git_urls import SourceError, is_ref, parse_url
 
 
 @pytest.mark.parametrize(

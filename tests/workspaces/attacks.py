@@ -6,9 +6,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from builds.models import BuildJob, SandboxRequest
 from tests.conftest import Answer, Api
-from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
+from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest, Workspace, WorkspaceEvent
 
 PATH = "/v1/sandboxes"
 

@@ -21,17 +21,19 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob, SandboxRequest, Worker
-from builds.settlement import fail_unclaimed_job
-from controlplane import amqp
+from controlplane.work import amqp
+from controlplane.work.models import Heartbeat
 from tests.accounts.connected import KEY, connect
 from tests.factories import LEASE, OWNER, claim, make_job, make_worker
 from workspaces import services as workspaces
+from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import (
     Attempt,
+    BuildJob,
     CredentialReference,
     RuntimeInstance,
     Sandbox,
+    SandboxRequest,
     Workspace,
     WorkspaceEvent,
 )
@@ -46,7 +48,7 @@ MODELS: list[type[Model]] = [
     RuntimeInstance,
     WorkspaceEvent,
     BuildJob,
-    Worker,
+    Heartbeat,
     SandboxRequest,
 ]
 GARBAGE = ["x", "'", '"', '"a', "%", "\\", "é", "{}", "-", "a" * 2000, "01a1fbdb", "a b c", "🙂"]
@@ -161,7 +163,7 @@ def test_rows_are_found_by_the_ids_and_words_people_have(staff: Client) -> None:
         (BuildJob, f"  {str(attempt.pk).upper()} "),
         (BuildJob, attempt.run_id),
         (BuildJob, job.repository),
-        (Worker, "worker-0"),
+        (Heartbeat, "worker-0"),
         (SandboxRequest, "k0"),
         (SandboxRequest, sandbox.pk),
     ]

@@ -9,12 +9,19 @@ from django.db.models import Model
 from django.db.models.functions import Now
 from django.test import Client
 
-from builds.models import BuildJob, Intent
 from tests.factories import claim, make_job
 from tests.runs.ready import ready_attempt
 from tests.workspaces.test_admin import act, url
 from tests.workspaces.test_lifecycle_api import deleted_workspace, stopped_attempt
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    RuntimeInstance,
+    Sandbox,
+    Transition,
+    Workspace,
+    WorkspaceEvent,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +42,7 @@ def test_a_stop_by_an_operator_is_an_intent_that_says_who_asked(staff: Client) -
     attempt = ready_attempt()
     told = act(staff, Workspace, "stop", [workspace(attempt)])
     assert told == [f"{attempt.workspace_id}: is being stopped."]
-    intent = Intent.objects.get()
+    intent = Transition.objects.get()
     assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "operator", "ada")
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     event = WorkspaceEvent.objects.get(type="workspace.stop-requested")
@@ -59,7 +66,7 @@ def test_what_a_worker_has_begun_is_cleared_before_its_workspace_starts_again(
     job = claim(make_job())
     row = job if model is BuildJob else job.attempt.sandbox
     assert act(staff, model, "cancel", [row]) == [f"{row.pk}: cancelled."]
-    intent = Intent.objects.open().get(workspace_id=job.attempt.workspace_id)
+    intent = Transition.objects.open().get(workspace_id=job.attempt.workspace_id)
     assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "operator", "ada")
     (told,) = act(staff, Workspace, "start", [workspace(job.attempt)])
     assert "being stopped" in told
@@ -70,7 +77,7 @@ def test_what_a_worker_has_begun_is_cleared_before_its_workspace_starts_again(
 def test_a_build_that_nobody_began_leaves_nothing_to_clear(staff: Client) -> None:
     job = make_job()
     act(staff, BuildJob, "cancel", [job])
-    assert not Intent.objects.exists()
+    assert not Transition.objects.exists()
     (told,) = act(staff, Workspace, "start", [workspace(job.attempt)])
     assert told.endswith("is queued.")
 
@@ -100,7 +107,7 @@ def test_a_delete_is_asked_for_and_the_row_stays(staff: Client) -> None:
     attempt = ready_attempt()
     (told,) = act(staff, Workspace, "delete_workspaces", [workspace(attempt)])
     assert told.endswith("is being deleted.")
-    intent = Intent.objects.get()
+    intent = Transition.objects.get()
     assert (intent.kind, intent.cause) == ("delete", "operator")
     assert Workspace.objects.filter(pk=attempt.workspace_id).exists()
 
@@ -120,7 +127,7 @@ def test_who_may_only_look_may_not_act() -> None:
     attempt = ready_attempt()
     for action in ("stop", "start", "delete_workspaces"):
         act(client, Workspace, action, [workspace(attempt)])
-    assert not Intent.objects.exists()
+    assert not Transition.objects.exists()
     assert Attempt.objects.count() == 1
 
 
@@ -128,12 +135,12 @@ def test_a_list_shows_what_is_deleted_and_what_is_wanted(staff: Client) -> None:
     deleted = deleted_workspace()
     attempt = ready_attempt()
     act(staff, Workspace, "stop", [workspace(attempt)])
-    Intent.objects.update(waits_code="adapter-unavailable", retry_at=Now())
+    Transition.objects.update(waiting_code="adapter-unavailable", retry_at=Now())
     listed = staff.get(url(Workspace, "changelist")).content.decode()
     assert str(deleted) in listed
     assert ">deleted<" in listed
-    wanted = staff.get(url(Intent, "changelist")).content.decode()
+    wanted = staff.get(url(Transition, "changelist")).content.decode()
     assert "adapter-unavailable" in wanted
-    intent = Intent.objects.order_by("-pk")[0]
-    assert staff.get(url(Intent, "change", intent.pk)).status_code == 200
-    assert staff.post(url(Intent, "delete", intent.pk), {"post": "yes"}).status_code == 403
+    intent = Transition.objects.order_by("-pk")[0]
+    assert staff.get(url(Transition, "change", intent.pk)).status_code == 200
+    assert staff.post(url(Transition, "delete", intent.pk), {"post": "yes"}).status_code == 403

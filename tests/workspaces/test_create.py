@@ -11,10 +11,17 @@ import pytest
 from django.conf import settings as django_settings
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob, SandboxRequest
-from builds.settlement import fail_unclaimed_job
 from tests.conftest import OWNER, Answer, Api
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.lifecycle.failures import fail_unclaimed_job
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    RuntimeInstance,
+    Sandbox,
+    SandboxRequest,
+    Workspace,
+    WorkspaceEvent,
+)
 
 pytestmark = pytest.mark.django_db
 

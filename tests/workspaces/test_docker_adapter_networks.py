@@ -12,7 +12,7 @@ import pytest
 
 from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.engine import EngineConnections
+from workspaces.runtimes.docker.engine_api import EngineConnections
 from workspaces.runtimes.docker.networks import free_subnets
 
 POOL = IPv4Network("10.215.0.0/16")

@@ -13,7 +13,7 @@ from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError, Volume
 from workspaces.runtimes.docker import volumes
 from workspaces.runtimes.docker.creation import create_container
-from workspaces.runtimes.docker.engine import EngineConnections
+from workspaces.runtimes.docker.engine_api import EngineConnections
 from workspaces.runtimes.docker.volumes import volume_name
 
 pytestmark = pytest.mark.docker

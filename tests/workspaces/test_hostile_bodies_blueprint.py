@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builds.models import BuildJob
 from tests.builds.package_index import write_index
 from tests.conformance import document
 from tests.conftest import Api
@@ -30,7 +29,7 @@ from tests.workspaces.attacks import (
     put,
     refused,
 )
-from workspaces.models import Sandbox, Workspace
+from workspaces.models import BuildJob, Sandbox, Workspace
 
 pytestmark = pytest.mark.django_db
 

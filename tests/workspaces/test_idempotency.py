@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from builds.models import BuildJob, SandboxRequest
-from builds.settlement import fail_unclaimed_job
 from tests.conftest import Answer, Api
-from workspaces.models import Attempt, Sandbox, Workspace
+from workspaces.lifecycle.failures import fail_unclaimed_job
+from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest, Workspace
 
 KEY = {"idempotency-key": "k-1"}
 
@@ -90,7 +89,9 @@ def test_a_key_that_is_garbage_is_a_400(api: Api, request_body: dict[str, Any], 
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("key", ["a" * 255, "'; DROP TABLE builds_sandboxrequest; --", "é", "🙂"])
+@pytest.mark.parametrize(
+    "key", ["a" * 255, "'; DROP TABLE workspaces_sandboxrequest; --", "é", "🙂"]
+)
 def test_any_other_key_is_taken(api: Api, request_body: dict[str, Any], key: str) -> None:
     first = api.post("/v1/sandboxes", request_body, headers={"idempotency-key": key})
     again = api.post("/v1/sandboxes", request_body, headers={"idempotency-key": key})

@@ -8,18 +8,24 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from builds.lifecycle import Wish, ask, expire_workspaces
-from builds.models import BuildJob, Intent
-from builds.settlement import fail_unclaimed_job
 from runs.models import Run
 from tests.conftest import OWNER, Answer, Api
 from tests.factories import LEASE, claim, make_job, make_worker
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
-from workspaces.models import Attempt, RuntimeInstance, Workspace, WorkspaceEvent
+from workspaces.lifecycle.failures import fail_unclaimed_job
+from workspaces.lifecycle.transitions import TransitionRequest, ask, expire_workspaces
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    RuntimeInstance,
+    Transition,
+    Workspace,
+    WorkspaceEvent,
+)
 
 pytestmark = pytest.mark.django_db
-STOP, DELETE = Intent.Kind.STOP, Intent.Kind.DELETE
+STOP, DELETE = Transition.Kind.STOP, Transition.Kind.DELETE
 BODY = {"ownerUserId": OWNER}
 
 
@@ -42,14 +48,14 @@ def told(workspace_id: uuid.UUID) -> list[str]:
 
 
 def fulfilled(attempt: Attempt) -> None:
-    """Do what an attendant writes in the end."""
+    """Do what an transition_worker writes in the end."""
     workspaces.stop_runtime(attempt, code="stopped", message="Stopped.")
-    Intent.objects.open().update(fulfilled_at=Now())
+    Transition.objects.open().update(finished_at=Now())
 
 
 def stopped_attempt() -> Attempt:
     attempt = ready_attempt()
-    Intent.objects.create(workspace_id=attempt.workspace_id, kind=STOP, cause="user")
+    Transition.objects.create(workspace_id=attempt.workspace_id, kind=STOP, cause="user")
     fulfilled(attempt)
     return attempt
 
@@ -74,9 +80,9 @@ def test_a_stop_is_stored_and_accepted_before_anything_is_done(api: Api) -> None
     assert answer.body["reason"]["code"] == "stopping"
     assert answer.body["reason"]["since"]
     assert answer.body["reason"]["next"]
-    intent = Intent.objects.get(workspace_id=workspace_id)
+    intent = Transition.objects.get(workspace_id=workspace_id)
     assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "user", OWNER)
-    assert intent.fulfilled_at is None
+    assert intent.finished_at is None
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     assert told(workspace_id)[-2:] == ["workspace.stop-requested", "runtime.stopping"]
     shown = api.get(f"/v1/workspaces/{workspace_id}").body
@@ -121,7 +127,7 @@ def test_stopping_what_is_being_stopped_changes_nothing(api: Api) -> None:
     before = told(workspace_id)
     assert stop(api, workspace_id).body == first
     assert told(workspace_id) == before
-    assert Intent.objects.count() == 1
+    assert Transition.objects.count() == 1
 
 
 @pytest.mark.parametrize("relation", ["stopped", "failed"])
@@ -136,7 +142,7 @@ def test_stopping_what_has_ended_is_accepted_and_changes_nothing(api: Api, relat
     answer = stop(api, workspace_id)
     assert answer.body["status"] == relation
     assert told(workspace_id) == before
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 @pytest.mark.parametrize("claimed", [False, True])
@@ -166,13 +172,13 @@ def test_a_stop_of_what_the_owner_does_not_have_is_not_found(api: Api) -> None:
     for path in (f"/v1/workspaces/{foreign}/stop", f"/v1/workspaces/{uuid.uuid4()}/stop"):
         answer = api.post(path, body, expect=404)
         assert answer.body["code"] == "workspace-not-found"
-    assert not Intent.objects.exists()
+    assert not Transition.objects.exists()
 
 
 def test_a_stop_needs_no_body(api: Api) -> None:
     workspace_id = ready_attempt().workspace_id
     api.post(f"/v1/workspaces/{workspace_id}/stop?ownerUserId={OWNER}")
-    assert Intent.objects.open().exists()
+    assert Transition.objects.open().exists()
 
 
 def test_a_stop_refuses_members_that_it_does_not_know(api: Api) -> None:
@@ -225,10 +231,10 @@ def test_what_is_live_is_not_started_again(api: Api) -> None:
     ("kind", "code"), [(STOP, "workspace-stopping"), (DELETE, "workspace-deleting")]
 )
 def test_what_is_being_stopped_or_deleted_is_not_started(
-    api: Api, kind: Intent.Kind, code: str
+    api: Api, kind: Transition.Kind, code: str
 ) -> None:
     workspace_id = ready_attempt().workspace_id
-    ask(Wish(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER))
+    ask(TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER))
     assert start(api, workspace_id, expect=409).body["code"] == code
 
 
@@ -270,7 +276,7 @@ def test_a_delete_is_accepted_in_every_state_and_again(api: Api) -> None:
         for _ in range(2):
             answer = delete(api, workspace_id)
             assert answer.body["reason"]["code"] == "deleting"
-        assert Intent.objects.get(workspace_id=workspace_id, fulfilled_at=None).kind == DELETE
+        assert Transition.objects.get(workspace_id=workspace_id, finished_at=None).kind == DELETE
         assert told(workspace_id).count("workspace.delete-requested") == 1
 
 
@@ -278,10 +284,10 @@ def test_a_delete_wins_over_a_stop_and_a_stop_not_over_a_delete(api: Api) -> Non
     workspace_id = ready_attempt().workspace_id
     stop(api, workspace_id)
     delete(api, workspace_id)
-    assert Intent.objects.get(workspace_id=workspace_id).kind == DELETE
+    assert Transition.objects.get(workspace_id=workspace_id).kind == DELETE
     answer = stop(api, workspace_id)
     assert answer.body["reason"]["code"] == "deleting"
-    assert Intent.objects.get(workspace_id=workspace_id).kind == DELETE
+    assert Transition.objects.get(workspace_id=workspace_id).kind == DELETE
 
 
 def test_a_delete_of_a_failed_workspace_leaves_its_failure_readable_until_it_is_gone(
@@ -316,7 +322,7 @@ def test_what_is_deleted_stays_deleted(api: Api) -> None:
     assert delete(api, workspace_id).body["status"] == "deleted"
     assert stop(api, workspace_id, expect=409).body["code"] == "workspace-deleted"
     assert start(api, workspace_id, expect=409).body["code"] == "workspace-deleted"
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 def test_what_is_deleted_cannot_be_started_as_a_sandbox(
@@ -339,7 +345,7 @@ def test_a_delete_of_what_the_owner_does_not_have_is_not_found(api: Api) -> None
         path = f"/v1/workspaces/{known}?ownerUserId=usr_other"
         answer = api.request("DELETE", path, expect=404)
         assert answer.body["code"] == "workspace-not-found"
-    assert not Intent.objects.exists()
+    assert not Transition.objects.exists()
 
 
 # ---------------------------------------------------------------- the time to live
@@ -393,7 +399,7 @@ def test_what_has_expired_is_stopped_as_an_intent() -> None:
     Workspace.objects.filter(pk=attempt.workspace_id).update(ttl_seconds=10, expires_at=Now())
     assert expire_workspaces() == 1
     assert expire_workspaces() == 0
-    intent = Intent.objects.get()
+    intent = Transition.objects.get()
     assert (intent.kind, intent.cause) == ("stop", "expired")
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     event = WorkspaceEvent.objects.get(type="workspace.stop-requested")
@@ -405,7 +411,7 @@ def test_what_has_ended_before_its_time_does_not_expire() -> None:
     Workspace.objects.filter(pk=attempt.workspace_id).update(ttl_seconds=10, expires_at=Now())
     assert expire_workspaces() == 0
     assert Workspace.objects.get(pk=attempt.workspace_id).expires_at is None
-    assert not Intent.objects.open().exists()
+    assert not Transition.objects.open().exists()
 
 
 def test_a_start_begins_the_time_to_live_again(api: Api) -> None:

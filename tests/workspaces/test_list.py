@@ -12,11 +12,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from builds.settlement import fail_unclaimed_job
-from controlplane.pagination import encode_cursor
+from controlplane.http.pagination import encode_cursor
 from tests.conftest import Api
 from tests.factories import OWNER, make_job, make_worker
 from workspaces import services as workspaces
+from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import Workspace
 
 pytestmark = pytest.mark.django_db

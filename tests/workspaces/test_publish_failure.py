@@ -13,10 +13,9 @@ import pytest
 from django.db import connection
 from pytest_django.fixtures import Settings
 
-from builds.models import BuildJob
-from builds.sweeper import repair_attempts
+from builds.job_sweeper import repair_attempts
 from tests.conftest import Api
-from workspaces.models import Attempt, Sandbox, WorkspaceEvent
+from workspaces.models import Attempt, BuildJob, Sandbox, WorkspaceEvent
 
 IDS = ("sandboxId", "workspaceId", "attemptId", "runId", "jobId")
 
@@ -115,7 +114,7 @@ def test_the_job_fails_although_the_sandbox_cannot_be_written(
 def test_attempt_and_sandbox_fail_although_the_job_cannot_be_written(
     api: Api, request_body: dict[str, Any]
 ) -> None:
-    with refused_writes("builds_buildjob"):
+    with refused_writes("workspaces_buildjob"):
         answer = api.post("/v1/sandboxes", request_body, expect=502)
         assert states() == ("queued", "failed", "failed")
     shown = api.get(f"/v1/sandboxes/{answer.body['sandboxId']}").body
@@ -145,7 +144,7 @@ def test_a_failure_is_told_again_although_it_could_not_be_remembered(
     api: Api, request_body: dict[str, Any]
 ) -> None:
     key = {"idempotency-key": "k"}
-    with refused_writes("builds_sandboxrequest", when="NEW.publish_failed"):
+    with refused_writes("workspaces_sandboxrequest", when="NEW.publish_failed"):
         first = api.post("/v1/sandboxes", request_body, headers=key, expect=502).body
     assert states() == ("failed", "failed", "failed")
     again = api.post("/v1/sandboxes", request_body, headers=key, expect=502).body

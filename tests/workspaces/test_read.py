@@ -9,9 +9,9 @@ import pytest
 from pytest_django import DjangoAssertNumQueries
 from pytest_django.fixtures import Settings
 
-from builds.standing import ssh_endpoint
 from tests.conftest import OWNER, Api
 from tests.factories import make_job
+from workspaces.lifecycle.reasons import ssh_endpoint
 
 pytestmark = pytest.mark.django_db
 

@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 import pytest
 from django.db import connection, transaction
 
-from builds.models import BuildJob
-from builds.services import retry_sandbox
-from builds.settlement import fail_unclaimed_job
 from controlplane.errors import Conflict
 from tests.conftest import Api
 from tests.factories import make_job
-from workspaces.models import Attempt, Sandbox, Workspace
+from workspaces.lifecycle.failures import fail_unclaimed_job
+from workspaces.lifecycle.start import retry_sandbox
+from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from builds.models import BuildJob
-from workspaces.models import Attempt, RuntimeInstance
+from workspaces.models import Attempt, BuildJob, RuntimeInstance
 from workspaces.status import SurfacedStatus, surfaced_status
 
 S = SurfacedStatus

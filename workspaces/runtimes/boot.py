@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controlplane.redaction import bounded_tail, redact
+from controlplane.security.redaction import bounded_tail, redact
 from workspaces.runtimes.base import LaunchError
 
 AGENT = "/usr/lib/svc/agent"

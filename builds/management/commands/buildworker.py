@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from builds.assembly import build_worker
-from builds.workplace import NoWorkplaceError
+from builds.build_worker_setup import build_worker
+from builds.images.work_folders import NoWorkplaceError
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
 

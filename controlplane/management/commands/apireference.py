@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from controlplane.api_reference import api_page
-from controlplane.openapi import document
-from controlplane.reference_pages import ReferenceCommand
+from controlplane.http.openapi import document
+from controlplane.reference.api_pages import api_page
+from controlplane.reference.pages import ReferenceCommand
 
 
 class Command(ReferenceCommand):

@@ -10,8 +10,8 @@ import os
 from typing import Mapping, Optional
 
 from ..observe.helper import HelperFailed, Send, ask
-from ..process import Account as User
-from .store import CODEX, read_codex
+from ..process.program import Account as User
+from .account_store import CODEX, read_codex
 
 _SECONDS = 10.0
 

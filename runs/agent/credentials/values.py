@@ -11,11 +11,11 @@ import os
 import re
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from ..config import Config
-from ..process import Account as User
+from ..boot.config import Config
+from ..process.program import Account as User
+from .account_store import CODEX, VALUES, path_of, read_codex, read_renewable, read_values
 from .document import decoded, lines_of, tokens_of
 from .home import Home
-from .store import CODEX, VALUES, path_of, read_codex, read_renewable, read_values
 
 _MAX_RENEWED = 64
 _MAX_FILES = 4

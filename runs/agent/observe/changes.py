@@ -12,8 +12,8 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from ..process import Account
-from ..segments import SNAPSHOT_FOLDER
+from ..process.program import Account
+from ..record.segments import SNAPSHOT_FOLDER
 from .diff import Change, compare, compare_with_git
 from .git import Git, GitFailed, PrivateStore, Repository, program
 from .helper import HelperFailed, Message, Send, ask

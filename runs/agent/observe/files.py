@@ -11,8 +11,8 @@ import stat
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from ..frames import Confidence, Kind, Method
-from ..recording import Recording, text_of
+from ..record.frames import Confidence, Kind, Method
+from ..record.recording import Recording, text_of
 from . import inotify
 from .inotify import Notice
 from .watched import MOST_WATCHES, Watched

@@ -14,8 +14,8 @@ import struct
 import time
 from typing import Any, Callable, Dict, List, NoReturn, Tuple
 
-from ..process import Account, load_prctl
-from ..signals import restore_defaults
+from ..process.program import Account, load_prctl
+from ..process.signals import restore_defaults
 
 _LENGTHS = struct.Struct("!II")
 _PR_SET_PDEATHSIG = 1

@@ -14,9 +14,9 @@ import sys
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..aside import aside
-from ..frames import Confidence, Kind, Method
-from ..recording import Recording
+from ..process.aside import aside
+from ..record.frames import Confidence, Kind, Method
+from ..record.recording import Recording
 
 POLL_SECONDS = 1.0
 _IDLE_SECONDS = 5.0

@@ -10,8 +10,8 @@ import os
 import time
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..frames import Confidence, Method
-from ..recording import Recording
+from ..record.frames import Confidence, Method
+from ..record.recording import Recording
 
 POLL_SECONDS = 0.25
 MOST_RECORDED = 65536

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.checks import SETTINGS
-from runs.retention import prunable, prune
+from runs.record.retention import prunable, prune
 
 _LONGEST_DAYS = 36_500
 

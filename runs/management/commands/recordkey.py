@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.checks import SETTINGS
-from runs import seal
+from runs.record import seal
 
 
 class Command(BaseCommand):

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
-from runs.assembly import run_worker
+from runs.recording.run_worker_setup import run_worker
 
 
 def _positive(text: str) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.checks import SETTINGS
-from runs import signatures
 from runs.models import Run
-from runs.verify import verify_run
+from runs.record import signatures
+from runs.record.verify import verify_run
 
 
 class Command(BaseCommand):

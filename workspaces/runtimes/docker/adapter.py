@@ -27,13 +27,13 @@ from workspaces.runtimes.base import (
     Salvage,
 )
 from workspaces.runtimes.docker import volumes, wire
-from workspaces.runtimes.docker.channel import ExecChannel
-from workspaces.runtimes.docker.engine import (
+from workspaces.runtimes.docker.engine_api import (
     Engine,
     EngineConnections,
     container_name,
     labels_of,
 )
+from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.launch import Launch
 
 

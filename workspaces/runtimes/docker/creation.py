@@ -12,7 +12,7 @@ from docker.types import LogConfig, Mount
 
 from workspaces.runtimes import credentials
 from workspaces.runtimes.base import LaunchRequest
-from workspaces.runtimes.docker.engine import Engine, container_name
+from workspaces.runtimes.docker.engine_api import Engine, container_name
 
 AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 """What the agent needs as root: to own files for the user, to become the user, to end processes."""

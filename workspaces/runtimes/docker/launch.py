@@ -34,10 +34,9 @@ from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import volumes
-from workspaces.runtimes.docker.channel import ExecChannel
 from workspaces.runtimes.docker.creation import NetworkInTheMaking, create_container, labels_for
-from workspaces.runtimes.docker.delivery import deliver
-from workspaces.runtimes.docker.engine import (
+from workspaces.runtimes.docker.credential_files import deliver
+from workspaces.runtimes.docker.engine_api import (
     TICK_SECONDS,
     Engine,
     container_name,
@@ -45,6 +44,7 @@ from workspaces.runtimes.docker.engine import (
     labels_of,
     refused,
 )
+from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.pulling import pull
 
 UNSTARTED_SECONDS = 10.0
@@ -381,7 +381,7 @@ class Launch:
                 functools.partial(self._open_agent, self._engine, container),
                 make_document,
                 limit=self._deadline - time.monotonic(),
-                given_up=self._cancelled.is_set,
+                cancelled=self._cancelled.is_set,
             )
         except LaunchError as error:
             if error.code != "credentials-refused":

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from controlplane.logging import carried
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.engine import TICK_SECONDS, Engine
+from workspaces.runtimes.docker.engine_api import TICK_SECONDS, Engine
 
 
 def pull(
@@ -27,7 +27,7 @@ def pull(
     sign of life.
     """
     faults: list[str] = []
-    given_up = threading.Event()
+    cancelled = threading.Event()
 
     def run() -> None:
         try:
@@ -37,7 +37,7 @@ def pull(
                     image, stream=True, decode=True, auth_config=auth_config
                 )
                 for event in events:
-                    if given_up.is_set():
+                    if cancelled.is_set():
                         return
                     if "error" in event:
                         faults.append(boot.one_line(str(event["error"])))
@@ -54,7 +54,7 @@ def pull(
             proceed()
             thread.join(TICK_SECONDS)
     finally:
-        given_up.set()
+        cancelled.set()
     if faults:
         raise LaunchError(
             "image-pull-failed", f"The image {image} could not be pulled: {faults[0]}"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from controlplane.processes import Tail
+from controlplane.subprocesses import Tail
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import wire
 

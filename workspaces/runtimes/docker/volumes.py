@@ -14,7 +14,7 @@ from docker.errors import APIError, NotFound
 from docker.types import Mount
 
 from workspaces.runtimes.base import LaunchError, Volume
-from workspaces.runtimes.docker.engine import Engine
+from workspaces.runtimes.docker.engine_api import Engine
 
 WORKSPACE_LABEL = "svc.workspace"
 

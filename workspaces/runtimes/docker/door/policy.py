@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TransitionRequest:
     """A request that is one of ours, if what it names belongs to this installation.
 
     ``subject`` is the container or the exec; ``rest`` ends the target that the engine is asked.
@@ -98,7 +98,7 @@ _TARGETS = {
 }
 
 
-def wish(method: str, target: str, body: bytes) -> Wish:
+def wish(method: str, target: str, body: bytes) -> TransitionRequest:
     """Return what the request wants. Raises ``Refused`` for everything the door has no use for."""
     path, question, query = target.partition("?")
     for known, action, shape in _SHAPES:
@@ -107,7 +107,7 @@ def wish(method: str, target: str, body: bytes) -> Wish:
     raise Refused(403, "This door to the engine does not let that through.")
 
 
-def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -> Wish:
+def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -> TransitionRequest:
     parts = found.groupdict()
     rest, content = "", b""
     if action is Action.ARCHIVE:
@@ -122,7 +122,9 @@ def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -
         content = _exec_start(_members(body))
     elif body:
         raise Refused(403, "This door takes no body here.")
-    return Wish(action, parts["version"] or "", parts.get("subject") or "", rest, content)
+    return TransitionRequest(
+        action, parts["version"] or "", parts.get("subject") or "", rest, content
+    )
 
 
 def belongs(container: Mapping[str, Any], instance_id: str) -> bool:

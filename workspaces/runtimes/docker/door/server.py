@@ -18,8 +18,8 @@ from typing import Any
 
 import structlog
 
-from workspaces.runtimes.docker.door import wire
-from workspaces.runtimes.docker.door.policy import Action, Refused, Wish, belongs, wish
+from workspaces.runtimes.docker.door import http_wire as wire
+from workspaces.runtimes.docker.door.policy import Action, Refused, TransitionRequest, belongs, wish
 
 logger = structlog.get_logger(__name__)
 
@@ -140,7 +140,9 @@ class Door:
                 await self._say(client, 502, "The engine does not answer.", close=True)
                 return
 
-    async def _fulfil(self, client: _Client, method: str, wanted: Wish, close: bool) -> bool:
+    async def _fulfil(
+        self, client: _Client, method: str, wanted: TransitionRequest, close: bool
+    ) -> bool:
         """Do what is wanted; return whether the connection is used up."""
         action = wanted.action
         if action in (Action.PING, Action.VERSION):
@@ -173,7 +175,7 @@ class Door:
 
     # ------------------------------------------------------------------------- whose things
 
-    async def _container(self, wanted: Wish, name: str) -> dict[str, Any]:
+    async def _container(self, wanted: TransitionRequest, name: str) -> dict[str, Any]:
         """Return a container of this installation. What is another's is answered as not there."""
         status, body = await self._ask("GET", f"{wanted.version}/containers/{name}/json")
         found = _object(body)
@@ -183,7 +185,7 @@ class Door:
             raise Refused(502, "The engine did not describe the container.")
         return found
 
-    async def _exec(self, wanted: Wish) -> dict[str, Any]:
+    async def _exec(self, wanted: TransitionRequest) -> dict[str, Any]:
         """Return an exec in a container of this installation."""
         status, body = await self._ask("GET", f"{wanted.version}/exec/{wanted.subject}/json")
         found = _object(body)
@@ -230,7 +232,7 @@ class Door:
                 await self._send(client, piece)
             await self._leave(client)
 
-    async def _start(self, client: _Client, wanted: Wish) -> None:
+    async def _start(self, client: _Client, wanted: TransitionRequest) -> None:
         """Start an exec and connect the client with it until one of them is gone."""
         async with self._engine() as (reader, writer):
             async with asyncio.timeout(self._limits.piece):

@@ -1,0 +1,171 @@
+"""The build worker with its parts, out of the settings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from django.conf import settings
+
+from builds.build_worker import BuildWorker, ReconcilerTimes
+from builds.images.compiler import Compiler
+from builds.images.garbage import ImageKeeper
+from builds.images.work_folders import make_root
+from builds.pipeline.runner import JobRunner, lease_duration, source_policy
+from builds.planner import Catalogue
+from controlplane.database.locks import advisory_lock
+from controlplane.work.failure_detector import FailureDetector
+from controlplane.work.notifications import listen
+from controlplane.work.periodic import PeriodicTask
+from controlplane.work.worker import WorkerTimes, new_worker_id
+from registries.services import configured_registry
+from scm.webhooks import keep_deliveries
+from workspaces.credentials.upkeep import look_after_credentials
+from workspaces.launch_request import BootLimits
+from workspaces.lifecycle.teardown import TransitionExecutor
+from workspaces.lifecycle.transition_worker import TransitionWorker
+from workspaces.lifecycle.transitions import expire_workspaces
+from workspaces.models.transition import CHANNEL
+from workspaces.packages.sync import sync_task
+from workspaces.runtimes.configured import configured_adapter
+
+TRANSITION_THREADS = 3
+"""How many workspaces one worker stops or deletes at a time."""
+LOOK_EVERY = timedelta(milliseconds=250)
+"""How often each looks for one, with a query of its own index, when nobody tells of any."""
+LISTEN_AGAIN_AFTER = timedelta(seconds=1)
+
+
+def _wake(events: Sequence[threading.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def _milliseconds(value: int) -> timedelta:
+    return timedelta(milliseconds=value)
+
+
+def job_runner() -> JobRunner:
+    """Return what runs claimed jobs, with every part configured."""
+    temp_root = settings.SVC_DATA_DIR / "builds"
+    make_root(temp_root)
+    extra_ca_file = settings.SVC_EXTRA_CA_FILE
+    registry = configured_registry()
+    return JobRunner(
+        compiler=Compiler(
+            docker_cli=settings.DOCKER_CLI,
+            docker_host=settings.DOCKER_HOST,
+            push_registry=settings.REGISTRY_PUSH_REGISTRY,
+            registry=registry,
+            build_timeout=settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000,
+            push_timeout=settings.WORKSPACE_PUSH_TIMEOUT_MS / 1000,
+            temp_root=temp_root,
+            push_lock=advisory_lock,
+            username=settings.REGISTRY_USERNAME or None,
+            password=settings.REGISTRY_PASSWORD or None,
+        ),
+        registry=registry,
+        adapter=configured_adapter(),
+        catalogue=Catalogue(
+            base_images=settings.SVC_BASE_IMAGES, default_family=settings.SVC_DEFAULT_OS_FAMILY
+        ),
+        sources=source_policy(),
+        boot_limits=BootLimits(
+            step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
+            grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
+            credential_seconds=settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS / 1000,
+        ),
+        temp_root=temp_root,
+        extra_ca=Path(extra_ca_file).read_bytes() if extra_ca_file else b"",
+        instance_id=settings.SVC_INSTANCE_ID,
+        launch_timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
+    )
+
+
+def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
+    """Return a build worker with every setting applied."""
+    runner = job_runner()
+    worker_id = new_worker_id()
+    stale = _milliseconds(settings.WORKER_HEARTBEAT_STALE_MS)
+    executor = TransitionExecutor(
+        adapter=runner.adapter,
+        grace=_milliseconds(settings.WORKSPACE_STOP_GRACE_MS),
+        stale=stale,
+    )
+    images = ImageKeeper(
+        compiler=runner.compiler,
+        registry=runner.registry,
+        instance_id=runner.instance_id,
+        keep=_milliseconds(settings.WORKSPACE_IMAGE_KEEP_MS),
+    )
+    heartbeat = _milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS)
+    detector = FailureDetector(heartbeat)
+    transitions = TransitionWorker(
+        worker_id, executor, stale=stale, is_reliable=detector.is_reliable
+    )
+    woken = [threading.Event() for _ in range(TRANSITION_THREADS)]
+    return BuildWorker(
+        runner=runner,
+        broker_url=settings.RABBITMQ_URL,
+        broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
+        prefetch=settings.WORKSPACE_BUILD_QUEUE_PREFETCH,
+        times=WorkerTimes(
+            lease=lease_duration(),
+            heartbeat=heartbeat,
+            stale=stale,
+            sweep=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
+            overdue=_milliseconds(settings.WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS),
+            keep=_milliseconds(settings.WORKER_RECONCILE_INTERVAL_MS),
+        ),
+        reconciler=ReconcilerTimes(
+            grace=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),
+            keep_ended=_milliseconds(settings.WORKSPACE_KEEP_ENDED_MS),
+        ),
+        tasks=[
+            PeriodicTask(
+                name="credentials",
+                every=_milliseconds(settings.WORKER_CREDENTIALS_INTERVAL_MS),
+                run=partial(look_after_credentials, runner.adapter, instance_id=runner.instance_id),
+            ),
+            PeriodicTask(
+                name="deliveries",
+                every=_milliseconds(settings.SCM_DELIVERY_UPKEEP_INTERVAL_MS),
+                run=keep_deliveries,
+            ),
+            PeriodicTask(
+                name="images",
+                every=_milliseconds(settings.WORKER_IMAGES_INTERVAL_MS),
+                run=images.tidy,
+            ),
+            PeriodicTask(
+                name="packages",
+                every=_milliseconds(settings.PACKAGE_SYNC_INTERVAL_MS),
+                run=sync_task(),
+            ),
+            *(
+                PeriodicTask(
+                    name=f"transitions {number}",
+                    every=LOOK_EVERY,
+                    run=partial(transitions.run, number=number),
+                    woken=event,
+                )
+                for number, event in enumerate(woken, start=1)
+            ),
+            PeriodicTask(
+                name="notifications",
+                every=LISTEN_AGAIN_AFTER,
+                run=partial(listen, CHANNEL, partial(_wake, woken)),
+            ),
+            PeriodicTask(
+                name="expiry",
+                every=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
+                steps={"expiry": expire_workspaces},
+            ),
+        ],
+        max_jobs=max_jobs,
+        worker_id=worker_id,
+        failure_detector=detector,
+    )

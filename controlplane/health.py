@@ -1,0 +1,143 @@
+"""The system endpoints."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.http.serializers import OutputSerializer
+from controlplane.readiness import check_all, needs_setup
+
+READINESS_STATUSES = ["ok", "degraded", "unavailable"]
+
+
+class RootSerializer(OutputSerializer):
+    """What this service is, and where it is described."""
+
+    name = serializers.CharField()
+    version = serializers.CharField()
+    docs_path = serializers.CharField()
+    open_api_path = serializers.CharField()
+
+
+class LivenessSerializer(OutputSerializer):
+    """The process answers."""
+
+    status = serializers.ChoiceField(choices=["ok"])
+
+
+class CheckSerializer(OutputSerializer):
+    """The state of one part."""
+
+    name = serializers.CharField()
+    ok = serializers.BooleanField()
+    required = serializers.BooleanField(  # type: ignore[assignment]  # DRF takes it off the class
+        help_text="Whether the API is not ready without it."
+    )
+    detail = serializers.CharField()
+
+
+class ReadinessSerializer(OutputSerializer):
+    """Whether the service can do its work, part by part."""
+
+    status = serializers.ChoiceField(
+        choices=READINESS_STATUSES,
+        help_text="`degraded`: requests are taken, and something that is not required is amiss.",
+    )
+    checks = CheckSerializer(many=True)
+
+
+class SshGatewaySerializer(OutputSerializer):
+    """Where people enter workspaces."""
+
+    host = serializers.CharField()
+    port = serializers.IntegerField()
+    username_prefix = serializers.CharField()
+
+
+class SetupStateSerializer(OutputSerializer):
+    """What a first visit needs to know."""
+
+    needs_setup = serializers.BooleanField(help_text="True while no staff account exists.")
+    ssh_gateway = SshGatewaySerializer()
+
+
+class Root(APIView):
+    """The service root."""
+
+    @extend_schema(
+        operation_id="system.root",
+        tags=["System"],
+        summary="Service root",
+        responses=RootSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """Name the service and its release."""
+        members = {
+            "name": "controlplane",
+            "version": settings.SVC_RELEASE,
+            "docs_path": "/docs",
+            "open_api_path": "/openapi.json",
+        }
+        return Response(RootSerializer(members).data)
+
+
+class Liveness(APIView):
+    """Liveness; touches nothing."""
+
+    @extend_schema(
+        operation_id="system.healthz",
+        tags=["System"],
+        summary="Liveness",
+        responses=LivenessSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """Answer."""
+        return Response(LivenessSerializer({"status": "ok"}).data)
+
+
+class Readiness(APIView):
+    """Readiness, part by part."""
+
+    @extend_schema(
+        operation_id="system.readyz",
+        tags=["System"],
+        summary="Readiness",
+        responses={200: ReadinessSerializer, 503: ReadinessSerializer},
+    )
+    def get(self, request: Request) -> Response:
+        """Ask database, broker, registry and build workers, each with a line of its own.
+
+        503 when one of the first three is down.
+        """
+        checks = check_all()
+        ready = all(check.ok for check in checks if check.required)
+        status = "unavailable" if not ready else "ok" if all(c.ok for c in checks) else "degraded"
+        body = ReadinessSerializer({"status": status, "checks": checks}).data
+        return Response(body, status=200 if ready else 503)
+
+
+class SetupState(APIView):
+    """The state of the first set-up."""
+
+    @extend_schema(
+        operation_id="system.setupState",
+        tags=["System"],
+        summary="Setup state",
+        responses=SetupStateSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """Tell whether a staff account exists, and where the SSH gateway is."""
+        members = {
+            "needs_setup": needs_setup(),
+            "ssh_gateway": {
+                "host": settings.SVC_SSH_HOST,
+                "port": settings.SVC_SSH_PORT,
+                "username_prefix": settings.SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX,
+            },
+        }
+        return Response(SetupStateSerializer(members).data)

@@ -1,0 +1,192 @@
+"""The OpenAPI description: generated from the code, strict inputs, one problem body everywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+from django.http import HttpResponse
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from controlplane.http.gateway_token import HEADER, PRINCIPAL_HEADER
+from controlplane.http.serializers import (
+    InputSerializer,
+    OutputSerializer,
+    PatternField,
+    camel_case,
+)
+
+OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
+OWNER_REQUIRED = OpenApiParameter(
+    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
+)
+CREATED_LOCATION = OpenApiParameter(
+    "Location", str, OpenApiParameter.HEADER, description="Its own path.", response=[201]
+)
+GATEWAY_TOKEN_REQUIRED = OpenApiParameter(
+    HEADER,
+    str,
+    OpenApiParameter.HEADER,
+    required=True,
+    description="The secret that the installation and its SSH gateway share.",
+)
+PRINCIPAL = OpenApiParameter(
+    PRINCIPAL_HEADER,
+    str,
+    OpenApiParameter.HEADER,
+    required=True,
+    description="The owner whose key the gateway has verified, in UTF-8.",
+)
+
+PROBLEM_EXAMPLE: dict[str, Any] = {
+    "type": "urn:controlplane:problem:validation-failed",
+    "title": "Validation failed",
+    "status": 400,
+    "detail": "The request has 2 faults; see errors.",
+    "code": "validation-failed",
+    "message": "The request has 2 faults; see errors.",
+    "errors": [
+        {
+            "pointer": "/spec/harness/id",
+            "code": "not-allowed",
+            "detail": "must be one of 'opencode', 'codex', 'claude-code', 'shell', 'custom'. "
+            "Did you mean 'codex'?",
+        },
+        {
+            "pointer": "/repositroy",
+            "code": "unknown-member",
+            "detail": 'This member is not known. Did you mean "repository"?',
+        },
+    ],
+    "requestId": "019c0f5e-2b1a-7c44-9d2f-6f1f3a0b5c77",
+}
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "What went wrong (RFC 9457). Some problems add members of their own.",
+    "required": ["type", "title", "status", "detail", "code", "message", "errors", "requestId"],
+    "properties": {
+        "type": {"type": "string", "description": "A URI that names the kind of problem."},
+        "title": {"type": "string", "description": "The kind of problem in words."},
+        "status": {"type": "integer", "description": "The HTTP status."},
+        "detail": {"type": "string", "description": "What happened this time, and what to do."},
+        "code": {
+            "type": "string",
+            "pattern": "^[a-z0-9-]+$",
+            "description": "The kind of problem for programs; stable.",
+        },
+        "message": {"type": "string", "description": "Equal to `detail`."},
+        "errors": {
+            "type": "array",
+            "description": "Every single fault of the request, each with its place: exactly one "
+            "of `pointer`, `parameter` and `header`.",
+            "items": {"$ref": "#/components/schemas/Fault"},
+        },
+        "requestId": {"type": "string", "description": "Finds the request in the logs."},
+    },
+    "examples": [PROBLEM_EXAMPLE],
+}
+
+FAULT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "One thing that is wrong with a request, and where.",
+    "required": ["code", "detail"],
+    "properties": {
+        "pointer": {
+            "type": "string",
+            "description": "JSON pointer (RFC 6901) into the body; empty for the body as a whole.",
+        },
+        "parameter": {"type": "string", "description": "Name of a query parameter."},
+        "header": {"type": "string", "description": "Name of a header."},
+        "code": {"type": "string", "pattern": "^[a-z0-9-]+$"},
+        "detail": {"type": "string"},
+    },
+    "additionalProperties": False,
+}
+
+
+class ControlPlaneSchema(AutoSchema):
+    """Says what our serializers promise: strict inputs, patterns, and outputs without nulls."""
+
+    def _map_serializer(
+        self, serializer: Any, direction: str, bypass_extensions: bool = False
+    ) -> Any:
+        schema: Any = super()._map_serializer(  # type: ignore[no-untyped-call]
+            serializer, direction, bypass_extensions
+        )
+        if isinstance(schema, dict):
+            strict = serializer.child if hasattr(serializer, "child") else serializer
+            if isinstance(strict, InputSerializer | OutputSerializer):
+                schema["additionalProperties"] = False
+            if isinstance(strict, OutputSerializer):
+                # DRF calls read-only members optional; ours are there unless they say otherwise.
+                required = [name for name, field in strict.fields.items() if field.required]
+                schema.pop("required", None)
+                if required:
+                    schema["required"] = sorted(required)
+        return schema
+
+    def _map_serializer_field(
+        self, field: Any, direction: str, bypass_extensions: bool = False
+    ) -> Any:
+        schema: Any = super()._map_serializer_field(  # type: ignore[no-untyped-call]
+            field, direction, bypass_extensions
+        )
+        if isinstance(field, PatternField):
+            schema["pattern"] = f"^{field.pattern.pattern}$"
+        return schema
+
+
+def add_shared_parts(
+    result: dict[str, Any], generator: Any, request: Any, public: bool
+) -> dict[str, Any]:
+    """Add what all operations share: the problem body, phrases, path parameters in camelCase."""
+    schemas = result.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"], schemas["Fault"] = PROBLEM_SCHEMA, FAULT_SCHEMA
+    result["components"]["schemas"] = dict(sorted(schemas.items()))
+    result["paths"] = {
+        re.sub(r"\{(\w+)\}", lambda match: f"{{{camel_case(match[1])}}}", path): operations
+        for path, operations in result["paths"].items()
+    }
+    for operations in result["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "path":
+                    parameter["name"] = camel_case(parameter["name"])
+            for status, response in operation["responses"].items():
+                response["description"] = response["description"] or HTTPStatus(int(status)).phrase
+            operation["responses"]["default"] = {
+                "description": "Anything that went wrong.",
+                "content": {
+                    "application/problem+json": {
+                        "schema": {"$ref": "#/components/schemas/Problem"},
+                        "example": PROBLEM_EXAMPLE,
+                    }
+                },
+            }
+    return result
+
+
+@cache
+def document() -> bytes:
+    """Return the description as JSON; the code does not change while a process lives."""
+    described = SchemaGenerator().get_schema(  # type: ignore[no-untyped-call]
+        request=None, public=True
+    )
+    return json.dumps(described, ensure_ascii=False).encode()
+
+
+@extend_schema(exclude=True)
+class Description(APIView):
+    """``GET /openapi.json``."""
+
+    def get(self, request: Request) -> HttpResponse:
+        """Describe the API."""
+        return HttpResponse(document(), content_type="application/json")

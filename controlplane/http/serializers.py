@@ -1,0 +1,250 @@
+"""Serializer bases and fields of the wire: camelCase members, strict objects, safe strings.
+
+Python names are snake_case and members camelCase; the renaming happens per declared field, so the
+inside of opaque JSON (a blueprint, an event's data) is never touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+from rest_framework.fields import empty
+
+from controlplane.database.ids import OWNER_MAX_LENGTH
+from controlplane.http.parsers import escape_pointer
+
+CANONICAL_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MAX_SHOWN_NAME = 80
+NAME_MAX_LENGTH = 120
+MAX_UNKNOWN_MEMBERS = 100
+"""No answer names more; a body may hold a hundred thousand."""
+
+
+def camel_case(name: str) -> str:
+    """Return the member name on the wire of a Python name: ``owner_user_id`` → ``ownerUserId``."""
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """Return `` Did you mean "x"?`` when a known name is close to ``name``, else nothing."""
+    if len(name) > MAX_SHOWN_NAME:
+        return ""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def has_control_character(text: str, *, allowed: str = "") -> bool:
+    """Tell whether ``text`` holds a control, format, surrogate or separator-line character."""
+    refused = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    return any(unicodedata.category(c) in refused and c not in allowed for c in text)
+
+
+JSON_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
+def json_kind(value: object) -> str:
+    """Return what JSON calls the type of ``value``, with its article."""
+    return JSON_KINDS.get(type(value), "an object")
+
+
+def shown_name(name: str) -> str:
+    """Return a member's or parameter's name that a client chose: bounded and printable."""
+    text = name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+    return text[:MAX_SHOWN_NAME]
+
+
+class CamelCaseMixin:
+    # A comment, because a docstring would become the description of every schema component:
+    # declares fields in snake_case and shows them in camelCase.
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields: dict[str, serializers.Field[Any, Any, Any, Any]] = {}
+        for name, field in super().get_fields().items():  # type: ignore[misc]
+            wire = camel_case(name)
+            if wire != name and field.source is None:
+                field.source = name
+            fields[wire] = field
+        return fields
+
+
+class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
+    # Shapes an answer; absent optional members are left out rather than sent as null.
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        shown = super().to_representation(instance)
+        return {name: value for name, value in shown.items() if value is not None}
+
+
+class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
+    # Reads a body: every member is known, with a suggestion for those that are not.
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise serializers.ValidationError(
+                {"non_field_errors": [f"An object is expected here, not {json_kind(data)}."]},
+                code="wrong-type",
+            )
+        errors: dict[str, Any] = {}
+        known = list(self.fields)
+        for name in data:
+            if name not in self.fields and len(errors) < MAX_UNKNOWN_MEMBERS:
+                errors[shown_name(name)] = [
+                    serializers.ErrorDetail(
+                        f"This member is not known.{suggestion(name, known)}",
+                        code="unknown-member",
+                    )
+                ]
+        # null means absent: optional members of the wire are never null in Python.
+        given = {name: value for name, value in data.items() if value is not None}
+        try:
+            values = super().to_internal_value(given)
+        except serializers.ValidationError as exc:
+            assert isinstance(exc.detail, dict)
+            raise serializers.ValidationError({**exc.detail, **errors}) from exc
+        if errors:
+            raise serializers.ValidationError(errors)
+        return values
+
+
+class OwnedInputSerializer(InputSerializer):
+    # Documents the owner's members; ``controlplane.http.requests`` reads them, from body and query.
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        owner = OwnerField(
+            required=False, help_text="Whose. Given here or in the query, also as `userId`."
+        )
+        synonym = OwnerField(required=False, help_text="A synonym of `ownerUserId`.")
+        return {"ownerUserId": owner, "userId": synonym, **super().get_fields()}
+
+
+class QuerySerializer(CamelCaseMixin, serializers.Serializer[Any]):
+    # Reads a query string; use ``read_query`` for the errors to name parameters.
+    pass
+
+
+class TextField(serializers.CharField):
+    """A single-line string: trimmed, not empty, without control characters, of bounded length.
+
+    Only JSON strings are taken: ``CharField`` alone would read ``5`` as ``"5"``.
+    """
+
+    invisible_allowed = ""
+
+    default_error_messages = {
+        "control-character": "Control characters are not allowed here.",
+        "wrong-type": "A string is expected here, not {kind}.",
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 255)
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the trimmed text; raise ``ValidationError`` for anything else."""
+        if not isinstance(data, str):
+            self.fail("wrong-type", kind=json_kind(data))
+        text = super().to_internal_value(data)
+        if has_control_character(text, allowed=self.invisible_allowed):
+            self.fail("control-character")
+        return text
+
+    def run_validation(self, data: Any = empty) -> Any:
+        """Refuse blank text with a code of our own before the base class does."""
+        if isinstance(data, str) and not data.strip():
+            self.fail("blank")
+        return super().run_validation(data)
+
+
+class NameField(TextField):
+    """A name for people: runs of blanks count as one."""
+
+    # The joiners that Persian and Indic scripts and composed emoji need.
+    invisible_allowed = "\u200c\u200d"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=NAME_MAX_LENGTH, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the name with single blanks."""
+        if isinstance(data, str):
+            blanks = "".join(" " if unicodedata.category(c) == "Zs" else c for c in data)
+            data = " ".join(word for word in blanks.split(" ") if word)
+            if not data.strip(self.invisible_allowed + " "):
+                self.fail("blank")
+        return super().to_internal_value(data)
+
+
+class PatternField(TextField):
+    """A :class:`TextField` that matches ``pattern`` as a whole; ``hint`` says what is expected."""
+
+    def __init__(self, *, pattern: re.Pattern[str], hint: str, **kwargs: Any) -> None:
+        self.pattern = pattern
+        self.hint = hint
+        super().__init__(**{"help_text": hint, **kwargs})
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text when it matches."""
+        text = super().to_internal_value(data)
+        if not self.pattern.fullmatch(text):
+            raise serializers.ValidationError(self.hint, code="invalid-format")
+        return text
+
+
+class IdField(serializers.UUIDField):
+    """An id in its canonical text; DRF alone would also take numbers, braces and URNs."""
+
+    def to_internal_value(self, data: Any) -> uuid.UUID:
+        """Return the id."""
+        if not isinstance(data, str) or not CANONICAL_UUID.fullmatch(data):
+            self.fail("invalid", value=json_kind(data) if not isinstance(data, str) else data[:80])
+        return uuid.UUID(data)
+
+
+class OwnerField(TextField):
+    """The owner a caller acts for: a free string, no table (specification, "Authentication")."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=OWNER_MAX_LENGTH, **kwargs)
+
+
+@extend_schema_field({"type": "string", "format": "date-time"})
+class TimestampField(serializers.Field[datetime, datetime, str, Any]):
+    """An instant as ISO 8601 in UTC with milliseconds and ``Z``; for answers only."""
+
+    def to_representation(self, value: datetime) -> str:
+        """Return ``value`` cut to milliseconds."""
+        return format_timestamp(value)
+
+
+def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:
+    """Return the serializer of a keyset page of ``item``."""
+    members = {
+        "items": item(many=True),
+        "next_cursor": serializers.CharField(required=False),
+        "__doc__": "One page of a list; `nextCursor` leads to the next one, when there is one.",
+    }
+    return type(name, (OutputSerializer,), members)
+
+
+def format_timestamp(value: datetime) -> str:
+    """Return ``value`` as the wire shows instants: ``2026-01-02T03:04:05.678Z``."""
+    utc = value.astimezone(timezone.get_fixed_timezone(0))
+    return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03d}Z"
+
+
+def member_pointer(*names: str) -> str:
+    """Return the JSON pointer of a member: ``member_pointer("spec", "harness")``."""
+    return "".join(f"/{escape_pointer(name)}" for name in names)

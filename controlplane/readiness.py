@@ -1,0 +1,119 @@
+"""What readiness asks of the parts that the API depends on.
+
+Apps register the parts that they know: :func:`register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.db import Error as AnyDatabaseError
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+
+from controlplane.errors import ControlPlaneError
+from controlplane.work import amqp
+from controlplane.work.models import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The state of one part; ``required`` ones decide whether the API is ready."""
+
+    name: str
+    ok: bool
+    detail: str
+    required: bool = True
+
+
+_registered: dict[str, Callable[[], str]] = {}
+
+
+def register(name: str, ask: Callable[[], str]) -> None:
+    """Add a part that is required; ``ask`` says how it is, or raises ``ControlPlaneError``."""
+    _registered[name] = ask
+
+
+def check_all() -> list[Check]:
+    """Ask every part, each within its own time limit; none of them raises."""
+    return [
+        _database(),
+        _broker(),
+        *(_outcome(name, ask) for name, ask in _registered.items()),
+        _workers("buildWorker", Heartbeat.Kind.BUILD),
+        _workers("runWorker", Heartbeat.Kind.RUN),
+        _consumer_timeout(),
+    ]
+
+
+def needs_setup() -> bool:
+    """Whether nobody can use the admin pages yet."""
+    return not get_user_model().objects.filter(is_staff=True, is_active=True).exists()
+
+
+def _outcome(name: str, ask: Callable[[], str], *, required: bool = True) -> Check:
+    try:
+        return Check(name, True, ask(), required)
+    except (AnyDatabaseError, amqp.BrokerError) as exc:
+        detail = str(exc) if isinstance(exc, amqp.BrokerError) else "It cannot be reached."
+        return Check(name, False, detail, required)
+    except ControlPlaneError as exc:
+        return Check(name, False, exc.detail, required)
+
+
+def _database() -> Check:
+    def ask() -> str:
+        executor = MigrationExecutor(connection)
+        pending = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        if pending:
+            raise ControlPlaneError(
+                f"{len(pending)} migrations are pending; run manage.py migrate."
+            )
+        return "It answers, and no migration is pending."
+
+    return _outcome("database", ask)
+
+
+def _broker() -> Check:
+    def ask() -> str:
+        amqp.ping(settings.RABBITMQ_URL, timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000)
+        return "It answers."
+
+    return _outcome("broker", ask)
+
+
+def _workers(name: str, kind: Heartbeat.Kind) -> Check:
+    def ask() -> str:
+        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        alive = Heartbeat.objects.filter(kind=kind).alive(stale=stale).count()
+        if not alive:
+            raise ControlPlaneError(
+                f"No {kind} worker is alive; start one (manage.py {kind}worker)."
+            )
+        return f"{alive} alive."
+
+    return _outcome(name, ask, required=False)
+
+
+def _consumer_timeout() -> Check:
+    """RabbitMQ takes a message back that is not acknowledged in time, job or no job."""
+    longest = (
+        settings.WORKSPACE_SOURCE_TIMEOUT_MS
+        + settings.WORKSPACE_BUILD_TIMEOUT_MS
+        + settings.WORKSPACE_PUSH_TIMEOUT_MS
+        + settings.WORKSPACE_LAUNCH_TIMEOUT_MS
+    )
+    allowed = settings.RABBITMQ_CONSUMER_TIMEOUT_MS
+    if allowed >= longest:
+        return Check("brokerAcknowledgement", True, "Longer than the longest job.", False)
+    return Check(
+        "brokerAcknowledgement",
+        False,
+        f"The broker's consumer_timeout ({allowed} ms) is below the longest job ({longest} ms): "
+        "raise consumer_timeout in rabbitmq.conf and RABBITMQ_CONSUMER_TIMEOUT_MS with it.",
+        False,
+    )

@@ -1,0 +1,123 @@
+"""`agent exec`: a one-shot run under a supervisor that outlives whoever started it.
+
+The supervisor answers over a pipe once the record exists durably and the program has been started,
+or when there will be no run. Its caller passes the answer on; that the caller dies changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Callable, Dict, List, NoReturn
+
+from ..boot.config import Config, ConfigError, load
+from ..record.spool import SpoolExists, SpoolFailed, SpoolLimits, SpoolWriter
+from .child_environment import account_of
+from .execution import Execution
+from .runspec import MAX_BYTES, RecordSpec, RunSpec, parse_one_shot
+
+EXIT_REFUSED = 2
+EXIT_NOT_RECORDED = 3
+
+
+def execute(config_path: str, state_directory: str) -> int:
+    """Read the spec from stdin, start the run, print one line of JSON; returns the exit code."""
+    try:
+        content = _read_spec(0)
+        config = load(config_path)
+        spec = parse_one_shot(content)
+        account_of(config)
+    except ConfigError as error:
+        return _print({"state": "refused", "message": str(error)})
+    answer_read, answer_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(answer_read)
+        _detach(lambda: _supervise(spec, config, state_directory, answer_write))
+    os.close(answer_write)
+    os.waitpid(pid, 0)
+    with os.fdopen(answer_read, "rb") as pipe:
+        line = pipe.readline()
+    if not line:
+        message = "the recorder ended before it could start the run"
+        return _print({"state": "refused", "message": message}, EXIT_NOT_RECORDED)
+    answer = json.loads(line)
+    return _print(answer, EXIT_NOT_RECORDED if answer["state"] == "refused" else 0)
+
+
+def open_spool(spec: RunSpec, record: RecordSpec, state_directory: str) -> SpoolWriter:
+    """Create the run's spool.
+
+    Raises SpoolExists when the run has one already, and SpoolFailed or OSError when it cannot be
+    recorded.
+    """
+    root = runs_root(state_directory)
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    limits = SpoolLimits(record.spool_bytes, record.segment_bytes)
+    return SpoolWriter.create(root, spec.run_id, limits, spec.mode)
+
+
+def runs_root(state_directory: str) -> str:
+    """Where the spools of all runs lie."""
+    return os.path.join(os.path.abspath(state_directory), "runs")
+
+
+def _read_spec(fd: int) -> bytes:
+    parts: List[bytes] = []
+    size = 0
+    while size <= MAX_BYTES:
+        part = os.read(fd, 65536)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+    raise ConfigError(f"the spec is longer than {MAX_BYTES} bytes")
+
+
+def _print(answer: Dict[str, Any], code: int = EXIT_REFUSED) -> int:
+    print(json.dumps(answer), flush=True)
+    return code
+
+
+def _detach(work: Callable[[], None]) -> NoReturn:
+    """Do the work in a process that has no terminal, no parent and no descriptor of the caller."""
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            os.close(null)
+            os.chdir("/")
+            os.umask(0o022)
+            work()
+    finally:
+        os._exit(0)
+
+
+def _supervise(spec: RunSpec, config: Config, state_directory: str, answer_fd: int) -> None:
+    def answer(**members: str) -> None:
+        try:
+            os.write(answer_fd, json.dumps(members).encode() + b"\n")
+        except BrokenPipeError:
+            pass
+        os.close(answer_fd)
+
+    assert spec.record is not None
+    try:
+        writer = open_spool(spec, spec.record, state_directory)
+    except SpoolExists as error:
+        answer(state="exists", spoolId=getattr(error, "spool_id", ""))
+        return
+    except (SpoolFailed, OSError) as error:
+        answer(state="refused", message=f"the run cannot be recorded: {error}")
+        return
+    try:
+        execution = Execution(spec, config, writer, runs_root(state_directory))
+        execution.begin()
+    except Exception as error:
+        # The program dies with this process; the record is sealed by whoever reads it.
+        answer(state="refused", message=f"the run cannot be recorded: {error!r}")
+        raise
+    answer(state="started", spoolId=writer.spool_id)
+    execution.finish()

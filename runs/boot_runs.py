@@ -1,0 +1,122 @@
+"""The records of attempts: boot runs, and what is collected of a workspace that ends.
+
+This is what ``workspaces.lifecycle.records`` asks for.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import timedelta
+
+import structlog
+from django.db import transaction
+from django.db.models.functions import Coalesce, Now
+
+from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
+from controlplane.errors import ControlPlaneError
+from controlplane.owner_limits import OwnerLimit
+from runs.models import Run, RunHead
+from runs.record import store
+from runs.record_limits import RECORD_BYTES
+from runs.recording.collect import drain, drain_container
+from runs.services import create_boot_run, request_cancel
+from workspaces.models import Attempt
+from workspaces.runtimes.base import FileReader, LaunchError, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+CALL_SECONDS = 10.0
+CANCEL_SECONDS = 30.0
+"""How long all the commands of a workspace are told to exit, together."""
+
+
+def boot_run(attempt: Attempt) -> Run:
+    """Return the boot run of an attempt; one without gets its own now."""
+    run = Run.objects.filter(pk=attempt.run_id).first()
+    if run is not None:
+        return run
+    with transaction.atomic():
+        return create_boot_run(attempt)
+
+
+class BootRuns:
+    """Implements ``workspaces.lifecycle.records.Records`` with runs."""
+
+    @property
+    def size_limit(self) -> OwnerLimit:
+        """How much room the records of one owner may take."""
+        return RECORD_BYTES
+
+    def create_boot_run(self, attempt: Attempt) -> Run:
+        """Create the run that records an attempt's build and boot, in its transaction."""
+        return create_boot_run(attempt)
+
+    def start_boot_run(self, attempt: Attempt) -> None:
+        """Make the boot run running, in the transaction that starts the attempt."""
+        queued = Run.objects.filter(pk=boot_run(attempt).pk, status=Run.Status.QUEUED)
+        queued.update(status=Run.Status.RUNNING, started_at=Now(), updated_at=Now())
+
+    def end_boot_run(self, attempt: Attempt, *, failed: bool, code: str, message: str) -> bool:
+        """End the boot run of an attempt that failed or was cancelled; False when it had ended.
+
+        What its record lacks, if anything, it says.
+        """
+        return store.close_early(
+            boot_run(attempt).number,
+            reason="build-failed" if failed else "cancelled",
+            detail=message,
+            status=Run.Status.FAILED if failed else Run.Status.CANCELLED,
+            error_code=code if failed else "",
+            error_message=message if failed else "",
+        )
+
+    def is_being_recorded(self, attempt: Attempt) -> bool:
+        """Whether a source of the boot run's record has begun and not been closed yet."""
+        open_ = RunHead.objects.filter(run_number=boot_run(attempt).number, source_ended=False)
+        return open_.exists()
+
+    def request_cancellation(self, attempt: Attempt) -> None:
+        """Mark everything that runs in the workspace as to be cancelled."""
+        running = Run.objects.open().filter(attempt=attempt, recorded=True)
+        running.exclude(mode=Run.Mode.BOOT).update(
+            cancel_requested_at=Coalesce("cancel_requested_at", Now()), updated_at=Now()
+        )
+
+    def cancel_commands(
+        self, attempt: Attempt, adapter: RuntimeAdapter, *, grace: timedelta
+    ) -> None:
+        """Tell the commands that run in the workspace to exit, so that they count as cancelled.
+
+        Best effort: the container's end is theirs too. A workspace that does not answer, or takes
+        its time, cannot keep itself from being stopped, however many commands there are.
+        """
+        open_ = Run.objects.open().filter(attempt=attempt, recorded=True, mode=Run.Mode.ONE_SHOT)
+        seconds = f"{grace.total_seconds():g}"
+        deadline = time.monotonic() + CANCEL_SECONDS
+        answers = True
+        for run in retry_database(lambda: list(open_), timeout=DATABASE_RETRY_SECONDS):
+            try:
+                retry_database(lambda run=run: request_cancel(run), timeout=DATABASE_RETRY_SECONDS)  # type: ignore[misc]
+                if not answers or time.monotonic() >= deadline:
+                    continue
+                arguments = ["stop", str(run.pk), "--reason", "cancelled", "--grace", seconds]
+                adapter.call_agent(attempt.run_id, arguments, timeout=CALL_SECONDS)
+            except (ControlPlaneError, LaunchError) as exc:
+                log.info("command_not_cancelled", run_id=str(run.pk), reason=type(exc).__name__)
+                answers = answers and not isinstance(exc, LaunchError)
+
+    def collect(self, adapter: RuntimeAdapter, run_id: uuid.UUID) -> None:
+        """Store what a container still holds of records; raise ``LaunchError`` if unreadable."""
+        drain_container(adapter, run_id)
+
+    def collect_from(self, run_id: uuid.UUID, read: FileReader) -> None:
+        """Store what a container that is about to be removed holds of records.
+
+        Takes a bounded time and raises nothing: what cannot be stored is missing in the records,
+        which say so.
+        """
+        try:
+            drain(read, run_id)
+        except Exception as exc:
+            log.warning("container_not_collected", run_id=str(run_id), reason=type(exc).__name__)

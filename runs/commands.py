@@ -1,0 +1,113 @@
+"""What a run needs to know of the workspace it is to be executed in: is it ready, and with what.
+
+A prompt becomes the one-shot command of the harness; the planner knows the harnesses, which is why
+this is here and not in ``runs``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from controlplane.errors import Fault, NotFound, ValidationFailed
+from controlplane.http.serializers import suggestion
+from runs.models import Run
+from runs.services import NewRun
+from workspaces.harnesses import HARNESSES
+from workspaces.lifecycle.reasons import require_ready
+from workspaces.models import Attempt, Workspace
+from workspaces.services import get_workspace
+
+CUSTOM = "custom"
+
+
+def new_run(*, owner_user_id: str, values: Mapping[str, Any], from_gateway: bool) -> NewRun:
+    """Return the run that the members of a request ask for.
+
+    A one-shot run with a command or a prompt is executed. An interactive run is recorded when the
+    gateway asks for it, which then opens the session. Both need a workspace that is ready.
+
+    Raises ``NotFound`` (``workspace-not-found``, ``attempt-not-found``), ``ValidationFailed``, or
+    ``Conflict`` (``workspace-not-ready``).
+    """
+    workspace = get_workspace(values["workspace_id"], owner_user_id=owner_user_id)
+    attempt = _attempt(workspace, values.get("attempt_id"))
+    mode = Run.Mode(values["mode"])
+    one_shot = mode == Run.Mode.ONE_SHOT
+    executed = one_shot and ("command" in values or "prompt" in values)
+    command = _command(values, attempt, executed=executed)
+    recorded = executed or (mode == Run.Mode.INTERACTIVE and from_gateway)
+    if recorded:
+        require_ready(attempt)
+    return NewRun(
+        workspace=workspace,
+        attempt=attempt if recorded or "attempt_id" in values else None,
+        owner_user_id=owner_user_id,
+        harness_id=values["harness_id"],
+        mode=mode,
+        recorded=recorded,
+        prompt=values.get("prompt", ""),
+        command=command,
+        time_limit_ms=values.get("time_limit_ms"),
+    )
+
+
+def _attempt(workspace: Workspace, attempt_id: uuid.UUID | None) -> Attempt | None:
+    """Return the attempt that is named, or the workspace's latest one."""
+    attempts = Attempt.objects.filter(workspace=workspace)
+    if attempt_id is None:
+        return attempts.order_by("-pk").first()
+    attempt = attempts.filter(pk=attempt_id).first()
+    if attempt is None:
+        raise NotFound("The workspace has no such attempt.", code="attempt-not-found")
+    return attempt
+
+
+def _command(
+    values: Mapping[str, Any], attempt: Attempt | None, *, executed: bool
+) -> dict[str, Any] | None:
+    """Return ``{executable, args, cwd?, env?, stdin?}``; None when there is nothing to execute."""
+    if not executed:
+        _refuse_members_of_executions(values)
+        return dict(values["command"]) if "command" in values else None
+    if "command" in values:
+        command = dict(values["command"])
+    else:
+        executable, *args = harness_command(values["harness_id"], values["prompt"], attempt)
+        command = {"executable": executable, "args": args}
+    return command | {name: values[name] for name in ("env", "stdin") if name in values}
+
+
+def _refuse_members_of_executions(values: Mapping[str, Any]) -> None:
+    members = {"env": "env", "stdin": "stdin", "time_limit_ms": "timeLimitMs"}
+    detail = "This run is not executed: only a one-shot run with a command or a prompt is."
+    faults = [
+        Fault("not-executed", detail, pointer=f"/{wire}")
+        for name, wire in members.items()
+        if name in values
+    ]
+    if faults:
+        raise ValidationFailed(faults)
+
+
+def harness_command(harness_id: str, prompt: str, attempt: Attempt | None) -> list[str]:
+    """Return the command that runs one prompt with a harness.
+
+    ``custom`` is the harness that the workspace's blueprint describes. Raises ``ValidationFailed``
+    for a harness that there is not.
+    """
+    known = HARNESSES.get(harness_id)
+    if known is not None:
+        # What begins with a dash would be read as an option, and options may undo safeguards.
+        return [*known.one_shot, *(["--"] if prompt.startswith("-") else []), prompt]
+    harness = (attempt.spec if attempt else {}).get("harness", {})
+    if harness_id == CUSTOM and harness.get("id") == CUSTOM:
+        return [*harness["command"], prompt]
+    names = [*HARNESSES, CUSTOM]
+    detail = (
+        "The workspace's blueprint describes no custom harness."
+        if harness_id == CUSTOM
+        else f"A prompt needs one of {', '.join(names)}.{suggestion(harness_id, names)}"
+    )
+    raise ValidationFailed([Fault("not-allowed", detail, pointer="/harnessId")])

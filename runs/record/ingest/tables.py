@@ -1,0 +1,120 @@
+"""Writing to the tables of a record, in the present transaction, behind a locked head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db import connection, transaction
+
+from controlplane.metrics.families import RECORD_LOSSES
+from runs.models import RunHead
+from runs.record.ingest import new_rows as rows
+from runs.record.ingest.derived import Derived, Loss
+
+_LOSS = """
+INSERT INTO run_loss (run_number, position, kind, detected_via, from_sequence, to_sequence,
+    process_number, stream, from_offset, to_offset, count, reason)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+
+# What is told first counts: an event that says it again, differently, stands in the log only.
+_START = """
+INSERT INTO run_process (run_number, process_number, parent_number, leader, pid, argv, cwd, name,
+    streams, started_us, exit_signal, exit_reason)
+VALUES (%s, %s, %s, %s, %s, %s::text[], %s, %s, %s::smallint[], %s, '', '')
+ON CONFLICT (run_number, process_number) DO UPDATE SET
+    parent_number = excluded.parent_number, leader = excluded.leader, pid = excluded.pid,
+    argv = excluded.argv, cwd = excluded.cwd, name = excluded.name, streams = excluded.streams,
+    started_us = excluded.started_us
+WHERE run_process.started_us IS NULL"""
+_EXIT = """
+INSERT INTO run_process (run_number, process_number, leader, argv, cwd, name, streams, ended_us,
+    exit_code, exit_signal, exit_reason)
+VALUES (%s, %s, false, '{}', '', '', '{}', %s, %s, %s, %s)
+ON CONFLICT (run_number, process_number) DO UPDATE SET
+    ended_us = excluded.ended_us, exit_code = excluded.exit_code,
+    exit_signal = excluded.exit_signal, exit_reason = excluded.exit_reason
+WHERE run_process.ended_us IS NULL"""
+_CHANGE = """
+INSERT INTO run_change (run_number, position, path, old_path, change, "binary", added_lines,
+    removed_lines, size_before, size_after, mode_before, mode_after, patch, patch_truncated)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (run_number, position) DO NOTHING"""
+
+
+def copy_events(first: bytes, pieces: Iterable[bytes]) -> int:
+    """Store rows of ``run_event`` as :mod:`runs.record.ingest.new_rows` packs them.
+
+    Returns how many bytes.
+
+    Goes below Django's cursor, which has no ``COPY``; its errors come out as Django's.
+    """
+    connection.ensure_connection()
+    with (
+        connection.wrap_database_errors,
+        connection.connection.cursor() as cursor,
+        cursor.copy(rows.COPY) as copy,
+    ):
+        copy.write(rows.HEADER + first)
+        stored = len(first)
+        for piece in pieces:
+            copy.write(piece)
+            stored += len(piece)
+        copy.write(rows.TRAILER)
+    return stored
+
+
+def add_losses(head: RunHead, losses: Sequence[Loss]) -> None:
+    """Store loss spans behind those that the head counts."""
+    if not losses:
+        return
+    lines = [
+        (
+            head.run_number,
+            head.loss_count + position,
+            loss.kind,
+            loss.detected_via,
+            loss.from_sequence,
+            loss.to_sequence,
+            loss.process_number,
+            loss.stream,
+            loss.from_offset,
+            loss.to_offset,
+            loss.count,
+            loss.reason,
+        )
+        for position, loss in enumerate(losses, 1)
+    ]
+    _many(_LOSS, lines)
+    head.loss_count += len(losses)
+    transaction.on_commit(lambda: _count(losses))
+
+
+def _count(losses: Sequence[Loss]) -> None:
+    for loss in losses:
+        RECORD_LOSSES.count(kind=loss.kind)
+
+
+def add_derived(head: RunHead, derived: Derived) -> None:
+    """Store what a batch told besides its events."""
+    add_losses(head, derived.losses)
+    number = head.run_number
+    _many(_START, [(number, process, *told) for process, told in derived.starts.items()])
+    _many(_EXIT, [(number, process, *told) for process, told in derived.exits.items()])
+    _many(_CHANGE, [(number, position, *told) for position, told in derived.changes.items()])
+    head.process_count = max(head.process_count, derived.highest_process)
+
+
+def add_checkpoint(head: RunHead) -> None:
+    """Store where the chain stands after a batch."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO run_checkpoint (run_number, sequence, chain_head) VALUES (%s, %s, %s)",
+            [head.run_number, head.last_sequence, bytes(head.chain_head)],
+        )
+
+
+def _many(statement: str, lines: Sequence[tuple[Any, ...]]) -> None:
+    if lines:
+        with connection.cursor() as cursor:
+            cursor.executemany(statement, lines)

@@ -1,0 +1,402 @@
+"""The recorder of one run: from the spool in its workspace to the database, until its end is there.
+
+Nothing is acknowledged to the workspace before it is committed, and everything may be repeated:
+the store knows what it has already. So whatever breaks on the way (the connection, the database,
+this process) the answer is the same: connect again and go on after the last event stored. While the
+database is away the recorder keeps what it has and reads nothing more; the workspace's spool takes
+the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import structlog
+from django.db import DatabaseError, DataError, IntegrityError
+
+from controlplane.errors import JobError
+from controlplane.metrics.families import INGEST_LAG
+from controlplane.work.leases import LeaseLost
+from runs.agent.record.frames import HEADER, FrameError, Kind
+from runs.models import Run
+from runs.record import store
+from runs.recording import program_start as execution
+from runs.recording.collect import drain_container
+from runs.recording.endings import GONE, NOT_RUNNING, Endings
+from runs.recording.program_start import RecordLimits, StartUnknownError, time_limit_seconds
+from runs.recording.tail_channel import NO_SUCH_RUN, UNREADABLE, TailChannel, TailEndedError
+from runs.recording.thread_connections import Connections, Database, StoppedError
+from workspaces.runtimes.base import LaunchError, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+BATCH_BYTES = 1024 * 1024
+BATCH_EVENTS = 2048
+BATCH_SECONDS = 0.1
+LOOK_SECONDS = 0.5
+"""How often a recorder without news looks whether it is to stop."""
+IDLE_SECONDS = 1.0
+"""A database connection that is not used for longer is given back."""
+LAST_ACK_SECONDS = 5.0
+RETRY_SECONDS = 0.2
+MAX_RETRY_SECONDS = 3.0
+MAX_DAMAGED = 5
+UNREADABLE_SECONDS = 15.0
+"""So many connections in a row that bring nothing sound are no accident."""
+NOT_BEGUN_SECONDS = 20.0
+"""How long a session that its gateway has begun may be without a spool."""
+SILENCE_SECONDS = 60.0
+"""How long after its last moment a run may go on without a word."""
+
+
+class _SilentError(Exception):
+    """The run should have ended long ago, and nothing is heard of it."""
+
+
+@dataclass(slots=True)
+class RunControl:
+    """How the worker speaks to the recorder of one run."""
+
+    stopped: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Recorder:
+    """Records one claimed run. :meth:`record` is called once, on a thread of its own."""
+
+    def __init__(
+        self,
+        run: Run,
+        control: RunControl,
+        *,
+        adapter: RuntimeAdapter,
+        limits: RecordLimits,
+        connections: Connections | None = None,
+    ) -> None:
+        assert run.attempt is not None
+        self._run = run
+        self._boot_run_id = run.attempt.run_id
+        self._fence = run.fence
+        self._control = control
+        self._adapter = adapter
+        self._limits = limits
+        self._database = Database(connections or Connections(1), control.stopped)
+        self._endings = Endings(run, self._fence, adapter)
+        self._began = self._heard = self._stored_at = time.monotonic()
+        self._begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
+        self._last_moment = self._began + self._seconds_left()
+        self._retry = RETRY_SECONDS
+        self._damaged = 0
+        self._unreadable_since = 0.0
+        self._stop_accepted = False
+
+    def record(self) -> None:
+        """Execute the run if that is still to be done, and record it until its record has ended.
+
+        Raises ``StoppedError`` when it was told to stop, ``LeaseLost`` when the run is not
+        ours any more.
+        """
+        try:
+            while not self._go_on():
+                self._pause()
+        finally:
+            self._database.leave()
+
+    # ------------------------------------------------------------ one try after the other
+
+    def _go_on(self) -> bool:
+        """Go as far as possible; True when the record has ended, False to try again soon."""
+        try:
+            self._look()
+            return self._has_ended() or self._start() or self._follow()
+        except _SilentError:
+            return self._end_silent()
+        except LaunchError as exc:
+            log.info("workspace_not_reached", code=exc.code)
+            return exc.code in (GONE, NOT_RUNNING) and self._without_container(exc)
+        except TailEndedError as exc:
+            log.info("tail_ended", reason=str(exc))
+            if exc.exit_code in UNREADABLE:
+                return self._give_up_after_a_while()
+            return exc.exit_code == NO_SUCH_RUN and self._not_there()
+        except StartUnknownError as exc:
+            log.warning("start_unknown", reason=str(exc))
+            return False
+        except store.RecordSealed:
+            return True
+        except store.SourceRefused as exc:
+            log.error("record_refused", reason=str(exc)[:500])
+            return self._end_unreadable(str(exc))
+        except (FrameError, DataError, IntegrityError) as exc:
+            log.warning("record_damaged", error=type(exc).__name__, reason=str(exc)[:500])
+            return self._give_up_sometime()
+        except store.SourceMismatch as exc:
+            # What this container has is part of the record no more; another one is to come.
+            log.warning("source_followed", reason=str(exc))
+            return False
+        except DatabaseError as exc:
+            # Not the record's fault, whatever it is: a migration that is still to come, say.
+            log.error("record_not_stored", error=type(exc).__name__, reason=str(exc)[:500])
+            return False
+        except (StoppedError, LeaseLost):
+            raise
+        except Exception:
+            # A fault of ours, or a forgery that nobody thought of: without an end the run would
+            # go from worker to worker for ever.
+            log.exception("record_not_understood")
+            return self._give_up_sometime()
+
+    def _has_ended(self) -> bool:
+        return self._database(lambda: self._endings.head().sealed_at is not None)
+
+    def _start(self) -> bool:
+        """Execute a one-shot run that has not begun; True when it never will."""
+        if self._run.mode == Run.Mode.BOOT:
+            return self._database(self._endings.without_runtime)
+        if self._run.mode != Run.Mode.ONE_SHOT:
+            return False
+        if self._database(self._endings.has_begun):
+            return False
+        try:
+            if self._control.cancelled.is_set():
+                # Somebody may have started it before us: then it is there to be stopped.
+                return False
+            self._database(lambda: Run.objects.require(self._fence))
+            spool = execution.start(self._adapter, self._run, self._limits)
+        except LaunchError:
+            raise
+        except JobError as exc:
+            log.info("run_refused", code=exc.code)
+            refusal = exc
+            self._database(lambda: self._endings.not_started(refusal.code, refusal.message))
+            return True
+        if spool is not None:
+            # From here on it has begun, whatever becomes of its folder in the workspace.
+            self._database(lambda: self._open_source(spool))
+        return False
+
+    def _follow(self) -> bool:
+        """Store what the agent sends; True when the end of the record is stored."""
+        first = self._database(self._next_to_store)
+        tail = TailChannel.open(self._adapter, self._boot_run_id, self._run.pk, first)
+        try:
+            spool = tail.hello.spool_id
+            stored = self._database(lambda: self._open_source(spool))
+            if first > stored + 1:
+                tail.close()
+                tail = TailChannel.open(self._adapter, self._boot_run_id, self._run.pk, stored + 1)
+            if stored:
+                tail.acknowledge(stored)
+            return self._transfer(tail)
+        finally:
+            tail.close()
+
+    def _transfer(self, tail: TailChannel) -> bool:
+        """Store what comes, batch by batch; True when that was the end of the record."""
+        batch: list[bytes] = []
+        size = 0
+        due = 0.0
+        while True:
+            self._look()
+            wait = max(0.0, due - time.monotonic()) if batch else LOOK_SECONDS
+            try:
+                contents = tail.read(wait)
+            except (TailEndedError, FrameError):
+                # What came whole before is as good as if more had followed.
+                if batch and self._store(tail, batch):
+                    return True
+                raise
+            now = time.monotonic()
+            if contents:
+                if _ends(contents):
+                    due = now  # nothing more will come, and its container waits for this
+                elif not batch:
+                    # At once after a pause, and then no more than so often.
+                    due = max(now, self._stored_at + BATCH_SECONDS)
+                self._heard = now
+                batch += contents
+                size += sum(map(len, contents))
+            elif not batch and now - self._stored_at > IDLE_SECONDS:
+                self._database.leave()
+            if batch and (now >= due or size >= BATCH_BYTES or len(batch) >= BATCH_EVENTS):
+                if self._store(tail, batch):
+                    return True
+                batch, size = [], 0
+
+    def _store(self, tail: TailChannel, batch: list[bytes]) -> bool:
+        """Commit, then acknowledge; True when that was the end of the record."""
+        appended = self._database(lambda: self._append(tail.hello.spool_id, batch))
+        if appended.events:
+            _, written_us, *_ = HEADER.unpack_from(batch[0])
+            INGEST_LAG.observe(max(0.0, time.time() - written_us / 1e6))
+        self._stored_at = self._heard = time.monotonic()
+        self._retry, self._damaged, self._unreadable_since = RETRY_SECONDS, 0, 0.0
+        tail.acknowledge(appended.last_sequence)
+        if appended.sealed:
+            tail.wait_end(LAST_ACK_SECONDS)
+        return appended.sealed
+
+    # ------------------------------------------------------------ the database
+
+    def _next_to_store(self) -> int:
+        """Return which event of the present source comes next, were it still this spool."""
+        head = self._endings.head()
+        of_a_spool = head.source_id and not head.source_id.startswith("build:")
+        return head.last_sequence - head.source_base + 1 if of_a_spool else 1
+
+    def _open_source(self, spool_id: str) -> int:
+        Run.objects.require(self._fence)
+        return store.open_source(self._run.number, spool_id)
+
+    def _append(self, spool_id: str, contents: list[bytes]) -> store.Appended:
+        Run.objects.require(self._fence)
+        return store.append(self._run.number, spool_id, contents)
+
+    # ------------------------------------------------------------ what the worker and time ask
+
+    def _look(self) -> None:
+        """Act on what the worker asked for; raise ``StoppedError`` when it is to stop."""
+        if self._control.stopped.is_set():
+            raise StoppedError
+        now = time.monotonic()
+        if now > self._last_moment + SILENCE_SECONDS and now > self._heard + SILENCE_SECONDS:
+            raise _SilentError
+        if self._control.cancelled.is_set() and not self._stop_accepted:
+            self._stop_run()
+
+    def _stop_run(self) -> None:
+        """Ask the agent to end the run; when it does not answer, the next look asks again."""
+        grace = self._limits.grace_seconds
+        # Also when it cannot be told: a run that is to end does not go on because it is silent.
+        self._last_moment = min(self._last_moment, time.monotonic() + grace)
+        arguments = ["stop", str(self._run.pk), "--reason", "cancelled", "--grace", f"{grace:g}"]
+        try:
+            answer = self._adapter.call_agent(
+                self._boot_run_id, arguments, timeout=execution.CALL_SECONDS
+            )
+        except LaunchError as exc:
+            log.info("stop_not_delivered", code=exc.code)
+            return
+        log.info("run_stop_asked", exit_code=answer.exit_code)
+        self._stop_accepted = answer.exit_code in (0, NO_SUCH_RUN)
+
+    def _pause(self) -> None:
+        """Wait before the next try, longer each time in a row."""
+        self._database.leave()
+        if self._control.stopped.wait(self._retry):
+            raise StoppedError
+        self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)
+
+    def _seconds_left(self) -> float:
+        """Return how long from now the run's processes may live."""
+        if self._run.mode != Run.Mode.ONE_SHOT and self._run.time_limit_ms is None:
+            return float("inf")
+        allowed = time_limit_seconds(self._run, self._limits) + self._limits.grace_seconds
+        return allowed - self._seconds_before_us()
+
+    def _seconds_before_us(self) -> float:
+        """Return how long the run had run when it was claimed."""
+        assert self._run.started_at is not None
+        assert self._run.claimed_at is not None
+        return (self._run.claimed_at - self._run.started_at).total_seconds()
+
+    # ------------------------------------------------------------ ends that the agent cannot tell
+
+    def _is_cancelled(self) -> bool:
+        return self._control.cancelled.is_set()
+
+    def _without_container(self, error: LaunchError) -> bool:
+        """Read what an ended container still holds, and end the record when no more can come."""
+        endings = self._endings
+        try:
+            if self._database(endings.may_come_back):
+                return False
+            if error.code == NOT_RUNNING:
+                self._database(
+                    lambda: drain_container(self._adapter, self._boot_run_id, only=self._run.pk)
+                )
+                if self._has_ended():
+                    return True
+            return self._database(
+                lambda: endings.without_container(error, cancelled=self._is_cancelled())
+            )
+        except LaunchError as exc:
+            log.info("workspace_not_reached", code=exc.code)
+            return False
+
+    def _not_there(self) -> bool:
+        """The agent knows no such run: it is not there yet, or not any more."""
+        if self._has_ended():
+            return True
+        endings, cancelled = self._endings, self._is_cancelled()
+        if self._run.mode == Run.Mode.BOOT:
+            if self._database(endings.may_come_back):
+                return False
+            gone = LaunchError(NOT_RUNNING, "The container holds nothing of the run.")
+            return self._database(lambda: endings.without_container(gone))
+        if self._database(endings.has_begun):
+            self._database(lambda: endings.lost("record-lost", _SPOOL_GONE, cancelled=cancelled))
+            return True
+        if cancelled:
+            self._database(
+                lambda: endings.not_started("", "It was cancelled before it began.", cancelled=True)
+            )
+            return True
+        if self._run.mode == Run.Mode.ONE_SHOT:
+            return self._give_up_sometime()
+        if time.monotonic() < self._begins_until:
+            return False
+        self._database(
+            lambda: endings.not_started("session-not-begun", "Nobody began the session.")
+        )
+        return True
+
+    def _give_up_sometime(self) -> bool:
+        """End a record that cannot be read, and not only once."""
+        self._damaged += 1
+        return self._damaged >= MAX_DAMAGED and self._end_unreadable(_UNREADABLE)
+
+    def _give_up_after_a_while(self) -> bool:
+        """End a record that the agent itself cannot read, unless that passes.
+
+        It also cannot while the workspace is out of memory or processes.
+        """
+        now = time.monotonic()
+        self._unreadable_since = self._unreadable_since or now
+        lasted = now - self._unreadable_since >= UNREADABLE_SECONDS
+        return lasted and self._end_unreadable(_UNREADABLE)
+
+    def _end_unreadable(self, detail: str) -> bool:
+        cancelled = self._is_cancelled()
+        self._database(lambda: self._endings.lost("record-lost", detail, cancelled=cancelled))
+        return True
+
+    def _end_silent(self) -> bool:
+        """End a run that should be over and is not heard, unless it is the engine that is away.
+
+        Its record may be whole in the workspace.
+        """
+        try:
+            self._adapter.engine_id()
+        except LaunchError as exc:
+            log.info("engine_not_reached", code=exc.code)
+            self._heard = time.monotonic()
+            return False
+        cancelled = self._is_cancelled()
+        self._database(
+            lambda: self._endings.lost("time-limit-exceeded", _SILENT, cancelled=cancelled)
+        )
+        return True
+
+
+_SPOOL_GONE = "The rest of the record is not in the workspace any more."
+_UNREADABLE = "The record in the workspace cannot be read."
+_SILENT = "The run was to be over, and nothing was heard of it any more."
+
+
+def _ends(contents: list[bytes]) -> bool:
+    """Whether the last of these frames seals the record."""
+    content = contents[-1]
+    return len(content) >= HEADER.size and HEADER.unpack_from(content)[3] == Kind.RECORD_SEALED

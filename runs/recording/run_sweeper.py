@@ -1,0 +1,117 @@
+"""Finding what nobody is at: runs without a worker, and spools whose last word was lost."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection
+from datetime import timedelta
+
+import structlog
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from runs.agent.record.frames import FrameError
+from runs.models import Run, RunHead
+from runs.recording import claims
+from runs.recording.tail_channel import NOT_OURS, TailChannel, TailEndedError
+from workspaces.models import RuntimeInstance
+from workspaces.runtimes.base import LaunchError, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+CALL_SECONDS = 20.0
+LEFTOVER_AGE = timedelta(days=1)
+"""Workspaces are looked at for this long after a run of theirs has ended: longer than workers, an
+engine or a paused container are away."""
+
+
+def claimable_runs(
+    *, overdue: timedelta, limit: int, modes: Collection[Run.Mode] = tuple(Run.Mode)
+) -> list[tuple[uuid.UUID, Run.Mode]]:
+    """Return up to ``limit`` runs of ``modes`` that nobody is at, longest-waiting first.
+
+    Leased and unclaimed runs are two questions, each on its own partial index.
+    """
+    found: list[tuple[uuid.UUID, str]] = []
+    for runs in (claims.expired(), claims.unclaimed(overdue=overdue)):
+        if len(found) < limit:
+            rows = runs.filter(mode__in=modes).values_list("pk", "mode")
+            found += list(rows[: limit - len(found)])
+    return [(run_id, Run.Mode(mode)) for run_id, mode in found]
+
+
+def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:
+    """Have workspaces remove spools of records that have ended; return how many.
+
+    A worker that dies between its last commit and its acknowledgement leaves such a spool, and so
+    does a record that was ended without its agent: what still runs of that one is stopped, because
+    nobody records it any more.
+    """
+    ended = Run.objects.filter(
+        attempt_id=OuterRef("attempt_id"),
+        recorded=True,
+        mode__in=[Run.Mode.ONE_SHOT, Run.Mode.INTERACTIVE],
+        finished_at__gt=Now() - LEFTOVER_AGE,
+    )
+    runtimes = RuntimeInstance.objects.filter(
+        Exists(ended), status=RuntimeInstance.Status.RUNNING
+    ).values_list("run_id", flat=True)
+    return sum(_acknowledge_in(adapter, boot_run_id) for boot_run_id in runtimes)
+
+
+def _acknowledge_in(adapter: RuntimeAdapter, boot_run_id: uuid.UUID) -> int:
+    try:
+        answer = adapter.call_agent(boot_run_id, ["runs"], timeout=CALL_SECONDS)
+        spools = json.loads(answer.stdout) if answer.exit_code == 0 else []
+        last = {
+            uuid.UUID(spool["runId"]): int(spool["lastSequence"]) if spool["sealed"] else None
+            for spool in spools
+        }
+    except (LaunchError, *NOT_OURS) as exc:
+        # One workspace that cannot be asked, or answers nonsense, is not the end of the round.
+        log.info("leftovers_not_seen", boot_run_id=str(boot_run_id), reason=type(exc).__name__)
+        return 0
+    over = Run.objects.filter(
+        Exists(RunHead.objects.filter(run_number=OuterRef("number"), sealed_at__isnull=False)),
+        pk__in=last,
+        attempt__run_id=boot_run_id,
+        status__in=Run.TERMINAL,
+    ).exclude(mode=Run.Mode.BOOT)
+    removed = 0
+    for run_id in list(over.values_list("pk", flat=True)):
+        sequence = last[run_id]
+        if sequence is None:
+            _stop(adapter, boot_run_id, run_id)
+        else:
+            removed += _acknowledge(adapter, boot_run_id, run_id, sequence)
+    return removed
+
+
+def _stop(adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID) -> None:
+    """Stop what runs of a run that has ended; its spool is removed in a later round."""
+    try:
+        adapter.call_agent(
+            boot_run_id, ["stop", str(run_id), "--reason", "stop"], timeout=CALL_SECONDS
+        )
+        log.warning("unrecorded_run_stopped", run_id=str(run_id))
+    except LaunchError as exc:
+        log.info("unrecorded_run_not_stopped", run_id=str(run_id), code=exc.code)
+
+
+def _acknowledge(
+    adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID, last: int
+) -> bool:
+    try:
+        tail = TailChannel.open(adapter, boot_run_id, run_id, last + 1)
+    except (LaunchError, TailEndedError, FrameError):
+        return False
+    try:
+        tail.acknowledge(last)
+        tail.wait_end(CALL_SECONDS)
+    except LaunchError:
+        return False
+    finally:
+        tail.close()
+    log.info("leftover_acknowledged", run_id=str(run_id))
+    return True

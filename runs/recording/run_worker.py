@@ -1,0 +1,282 @@
+"""The run worker: executes one-shot runs and records every run.
+
+A few claim threads claim what messages name; the message is settled once the claim is written. Each
+run that is held has a recorder thread. The sweeper looks for runs that nobody works on, and asks
+nobody but the database; the keeper has workspaces remove what was committed while nobody could tell
+them. The loop itself is ``controlplane.work.worker``.
+
+The first SIGTERM or SIGINT gives all runs to other workers, between two batches; the second does
+not even wait for that. Nothing in a workspace notices either.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+
+from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
+from controlplane.work.amqp import Delivery, MalformedMessage
+from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
+from controlplane.work.models import Heartbeat
+from controlplane.work.periodic import PeriodicTask
+from controlplane.work.worker import Worker, WorkerTimes
+from runs.models import Run
+from runs.recording import claims, run_sweeper
+from runs.recording.program_start import RecordLimits
+from runs.recording.recorder import Recorder, RunControl
+from runs.recording.slots import RUNS, SESSIONS, Held, Slots
+from runs.recording.thread_connections import Connections, StoppedError
+from runs.run_messages import RunRequested, topology
+from runs.services import end_sessions_not_begun
+from workspaces.runtimes.base import RuntimeAdapter
+
+log = structlog.get_logger(__name__)
+
+LOOK_EVERY = timedelta(seconds=1)
+"""How often a worker asks which runs are to be cancelled."""
+CLAIM_THREADS = 4
+ANNOUNCED_FOR = timedelta(seconds=60)
+"""A session that has not begun for so long will not any more: a gateway has begun it, or has given
+up, within its login grace of 30 s."""
+DATABASE_CONNECTIONS = 32
+"""So many recorders may be connected to the database at once, of the 100 that it takes by itself
+and that two workers, their other threads and the API share."""
+
+
+class RunWorker(Worker):
+    """One run worker process; ``max_runs`` ends it after so many runs."""
+
+    kind = Heartbeat.Kind.RUN
+
+    def __init__(
+        self,
+        *,
+        adapter: RuntimeAdapter,
+        limits: RecordLimits,
+        broker_url: str,
+        broker_timeout: float,
+        capacity: int,
+        sessions: int,
+        times: WorkerTimes,
+        max_runs: int | None = None,
+    ) -> None:
+        self._adapter = adapter
+        self._limits = limits
+        self._claimers = ThreadPoolExecutor(CLAIM_THREADS, thread_name_prefix="claim")
+        self._slots = Slots({RUNS: capacity, SESSIONS: sessions})
+        self._connections = Connections(DATABASE_CONNECTIONS)
+        super().__init__(
+            broker_url=broker_url,
+            broker_timeout=broker_timeout,
+            topology=topology(),
+            prefetch=CLAIM_THREADS,
+            capacity=capacity,
+            times=times,
+            engine_id=adapter.engine_id,
+            tasks=[
+                PeriodicTask(
+                    name="cancellations",
+                    every=min(times.heartbeat, LOOK_EVERY),
+                    steps={"look": self._look},
+                ),
+                PeriodicTask(
+                    name="sweeper",
+                    every=times.sweep,
+                    first=timedelta(),
+                    steps={
+                        "sweep": self._sweep_runs,
+                        "sessions": self.end_sessions_of_dead_workers,
+                        "announced": lambda: end_sessions_not_begun(older_than=ANNOUNCED_FOR),
+                    },
+                ),
+                PeriodicTask(
+                    name="keeper",
+                    every=times.keep,
+                    first=times.sweep,
+                    steps={
+                        "forget": Heartbeat.objects.forget,
+                        "leftovers": lambda: run_sweeper.acknowledge_leftovers(adapter),
+                    },
+                ),
+            ],
+            max_done=max_runs,
+        )
+
+    @property
+    def leased(self) -> LeasedQuerySet[Any]:
+        """Runs."""
+        return Run.objects.all()
+
+    def fences(self) -> list[Fence]:
+        """Return the leases of the runs that recorders have."""
+        return [held.fence for held in self._slots.holding()]
+
+    def busy_with(self) -> Collection[uuid.UUID]:
+        """Return the runs that have slots."""
+        return self._slots.all()
+
+    def lost(self, fence: Fence) -> None:
+        """Stop the recorder of a run that another worker has, or whose record has just ended."""
+        for held in self._slots.holding():
+            if held.fence == fence:
+                held.control.stopped.set()
+
+    def is_idle(self) -> bool:
+        """Whether no run has a slot."""
+        return not self._slots.all()
+
+    def on_drain(self) -> None:
+        """Stop the recorders: their runs are given back."""
+        for held in self._slots.holding():
+            held.control.stopped.set()
+
+    def stop_now(self) -> None:
+        """Do not wait for the recorders: their leases are released by whoever leaves."""
+        self.stop_consuming()
+
+    def close(self) -> None:
+        """Wait for the claim threads."""
+        self._claimers.shutdown(wait=True)
+
+    # ------------------------------------------------------------ claims
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        """Hand the run that a message names to a claim thread."""
+        try:
+            run_id = RunRequested.from_bytes(delivery.body).run_id
+        except MalformedMessage as exc:
+            log.error("message_malformed", reason=str(exc))
+            delivery.reject()
+            return
+        self._claimers.submit(self._claim_delivered, run_id, delivery)
+
+    def _claim_delivered(self, run_id: uuid.UUID, delivery: Delivery) -> None:
+        """In a claim thread. Nothing may escape."""
+        close_old_connections()
+        settle: Callable[[Delivery], None] = Delivery.ack
+        try:
+            if self.draining.is_set():
+                settle = Delivery.requeue
+            else:
+                # Without a free slot the message is done with too: a sweeper finds the row.
+                mode = claims.mode_of(run_id)
+                if mode is None:
+                    log.info("run_not_claimable", run_id=str(run_id))
+                else:
+                    self._claim(run_id, mode)
+        except (DatabaseError, InterfaceError) as exc:
+            log.warning("run_left_for_later", run_id=str(run_id), reason=type(exc).__name__)
+            self.stopped.wait(1.0)
+            settle = Delivery.requeue
+        except Exception:
+            log.exception("claim_failed", run_id=str(run_id))
+        finally:
+            settle(delivery)
+            connections.close_all()
+
+    def _claim(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
+        """Claim the run if there is a slot for it, and start its recorder."""
+        if not self._slots.acquire(run_id, mode):
+            log.info("no_slot_free", run_id=str(run_id), mode=mode)
+            return
+        held = None
+        try:
+            run = claims.claim(run_id, worker_id=self.worker_id, lease=self.times.lease)
+            if run is None:
+                log.info("run_not_claimable", run_id=str(run_id))
+                return
+            log.info("run_claimed", run_id=str(run_id), mode=run.mode, claim_count=run.claim_count)
+            held = Held(run.fence, RunControl())
+            if run.cancel_requested_at is not None:
+                held.control.cancelled.set()
+            self._slots.hold(run_id, held)
+            # A daemon: the second signal does not wait for it.
+            thread = threading.Thread(
+                target=self._record, args=(run, held), name=f"run {run_id}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                # No thread to be had: held by us without a recorder, it would be nobody's.
+                self._slots.release(run_id)
+                self._give_back(held)
+                raise
+        finally:
+            if held is None:
+                self._slots.release(run_id)
+
+    # ------------------------------------------------------------ recorders
+
+    def _record(self, run: Run, held: Held) -> None:
+        """On the run's own thread: record it to its end, or give it back. Nothing may escape."""
+        with structlog.contextvars.bound_contextvars(
+            run_id=str(run.pk), worker_id=self.worker_id, claim_count=run.claim_count
+        ):
+            try:
+                Recorder(
+                    run,
+                    held.control,
+                    adapter=self._adapter,
+                    limits=self._limits,
+                    connections=self._connections,
+                ).record()
+                log.info("run_recorded")
+            except LeaseLost:
+                LEASE_RENEWALS.count(worker="run", outcome="lost")
+                log.warning("run_lost")
+            except StoppedError:
+                self._give_back(held)
+            except Exception:
+                # The lease runs out by itself: whoever is next does not come at once.
+                log.exception("recorder_failed")
+            finally:
+                connections.close_all()
+                self._slots.release(run.pk)
+                self.count_done()
+
+    def _give_back(self, held: Held) -> None:
+        try:
+            Run.objects.release([held.fence])
+            log.info("run_given_back")
+        except (DatabaseError, InterfaceError) as exc:
+            log.warning("run_not_given_back", reason=type(exc).__name__)
+
+    # ------------------------------------------------------------ tasks
+
+    def _look(self) -> None:
+        """Cancel the runs whose cancellation was requested."""
+        holding = self._slots.holding()
+        requested = claims.cancel_requests([held.fence for held in holding])
+        for held in holding:
+            cancel = requested.get(held.fence.row_id)
+            if cancel is None:
+                self.lost(held.fence)
+            elif cancel:
+                held.control.cancelled.set()
+
+    def _sweep_runs(self) -> None:
+        if self.draining.is_set():
+            return
+        if self.failure_detector.is_reliable():
+            expired = Run.objects.expire_leases_of_dead_workers(stale=self.times.stale)
+            if expired:
+                log.warning("leases_of_dead_workers_expired", runs=expired)
+        for kind in self._slots.kinds:
+            ours, free = self._slots.of(kind)
+            found = run_sweeper.claimable_runs(
+                overdue=self.times.overdue, modes=kind, limit=max(free, 0) + len(ours) + 1
+            )
+            waiting = [(run_id, mode) for run_id, mode in found if run_id not in ours]
+            for run_id, mode in waiting[:free]:
+                log.info("run_found_by_sweeper", run_id=str(run_id))
+                FOUND_BY_SWEEPER.count(worker="run")
+                self._claim(run_id, mode)
+            if len(waiting) > free:
+                log.warning("runs_wait_for_a_slot", modes=sorted(kind), capacity=len(ours) + free)

@@ -1,0 +1,273 @@
+"""The admin of workspaces, sandboxes, attempts, runtimes and events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import F, Q, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
+from controlplane.admin import HistoryAdmin, pretty_json
+from controlplane.errors import ControlPlaneError
+from workspaces.lifecycle.start import retry_sandbox
+from workspaces.lifecycle.transitions import (
+    NewStart,
+    TransitionRequest,
+    ask,
+    cancel_build,
+    start_workspace,
+)
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    CredentialReference,
+    RuntimeInstance,
+    Sandbox,
+    Transition,
+    Workspace,
+    WorkspaceEvent,
+)
+from workspaces.status import DELETED
+
+
+@admin.register(Workspace)
+class WorkspaceAdmin(HistoryAdmin):
+    """Workspaces with the state of their latest sandbox."""
+
+    list_display = [
+        "name",
+        "owner_user_id",
+        "status",
+        "id",
+        "expires_at",
+        "created_at",
+        "updated_at",
+    ]
+    list_filter = ["latest_sandbox__status", "created_at", "deleted_at"]
+    id_fields = ["id"]
+    search_fields = ["name", "owner_user_id"]
+    search_help_text = "Workspace id, name or owner"
+    readonly_fields = ["status", "history"]
+    list_select_related = ["latest_sandbox"]
+    ordering = ["-id"]
+    actions = ["start", "stop", "delete_workspaces"]
+
+    @admin.display(ordering="latest_sandbox__status")
+    def status(self, workspace: Workspace) -> str:
+        """Show the surfaced status."""
+        if workspace.deleted_at is not None:
+            return DELETED
+        return workspace.latest_sandbox.status if workspace.latest_sandbox else "queued"
+
+    @admin.display(description="what happened to it")
+    def history(self, workspace: Workspace) -> SafeString:
+        """Lead to everything that belongs to it."""
+        places = (
+            ("events", "workspaces_workspaceevent"),
+            ("attempts", "workspaces_attempt"),
+            ("runs", "runs_run"),
+            ("intents", "workspaces_transition"),
+        )
+        return format_html_join(
+            " · ",
+            '<a href="{}?q={}">{}</a>',
+            ((reverse(f"admin:{page}_changelist"), workspace.pk, name) for name, page in places),
+        )
+
+    @admin.action(permissions=["operate"], description="Start again: resume, or else retry")
+    def start(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
+        """Start another attempt of each workspace that has ended."""
+        for workspace in queryset:
+            intent = NewStart(
+                workspace_id=workspace.pk,
+                owner_user_id=None,
+                requested_by=request.user.get_username(),
+                trigger_type=Attempt.TriggerType.MANUAL,
+            )
+            try:
+                started = start_workspace(intent)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{workspace.pk}: {exc.detail}", messages.ERROR)
+            else:
+                self.message_user(
+                    request, f"{workspace.pk}: job {started.answer['jobId']} is queued."
+                )
+
+    @admin.action(permissions=["operate"], description="Stop")
+    def stop(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
+        """Have workspaces stopped, or what is built of them cancelled."""
+        self._ask(request, queryset, Transition.Kind.STOP, "is being stopped")
+
+    @admin.action(
+        permissions=["operate"], description="Delete: containers and volumes; records stay"
+    )
+    def delete_workspaces(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
+        """Have workspaces deleted, whatever they are doing."""
+        self._ask(request, queryset, Transition.Kind.DELETE, "is being deleted")
+
+    def _ask(
+        self, request: HttpRequest, queryset: QuerySet[Workspace], kind: Transition.Kind, told: str
+    ) -> None:
+        for workspace in queryset:
+            wish = TransitionRequest(
+                workspace_id=workspace.pk,
+                kind=kind,
+                owner_user_id=None,
+                cause=Transition.Cause.OPERATOR,
+                requested_by=request.user.get_username(),
+            )
+            try:
+                stored = ask(wish)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{workspace.pk}: {exc.detail}", messages.ERROR)
+                continue
+            if stored:
+                self.message_user(request, f"{workspace.pk}: {told}.")
+            else:
+                self.message_user(
+                    request, f"{workspace.pk}: nothing is left to be done.", messages.WARNING
+                )
+
+
+class StandingFilter(admin.SimpleListFilter):
+    """Tells sandboxes that say how a workspace is from those that are history."""
+
+    title = "standing"
+    parameter_name = "standing"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Sandbox]
+    ) -> list[tuple[str, str]]:
+        """Offer both."""
+        return [("latest", "latest of its workspace"), ("history", "superseded or deleted")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> QuerySet[Sandbox]:
+        """Keep what was chosen."""
+        latest = Q(workspace__latest_sandbox=F("pk"), workspace__deleted_at__isnull=True)
+        if self.value() == "latest":
+            return queryset.filter(latest)
+        if self.value() == "history":
+            return queryset.exclude(latest)
+        return queryset
+
+
+@admin.register(Sandbox)
+class SandboxAdmin(HistoryAdmin):
+    """Sandboxes, with the actions that start or stop an attempt."""
+
+    list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
+    list_filter = ["status", StandingFilter, "relation", "created_at"]
+    id_fields = ["id", "workspace_id"]
+    search_fields = ["owner_user_id", "repository", "tag"]
+    search_help_text = "Sandbox or workspace id, owner, repository or tag"
+    list_select_related = ["workspace"]
+    readonly_fields = ["blueprint"]
+    exclude = ["spec"]
+    ordering = ["-id"]
+    actions = ["retry", "cancel"]
+
+    @admin.display(description="blueprint")
+    def blueprint(self, sandbox: Sandbox) -> SafeString:
+        """Show the blueprint, readable."""
+        return pretty_json(sandbox.spec)
+
+    @admin.action(permissions=["operate"], description="Retry: start another attempt")
+    def retry(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
+        """Start another attempt of each sandbox that has ended."""
+        for sandbox in queryset:
+            try:
+                job = retry_sandbox(sandbox, requested_by=request.user.get_username())
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{sandbox.pk}: {exc.detail}", messages.ERROR)
+            else:
+                self.message_user(request, f"{sandbox.pk}: job {job.pk} is queued.")
+
+    @admin.action(permissions=["operate"], description="Cancel the latest attempt")
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Sandbox]) -> None:
+        """Cancel the job of each sandbox that is not ready yet."""
+        for sandbox in queryset:
+            jobs = BuildJob.objects.select_related("attempt").order_by("-id")
+            job = jobs.filter(attempt=sandbox.latest_attempt).first()
+            if job and cancel_build(job, requested_by=request.user.get_username()):
+                self.message_user(request, f"{sandbox.pk}: cancelled.")
+            else:
+                self.message_user(
+                    request, f"{sandbox.pk}: nothing is left to cancel.", messages.WARNING
+                )
+
+
+class CredentialReferenceInline(admin.TabularInline):  # type: ignore[type-arg]  # no generic
+    """Which connected accounts a workspace is given, and what became of each."""
+
+    model = CredentialReference
+    verbose_name_plural = "connected accounts"
+    fields = ("account", "delivered_at", "delivered_generation", "withdrawn_at")
+    readonly_fields = ("account", "delivered_at", "delivered_generation", "withdrawn_at")
+    extra = 0
+    can_delete = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[CredentialReference]:
+        """Fetch the accounts along: the line of each names its own."""
+        rows: QuerySet[CredentialReference] = super().get_queryset(request)
+        return rows.select_related("account", "attempt")
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Rows come from the API and the workers alone."""
+        return False
+
+
+@admin.register(Attempt)
+class AttemptAdmin(HistoryAdmin):
+    """Attempts."""
+
+    list_display = ["id", "status", "relation", "trigger_type", "run_id", "error_code", "queued_at"]
+    list_filter = ["status", "relation", "trigger_type", "queued_at"]
+    id_fields = ["id", "run_id", "sandbox_id", "workspace_id"]
+    search_fields = ["error_code"]
+    search_help_text = "Attempt, run, sandbox or workspace id, or error code"
+    readonly_fields = ["blueprint", "duration_ms"]
+    exclude = ["spec"]
+    inlines = [CredentialReferenceInline]
+    ordering = ["-id"]
+
+    @admin.display(description="blueprint")
+    def blueprint(self, attempt: Attempt) -> SafeString:
+        """Show the blueprint, readable."""
+        return pretty_json(attempt.spec)
+
+
+@admin.register(RuntimeInstance)
+class RuntimeInstanceAdmin(HistoryAdmin):
+    """Runtime instances."""
+
+    list_display = [
+        *("run_id", "status", "adapter", "reference", "engine_id", "error_code", "launched_at")
+    ]
+    list_filter = ["status", "adapter", "launched_at"]
+    id_fields = ["run_id", "attempt_id"]
+    search_fields = ["resource_id", "reference", "engine_id", "error_code"]
+    search_help_text = "Run or attempt id, container id or name, engine, or error code"
+    ordering = ["-run_id"]
+
+
+@admin.register(WorkspaceEvent)
+class WorkspaceEventAdmin(HistoryAdmin):
+    """The history of workspaces."""
+
+    list_display = ["occurred_at", "type", "workspace_id", "message"]
+    list_filter = ["type", "occurred_at"]
+    id_fields = ["workspace_id", "attempt_id"]
+    search_fields = ["message"]
+    search_help_text = "Workspace or attempt id, or words of the message"
+    readonly_fields = ["details"]
+    exclude = ["data"]
+    ordering = ["-id"]
+
+    @admin.display(description="data")
+    def details(self, event: WorkspaceEvent) -> SafeString:
+        """Show the event's data, readable."""
+        return pretty_json(event.data)

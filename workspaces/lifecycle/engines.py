@@ -1,0 +1,160 @@
+"""Engines that workspaces run on, and declaring one of them gone for good.
+
+Only a worker of an engine can say how the workspaces there are, so while there is none, everything
+of it waits: it may come back. That it will not is something that only an operator knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import structlog
+from django.db import transaction
+from django.db.models import Count, Q, QuerySet
+
+from controlplane.errors import ControlPlaneError
+from controlplane.work.models import Heartbeat
+from workspaces import services as workspaces
+from workspaces.models import ENGINE_GONE, RuntimeInstance, Transition
+
+log = structlog.get_logger(__name__)
+
+MESSAGE = "The engine that the workspace ran on is gone, and what was only there with it."
+AT_ONCE = 200
+"""How many runtimes end in one transaction."""
+_RUNTIME = "workspace__latest_sandbox__latest_attempt__runtime"
+_PRESENT = (RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING)
+
+
+class EngineLivesError(ControlPlaneError):
+    """A worker that lives is of the engine, or may be: its engine has never answered it."""
+
+
+class UnknownEngineError(ControlPlaneError):
+    """No row names such an engine."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """What the rows say of one engine; ``seen_at`` is when a worker of it was last heard.
+
+    None: no build worker of it is known any more, because it has ended in order, or long ago.
+    """
+
+    engine_id: str
+    running: int = 0
+    stopping: int = 0
+    intents: int = 0
+    seen_at: datetime | None = None
+    workers: list[str] = field(default_factory=list)
+    """The build workers that live and are of it."""
+
+
+def engines(*, stale: timedelta) -> list[Engine]:
+    """Return the engines that something runs on or a worker is of, the busiest first."""
+    found: dict[str, Engine] = {}
+
+    def of(engine_id: str) -> Engine:
+        return found.setdefault(engine_id, Engine(engine_id))
+
+    running = Count("pk", filter=Q(status=RuntimeInstance.Status.RUNNING))
+    stopping = Count("pk", filter=Q(status=RuntimeInstance.Status.STOPPING))
+    runtimes = RuntimeInstance.objects.filter(status__in=_PRESENT).exclude(engine_id="")
+    counted = runtimes.values("engine_id").annotate(running=running, stopping=stopping)
+    for engine_id, *numbers in counted.values_list("engine_id", "running", "stopping"):
+        of(engine_id).running, of(engine_id).stopping = numbers
+    intents = Transition.objects.open().filter(**{f"{_RUNTIME}__status__in": _PRESENT})
+    waiting = intents.exclude(**{f"{_RUNTIME}__engine_id": ""}).order_by()
+    per_engine = waiting.values(f"{_RUNTIME}__engine_id").annotate(number=Count("pk"))
+    for engine_id, number in per_engine.values_list(f"{_RUNTIME}__engine_id", "number"):
+        of(engine_id).intents = number
+    alive = set(Heartbeat.objects.build().alive(stale=stale).values_list("pk", flat=True))
+    for worker in Heartbeat.objects.build().exclude(engine_id="").order_by("seen_at"):
+        engine = of(worker.engine_id)
+        engine.seen_at = worker.seen_at
+        if worker.pk in alive:
+            engine.workers.append(worker.pk)
+    return sorted(found.values(), key=lambda one: (-one.running - one.stopping, one.engine_id))
+
+
+def look_at(engine_id: str, *, stale: timedelta) -> Engine:
+    """Return what the rows say of one engine; raise ``UnknownEngineError`` when none names it."""
+    for engine in engines(stale=stale):
+        if engine.engine_id == engine_id:
+            return engine
+    if engine_id and RuntimeInstance.objects.filter(engine_id=engine_id).exists():
+        return Engine(engine_id)
+    raise UnknownEngineError(f"Nothing has ever run on an engine {engine_id!r}.")
+
+
+def require_gone(engine_id: str, *, stale: timedelta) -> None:
+    """Raise ``EngineLivesError`` when a worker that lives is of the engine, or may be.
+
+    There is no way around that: an engine that is gone has no workers, and a worker that has lost
+    its engine can be stopped.
+    """
+    alive = Heartbeat.objects.build().alive(stale=stale).order_by("pk")
+    of_it = list(alive.filter(engine_id=engine_id).values_list("pk", flat=True))
+    if of_it:
+        raise EngineLivesError(
+            f"The engine has a build worker that lives: {_listed(of_it)}. If the engine is gone "
+            "nevertheless, stop the worker, or wait until it has found its new engine."
+        )
+    recording = list(
+        Heartbeat.objects.run()
+        .alive(stale=stale)
+        .filter(engine_id=engine_id)
+        .order_by("pk")
+        .values_list("pk", flat=True)
+    )
+    if recording:
+        raise EngineLivesError(
+            f"The engine has a run worker that lives: {_listed(recording)}. If the engine is gone "
+            "nevertheless, stop the worker, or wait until it has found its new engine."
+        )
+    unknown = list(alive.filter(engine_id="").values_list("pk", flat=True))
+    if unknown:
+        raise EngineLivesError(
+            f"Nobody knows yet of which engine this build worker is: {_listed(unknown)}. Wait "
+            "until its engine answers it, or stop it."
+        )
+
+
+def _listed(worker_ids: Sequence[str]) -> str:
+    more = len(worker_ids) - 5
+    return ", ".join(worker_ids[:5]) + (f" and {more} more" if more > 0 else "")
+
+
+def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
+    """Declare an engine gone for good, and return how many runtimes have ended with it.
+
+    What counts as running or stopping there becomes ``failed`` (``engine-gone``); then whoever
+    looks after intents and records no longer waits for that engine. To be repeated without harm,
+    also after a crash on the way. Containers of an engine that comes back nevertheless are ended
+    by its reconciler, which keeps their files as those of any other that ended.
+
+    Raises ``UnknownEngineError`` and ``EngineLivesError``; then nothing has changed.
+    """
+    engine = look_at(engine_id, stale=stale)
+    require_gone(engine_id, stale=stale)
+    ended = 0
+    while batch := list(_present_on(engine_id).values_list("run_id", flat=True)[:AT_ONCE]):
+        with transaction.atomic():
+            ended += workspaces.end_runtimes(
+                batch,
+                status=RuntimeInstance.Status.FAILED,
+                code=ENGINE_GONE,
+                message=MESSAGE,
+                stopping=True,
+            )
+    log.warning(
+        "engine_forgotten", engine_id=engine_id, by=by, runtimes=ended, intents=engine.intents
+    )
+    return ended
+
+
+def _present_on(engine_id: str) -> QuerySet[RuntimeInstance]:
+    rows = RuntimeInstance.objects.filter(engine_id=engine_id, status__in=_PRESENT)
+    return rows.order_by("run_id")

@@ -1,0 +1,366 @@
+"""How attempts stand, for people: status, reason, image, runtime, error.
+
+"Why is it not ready?" is answered by ``reason``: a code, a sentence, since when, and what happens
+next. A page of any length takes a constant number of queries.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+
+from controlplane.errors import Conflict
+from controlplane.http.serializers import format_timestamp
+from controlplane.work.models import Heartbeat
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Transition, Workspace
+from workspaces.status import DELETED, SurfacedStatus, surfaced_status
+
+QUEUE_POSITIONS_SHOWN = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is not ready."""
+
+    code: str
+    message: str
+    since: datetime
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """An attempt with everything that reads show of it."""
+
+    attempt: Attempt
+    job: BuildJob | None
+    runtime: RuntimeInstance | None
+    status: SurfacedStatus
+    reason: Reason | None
+
+    def to_members(self) -> dict[str, Any]:
+        """Return the members that reads of attempts, sandboxes and workspaces share."""
+        attempt, job, runtime = self.attempt, self.job, self.runtime
+        rows: list[Any] = [row for row in (attempt, job, runtime) if row is not None]
+        return {
+            "status": self.status.value,
+            "reason": self.reason,
+            "runtime": _runtime_members(attempt, runtime) if runtime else None,
+            "published_image": {
+                "reference": job.published_reference,
+                "digest_reference": job.published_digest_reference,
+                "digest": job.published_digest,
+            }
+            if job is not None and job.published_digest
+            else None,
+            "error": _error_members(attempt, job, runtime, self.status),
+            "created_at": attempt.created_at,
+            "updated_at": max(row.updated_at for row in rows),
+            "started_at": attempt.started_at or (job.started_at if job else None),
+            "finished_at": attempt.finished_at or (job.finished_at if job else None),
+        }
+
+
+def _runtime_members(attempt: Attempt, runtime: RuntimeInstance) -> dict[str, Any] | None:
+    if not (runtime.adapter and runtime.resource_id and runtime.reference):
+        return None
+    return {
+        "adapter": runtime.adapter,
+        "resource_id": runtime.resource_id,
+        "reference": runtime.reference,
+        "status": runtime.status,
+        "endpoint": ssh_endpoint(attempt.workspace_id),
+    }
+
+
+def ssh_endpoint(workspace_id: uuid.UUID) -> str:
+    """Return where people enter the workspace: ``ssh://ws-<workspaceId>@<host>:<port>``."""
+    host = settings.SVC_SSH_HOST
+    shown = f"[{host}]" if ":" in host else host
+    prefix = settings.SSH_GATEWAY_WORKSPACE_USERNAME_PREFIX
+    return f"ssh://{prefix}-{workspace_id}@{shown}:{settings.SVC_SSH_PORT}"
+
+
+def _error_members(
+    attempt: Attempt,
+    job: BuildJob | None,
+    runtime: RuntimeInstance | None,
+    status: SurfacedStatus,
+) -> dict[str, Any] | None:
+    if status is not SurfacedStatus.FAILED:
+        return None
+    for row in (job, runtime, attempt):
+        if row is not None and row.status == "failed" and row.error_message:
+            return {"message": row.error_message, "code": row.error_code or None}
+    return None
+
+
+def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]:
+    """Return how each attempt stands, by its id."""
+    wanted = list(attempts)
+    ids = [attempt.pk for attempt in wanted]
+    jobs = {
+        job.attempt_id: job
+        for job in BuildJob.objects.filter(attempt_id__in=ids).order_by("attempt_id", "id")
+    }
+    runtimes = {
+        runtime.attempt_id: runtime
+        for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids)
+    }
+    queue = _Queue(jobs.values())
+    intents = _open_intents(ids)
+    found = {}
+    for attempt in wanted:
+        job, runtime = jobs.get(attempt.pk), runtimes.get(attempt.pk)
+        status = surfaced_status(
+            attempt=attempt.status,
+            job=job.status if job else None,
+            runtime=runtime.status if runtime else None,
+        )
+        intent = intents.get(attempt.pk)
+        reason = _ending(intent) if intent else _reason(attempt, job, runtime, status, queue)
+        found[attempt.pk] = AttemptState(attempt, job, runtime, status, reason)
+    return found
+
+
+def _open_intents(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Transition]:
+    """Return what is still to be done to the workspaces of which these attempts are the latest."""
+    latest = "workspace__latest_sandbox__latest_attempt_id"
+    found = Transition.objects.open().filter(**{f"{latest}__in": attempt_ids})
+    members = ("kind", "requested_at", "waiting_code", "waiting_message")
+    return {
+        attempt_id: Transition(**dict(zip(members, values, strict=True)))
+        for attempt_id, *values in found.values_list(latest, *members)
+    }
+
+
+def _ending(intent: Transition) -> Reason:
+    stopping = intent.kind == Transition.Kind.STOP
+    waits = (
+        f" Waiting ({intent.waiting_code}): {intent.waiting_message}" if intent.waiting_code else ""
+    )
+    return Reason(
+        "stopping" if stopping else "deleting",
+        f"The workspace is being {'stopped' if stopping else 'deleted'}.{waits}",
+        intent.requested_at,
+        "A build worker ends what runs, completes the records and removes the container"
+        + (
+            "; then it can be started again."
+            if stopping
+            else ", and what was kept of the workspace; this is not taken back."
+        ),
+    )
+
+
+def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
+    """Return the attempt with its runtime when the workspace can be entered.
+
+    Raises ``Conflict`` (``workspace-not-ready``) otherwise, with ``reason`` in the answer.
+    """
+    if attempt is None:
+        raise Conflict("Nothing was started in the workspace.", code="workspace-not-ready")
+    standing = attempt_states([attempt])[attempt.pk]
+    if standing.status is SurfacedStatus.READY and standing.runtime is not None:
+        return attempt, standing.runtime
+    error = Conflict("The workspace is not ready.", code="workspace-not-ready")
+    if standing.reason is not None:
+        reason = standing.reason
+        error = Conflict(
+            f"The workspace is not ready: {reason.message}", code="workspace-not-ready"
+        )
+        error.members["reason"] = {
+            "code": reason.code,
+            "message": reason.message,
+            "since": format_timestamp(reason.since),
+            "next": reason.next,
+        }
+    raise error
+
+
+class _Queue:
+    """Queue positions and living workers, read only when a job on the page waits."""
+
+    def __init__(self, jobs: Iterable[BuildJob]) -> None:
+        self.positions: dict[uuid.UUID, int] = {}
+        self.workers = 0
+        waiting = any(job.status == BuildJob.Status.QUEUED for job in jobs)
+        if waiting:
+            queued = BuildJob.objects.filter(status=BuildJob.Status.QUEUED).order_by("queued_at")
+            ids = queued.values_list("pk", flat=True)[:QUEUE_POSITIONS_SHOWN]
+            self.positions = {pk: position for position, pk in enumerate(ids)}
+            stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+            self.workers = (
+                Heartbeat.objects.build().alive(stale=stale).filter(draining=False).count()
+            )
+
+
+def _reason(
+    attempt: Attempt,
+    job: BuildJob | None,
+    runtime: RuntimeInstance | None,
+    status: SurfacedStatus,
+    queue: _Queue,
+) -> Reason | None:
+    if status is SurfacedStatus.READY:
+        return None
+    if status is SurfacedStatus.QUEUED:
+        return _waiting(attempt, job, queue)
+    if status is SurfacedStatus.RUNNING:
+        return _working(attempt, job, runtime)
+    return _ended(attempt, job, runtime, status)
+
+
+def _waiting(attempt: Attempt, job: BuildJob | None, queue: _Queue) -> Reason:
+    since = job.queued_at if job else attempt.queued_at
+    if queue.workers == 0:
+        return Reason(
+            "no-worker",
+            "The build job waits, and no build worker is alive.",
+            since,
+            "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
+        )
+    ahead = queue.positions.get(job.pk) if job else None
+    place = (
+        f"{ahead} job{'' if ahead == 1 else 's'} ahead of it"
+        if ahead is not None
+        else f"more than {QUEUE_POSITIONS_SHOWN} jobs ahead of it"
+    )
+    return Reason(
+        "queued",
+        f"The build job waits for one of {queue.workers} build workers, {place}.",
+        since,
+        "A build worker claims it, builds the image, publishes it and launches the workspace.",
+    )
+
+
+def _working(attempt: Attempt, job: BuildJob | None, runtime: RuntimeInstance | None) -> Reason:
+    since = (job.claimed_at if job else None) or attempt.started_at or attempt.created_at
+    if job is None or job.lease_expires_at is None:
+        return Reason(
+            "settling",
+            "The job is done; its result is being written.",
+            since,
+            "A build worker's sweeper settles it within seconds.",
+        )
+    claim = (
+        f"claimed by {job.worker_id} (try {job.attempt_count} of {job.max_attempts}), "
+        f"lease until {format_timestamp(job.lease_expires_at)}"
+    )
+    if job.status == BuildJob.Status.SUCCEEDED and runtime is not None:
+        return Reason(
+            "launching",
+            f"The image is published and the workspace is being launched; {claim}.",
+            runtime.created_at,
+            "It is ready when its setup and startup steps have succeeded.",
+        )
+    return Reason(
+        "building",
+        f"The image is being built and published; {claim}.",
+        since,
+        "The workspace is launched from the published digest.",
+    )
+
+
+def _ended(
+    attempt: Attempt,
+    job: BuildJob | None,
+    runtime: RuntimeInstance | None,
+    status: SurfacedStatus,
+) -> Reason:
+    rows: Sequence[Any] = [row for row in (job, runtime, attempt) if row is not None]
+    told = next((row for row in rows if row.error_message), attempt)
+    since = getattr(told, "finished_at", None) or attempt.finished_at or attempt.updated_at
+    code = getattr(told, "error_code", "") or status.value
+    return Reason(
+        code,
+        told.error_message or f"The workspace is {status.value}.",
+        since,
+        "Nothing more happens by itself; start another attempt.",
+    )
+
+
+def sandbox_members(sandbox: Sandbox, standing: AttemptState | None) -> dict[str, Any]:
+    """Return what a read of ``sandbox`` shows."""
+    shared = standing.to_members() if standing else {}
+    return {
+        **_without_attempt(sandbox),
+        **shared,
+        "sandbox_id": sandbox.pk,
+        "workspace_id": sandbox.workspace_id,
+        "attempt_id": standing.attempt.pk if standing else None,
+        "run_id": standing.attempt.run_id if standing else None,
+        "job_id": standing.job.pk if standing and standing.job else None,
+        "name": sandbox.workspace.name,
+        "owner_user_id": sandbox.owner_user_id,
+        "relation": sandbox.relation,
+        "registry_id": sandbox.registry_id,
+        "repository": sandbox.repository,
+        "tag": sandbox.tag,
+        "spec": sandbox.spec,
+        "created_at": sandbox.created_at,
+        "updated_at": max(sandbox.updated_at, shared.get("updated_at", sandbox.updated_at)),
+    }
+
+
+def _without_attempt(row: Sandbox | Workspace) -> dict[str, Any]:
+    """Return the shared members of something that has no attempt (never through the API)."""
+    status = row.status if isinstance(row, Sandbox) else SurfacedStatus.QUEUED.value
+    empty = ("reason", "runtime", "published_image", "error", "started_at", "finished_at")
+    return {"status": status, **dict.fromkeys(empty)}
+
+
+def workspace_members(workspace: Workspace, standing: AttemptState | None) -> dict[str, Any]:
+    """Return what a list shows of ``workspace``: its latest sandbox's standing."""
+    sandbox = workspace.latest_sandbox
+    shared = standing.to_members() if standing else {}
+    return {
+        **_without_attempt(workspace),
+        **shared,
+        **_deleted_members(workspace),
+        "expires_at": workspace.expires_at,
+        "deleted_at": workspace.deleted_at,
+        "workspace_id": workspace.pk,
+        "sandbox_id": sandbox.pk if sandbox else None,
+        "name": workspace.name,
+        "owner_user_id": workspace.owner_user_id,
+        "registry_id": sandbox.registry_id if sandbox else None,
+        "repository": sandbox.repository if sandbox else None,
+        "tag": sandbox.tag if sandbox else None,
+        "created_at": workspace.created_at,
+        "updated_at": max(workspace.updated_at, shared.get("updated_at", workspace.updated_at)),
+    }
+
+
+def _deleted_members(workspace: Workspace) -> dict[str, Any]:
+    if workspace.deleted_at is None:
+        return {}
+    reason = Reason(
+        DELETED,
+        "The workspace was deleted; its containers and volumes are gone.",
+        workspace.deleted_at,
+        "Nothing more happens; the records of its runs are kept until their time is over.",
+    )
+    return {"status": DELETED, "reason": reason, "runtime": None, "error": None}
+
+
+def attempt_members(standing: AttemptState) -> dict[str, Any]:
+    """Return what a read of an attempt shows."""
+    attempt = standing.attempt
+    return {
+        **standing.to_members(),
+        "attempt_id": attempt.pk,
+        "sandbox_id": attempt.sandbox_id,
+        "run_id": attempt.run_id,
+        "job_id": standing.job.pk if standing.job else None,
+        "relation": attempt.relation,
+        "trigger_type": attempt.trigger_type,
+        "spec": attempt.spec,
+        "queued_at": attempt.queued_at,
+        "linked_at": attempt.created_at,
+        "duration_ms": attempt.duration_ms,
+    }

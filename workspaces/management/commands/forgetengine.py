@@ -1,0 +1,60 @@
+"""``manage.py forgetengine``: declare an engine gone for good."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from controlplane.errors import ControlPlaneError
+from controlplane.http.serializers import format_timestamp
+from workspaces.lifecycle.engines import Engine, engines, forget_engine, look_at, require_gone
+
+
+class Command(BaseCommand):
+    """Shows the engines, or declares one gone; one with a worker that lives is refused."""
+
+    help = (
+        "Declare an engine gone for good: what ran there has failed (engine-gone), and stops and "
+        "deletes no longer wait for it. Without an engine: list those that are known."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("engine", nargs="?", metavar="ENGINE", help="the engine's id")
+        parser.add_argument("--list", action="store_true", help="list the engines, and do no more")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say what would fail, and change nothing"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """List, or declare and tell."""
+        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        engine_id = options["engine"]
+        if engine_id is None or options["list"]:
+            self._list(engines(stale=stale))
+            return
+        try:
+            if options["dry_run"]:
+                engine = look_at(engine_id, stale=stale)
+                require_gone(engine_id, stale=stale)
+                number = engine.running + engine.stopping
+            else:
+                number = forget_engine(engine_id, by="manage.py", stale=stale)
+        except ControlPlaneError as error:
+            raise CommandError(error.detail) from error
+        verb = "would fail" if options["dry_run"] else "have failed"
+        self.stdout.write(f"Workspaces that {verb} with the engine {engine_id}: {number}.")
+
+    def _list(self, found: list[Engine]) -> None:
+        if not found:
+            self.stdout.write("No engine is known: nothing runs, and no build worker lives.")
+        for engine in found:
+            heard = format_timestamp(engine.seen_at) if engine.seen_at else "not known"
+            self.stdout.write(
+                f"{engine.engine_id}: running: {engine.running}, stopping: {engine.stopping}, "
+                f"stops and deletes that wait: {engine.intents}, "
+                f"build workers that live: {len(engine.workers)}, last heard: {heard}"
+            )

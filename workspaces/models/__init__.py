@@ -1,0 +1,36 @@
+"""All rows of workspaces: what was asked for, what is being done, and what runs."""
+
+from controlplane.work.leases import Fence, LeaseLost
+from workspaces.models.build_jobs import BuildJob, SandboxRequest, SourceReference
+from workspaces.models.core import (
+    ENGINE_GONE,
+    ERROR_CODE_MAX_LENGTH,
+    Attempt,
+    CredentialReference,
+    RuntimeInstance,
+    Sandbox,
+    Workspace,
+    WorkspaceEvent,
+)
+from workspaces.models.transition import Transition
+from workspaces.packages.models import Package, PackageIndex, PackageOverride
+
+__all__ = [
+    "ENGINE_GONE",
+    "ERROR_CODE_MAX_LENGTH",
+    "Attempt",
+    "BuildJob",
+    "CredentialReference",
+    "Fence",
+    "LeaseLost",
+    "Package",
+    "PackageIndex",
+    "PackageOverride",
+    "RuntimeInstance",
+    "Sandbox",
+    "SandboxRequest",
+    "SourceReference",
+    "Transition",
+    "Workspace",
+    "WorkspaceEvent",
+]

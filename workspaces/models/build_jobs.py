@@ -1,0 +1,251 @@
+"""Build jobs and their leases, remembered requests, and references to selected repositories."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from django.db import models
+from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
+from django.db.models.functions import Coalesce, Now
+
+from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
+from controlplane.work.models import Heartbeat
+from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance
+
+
+class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
+    """The leases and the transitions of build jobs. Database time only."""
+
+    def claim(self, job_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> BuildJob | None:
+        """Acquire one job for ``lease``; None when it is not claimable or another worker has it.
+
+        Claimable is what is queued, or holds a lease that expired: a job whose image was published
+        but not launched keeps its lease too, and is then claimed to be launched.
+        """
+        queued = Q(status=BuildJob.Status.QUEUED)
+        claimable = self.filter(queued | Q(lease_expires_at__lte=Now()), pk=job_id)
+        return claimable.select_related("attempt").acquire(
+            worker_id=worker_id,
+            lease=lease,
+            status=Case(When(queued, then=Value(BuildJob.Status.RUNNING)), default=F("status")),
+            started_at=Coalesce("started_at", Now()),
+            updated_at=Now(),
+        )
+
+    def give_back(self, fence: Fence) -> int:
+        """Release a job that its worker was told to drop; this try does not count."""
+        return self.release([fence], max_attempts=F("max_attempts") + 1)
+
+    def drop(self, fence: Fence) -> None:
+        """Write that the worker of a cancelled job has stopped all work on it."""
+        cancelled = self.held_by(fence).filter(status=BuildJob.Status.CANCELLED)
+        cancelled.update(released_at=Now())
+
+    def still_dropping(self, *, stale: timedelta, since: timedelta) -> BuildJobQuerySet:
+        """Keep cancelled jobs that a live worker has not dropped yet, for at most ``since``."""
+        alive = Heartbeat.objects.alive(stale=stale).filter(worker_id=OuterRef("worker_id"))
+        return self.filter(
+            Exists(alive),
+            status=BuildJob.Status.CANCELLED,
+            released_at__isnull=True,
+            finished_at__gt=Now() - since,
+        ).exclude(worker_id="")
+
+    def writable(self, fence: Fence) -> BuildJobQuerySet:
+        """Keep the job while its holder may write to it: it has the lease, nobody cancelled it."""
+        return self.held_by(fence).exclude(status=BuildJob.Status.CANCELLED)
+
+    def write(self, fence: Fence, **values: Any) -> None:
+        """Write to the job and so lock it; raise ``LeaseLost`` when it is lost or cancelled."""
+        super().write(fence, updated_at=Now(), **values)
+
+    def with_image(self) -> BuildJobQuerySet:
+        """Keep the jobs whose image was published and not removed from the registry since."""
+        return self.filter(image_removed_at__isnull=True).exclude(published_digest="")
+
+    def needing_their_image(self) -> BuildJobQuerySet:
+        """Keep the jobs whose published image is launched, runs, or may be started again.
+
+        The latter is the latest image of the latest sandbox of a workspace that is not deleted.
+        """
+        of_sandbox = BuildJob.objects.filter(attempt__sandbox=OuterRef("attempt__sandbox"))
+        newest = of_sandbox.exclude(published_digest="").order_by("-pk").values("pk")[:1]
+        return self.exclude(published_digest="").filter(
+            Q(lease_expires_at__isnull=False)
+            | Q(attempt__runtime__status__in=RuntimeInstance.LIVE)
+            | Q(
+                attempt__workspace__deleted_at__isnull=True,
+                attempt__workspace__latest_sandbox=F("attempt__sandbox"),
+                pk=Subquery(newest),
+            )
+        )
+
+    def unneeded_images(self) -> BuildJobQuerySet:
+        """Keep the jobs whose image no job needs that has published the same one there."""
+        needing = BuildJob.objects.needing_their_image().filter(
+            repository=OuterRef("repository"), published_digest=OuterRef("published_digest")
+        )
+        return self.filter(~Exists(needing))
+
+    def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
+        """Keep queued jobs whose message should have arrived long ago, oldest first."""
+        return self.filter(status=BuildJob.Status.QUEUED, queued_at__lte=Now() - overdue).order_by(
+            "queued_at"
+        )
+
+
+class BuildJob(LeasedRow):
+    """One job of a build worker: build the image, publish it, launch the runtime.
+
+    ::
+
+        queued → running → succeeded          (published; the lease stays until it is launched)
+           │         │          └───→ failed  (the launch failed)
+           │         ├──────────────→ failed
+           └─────────┴──────────────→ cancelled
+
+    ``running``, and ``succeeded`` while launching, hold a lease. A job is claimed when it is
+    ``queued`` or its lease expired; ``attempt_count`` is the fencing token (see :class:`Fence`).
+    """
+
+    class Status(models.TextChoices):
+        """The specification's states of a build job, and ``cancelled``."""
+
+        QUEUED = "queued"
+        RUNNING = "running"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    TERMINAL = {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
+    FENCE = "attempt_count"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
+    registry_id = models.CharField(max_length=255)
+    repository = models.CharField(max_length=255)
+    tag = models.CharField(max_length=128)
+    attempt_count = models.PositiveIntegerField(default=0)
+    max_attempts = models.PositiveIntegerField()
+    queued_at = models.DateTimeField(db_default=Now())
+    released_at = models.DateTimeField(
+        null=True, help_text="When the worker of a cancelled job had let go of all of it."
+    )
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    plan_hash = models.CharField(max_length=64, blank=True)
+    reused = models.BooleanField(default=False, help_text="An unchanged plan was not built again.")
+    published_reference = models.CharField(max_length=1024, blank=True)
+    published_digest_reference = models.CharField(max_length=1024, blank=True)
+    published_digest = models.CharField(max_length=128, blank=True)
+    image_removed_at = models.DateTimeField(
+        null=True, help_text="When the image was removed from the registry, as nobody needed it."
+    )
+    error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
+    error_message = models.TextField(blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    objects = BuildJobQuerySet.as_manager()
+
+    class Meta:
+        indexes = [
+            # The sweeper asks these two questions separately: one OR of both reads every row.
+            models.Index(fields=["queued_at"], name="job_queued", condition=Q(status="queued")),
+            models.Index(
+                fields=["lease_expires_at"],
+                name="job_leased",
+                condition=Q(lease_expires_at__isnull=False),
+            ),
+            models.Index(
+                fields=["plan_hash", "-id"],
+                name="job_plan",
+                condition=Q(status="succeeded") & ~Q(plan_hash=""),
+            ),
+            models.Index(
+                fields=["published_digest", "repository"],
+                name="job_image",
+                condition=Q(image_removed_at__isnull=True) & ~Q(published_digest=""),
+            ),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=~Q(status="running")
+                | (
+                    Q(lease_expires_at__isnull=False)
+                    & Q(claimed_at__isnull=False)
+                    & ~Q(worker_id="")
+                ),
+                name="job_running_has_lease",
+            ),
+            models.CheckConstraint(
+                condition=Q(lease_expires_at__isnull=True) | Q(status__in=["running", "succeeded"]),
+                name="job_lease_only_at_work",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["queued", "running"], finished_at__isnull=True)
+                | Q(status__in=["succeeded", "failed", "cancelled"], finished_at__isnull=False),
+                name="job_finished_when_final",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="failed") | ~Q(error_message=""), name="job_failed_has_message"
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="succeeded") | ~Q(published_digest=""),
+                name="job_succeeded_has_digest",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.repository}:{self.tag} ({self.status})"
+
+
+class SandboxRequest(models.Model):
+    """The first answer to a request that carried an ``idempotency-key``.
+
+    Scoped to the owner; ``request_hash`` tells the same request from another one under that key.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH)
+    key = models.CharField(max_length=255)
+    request_hash = models.CharField(max_length=64)
+    sandbox = models.ForeignKey("workspaces.Sandbox", on_delete=models.CASCADE, related_name="+")
+    answer = models.JSONField()
+    publish_failed = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner_user_id", "key"], name="request_owner_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner_user_id}: {self.key}"
+
+
+class SourceReference(models.Model):
+    """Says that a source of a sandbox is a selected repository, which a token is needed for.
+
+    The blueprint has its plain URL only, so that nobody can write a reference into one.
+    """
+
+    sandbox = models.ForeignKey(
+        "workspaces.Sandbox", on_delete=models.CASCADE, related_name="source_references"
+    )
+    source_id = models.CharField(max_length=64, help_text="The source's id in the blueprint.")
+    installation_repository = models.ForeignKey(
+        "scm.InstallationRepository", on_delete=models.PROTECT, related_name="+"
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["sandbox", "source_id"], name="source_reference_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source_id}: {self.installation_repository_id}"

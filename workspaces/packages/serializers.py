@@ -1,0 +1,124 @@
+"""The wire shapes of package resolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from rest_framework import serializers
+
+from controlplane.http.serializers import (
+    OutputSerializer,
+    QuerySerializer,
+    TextField,
+    TimestampField,
+)
+from workspaces.families import FAMILIES
+
+from .names import MAX_QUERY_LENGTH
+from .resolver import Reason, Source, Status
+
+STATUSES = [status.value for status in Status]
+SOURCES = [source.value for source in Source]
+REASONS = [reason.value for reason in Reason]
+
+
+class PackageQuery(QuerySerializer):
+    """What is asked for, and where."""
+
+    query = TextField(
+        max_length=MAX_QUERY_LENGTH,
+        help_text="A tool's usual name (`rg`) or a package of the distribution, with "
+        "`:architecture` and `=version` behind it if need be.",
+    )
+    target_os = serializers.ChoiceField(
+        choices=list(FAMILIES),
+        required=False,
+        help_text="The family that it is for. Absent: the installation's default family.",
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Fill in the installation's default."""
+        return {"target_os": settings.SVC_DEFAULT_OS_FAMILY, **attrs}
+
+
+class ResolvedPackageSerializer(OutputSerializer):
+    """A package to install."""
+
+    name = serializers.CharField(help_text="As the distribution calls it.")
+    version = serializers.CharField(
+        required=False, help_text="The version that was asked for, when one was."
+    )
+    offered = serializers.CharField(
+        required=False, help_text="The version that is installed when none is asked for."
+    )
+    repository = serializers.CharField(
+        required=False, help_text="Component or repository that it is in."
+    )
+
+
+class OsSupportSerializer(OutputSerializer):
+    """What a family has for the query."""
+
+    supported = serializers.BooleanField()
+    repo = serializers.CharField(required=False)
+    package_name = serializers.CharField(required=False, help_text="The first package.")
+    project_name = serializers.CharField(required=False, help_text="Equal to `packageName`.")
+    version = serializers.CharField(
+        required=False, help_text="The version that is installed when none is asked for."
+    )
+    status = serializers.ChoiceField(
+        choices=REASONS,
+        required=False,
+        help_text="Why it is not supported. `index-unread`: nobody has read this family's index.",
+    )
+
+
+class OsSupportsSerializer(OutputSerializer):
+    """Every family."""
+
+    debian = OsSupportSerializer()
+    ubuntu = OsSupportSerializer()
+    fedora = OsSupportSerializer()
+    arch = OsSupportSerializer()
+    alpine = OsSupportSerializer()
+
+
+class AlternativeSerializer(OutputSerializer):
+    """A package that may be meant."""
+
+    project_name = serializers.CharField()
+
+
+class PackageResolutionSerializer(OutputSerializer):
+    """What a query means."""
+
+    requested = serializers.CharField(help_text="The query, trimmed.")
+    normalized = serializers.CharField(help_text="The query in lower case.")
+    status = serializers.ChoiceField(choices=STATUSES)
+    source = serializers.ChoiceField(  # type: ignore[assignment]  # a member, not the argument
+        choices=SOURCES,
+        help_text="Who decided: the operator's `override`, the curated `alias` table or the "
+        "distribution's `index`.",
+    )
+    canonical_id = serializers.CharField(
+        required=False, help_text="The tool of the curated table that decided."
+    )
+    selected_project = serializers.CharField(required=False, help_text="The first package.")
+    packages = ResolvedPackageSerializer(
+        many=True, help_text="Everything that is installed; empty unless resolved."
+    )
+    os_support = OsSupportsSerializer()
+    alternatives = AlternativeSerializer(
+        many=True, help_text="Packages that may be meant, the nearest first."
+    )
+    reason = serializers.ChoiceField(
+        choices=REASONS,
+        required=False,
+        help_text="Why it is not resolved.",
+    )
+    detail = serializers.CharField(required=False, help_text="The same for people.")
+    fetched_at = TimestampField(
+        required=False, help_text="When the family's index was read; absent before that."
+    )
+    expires_at = TimestampField(required=False, help_text="When it is read anew.")

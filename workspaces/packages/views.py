@@ -1,0 +1,32 @@
+"""The endpoint that resolves one package."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.http.requests import read
+
+from .lookup import look_up
+from .openapi import RESOLVE_DESCRIPTION
+from .serializers import PackageQuery, PackageResolutionSerializer
+
+
+class PackageResolution(APIView):
+    """What a name means in a distribution."""
+
+    @extend_schema(
+        operation_id="packages.resolve",
+        tags=["Packages"],
+        summary="Resolve a package",
+        description=RESOLVE_DESCRIPTION,
+        parameters=[PackageQuery],
+        responses=PackageResolutionSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """Resolve it."""
+        asked = read(request, query=PackageQuery).query
+        answer = look_up(asked["query"], asked["target_os"])
+        return Response(PackageResolutionSerializer(answer).data)

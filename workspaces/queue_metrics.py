@@ -1,0 +1,89 @@
+"""What ``GET /metrics`` measures of the build queue, intents, the build workers and workspaces.
+
+Every question reads a partial index over what is not finished, so the answers cost the same however
+many jobs there ever were. Database time only.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import connection
+
+from controlplane.metrics.exposition import Gauge, single
+from workspaces.models import Transition
+
+_QUEUED = """
+SELECT count(*), coalesce(extract(epoch FROM statement_timestamp() - min(queued_at)), 0)
+FROM workspaces_buildjob WHERE status = 'queued'"""
+_LEASED = """
+SELECT count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'succeeded'),
+    count(*) FILTER (WHERE lease_expires_at <= statement_timestamp()),
+    coalesce(extract(epoch FROM statement_timestamp() - min(claimed_at)), 0)
+FROM workspaces_buildjob WHERE lease_expires_at IS NOT NULL"""
+_SANDBOXES = """
+SELECT status, count(*) FROM workspaces_sandbox
+WHERE status IN ('queued', 'running', 'ready') GROUP BY status"""
+_INTENTS = """
+SELECT kind, count(*), extract(epoch FROM statement_timestamp() - min(requested_at))
+FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
+_WORKERS = """
+SELECT CASE
+    WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
+    WHEN draining THEN 'draining' ELSE 'alive' END AS state, count(*), sum(capacity)
+FROM work_heartbeat WHERE kind = 'build' GROUP BY state"""
+
+
+def measure(*, stale: timedelta) -> list[Gauge]:
+    """Return the gauges; a worker that was not heard for ``stale`` is silent."""
+    with connection.cursor() as cursor:
+        cursor.execute(_QUEUED)
+        queued, oldest = cursor.fetchone() or (0, 0)
+        cursor.execute(_LEASED)
+        building, launching, expired, longest = cursor.fetchone() or (0, 0, 0, 0)
+        cursor.execute(_SANDBOXES)
+        sandboxes = dict(cursor.fetchall())
+        cursor.execute(_INTENTS)
+        intents = {kind: (number, age) for kind, number, age in cursor.fetchall()}
+        cursor.execute(_WORKERS, [stale.total_seconds()])
+        workers = {state: (number, places) for state, number, places in cursor.fetchall()}
+    phases = {"queued": queued, "building": building, "launching": launching}
+    return [
+        Gauge(
+            "svc_build_jobs",
+            "Build jobs that are not finished, by how far they are.",
+            ("phase",),
+            {(phase,): number for phase, number in phases.items()},
+        ),
+        single("svc_build_queue_oldest_seconds", "Age of the oldest queued build job.", oldest),
+        single("svc_build_oldest_claim_seconds", "Age of the oldest present claim.", longest),
+        single("svc_build_leases_expired", "Claimed build jobs that nobody is at.", expired),
+        Gauge(
+            "svc_sandboxes",
+            "Sandboxes that are on their way or ready.",
+            ("status",),
+            {(status,): sandboxes.get(status, 0) for status in ("queued", "running", "ready")},
+        ),
+        Gauge(
+            "svc_transitions_open",
+            "Stops and deletes of workspaces that were asked for and are not done.",
+            ("kind",),
+            {(kind,): intents.get(kind, (0, 0))[0] for kind in Transition.Kind.values},
+        ),
+        single(
+            "svc_transitions_oldest_seconds",
+            "Age of the oldest stop or delete that is not done.",
+            max((age for _, age in intents.values()), default=0),
+        ),
+        Gauge(
+            "svc_build_workers",
+            "Build workers; silent: without a sign of life for so long that others take over.",
+            ("state",),
+            {(state,): workers.get(state, (0, 0))[0] for state in ("alive", "draining", "silent")},
+        ),
+        single(
+            "svc_build_slots",
+            "Builds that the workers that are alive may do at once.",
+            workers.get("alive", (0, 0))[1],
+        ),
+    ]
