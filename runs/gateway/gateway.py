@@ -52,7 +52,7 @@ class Gateway:
         self.failed_logins = FailedLogins(
             configuration.failed_logins, configuration.failed_login_window
         )
-        self.places = Slots(
+        self.slots = Slots(
             configuration.max_connections, configuration.max_connections_per_principal
         )
         self._waiting: Waiting[Login] = Waiting(configuration.max_logins)
@@ -94,7 +94,7 @@ class Gateway:
         return [found.getsockname()[:2] for found in self._server.sockets]
 
     async def serve(self) -> None:
-        """Serve until a signal comes, then see everybody off; a second signal ends at once."""
+        """Serve until a signal comes, then drain; a second signal exits at once."""
         stopping = asyncio.Event()
         at_once = asyncio.Event()
 
@@ -182,10 +182,10 @@ def run_gateway(configuration: Configuration) -> None:
 
 async def _run(configuration: Configuration, key: asyncssh.SSHKey) -> None:
     gateway = Gateway(configuration, key)
-    places = await gateway.start()
+    addresses = await gateway.start()
     logger.info(
         "gateway_started",
-        addresses=[f"{host}:{port}" for host, port in places],
+        addresses=[f"{host}:{port}" for host, port in addresses],
         fingerprint=key.get_fingerprint("sha256"),
         api=configuration.api_base_url,
         recorded=configuration.recorded,

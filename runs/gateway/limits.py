@@ -80,15 +80,15 @@ class Waiting(Generic[T]):
 
 
 class Slots:
-    """How many may be in at a time: ``limit`` together, ``per_principal`` of each owner."""
+    """How many connections there may be: ``limit`` together, ``per_principal`` of each owner."""
 
     def __init__(self, limit: int, per_principal: int) -> None:
         self._limit = limit
         self._per_principal = per_principal
         self._taken: Counter[str] = Counter()
 
-    def take(self, principal: str) -> str:
-        """Take a place; return why there is none, or nothing when it is taken."""
+    def acquire(self, principal: str) -> str:
+        """Acquire a slot; return why none is free, or nothing when it is acquired."""
         if self._taken.total() >= self._limit:
             return f"the gateway is full: it takes {self._limit} connections; try again later"
         if self._taken[principal] >= self._per_principal:
@@ -99,8 +99,8 @@ class Slots:
         self._taken[principal] += 1
         return ""
 
-    def give_back(self, principal: str) -> None:
-        """Give back a place that was taken."""
+    def release(self, principal: str) -> None:
+        """Release a slot."""
         self._taken[principal] -= 1
         if self._taken[principal] <= 0:
             del self._taken[principal]

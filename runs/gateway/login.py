@@ -6,21 +6,22 @@ import asyncio
 import base64
 import re
 import secrets
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import asyncssh
 import structlog
 
 from runs.gateway.channels import ForwardSession, Piped, ProgramSession
 from runs.gateway.connection import PACKET_BYTES, WINDOW_BYTES, GatewayConnection, SessionChannel
-from runs.gateway.control_plane import ControlPlaneError, Principal
+from runs.gateway.control_plane import ControlPlane, ControlPlaneError, Principal
 from runs.gateway.entry import Entry, EntryRefused, Visitor
 from runs.gateway.texts import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
 
-    from runs.gateway.gateway import Gateway
+    from runs.gateway.configuration import Configuration
+    from runs.gateway.limits import FailedLogins, Slots
     from runs.gateway.link import Link
 
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -33,10 +34,31 @@ TOLD_SECONDS = 0.3
 logger = structlog.get_logger(__name__)
 
 
+class Logins(Protocol):
+    """What a connection asks of the gateway that took it."""
+
+    configuration: Configuration
+    control_plane: ControlPlane
+    failed_logins: FailedLogins
+    slots: Slots
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that outlives the connection."""
+
+    def arrived(self, login: Login) -> None:
+        """Know of a connection."""
+
+    def logged_in(self, login: Login) -> None:
+        """Know that a connection has logged in."""
+
+    def left(self, login: Login) -> None:
+        """Know that a connection is over."""
+
+
 class Login(asyncssh.SSHServer):
     """What the gateway knows of one connection."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Logins) -> None:
         self.log = logger.bind(connection=secrets.token_hex(6))
         self._gateway = gateway
         self._configuration = gateway.configuration
@@ -84,7 +106,7 @@ class Login(asyncssh.SSHServer):
         told = self.log.info if self._principal is not None else self.log.debug
         told("connection_closed", reason=reason)
         if self._placed and self._principal is not None:
-            self._gateway.places.give_back(self._principal.id)
+            self._gateway.slots.release(self._principal.id)
             self._placed = False
         self._gateway.left(self)
         if self._entry is not None:
@@ -196,7 +218,7 @@ class Login(asyncssh.SSHServer):
             fingerprint=one_line(principal.fingerprint),
             workspace=self._workspace_id,
         )
-        refusal = self._gateway.places.take(principal.id)
+        refusal = self._gateway.slots.acquire(principal.id)
         if refusal:
             self.dismiss(refusal, asyncssh.DISC_TOO_MANY_CONNECTIONS)
             return

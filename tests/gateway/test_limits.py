@@ -51,14 +51,14 @@ def test_whoever_has_waited_longest_goes_when_there_are_too_many() -> None:
 
 
 def test_places_are_bounded_together_and_for_each_owner() -> None:
-    places = Slots(3, 2)
-    assert [places.take("a"), places.take("a")] == ["", ""]
-    assert "you have 2 connections already" in places.take("a")
-    assert places.take("b") == ""
-    assert "takes 3 connections" in places.take("c")
-    places.give_back("a")
-    assert places.take("c") == ""
-    assert len(places) == 3
+    slots = Slots(3, 2)
+    assert [slots.acquire("a"), slots.acquire("a")] == ["", ""]
+    assert "you have 2 connections already" in slots.acquire("a")
+    assert slots.acquire("b") == ""
+    assert "takes 3 connections" in slots.acquire("c")
+    slots.release("a")
+    assert slots.acquire("c") == ""
+    assert len(slots) == 3
 
 
 @pytest.mark.parametrize(
