@@ -171,7 +171,7 @@ def ending() -> Listing:
             worker_id=intent.worker_id,
         )
 
-    return _listing("Ending", rows.select_related("workspace"), line, "fulfilled_at__isnull=True")
+    return _listing("Ending", rows.select_related("workspace"), line, "finished_at__isnull=True")
 
 
 def _with_silence(rows: QuerySet[Any], stale: timedelta) -> list[Any]:

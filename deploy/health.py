@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SECONDS = 5.0
-_TABLES = {"buildworker": "work_heartbeat", "runworker": "work_heartbeat"}
 
 
 def main(argv: list[str]) -> int:
@@ -62,16 +61,16 @@ def buildworker() -> str:
         status = connection.getresponse().status
     finally:
         connection.close()
-    return f"its door answers {status}" if status != 200 else _heartbeat("buildworker")
+    return f"its door answers {status}" if status != 200 else _heartbeat("build")
 
 
 def runworker() -> str:
     """Return what is wrong with the run worker of this container, if anything."""
-    return _heartbeat("runworker")
+    return _heartbeat("run")
 
 
 def _heartbeat(kind: str) -> str:
-    """Look for the sign of life that the worker of this container writes into the database."""
+    """Look for the heartbeat that the worker of this container writes into the database."""
     # Only where it is needed, as is the driver itself.
     import psycopg
 
@@ -79,13 +78,13 @@ def _heartbeat(kind: str) -> str:
     try:
         with psycopg.connect(_database_url(), connect_timeout=int(_SECONDS)) as connection:
             found = connection.execute(
-                f"SELECT count(*) FROM {_TABLES[kind]} WHERE hostname = %s"  # noqa: S608 - ours
+                "SELECT count(*) FROM work_heartbeat WHERE kind = %s AND hostname = %s"
                 " AND seen_at > clock_timestamp() - %s * interval '1 millisecond'",
-                (socket.gethostname(), stale),
+                (kind, socket.gethostname(), stale),
             ).fetchone()
     except psycopg.OperationalError as error:
         return f"the database does not answer: {type(error).__name__}"
-    return "" if found and found[0] else "it has given no sign of life"
+    return "" if found and found[0] else "it has written no heartbeat"
 
 
 def _database_url() -> str:

@@ -101,7 +101,7 @@ EXPORT_DESCRIPTION = """\
 `asciicast` is a recording in version 2 of asciinema's format, of one terminal where there is one:
 a session may have several, and `processId` says which one. `text` is the output without escape
 sequences, `ndjson` the whole record, which can be checked for tampering without this service
-(`python -m runs.record.offline`).
+(`python -m runs.offline`).
 """
 
 _RUN: dict[str, Any] = {

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.db import DatabaseError, transaction
 
-from builds import start_page as standing
+from builds import start_page
 
 register = template.Library()
 
@@ -25,20 +25,22 @@ def overview(context: dict[str, Any]) -> dict[str, Any]:
         with transaction.atomic():
             if user.has_perm("workspaces.view_buildjob"):
                 shown["listings"] += [
-                    (standing.queued(), "admin:builds_buildjob_changelist"),
-                    (standing.building(), "admin:builds_buildjob_changelist"),
+                    (start_page.queued(), "admin:workspaces_buildjob_changelist"),
+                    (start_page.building(), "admin:workspaces_buildjob_changelist"),
                 ]
             if user.has_perm("workspaces.view_sandbox"):
                 shown["listings"] += [
-                    (standing.ready(), "admin:workspaces_sandbox_changelist"),
-                    (standing.failed(), "admin:workspaces_sandbox_changelist"),
+                    (start_page.ready(), "admin:workspaces_sandbox_changelist"),
+                    (start_page.failed(), "admin:workspaces_sandbox_changelist"),
                 ]
             if user.has_perm("workspaces.view_transition"):
-                shown["listings"].append((standing.ending(), "admin:builds_intent_changelist"))
+                shown["listings"].append(
+                    (start_page.ending(), "admin:workspaces_transition_changelist")
+                )
             if user.has_perm("work.view_heartbeat"):
-                shown["build_workers"] = standing.build_workers(stale=stale)
+                shown["build_workers"] = start_page.build_workers(stale=stale)
             if user.has_perm("work.view_heartbeat"):
-                shown["run_workers"] = standing.run_workers(stale=stale)
+                shown["run_workers"] = start_page.run_workers(stale=stale)
     except DatabaseError:
         # A migration that is still to come, say: the list of pages below is of use all the same.
         return {"unreadable": True}

@@ -150,11 +150,14 @@ class LeasedQuerySet(models.QuerySet[Row]):
             return renewed.update(lease_expires_at=Now() + lease) if rows else 0
 
     def release(self, fences: Collection[Fence], **values: Any) -> int:
-        """Expire leases, so that another worker may acquire them at once; return how many."""
+        """Expire leases, so that another worker may acquire them at once; return how many.
+
+        ``values`` are written with it.
+        """
         if not fences:
             return 0
         held = self.held_by_any(fences).filter(lease_expires_at__isnull=False)
-        return held.update(lease_expires_at=Now(), **values)
+        return held.update(**{"lease_expires_at": Now(), **values})
 
     def release_strays(
         self, worker_id: str, held: Collection[uuid.UUID], *, older_than: timedelta

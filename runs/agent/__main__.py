@@ -35,13 +35,13 @@ def _boot(options: SimpleNamespace) -> int:
 
 
 def _status(options: SimpleNamespace) -> int:
-    from .boot.status_command import show
+    from .status_command import show
 
     return show(options.state_dir, options.wait)
 
 
 def _exec(options: SimpleNamespace) -> int:
-    from .process.exec_command import execute
+    from .execution.exec_command import execute
 
     return execute(options.config, options.state_dir)
 
@@ -59,7 +59,7 @@ def _tail(options: SimpleNamespace) -> int:
 
 
 def _stop(options: SimpleNamespace) -> int:
-    from .process.stop import stop
+    from .execution.stop import stop
 
     return stop(options.state_dir, options.run, options.reason, options.grace)
 
@@ -71,7 +71,7 @@ def _forward(options: SimpleNamespace) -> int:
 
 
 def _list_runs(options: SimpleNamespace) -> int:
-    from .process.runs_command import show
+    from .execution.runs_command import show
 
     return show(_runs(options))
 

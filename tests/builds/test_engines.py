@@ -42,7 +42,7 @@ from workspaces.runtimes.base import LaunchError
 
 GONE = "gone-engine"
 DAY = timedelta(days=1)
-PAGE = "/admin/builds/worker/engines/"
+PAGE = "/admin/work/heartbeat/engines/"
 
 
 def on_the_gone_engine(*attempts: Attempt) -> None:
@@ -380,13 +380,13 @@ def test_the_admin_refuses_an_engine_that_lives_or_that_nobody_knows() -> None:
 def test_who_may_only_look_declares_nothing_gone() -> None:
     attempt = ready_attempt()
     on_the_gone_engine(attempt)
-    looking = staff("view_worker")
+    looking = staff("view_heartbeat")
     page = looking.get(PAGE, {"engine": GONE}).content.decode()
     assert GONE in page
     assert "gone?" not in page
     assert "Declare it gone" not in page
     assert looking.post(PAGE, {"engine": GONE}).status_code == 403
-    assert staff("view_intent").get(PAGE).status_code == 403
+    assert staff("view_transition").get(PAGE).status_code == 403
     assert Client().get(PAGE).status_code == 302
     assert state(attempt)[0] == "running"
 
@@ -394,5 +394,5 @@ def test_who_may_only_look_declares_nothing_gone() -> None:
 @pytest.mark.django_db
 def test_the_page_is_found_from_the_workers() -> None:
     client = staff()
-    for where in ("/admin/", "/admin/builds/build_worker/"):
+    for where in ("/admin/", "/admin/work/heartbeat/"):
         assert PAGE in client.get(where).content.decode()

@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 
 from builds.pipeline.runner import JobControl
 from controlplane.errors import NotFound
+from runs import boot_runs
 from runs.models import Run
 from runs.record import store
 from tests.bench.empty_jobs import empty_runner
@@ -20,7 +21,6 @@ from tests.builds.credential_engine import HoldingEngine
 from tests.builds.test_lifecycle_races import Engine, attend, wish
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt
-from workspaces.lifecycle import teardown as fulfilment
 from workspaces.lifecycle.reconciler import reconcile
 from workspaces.lifecycle.transitions import TransitionRequest, ask, expire_workspaces
 from workspaces.models import Attempt, LeaseLost, RuntimeInstance, Transition, Workspace
@@ -167,7 +167,7 @@ def test_an_agent_that_does_not_answer_once_is_not_asked_for_every_command() -> 
 def test_an_agent_that_answers_slowly_is_not_asked_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fulfilment, "ASKING_SECONDS", 0.0)
+    monkeypatch.setattr(boot_runs, "CANCEL_SECONDS", 0.0)
     attempt = ready_attempt()
     commands(attempt, 5)
     assert ask(wish(attempt.workspace_id))

@@ -17,9 +17,9 @@ from workspaces.packages.sync import SyncTimes
 
 pytestmark = pytest.mark.django_db
 
-OVERRIDES = "/admin/builds/packageoverride/"
-INDEXES = "/admin/builds/packageindex/"
-PACKAGES = "/admin/builds/package/"
+OVERRIDES = "/admin/workspaces/packageoverride/"
+INDEXES = "/admin/workspaces/packageindex/"
+PACKAGES = "/admin/workspaces/package/"
 TIMES = SyncTimes(ttl=timedelta(hours=24), backoff=timedelta(minutes=1))
 
 

@@ -223,14 +223,14 @@ def test_all_of_what_is_building_is_what_workers_are_at(house: House) -> None:
     )
     listing = overview.building()
     assert listing.number == 2
-    listed = staff().get(f"/admin/builds/buildjob/?{listing.where}")
+    listed = staff().get(f"/admin/workspaces/buildjob/?{listing.where}")
     assert listed.context["cl"].result_count == 2
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     "path",
-    ["login/", "", "workspaces/workspace/", "builds/worker/engines/", "accounts/profile/add/"],
+    ["login/", "", "workspaces/workspace/", "work/heartbeat/engines/", "accounts/profile/add/"],
 )
 def test_no_page_has_a_browser_ask_for_an_icon(path: str) -> None:
     client = Client() if path == "login/" else staff()
@@ -272,14 +272,14 @@ def test_it_shows_which_worker_does_what(house: House) -> None:
 def test_it_shows_what_is_to_end_and_what_that_waits_for(house: House) -> None:
     house.ending("unwanted", "delete", "other-engine")
     house.ending("resting", "stop")
-    ending = section(start_page(staff("view_intent")), "ending")
+    ending = section(start_page(staff("view_transition")), "ending")
     assert "unwanted" in ending
     assert "6 hours" in ending
     assert "delete: other-engine. It waits." in ending
     assert "resting" in ending
     Transition.objects.update(finished_at=Now())
-    assert "None." in section(start_page(staff("view_intent")), "ending")
-    listed = staff().get("/admin/builds/intent/?fulfilled_at__isnull=True")
+    assert "None." in section(start_page(staff("view_transition")), "ending")
+    listed = staff().get("/admin/workspaces/transition/?finished_at__isnull=True")
     assert (listed.status_code, listed.context["cl"].result_count) == (200, 0)
 
 
@@ -327,7 +327,7 @@ def test_the_numbers_come_first_and_those_that_are_wrong_stand_out(house: House)
 def test_people_see_what_they_may_see(house: House) -> None:
     house.queued("a-secret-name")
     house.worker("builder-77-aa")
-    html = start_page(staff("view_worker"))
+    html = start_page(staff("view_heartbeat"))
     assert "a-secret-name" not in html
     assert "process 77" in section(html, "build-workers")
     assert 'id="overview-queued"' not in html
@@ -423,7 +423,7 @@ def test_pages_are_as_wide_as_a_telephone(
     RuntimeInstance.objects.update(engine_id=engine)
     name = django_settings.SESSION_COOKIE_NAME
     page.set_cookie(name, staff().cookies[name].value, live_server.url)
-    for path in ("/admin/", f"/admin/builds/worker/engines/?engine={engine}", "/docs"):
+    for path in ("/admin/", f"/admin/work/heartbeat/engines/?engine={engine}", "/docs"):
         page.open(f"{live_server.url}{path}", width=400)
         if path == "/docs":
             page.wait_for("document.querySelectorAll('.opblock-tag small').length > 3")

@@ -176,7 +176,7 @@ ROUTES = [
     ("GET", "/v1/nobody/knows/this", "GET", "unmatched", "404"),
     ("DELETE", "/healthz", "DELETE", "/healthz", "405"),
     ("BREW", "/healthz", "other", "/healthz", "405"),
-    ("GET", "/admin/builds/buildjob/", "GET", "/admin", "302"),
+    ("GET", "/admin/workspaces/buildjob/", "GET", "/admin", "302"),
     ("GET", "/static/there-is-none.css", "GET", "/static", "404"),
     ("GET", "/administrators", "GET", "unmatched", "404"),
 ]

@@ -44,7 +44,7 @@ def test_liveness_touches_nothing(
 @pytest.mark.django_db
 def test_readiness_is_degraded_without_a_build_worker(api: Api, settings: Settings) -> None:
     settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 10**9
-    make_run_worker("worker-a")
+    make_run_worker("run-worker-a")
     answer = api.get("/readyz")
     assert answer.body["status"] == "degraded"
     assert not check(answer, "buildWorker")["ok"]
@@ -64,7 +64,7 @@ def test_readiness_is_degraded_without_a_run_worker(api: Api, settings: Settings
     answer = api.get("/readyz")
     assert answer.body["status"] == "degraded"
     assert not check(answer, "runWorker")["ok"]
-    make_run_worker("worker-a")
+    make_run_worker("run-worker-a")
     answer = api.get("/readyz")
     assert answer.body["status"] == "ok"
     assert check(answer, "runWorker")["detail"] == "1 alive."
@@ -131,7 +131,7 @@ def test_readiness_names_the_registry_that_is_away(api: Api, settings: Settings,
 
 @pytest.mark.django_db
 def test_readiness_reports_pending_migrations(api: Api) -> None:
-    (last,) = MigrationLoader(connection).graph.leaf_nodes("builds")
+    (last,) = MigrationLoader(connection).graph.leaf_nodes("runs")
     MigrationRecorder(connection).record_unapplied(*last)
     answer = api.get("/readyz", expect=503)
     assert "1 migration" in str(check(answer, "database")["detail"])

@@ -1,7 +1,7 @@
 """What can be said of a command without running it: that its parts are there.
 
 Held against the code are the commands of this repository: targets of make, management commands,
-``deploy.up`` and ``runs.record.offline`` with their options, and files named by their path.
+``deploy.up`` and ``runs.offline`` with their options, and files named by their path.
 """
 
 from __future__ import annotations

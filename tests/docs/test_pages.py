@@ -117,8 +117,8 @@ def test_the_pictures_are_small_and_used() -> None:
         ("X=1 python manage.py pruneruns --older-than 30 --dry-run", []),
         ('eval "$(python3 -m deploy.up envy)"', ["deploy.up envy"]),
         (
-            "python -m runs.record.offline x --no-such-option",
-            ["runs.record.offline --no-such-option"],
+            "python -m runs.offline x --no-such-option",
+            ["runs.offline --no-such-option"],
         ),
         ("deploy/nothing.sh --x", ["no file deploy/nothing.sh"]),
     ],

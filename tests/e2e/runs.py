@@ -15,9 +15,10 @@ from typing import Any, cast
 from django.conf import settings as django_settings
 from django.test import override_settings
 
+from runs import offline
 from runs.agent.session.channel import WINDOW, FrameDecoder, FromClient, ToClient, encode_frame
 from runs.models import Run
-from runs.record import offline, signatures
+from runs.record import signatures
 from runs.record.checking import Checked
 from tests.conftest import OWNER
 from tests.e2e.conftest import GitServer, Stack, Started

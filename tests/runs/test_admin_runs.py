@@ -226,7 +226,7 @@ def test_of_very_many_processes_the_first_are_shown(staff: Client) -> None:
 
 
 @pytest.mark.django_db
-def test_the_lists_show_which_worker_is_at_a_run_and_how_many_it_holds(staff: Client) -> None:
+def test_the_list_shows_which_worker_records_a_run(staff: Client) -> None:
     make_run_worker("worker-a")
     claim(make_executable())
     for _ in range(2):
@@ -234,12 +234,9 @@ def test_the_lists_show_which_worker_is_at_a_run_and_how_many_it_holds(staff: Cl
     make_executable(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
 
     runs = staff.get(reverse("admin:runs_run_changelist")).content.decode()
-    workers = staff.get(reverse("admin:runs_runworker_changelist")).content.decode()
 
     assert runs.count('<td class="field-recorder">worker-a</td>') == 3
     assert runs.count('<td class="field-recorder">none yet</td>') == 1
-    assert '<td class="field-runs">1</td>' in workers
-    assert '<td class="field-sessions">2</td>' in workers
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.boot.config import ConfigError, load, parse
+from runs.agent.config import ConfigError, load, parse
 
 VALID: dict[str, Any] = {
     "version": 1,

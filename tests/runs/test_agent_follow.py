@@ -231,8 +231,8 @@ def test_the_end_of_its_container_is_no_end_of_a_tail_before_that_of_the_record(
 
 _WRITE = """
 import sys
-from runs.agent.frames import Kind
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.record.frames import Kind
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 writer = SpoolWriter.create(sys.argv[1], sys.argv[2], SpoolLimits(1 << 18, 1 << 14), "one-shot")
 number = 0
 while True:

@@ -13,9 +13,9 @@ import pytest
 AGENT = Path(__file__).parents[2] / "runs" / "agent"
 _ROUND_TRIP = """
 import sys
-from runs.agent.frames import Kind, decode, frames
-from runs.agent.segments import Reader, open_folder
-from runs.agent.spool import SpoolLimits, SpoolWriter
+from runs.agent.record.frames import Kind, decode, frames
+from runs.agent.record.segments import Reader, open_folder
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
 root, run = sys.argv[1:]
 writer = SpoolWriter.create(root, run, SpoolLimits(1 << 20, 1 << 12), "one-shot")
 for number in range(200):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runs.agent.execution.output import Capture, ContainerOutput
 from runs.agent.masking.masker import Masker
-from runs.agent.process.output import Capture, ContainerOutput
 from runs.agent.record.frames import Method, Stream
 from runs.agent.record.recording import RecordedStream, Recording
 from runs.agent.record.spool import SpoolLimits, SpoolWriter

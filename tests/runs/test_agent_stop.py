@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from runs.agent.process.stop import kill_all
+from runs.agent.execution.stop import kill_all
 from runs.agent.record.frames import Kind, Stream
 from tests.runs.booted import Workspace, eventually
 from tests.runs.recorded import Runs, is_alive

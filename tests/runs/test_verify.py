@@ -16,10 +16,11 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from pytest_django.fixtures import Settings
 
+from runs import offline
 from runs.agent.record.frames import Kind, Stream
 from runs.checks import check_record_signing_key
 from runs.models import Run, RunHead, RunLoss
-from runs.record import offline, seal, signatures, store
+from runs.record import seal, signatures, store
 from runs.record.export_format import (
     EVENT_COLUMNS,
     EventRow,
@@ -356,7 +357,7 @@ def test_an_export_can_be_checked_without_django_and_database(tmp_path: Path) ->
     sound = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
     assert sound.returncode == 0, sound.stderr
     export.write_bytes(b"".join([*lines[:3], *lines[4:]]))
-    argv = [sys.executable, "-m", "runs.record.offline", str(export)]
+    argv = [sys.executable, "-m", "runs.offline", str(export)]
     bad = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
     assert bad.returncode == 1
     assert bad.stdout.startswith("event 3: missing")

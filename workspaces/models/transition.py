@@ -50,7 +50,12 @@ class TransitionQuerySet(LeasedQuerySet["Transition"]):
     ) -> None:
         """Release the lease until it is tried again ``after`` a time; say what is waited for."""
         self.open().release(
-            [fence], retry_at=Now() + after, waiting_code=code, waiting_message=message
+            [fence],
+            worker_id="",
+            lease_expires_at=None,
+            retry_at=Now() + after,
+            waiting_code=code,
+            waiting_message=message,
         )
 
 

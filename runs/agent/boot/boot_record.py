@@ -11,6 +11,7 @@ import os
 import time
 from typing import Any, Dict, Optional, Sequence
 
+from ..config import Config, Record
 from ..masking.masker import Masker
 from ..process.program import Account, Exit
 from ..record.frames import Kind, Method, Stream
@@ -24,9 +25,8 @@ from ..record.spool import (
     SpoolMissing,
     SpoolWriter,
 )
-from .config import Config, Record
+from ..status_file import StepStatus
 from .markers import RECORD_LEFT, Markers
-from .status_file import StepStatus
 
 Ending = Dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from .status_file import replace_file
+from ..status_file import replace_file
 
 SETUP_DONE = "setup-done"
 DOTFILES_DONE = "dotfiles-done"

@@ -15,21 +15,21 @@ import sys
 import time
 from typing import Dict, Optional, Sequence
 
+from ..config import Config, ConfigError, Dotfiles, Step, load
 from ..credentials.account_store import is_delivered, read_set
+from ..credentials.child_environment import account_of, environment_of, make_directory
 from ..credentials.values import live_values
 from ..masking.masker import Masker, secret_values
 from ..process import reaper
-from ..process.child_environment import account_of, environment_of, make_directory
 from ..process.program import Account, can_execute
 from ..process.signals import STOPPING, name_of
-from ..process.supervisor import Running, Supervisor
 from ..record.spool import SpoolFailed
 from ..record.tail import bounded_text
+from ..status_file import StatusFile, StepStatus
 from .boot_record import BootRecord, Ending, RecordError, ending_of, start_failed
-from .config import Config, ConfigError, Dotfiles, Step, load
 from .markers import DOTFILES_DONE, SETUP_DONE, Markers, setup_step_done
-from .status_file import StatusFile, StepStatus
 from .steps import Command, Runner, StepFailed, Stopped, command_of
+from .supervisor import Running, Supervisor
 
 EXIT_FAILED = 70
 

@@ -6,14 +6,14 @@ import signal
 import time
 from typing import Dict, NamedTuple, Optional, Sequence
 
+from ..config import Limits, Step
 from ..masking.masker import Masker
 from ..process.program import Account, Exit, StartError
 from ..process.signals import STOPPING, name_of
-from ..process.supervisor import Running, Supervisor
 from ..record.tail import Tail
+from ..status_file import StepStatus
 from .boot_record import Ending, ending_of, start_failed
-from .config import Limits, Step
-from .status_file import StepStatus
+from .supervisor import Running, Supervisor
 
 _SHELLS = {"sh": ("/bin/sh", "-c"), "bash": ("/bin/bash", "-lc")}
 

@@ -13,10 +13,10 @@ import os
 import sys
 from typing import Dict, FrozenSet, List, Optional, Tuple
 
-from ..boot.config import Config, ConfigError, load
-from ..boot.status_command import show
-from ..process.child_environment import account_of
+from ..config import Config, ConfigError, load
+from ..status_command import show
 from .account_store import CODEX, CredentialSet, NoPlace, Store, path_of, read_renewable, read_set
+from .child_environment import account_of
 from .document import MAX_BYTES, Account, parse, parse_withdrawal, renews
 from .home import Home
 

@@ -9,9 +9,9 @@ import json
 import re
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Tuple
 
-from ..boot.strict import RESERVED_PREFIX, ConfigError, Members, is_text
 from ..masking.known_values import Verbatim, base64_lines
 from ..masking.masker import names_secret
+from ..strict import RESERVED_PREFIX, ConfigError, Members, is_text
 
 VERSION = 1
 MAX_BYTES = 1024 * 1024

@@ -11,7 +11,7 @@ import os
 import re
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from ..boot.config import Config
+from ..config import Config
 from ..process.program import Account as User
 from .account_store import CODEX, VALUES, path_of, read_codex, read_renewable, read_values
 from .document import decoded, lines_of, tokens_of

@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any, Dict, NamedTuple, Tuple
 
-from ..boot.status_file import random_uuid
+from ..status_file import random_uuid
 from .segments import DONE, IDENTITY, LOCK, open_folder, read_json, sync_folder
 
 _VERSION = 1

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from typing import Any, Deque, Dict, Optional, Protocol, Tuple
 
-from ..process.leader import Audience, Leader
+from ..execution.leader import Audience, Leader
 from ..record.frames import Stream
 from .channel import (
     GRANT_BYTES,

@@ -15,12 +15,12 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ..process.byte_queue import ByteQueue
+from ..process.gateway_client import Watch
 from ..record.frames import Kind, Method
 from ..record.recording import Recording
-from .byte_queue import ByteQueue
 from .channel import MAX_DATA, ToClient
 from .channel_set import Channel, Link
-from .gateway_client import Watch
 from .session_requests import CONNECT_FAILED
 
 _CONNECT_SECONDS = 10.0

@@ -13,14 +13,14 @@ import select
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..boot.strict import ConfigError
-from ..process.execution import Execution
-from ..process.runspec import cells
-from ..process.stop import signal_number
+from ..execution.execution import Execution
+from ..execution.runspec import cells
+from ..execution.stop import signal_number
+from ..process.gateway_client import Client, Watch
+from ..strict import ConfigError
 from .channel import WINDOW, ChannelError, Frame, FrameReader, FrameWriter, FromClient, ToClient
 from .channel_set import Channel, ProgramChannel
 from .forwards import Forward
-from .gateway_client import Client, Watch
 from .session_requests import (
     BAD_REQUEST,
     START_FAILED,

@@ -10,11 +10,11 @@ import json
 import os
 from typing import Optional
 
-from ..boot.config import ConfigError, load
-from ..process.child_environment import account_of
-from ..process.exec_command import EXIT_NOT_RECORDED, EXIT_REFUSED, open_spool, runs_root
-from ..process.execution import Execution
-from ..process.runspec import parse_interactive
+from ..config import ConfigError, load
+from ..credentials.child_environment import account_of
+from ..execution.exec_command import EXIT_NOT_RECORDED, EXIT_REFUSED, open_spool, runs_root
+from ..execution.execution import Execution
+from ..execution.runspec import parse_interactive
 from ..record.spool import SpoolExists, SpoolFailed, SpoolWriter
 from .channel import ChannelError, FrameReader, FrameWriter, FromClient, ToClient
 from .gateway_connection import Connection

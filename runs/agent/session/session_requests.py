@@ -6,9 +6,9 @@ import os
 import pwd
 from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 
-from ..boot.strict import environment
+from ..execution.runspec import Program, TerminalSpec, parse_argv, parse_object, parse_terminal
 from ..process.program import Account
-from ..process.runspec import Program, TerminalSpec, parse_argv, parse_object, parse_terminal
+from ..strict import environment
 
 BAD_REQUEST = "bad-request"
 NO_SUBSYSTEM = "no-subsystem"

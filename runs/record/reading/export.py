@@ -3,7 +3,7 @@
 ``asciicast`` is version 2 of asciinema's format, for every run that has output. What a terminal
 showed is given as it was; output of pipes is merged in the order of the record, with ``\\n`` as a
 terminal would show it. Where bytes are missing a marker says so. ``ndjson`` is the whole record,
-which ``runs.record.offline`` can check.
+which ``runs.offline`` can check.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
-from ..boot.strict import ConfigError, Members, environment, is_text
+from ..strict import ConfigError, Members, environment, is_text
 
 MAX_BYTES = 32 * 1024 * 1024
 _ONE_SHOT_VERSION = 1

@@ -13,9 +13,9 @@ import termios
 import time
 from typing import Callable, Optional, Protocol
 
+from ..process.byte_queue import ByteQueue
+from ..process.pipe_size import widen
 from ..record.recording import RecordedStream
-from ..session.byte_queue import ByteQueue
-from .pipe_size import widen
 
 _TERMINAL_READ_BYTES = 8192
 # More at once would be slower: it falls out of the processor's cache on the way into the record.

@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Iterable, NamedTuple, Optional, Set
 
-from .reaper import descendants
+from ..process.reaper import descendants
 
 SOCKET_NAME = "control.sock"
 EXIT_UNKNOWN = 4

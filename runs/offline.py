@@ -1,4 +1,4 @@
-"""``python -m runs.record.offline EXPORT``: check an exported record with nothing but a public key.
+"""``python -m runs.offline EXPORT``: check an exported record with nothing but a public key.
 
 Needs neither Django nor a database. Ends with 0 when the record is whole and as it was written,
 with 1 when it is not, and names the first event (or line) that does not fit. Without
@@ -223,7 +223,7 @@ def _moment(told: str) -> datetime.datetime:
 
 def main(arguments: list[str] | None = None) -> int:
     """Check the export that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m runs.record.offline", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m runs.offline", description=__doc__)
     parser.add_argument("export", help="the NDJSON export of a run; - reads standard input")
     parser.add_argument("--public-key", help="base64, as `manage.py recordkey` prints it")
     options = parser.parse_args(arguments)

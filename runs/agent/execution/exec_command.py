@@ -10,9 +10,9 @@ import json
 import os
 from typing import Any, Callable, Dict, List, NoReturn
 
-from ..boot.config import Config, ConfigError, load
+from ..config import Config, ConfigError, load
+from ..credentials.child_environment import account_of
 from ..record.spool import SpoolExists, SpoolFailed, SpoolLimits, SpoolWriter
-from .child_environment import account_of
 from .execution import Execution
 from .runspec import MAX_BYTES, RecordSpec, RunSpec, parse_one_shot
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Optional
 
-from ..boot.config import Config
+from ..config import Config
+from ..credentials.child_environment import environment_of
+from ..process.program import Account
 from ..record.recording import Recording
-from .child_environment import environment_of
-from .program import Account
 from .runspec import Program, RunSpec
 
 

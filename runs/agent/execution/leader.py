@@ -9,16 +9,16 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..observe.observers import Observers
+from ..process.gateway_client import Watch
+from ..process.program import Account, Child, Exit, StartError, Stdio, start
+from ..process.reaper import Reaper
+from ..process.signals import name_of
+from ..process.terminal import end_of_file, input_visibility, open_terminal, resize
 from ..record.frames import Kind, Method, Stream
 from ..record.recording import Recording
-from ..session.gateway_client import Watch
-from ..session.terminal import end_of_file, input_visibility, open_terminal, resize
 from .pipes import InputPipe, OutputPipe, Sink
-from .program import Account, Child, Exit, StartError, Stdio, start
-from .reaper import Reaper
 from .run_start import environment_of_program
 from .runspec import Program
-from .signals import name_of
 from .stop import ignores_hangup, kill_all, members_of_session, signal_all
 
 KILL_AGAIN_SECONDS = 0.1

@@ -13,23 +13,23 @@ import signal
 import time
 from typing import Callable, Dict, List, Optional
 
-from ..boot.config import Config
+from ..config import Config
+from ..credentials.child_environment import account_of
 from ..credentials.values import live_values
 from ..masking.masker import Masker, secret_values
 from ..observe.observers import Observers
+from ..process.gateway_client import Client, Watch
+from ..process.program import Account
+from ..process.reaper import Reaper, adopt_orphans
+from ..process.signals import STOPPING, SignalQueue, name_of
 from ..record.allocation import keep_buffers
 from ..record.frames import Kind
 from ..record.recording import Recording
 from ..record.spool import SpoolWriter
 from ..record.unrecorded import Unrecorded
-from ..session.gateway_client import Client, Watch
-from .child_environment import account_of
 from .leader import KILL_AGAIN_SECONDS, LOST_SECONDS, Audience, Leader, Surroundings
-from .program import Account
-from .reaper import Reaper, adopt_orphans
 from .run_start import environment_of_run, record_started
 from .runspec import Program, RunSpec
-from .signals import STOPPING, SignalQueue, name_of
 from .stop import ControlSocket, StopRequest, kill_all, members_of, signal_all
 
 _ENDS_ALL = ("timeout", "cancelled", "stop")

@@ -12,18 +12,18 @@ import signal
 import time
 from typing import Dict, List, Optional, Sequence
 
-from ..boot.boot_record import BootRecord, RecordedProcess, ending_of
-from ..record.tail import Tail
-from .output import Capture, ContainerOutput
-from .program import Account, Child, StartError, Stdio, start
-from .reaper import (
+from ..execution.output import Capture, ContainerOutput
+from ..process.program import Account, Child, StartError, Stdio, start
+from ..process.reaper import (
     Reaper,
     adopt_orphans,
     anything_left,
     signal_everything,
     terminate_signals,
 )
-from .signals import SignalQueue, name_of
+from ..process.signals import SignalQueue, name_of
+from ..record.tail import Tail
+from .boot_record import BootRecord, RecordedProcess, ending_of
 
 # Processes that entered the container from outside (`docker exec`) are not our children: their end
 # sends no signal, so a shutdown looks for them at this interval.

@@ -6,9 +6,9 @@ import os
 import pwd
 from typing import Dict, Mapping
 
-from ..boot.config import Config, ConfigError
-from ..credentials import account_store as store
-from .program import Account
+from ..config import Config, ConfigError
+from ..process.program import Account
+from . import account_store as store
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
