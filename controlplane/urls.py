@@ -14,7 +14,6 @@ urlpatterns = [
     path("healthz", health.Liveness.as_view()),
     path("readyz", health.Readiness.as_view()),
     path("v1/system/setup-state", health.SetupState.as_view()),
-    path("", include("workspaces.packages.urls")),
     path("", include("controlplane.metrics.urls")),
     path("", include("workspaces.urls")),
     path("", include("accounts.urls")),

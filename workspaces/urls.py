@@ -1,18 +1,21 @@
-"""The paths of workspaces and sandboxes, in the specification's order."""
+"""The paths of workspaces, sandboxes and packages, in the specification's order."""
 
 from django.urls import path
 
-from workspaces import lifecycle_views, views
+from workspaces.views import PackageViewSet, SandboxViewSet, WorkspaceViewSet
+
+workspace = "v1/workspaces/<uuid:workspace_id>"
 
 urlpatterns = [
-    path("v1/workspaces", views.WorkspaceList.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>/name", views.WorkspaceName.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>", lifecycle_views.WorkspaceResource.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>/stop", lifecycle_views.WorkspaceStop.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>/start", lifecycle_views.WorkspaceStart.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>/attempts", views.WorkspaceAttempts.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>/events", views.WorkspaceEvents.as_view()),
-    path("v1/workspaces/<uuid:workspace_id>/ssh-target", views.WorkspaceSshTarget.as_view()),
-    path("v1/sandboxes", views.SandboxList.as_view()),
-    path("v1/sandboxes/<uuid:sandbox_id>", views.SandboxDetail.as_view()),
+    path("v1/packages/resolve", PackageViewSet.as_view({"get": "resolve"})),
+    path("v1/workspaces", WorkspaceViewSet.as_view({"get": "list", "post": "create"})),
+    path(f"{workspace}/name", WorkspaceViewSet.as_view({"patch": "rename"})),
+    path(workspace, WorkspaceViewSet.as_view({"get": "retrieve", "delete": "destroy"})),
+    path(f"{workspace}/stop", WorkspaceViewSet.as_view({"post": "stop"})),
+    path(f"{workspace}/start", WorkspaceViewSet.as_view({"post": "start"})),
+    path(f"{workspace}/attempts", WorkspaceViewSet.as_view({"get": "list_attempts"})),
+    path(f"{workspace}/events", WorkspaceViewSet.as_view({"get": "list_events"})),
+    path(f"{workspace}/ssh-target", WorkspaceViewSet.as_view({"get": "ssh_target"})),
+    path("v1/sandboxes", SandboxViewSet.as_view({"post": "create"})),
+    path("v1/sandboxes/<uuid:sandbox_id>", SandboxViewSet.as_view({"get": "retrieve"})),
 ]

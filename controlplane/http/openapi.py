@@ -115,6 +115,10 @@ FAULT_SCHEMA: dict[str, Any] = {
 class ControlPlaneSchema(AutoSchema):
     """Says what our serializers promise: strict inputs, patterns, and outputs without nulls."""
 
+    def _is_list_view(self, serializer: Any = None) -> bool:
+        """Never wrap an answer in an array: a list's answer is a page, and says so itself."""
+        return False
+
     def _map_serializer(
         self, serializer: Any, direction: str, bypass_extensions: bool = False
     ) -> Any:

@@ -17,8 +17,8 @@ from django.conf import settings
 from controlplane.errors import Conflict
 from controlplane.http.serializers import format_timestamp
 from controlplane.work.models import Heartbeat
-from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Transition, Workspace
-from workspaces.status import DELETED, SurfacedStatus, surfaced_status
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition
+from workspaces.status import SurfacedStatus, surfaced_status
 
 QUEUE_POSITIONS_SHOWN = 1_000
 
@@ -282,85 +282,3 @@ def _ended(
         since,
         "Nothing more happens by itself; start another attempt.",
     )
-
-
-def sandbox_members(sandbox: Sandbox, standing: AttemptState | None) -> dict[str, Any]:
-    """Return what a read of ``sandbox`` shows."""
-    shared = standing.to_members() if standing else {}
-    return {
-        **_without_attempt(sandbox),
-        **shared,
-        "sandbox_id": sandbox.pk,
-        "workspace_id": sandbox.workspace_id,
-        "attempt_id": standing.attempt.pk if standing else None,
-        "run_id": standing.attempt.run_id if standing else None,
-        "job_id": standing.job.pk if standing and standing.job else None,
-        "name": sandbox.workspace.name,
-        "owner_user_id": sandbox.owner_user_id,
-        "relation": sandbox.relation,
-        "registry_id": sandbox.registry_id,
-        "repository": sandbox.repository,
-        "tag": sandbox.tag,
-        "spec": sandbox.spec,
-        "created_at": sandbox.created_at,
-        "updated_at": max(sandbox.updated_at, shared.get("updated_at", sandbox.updated_at)),
-    }
-
-
-def _without_attempt(row: Sandbox | Workspace) -> dict[str, Any]:
-    """Return the shared members of something that has no attempt (never through the API)."""
-    status = row.status if isinstance(row, Sandbox) else SurfacedStatus.QUEUED.value
-    empty = ("reason", "runtime", "published_image", "error", "started_at", "finished_at")
-    return {"status": status, **dict.fromkeys(empty)}
-
-
-def workspace_members(workspace: Workspace, standing: AttemptState | None) -> dict[str, Any]:
-    """Return what a list shows of ``workspace``: its latest sandbox's standing."""
-    sandbox = workspace.latest_sandbox
-    shared = standing.to_members() if standing else {}
-    return {
-        **_without_attempt(workspace),
-        **shared,
-        **_deleted_members(workspace),
-        "expires_at": workspace.expires_at,
-        "deleted_at": workspace.deleted_at,
-        "workspace_id": workspace.pk,
-        "sandbox_id": sandbox.pk if sandbox else None,
-        "name": workspace.name,
-        "owner_user_id": workspace.owner_user_id,
-        "registry_id": sandbox.registry_id if sandbox else None,
-        "repository": sandbox.repository if sandbox else None,
-        "tag": sandbox.tag if sandbox else None,
-        "created_at": workspace.created_at,
-        "updated_at": max(workspace.updated_at, shared.get("updated_at", workspace.updated_at)),
-    }
-
-
-def _deleted_members(workspace: Workspace) -> dict[str, Any]:
-    if workspace.deleted_at is None:
-        return {}
-    reason = Reason(
-        DELETED,
-        "The workspace was deleted; its containers and volumes are gone.",
-        workspace.deleted_at,
-        "Nothing more happens; the records of its runs are kept until their time is over.",
-    )
-    return {"status": DELETED, "reason": reason, "runtime": None, "error": None}
-
-
-def attempt_members(standing: AttemptState) -> dict[str, Any]:
-    """Return what a read of an attempt shows."""
-    attempt = standing.attempt
-    return {
-        **standing.to_members(),
-        "attempt_id": attempt.pk,
-        "sandbox_id": attempt.sandbox_id,
-        "run_id": attempt.run_id,
-        "job_id": standing.job.pk if standing.job else None,
-        "relation": attempt.relation,
-        "trigger_type": attempt.trigger_type,
-        "spec": attempt.spec,
-        "queued_at": attempt.queued_at,
-        "linked_at": attempt.created_at,
-        "duration_ms": attempt.duration_ms,
-    }

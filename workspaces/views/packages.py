@@ -5,16 +5,15 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.http.requests import read
+from workspaces.packages.lookup import look_up
+from workspaces.packages.openapi import RESOLVE_DESCRIPTION
+from workspaces.packages.serializers import PackageQuery, PackageResolutionSerializer
 
-from .lookup import look_up
-from .openapi import RESOLVE_DESCRIPTION
-from .serializers import PackageQuery, PackageResolutionSerializer
 
-
-class PackageResolution(APIView):
+class PackageViewSet(ViewSet):
     """What a name means in a distribution."""
 
     @extend_schema(
@@ -25,7 +24,7 @@ class PackageResolution(APIView):
         parameters=[PackageQuery],
         responses=PackageResolutionSerializer,
     )
-    def get(self, request: Request) -> Response:
+    def resolve(self, request: Request) -> Response:
         """Resolve it."""
         asked = read(request, query=PackageQuery).query
         answer = look_up(asked["query"], asked["target_os"])

@@ -1,0 +1,64 @@
+"""The rows that the endpoints of workspaces and sandboxes show. A foreign row is an absent one."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db.models import QuerySet
+
+from controlplane.errors import NotFound
+from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
+from workspaces.services import get_workspace
+from workspaces.status import DELETED
+
+
+def list_workspaces(*, owner_user_id: str, status: str | None) -> QuerySet[Workspace]:
+    """Return an owner's workspaces with their latest attempts; deleted ones only when asked for."""
+    rows = (
+        Workspace.objects.owned_by(owner_user_id)
+        .select_related("latest_sandbox__latest_attempt")
+        # A blueprint may be large, and a list shows none.
+        .defer("latest_sandbox__spec", "latest_sandbox__latest_attempt__spec")
+    )
+    if status == DELETED:
+        return rows.filter(deleted_at__isnull=False)
+    rows = rows.filter(deleted_at__isnull=True)
+    return rows if status is None else rows.filter(latest_sandbox__status=status)
+
+
+def get_workspace_with_latest(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Workspace:
+    """Return a workspace with its latest sandbox and attempt; raise ``NotFound``."""
+    rows = Workspace.objects.owned_by(owner_user_id)
+    found = rows.select_related("latest_sandbox__latest_attempt").filter(pk=workspace_id).first()
+    if found is None:
+        raise NotFound("There is no such workspace.", code="workspace-not-found")
+    assert isinstance(found, Workspace)
+    return found
+
+
+def get_sandbox(sandbox_id: uuid.UUID, *, owner_user_id: str | None) -> Sandbox:
+    """Return a sandbox with its workspace and latest attempt; raise ``NotFound``."""
+    rows = Sandbox.objects.owned_by(owner_user_id).select_related("workspace", "latest_attempt")
+    found = rows.filter(pk=sandbox_id).first()
+    if found is None:
+        raise NotFound("There is no such sandbox.", code="sandbox-not-found")
+    assert isinstance(found, Sandbox)
+    return found
+
+
+def list_attempts(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> QuerySet[Attempt]:
+    """Return the attempts of a workspace; raise ``NotFound``."""
+    workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
+    return Attempt.objects.filter(workspace=workspace)
+
+
+def latest_attempt(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Attempt | None:
+    """Return the latest attempt of a workspace, if anything was started; raise ``NotFound``."""
+    rows = list_attempts(workspace_id, owner_user_id=owner_user_id)
+    return rows.order_by("-pk").first()
+
+
+def list_events(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> QuerySet[WorkspaceEvent]:
+    """Return the history of a workspace; raise ``NotFound``."""
+    workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
+    return WorkspaceEvent.objects.filter(workspace=workspace)
