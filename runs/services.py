@@ -23,7 +23,7 @@ from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, Val
 from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
 from controlplane.work.amqp import BrokerError
-from runs.models import Run, RunChange, RunHead
+from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
@@ -173,6 +173,30 @@ def create_boot_run(attempt: Attempt) -> Run:
     )
     store.ensure_head(run)
     return run
+
+
+def list_runs(
+    *, owner_user_id: str, workspace_id: uuid.UUID | None, status: str | None
+) -> RunQuerySet:
+    """Return an owner's runs, boot runs too; of one workspace and in one status when named."""
+    wanted = {"workspace_id": workspace_id, "status": status}
+    named = {name: value for name, value in wanted.items() if value is not None}
+    return Run.objects.owned_by(owner_user_id).filter(**named)
+
+
+def update_run(run: Run, report: Report, *, named: Sequence[str], from_gateway: bool) -> Run:
+    """Do what a client's PATCH asks for: report, cancel, or begin a session; return the run anew.
+
+    ``named`` are the members of a report that it has. Raises ``Conflict`` and ``ValidationFailed``.
+    """
+    refuse_report(run, report.status, named)
+    if not run.recorded:
+        return update_reported(run, report)
+    if report.status == Run.Status.CANCELLED:
+        return request_cancel(run)
+    if report.status == Run.Status.RUNNING and from_gateway:
+        return begin_session(run)
+    raise refused_transition(run, report.status)
 
 
 def _publish_or_fail(run: Run) -> None:

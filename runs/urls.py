@@ -2,15 +2,17 @@
 
 from django.urls import path
 
-from runs import views
+from runs.views import RunViewSet
+
+run = "v1/runs/<uuid:run_id>"
 
 urlpatterns = [
-    path("v1/runs", views.RunList.as_view()),
-    path("v1/runs/<uuid:run_id>", views.RunDetail.as_view()),
-    path("v1/runs/<uuid:run_id>/timeline", views.RunTimeline.as_view()),
-    path("v1/runs/<uuid:run_id>/events/<str:sequence>", views.RunEventDetail.as_view()),
-    path("v1/runs/<uuid:run_id>/scrollback", views.RunScrollback.as_view()),
-    path("v1/runs/<uuid:run_id>/loss", views.RunLosses.as_view()),
-    path("v1/runs/<uuid:run_id>/changes", views.RunChanges.as_view()),
-    path("v1/runs/<uuid:run_id>/export", views.RunExport.as_view()),
+    path("v1/runs", RunViewSet.as_view({"get": "list", "post": "create"})),
+    path(run, RunViewSet.as_view({"get": "retrieve", "patch": "partial_update"})),
+    path(f"{run}/timeline", RunViewSet.as_view({"get": "timeline"})),
+    path(f"{run}/events/<str:sequence>", RunViewSet.as_view({"get": "event"})),
+    path(f"{run}/scrollback", RunViewSet.as_view({"get": "scrollback"})),
+    path(f"{run}/loss", RunViewSet.as_view({"get": "loss"})),
+    path(f"{run}/changes", RunViewSet.as_view({"get": "changes"})),
+    path(f"{run}/export", RunViewSet.as_view({"get": "export"})),
 ]
