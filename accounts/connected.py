@@ -6,7 +6,7 @@ import uuid
 
 import structlog
 from django.db import transaction
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, QuerySet, Value, When
 from django.db.models.functions import Now
 
 from accounts import sealing
@@ -57,6 +57,11 @@ def connect_account(
         account.save()
     log.info("account_connected", account=str(account.pk), provider=provider)
     return account
+
+
+def list_accounts(*, owner_user_id: str) -> QuerySet[ConnectedAccount]:
+    """Return an owner's accounts that were not deleted, without their secrets."""
+    return ConnectedAccount.objects.owned_by(owner_user_id).kept().defer("sealed")
 
 
 def delete_account(account_id: uuid.UUID, *, owner_user_id: str | None) -> ConnectedAccount:

@@ -9,10 +9,15 @@ from typing import Any
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from accounts import profiles
-from accounts.connected import connect_account, delete_account, mark_account_invalid
+from accounts.connected import (
+    connect_account,
+    delete_account,
+    list_accounts,
+    mark_account_invalid,
+)
 from accounts.credential_serializers import (
     AccountRequestSerializer,
     BindingListSerializer,
@@ -44,8 +49,25 @@ ConnectedAccountPageSerializer = page_of(ConnectedAccountSerializer, "ConnectedA
 ProfilePageSerializer = page_of(ProfileSerializer, "ProfilePage")
 
 
-class ConnectedAccountList(APIView):
-    """Connecting and listing accounts."""
+class ConnectedAccountViewSet(ViewSet):
+    """Connected accounts: a provider's secrets, sealed."""
+
+    @extend_schema(
+        operation_id="connectedAccounts.list",
+        tags=["Connected accounts"],
+        summary="List an owner's connected accounts, newest first",
+        parameters=[OWNER_REQUIRED, AccountListQuery],
+        responses=ConnectedAccountPageSerializer,
+    )
+    def list(self, request: Request) -> Response:
+        """List an owner's accounts that were not deleted, newest first."""
+        given = read(request, query=AccountListQuery, owner_required=True)
+        rows = list_accounts(owner_user_id=given.required_owner)
+        query = given.query
+        answer = page(
+            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_accounts
+        )
+        return Response(answer)
 
     @extend_schema(
         operation_id="connectedAccounts.create",
@@ -57,7 +79,7 @@ class ConnectedAccountList(APIView):
         request=AccountRequestSerializer,
         responses={201: ConnectedAccountSerializer},
     )
-    def post(self, request: Request) -> Response:
+    def create(self, request: Request) -> Response:
         """Seal a provider's secret; one that is connected already is replaced."""
         require_key()
         given = read(request, body=AccountRequestSerializer, owner_required=True)
@@ -71,31 +93,6 @@ class ConnectedAccountList(APIView):
         return Response(ConnectedAccountSerializer(account).data, status=201, headers=headers)
 
     @extend_schema(
-        operation_id="connectedAccounts.list",
-        tags=["Connected accounts"],
-        summary="List an owner's connected accounts, newest first",
-        parameters=[OWNER_REQUIRED, AccountListQuery],
-        responses=ConnectedAccountPageSerializer,
-    )
-    def get(self, request: Request) -> Response:
-        """List an owner's accounts that were not deleted, newest first."""
-        given = read(request, query=AccountListQuery, owner_required=True)
-        rows = ConnectedAccount.objects.owned_by(given.required_owner).kept().defer("sealed")
-        query = given.query
-        answer = page(
-            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_accounts
-        )
-        return Response(answer)
-
-
-def _present_accounts(rows: Sequence[ConnectedAccount]) -> list[Any]:
-    return list(ConnectedAccountSerializer(rows, many=True).data)
-
-
-class ConnectedAccountDetail(APIView):
-    """One connected account."""
-
-    @extend_schema(
         operation_id="connectedAccounts.delete",
         tags=["Connected accounts"],
         summary="Delete a connected account and erase its secret",
@@ -103,14 +100,10 @@ class ConnectedAccountDetail(APIView):
         parameters=[OWNER_QUERY],
         responses={200: ConnectedAccountSerializer},
     )
-    def delete(self, request: Request, connected_account_id: uuid.UUID) -> Response:
+    def destroy(self, request: Request, connected_account_id: uuid.UUID) -> Response:
         """Erase the secret and show what is left."""
         account = delete_account(connected_account_id, owner_user_id=read(request).owner)
         return Response(ConnectedAccountSerializer(account).data)
-
-
-class ConnectedAccountInvalidation(APIView):
-    """Saying that a provider refuses an account."""
 
     @extend_schema(
         operation_id="connectedAccounts.markInvalid",
@@ -121,15 +114,19 @@ class ConnectedAccountInvalidation(APIView):
         request=InvalidationRequestSerializer,
         responses={200: ConnectedAccountSerializer},
     )
-    def post(self, request: Request, connected_account_id: uuid.UUID) -> Response:
+    def mark_invalid(self, request: Request, connected_account_id: uuid.UUID) -> Response:
         """Take an account out of use until it is connected again."""
         given = read(request, body=InvalidationRequestSerializer)
         account = mark_account_invalid(connected_account_id, owner_user_id=given.owner)
         return Response(ConnectedAccountSerializer(account).data)
 
 
-class ProfileList(APIView):
-    """Listing profiles."""
+def _present_accounts(rows: Sequence[ConnectedAccount]) -> list[Any]:
+    return list(ConnectedAccountSerializer(rows, many=True).data)
+
+
+class ProfileViewSet(ViewSet):
+    """Profiles, and the accounts that they give."""
 
     @extend_schema(
         operation_id="profiles.list",
@@ -139,24 +136,15 @@ class ProfileList(APIView):
         parameters=[OWNER_REQUIRED, ProfileListQuery],
         responses=ProfilePageSerializer,
     )
-    def get(self, request: Request) -> Response:
+    def list(self, request: Request) -> Response:
         """List an owner's profiles; the first call makes the one called ``default``."""
         given = read(request, query=ProfileListQuery, owner_required=True)
-        profiles.ensure_default_profile(given.required_owner)
-        rows = Profile.objects.owned_by(given.required_owner)
+        rows = profiles.list_profiles(owner_user_id=given.required_owner)
         query = given.query
         answer = page(
             rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_profiles
         )
         return Response(answer)
-
-
-def _present_profiles(rows: Sequence[Profile]) -> list[Any]:
-    return list(ProfileSerializer(rows, many=True).data)
-
-
-class CredentialBindings(APIView):
-    """The accounts that a profile gives."""
 
     @extend_schema(
         operation_id="profiles.getCredentialBindings",
@@ -165,7 +153,7 @@ class CredentialBindings(APIView):
         parameters=[OWNER_QUERY],
         responses=BindingListSerializer,
     )
-    def get(self, request: Request, profile_id: uuid.UUID) -> Response:
+    def credential_bindings(self, request: Request, profile_id: uuid.UUID) -> Response:
         """List what a profile gives, with accounts that became invalid or were deleted."""
         profile = profiles.get_profile(profile_id, owner_user_id=read(request).owner)
         return _bindings(profiles.bindings_of(profile))
@@ -179,7 +167,7 @@ class CredentialBindings(APIView):
         request=BindingsRequestSerializer,
         responses=BindingListSerializer,
     )
-    def put(self, request: Request, profile_id: uuid.UUID) -> Response:
+    def replace_credential_bindings(self, request: Request, profile_id: uuid.UUID) -> Response:
         """Replace the whole set at once."""
         given = read(request, body=BindingsRequestSerializer, owner_required=True)
         wanted = [
@@ -188,6 +176,10 @@ class CredentialBindings(APIView):
         ]
         bound = profiles.replace_bindings(profile_id, wanted, owner_user_id=given.required_owner)
         return _bindings(bound)
+
+
+def _present_profiles(rows: Sequence[Profile]) -> list[Any]:
+    return list(ProfileSerializer(rows, many=True).data)
 
 
 def _bindings(rows: Sequence[CredentialBinding]) -> Response:

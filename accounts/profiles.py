@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 from django.db import transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from accounts.connected import account_not_found
@@ -24,6 +25,12 @@ class Binding:
 
     provider: Provider
     account_id: uuid.UUID
+
+
+def list_profiles(*, owner_user_id: str) -> QuerySet[Profile]:
+    """Return an owner's profiles; the first call makes the one called ``default``."""
+    ensure_default_profile(owner_user_id)
+    return Profile.objects.owned_by(owner_user_id)
 
 
 def ensure_default_profile(owner_user_id: str) -> Profile:

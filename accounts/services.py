@@ -8,6 +8,7 @@ import uuid
 
 import structlog
 from django.db import transaction
+from django.db.models import QuerySet
 
 from accounts.models import NAME_MAX_LENGTH, SshKey
 from accounts.public_keys import PublicKey, fingerprint_of
@@ -45,6 +46,11 @@ def register_ssh_key(*, owner_user_id: str, key: PublicKey, name: str | None) ->
         row.save()
     log.info("ssh_key_registered", ssh_key=str(row.pk), fingerprint=row.fingerprint)
     return row
+
+
+def list_ssh_keys(*, owner_user_id: str) -> QuerySet[SshKey]:
+    """Return an owner's active keys."""
+    return SshKey.objects.active().owned_by(owner_user_id)
 
 
 def _name_of(key: PublicKey) -> str:

@@ -2,24 +2,25 @@
 
 from django.urls import path
 
-from accounts import credential_views, views
+from accounts.credential_views import ConnectedAccountViewSet, ProfileViewSet
+from accounts.views import SshKeyViewSet
+
+account = "v1/connected-accounts/<uuid:connected_account_id>"
 
 urlpatterns = [
-    path("v1/ssh-keys", views.SshKeyList.as_view()),
-    path("v1/ssh-keys/<uuid:ssh_key_id>", views.SshKeyDetail.as_view()),
-    path("v1/ssh-keys/resolve-principal", views.PrincipalResolution.as_view()),
-    path("v1/connected-accounts", credential_views.ConnectedAccountList.as_view()),
+    path("v1/ssh-keys", SshKeyViewSet.as_view({"get": "list", "post": "create"})),
+    path("v1/ssh-keys/<uuid:ssh_key_id>", SshKeyViewSet.as_view({"delete": "destroy"})),
+    path("v1/ssh-keys/resolve-principal", SshKeyViewSet.as_view({"post": "resolve_principal"})),
     path(
-        "v1/connected-accounts/<uuid:connected_account_id>",
-        credential_views.ConnectedAccountDetail.as_view(),
+        "v1/connected-accounts", ConnectedAccountViewSet.as_view({"get": "list", "post": "create"})
     ),
-    path(
-        "v1/connected-accounts/<uuid:connected_account_id>/mark-invalid",
-        credential_views.ConnectedAccountInvalidation.as_view(),
-    ),
-    path("v1/profiles", credential_views.ProfileList.as_view()),
+    path(account, ConnectedAccountViewSet.as_view({"delete": "destroy"})),
+    path(f"{account}/mark-invalid", ConnectedAccountViewSet.as_view({"post": "mark_invalid"})),
+    path("v1/profiles", ProfileViewSet.as_view({"get": "list"})),
     path(
         "v1/profiles/<uuid:profile_id>/credential-bindings",
-        credential_views.CredentialBindings.as_view(),
+        ProfileViewSet.as_view(
+            {"get": "credential_bindings", "put": "replace_credential_bindings"}
+        ),
     ),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from accounts.models import SshKey
 from accounts.openapi import (
@@ -24,7 +24,12 @@ from accounts.serializers import (
     SshKeyRequestSerializer,
     SshKeySerializer,
 )
-from accounts.services import delete_ssh_key, register_ssh_key, resolve_principal
+from accounts.services import (
+    delete_ssh_key,
+    list_ssh_keys,
+    register_ssh_key,
+    resolve_principal,
+)
 from controlplane.http.gateway_token import require_gateway
 from controlplane.http.openapi import (
     CREATED_LOCATION,
@@ -40,8 +45,23 @@ SshKeyListQuery = list_query(default=50, maximum=200)
 SshKeyPageSerializer = page_of(SshKeySerializer, "SshKeyPageSerializer")
 
 
-class SshKeyList(APIView):
-    """Registering and listing SSH keys."""
+class SshKeyViewSet(ViewSet):
+    """SSH keys: registering, listing and deleting them, and finding whose one is."""
+
+    @extend_schema(
+        operation_id="sshKeys.list",
+        tags=["SSH keys"],
+        summary="List an owner's SSH keys, newest first",
+        parameters=[OWNER_REQUIRED, SshKeyListQuery],
+        responses=SshKeyPageSerializer,
+    )
+    def list(self, request: Request) -> Response:
+        """List an owner's active SSH keys, newest first."""
+        given = read(request, query=SshKeyListQuery, owner_required=True)
+        rows = list_ssh_keys(owner_user_id=given.required_owner)
+        query = given.query
+        answer = page(rows, limit=query["limit"], cursor=query.get("cursor"), present=_present)
+        return Response(answer)
 
     @extend_schema(
         operation_id="sshKeys.create",
@@ -53,7 +73,7 @@ class SshKeyList(APIView):
         request=SshKeyRequestSerializer,
         responses={201: SshKeySerializer},
     )
-    def post(self, request: Request) -> Response:
+    def create(self, request: Request) -> Response:
         """Register a public key to enter workspaces with."""
         given = read(request, body=SshKeyRequestSerializer, owner_required=True)
         key = register_ssh_key(
@@ -65,29 +85,6 @@ class SshKeyList(APIView):
         return Response(SshKeySerializer(key).data, status=201, headers=headers)
 
     @extend_schema(
-        operation_id="sshKeys.list",
-        tags=["SSH keys"],
-        summary="List an owner's SSH keys, newest first",
-        parameters=[OWNER_REQUIRED, SshKeyListQuery],
-        responses=SshKeyPageSerializer,
-    )
-    def get(self, request: Request) -> Response:
-        """List an owner's active SSH keys, newest first."""
-        given = read(request, query=SshKeyListQuery, owner_required=True)
-        rows = SshKey.objects.active().owned_by(given.required_owner)
-        query = given.query
-        answer = page(rows, limit=query["limit"], cursor=query.get("cursor"), present=_present)
-        return Response(answer)
-
-
-def _present(rows: Sequence[SshKey]) -> list[Any]:
-    return list(SshKeySerializer(rows, many=True).data)
-
-
-class SshKeyDetail(APIView):
-    """One SSH key."""
-
-    @extend_schema(
         operation_id="sshKeys.delete",
         tags=["SSH keys"],
         summary="Delete an SSH key",
@@ -95,14 +92,10 @@ class SshKeyDetail(APIView):
         parameters=[OWNER_QUERY],
         responses={200: SshKeySerializer},
     )
-    def delete(self, request: Request, ssh_key_id: uuid.UUID) -> Response:
+    def destroy(self, request: Request, ssh_key_id: uuid.UUID) -> Response:
         """Delete an SSH key and show what it was."""
         key = delete_ssh_key(ssh_key_id, owner_user_id=read(request).owner)
         return Response(SshKeySerializer(key).data)
-
-
-class PrincipalResolution(APIView):
-    """Telling the SSH gateway whose key it has before it."""
 
     @extend_schema(
         operation_id="sshKeys.resolvePrincipal",
@@ -113,9 +106,13 @@ class PrincipalResolution(APIView):
         request=PrincipalRequestSerializer,
         responses={200: PrincipalSerializer},
     )
-    def post(self, request: Request) -> Response:
+    def resolve_principal(self, request: Request) -> Response:
         """Find the owner of an active key."""
         require_gateway(request)
         given = read(request, body=PrincipalRequestSerializer)
         key = resolve_principal(given.body["public_key_base64"])
         return Response(PrincipalSerializer(key).data)
+
+
+def _present(rows: Sequence[SshKey]) -> list[Any]:
+    return list(SshKeySerializer(rows, many=True).data)

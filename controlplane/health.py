@@ -7,7 +7,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.http.serializers import OutputSerializer
 from controlplane.readiness import check_all, needs_setup
@@ -66,8 +66,8 @@ class SetupStateSerializer(OutputSerializer):
     ssh_gateway = SshGatewaySerializer()
 
 
-class Root(APIView):
-    """The service root."""
+class SystemViewSet(ViewSet):
+    """The service itself: what it is, whether it works, and how it is set up."""
 
     @extend_schema(
         operation_id="system.root",
@@ -75,7 +75,7 @@ class Root(APIView):
         summary="Service root",
         responses=RootSerializer,
     )
-    def get(self, request: Request) -> Response:
+    def root(self, request: Request) -> Response:
         """Name the service and its release."""
         members = {
             "name": "controlplane",
@@ -85,23 +85,15 @@ class Root(APIView):
         }
         return Response(RootSerializer(members).data)
 
-
-class Liveness(APIView):
-    """Liveness; touches nothing."""
-
     @extend_schema(
         operation_id="system.healthz",
         tags=["System"],
         summary="Liveness",
         responses=LivenessSerializer,
     )
-    def get(self, request: Request) -> Response:
+    def liveness(self, request: Request) -> Response:
         """Answer."""
         return Response(LivenessSerializer({"status": "ok"}).data)
-
-
-class Readiness(APIView):
-    """Readiness, part by part."""
 
     @extend_schema(
         operation_id="system.readyz",
@@ -109,7 +101,7 @@ class Readiness(APIView):
         summary="Readiness",
         responses={200: ReadinessSerializer, 503: ReadinessSerializer},
     )
-    def get(self, request: Request) -> Response:
+    def readiness(self, request: Request) -> Response:
         """Ask database, broker, registry and build workers, each with a line of its own.
 
         503 when one of the first three is down.
@@ -120,17 +112,13 @@ class Readiness(APIView):
         body = ReadinessSerializer({"status": status, "checks": checks}).data
         return Response(body, status=200 if ready else 503)
 
-
-class SetupState(APIView):
-    """The state of the first set-up."""
-
     @extend_schema(
         operation_id="system.setupState",
         tags=["System"],
         summary="Setup state",
         responses=SetupStateSerializer,
     )
-    def get(self, request: Request) -> Response:
+    def setup_state(self, request: Request) -> Response:
         """Tell whether a staff account exists, and where the SSH gateway is."""
         members = {
             "needs_setup": needs_setup(),

@@ -4,16 +4,16 @@ from django.contrib import admin
 from django.urls import include, path
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from controlplane import health
+from controlplane.health import SystemViewSet
 from controlplane.http.openapi import Description
 
 admin.autodiscover()
 
 urlpatterns = [
-    path("", health.Root.as_view()),
-    path("healthz", health.Liveness.as_view()),
-    path("readyz", health.Readiness.as_view()),
-    path("v1/system/setup-state", health.SetupState.as_view()),
+    path("", SystemViewSet.as_view({"get": "root"})),
+    path("healthz", SystemViewSet.as_view({"get": "liveness"})),
+    path("readyz", SystemViewSet.as_view({"get": "readiness"})),
+    path("v1/system/setup-state", SystemViewSet.as_view({"get": "setup_state"})),
     path("", include("controlplane.metrics.urls")),
     path("", include("workspaces.urls")),
     path("", include("accounts.urls")),

@@ -2,12 +2,14 @@
 
 from django.urls import path
 
-from registries import views
+from registries.views import RegistryViewSet
+
+registry = "v1/registries/<str:registry_id>"
 
 urlpatterns = [
-    path("v1/registries/<str:registry_id>", views.RegistryDetail.as_view()),
-    path("v1/registries/<str:registry_id>/ping", views.RegistryPing.as_view()),
-    path("v1/registries/<str:registry_id>/extensions", views.RegistryExtensions.as_view()),
-    path("v1/registries/<str:registry_id>/tags", views.RegistryTags.as_view()),
-    path("v1/registries/<str:registry_id>/manifest", views.RegistryManifest.as_view()),
+    path(registry, RegistryViewSet.as_view({"get": "retrieve"})),
+    path(f"{registry}/ping", RegistryViewSet.as_view({"get": "ping"})),
+    path(f"{registry}/extensions", RegistryViewSet.as_view({"get": "extensions"})),
+    path(f"{registry}/tags", RegistryViewSet.as_view({"get": "tags"})),
+    path(f"{registry}/manifest", RegistryViewSet.as_view({"get": "manifest"})),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.http.requests import read
 from registries.openapi import (
@@ -27,8 +27,8 @@ from registries.serializers import (
 from registries.services import describe_registry, open_registry, read_manifest
 
 
-class RegistryDetail(APIView):
-    """The registry as it is configured."""
+class RegistryViewSet(ViewSet):
+    """The registry: how it is configured, and what is in it now."""
 
     @extend_schema(
         operation_id="registries.get",
@@ -37,15 +37,11 @@ class RegistryDetail(APIView):
         description=DETAIL_DESCRIPTION,
         responses=RegistrySerializer,
     )
-    def get(self, request: Request, registry_id: str) -> Response:
+    def retrieve(self, request: Request, registry_id: str) -> Response:
         """Show what is configured."""
         registry = describe_registry(registry_id)
         read(request)
         return Response(RegistrySerializer(registry).data)
-
-
-class RegistryPing(APIView):
-    """Whether the registry answers."""
 
     @extend_schema(
         operation_id="registries.ping",
@@ -54,16 +50,12 @@ class RegistryPing(APIView):
         description=PING_DESCRIPTION,
         responses=RegistryPingSerializer,
     )
-    def get(self, request: Request, registry_id: str) -> Response:
+    def ping(self, request: Request, registry_id: str) -> Response:
         """Ask it."""
         with open_registry(registry_id) as client:
             read(request)
             client.ping()
         return Response({"name": registry_id, "reachable": True})
-
-
-class RegistryExtensions(APIView):
-    """The extensions of the registry's API."""
 
     @extend_schema(
         operation_id="registries.extensions",
@@ -72,16 +64,12 @@ class RegistryExtensions(APIView):
         description=EXTENSIONS_DESCRIPTION,
         responses=RegistryExtensionsSerializer,
     )
-    def get(self, request: Request, registry_id: str) -> Response:
+    def extensions(self, request: Request, registry_id: str) -> Response:
         """Ask which it has."""
         with open_registry(registry_id) as client:
             read(request)
             extensions = client.list_extensions()
         return Response(RegistryExtensionsSerializer({"extensions": extensions}).data)
-
-
-class RegistryTags(APIView):
-    """The tags of a repository."""
 
     @extend_schema(
         operation_id="registries.tags",
@@ -91,16 +79,12 @@ class RegistryTags(APIView):
         parameters=[TagListQuery],
         responses=RegistryTagsSerializer,
     )
-    def get(self, request: Request, registry_id: str) -> Response:
+    def tags(self, request: Request, registry_id: str) -> Response:
         """Ask for all of them."""
         with open_registry(registry_id) as client:
             repository = read(request, query=TagListQuery).query["repository"]
             tags = client.list_tags(repository) or []
         return Response(RegistryTagsSerializer({"repository": repository, "tags": tags}).data)
-
-
-class RegistryManifest(APIView):
-    """One manifest."""
 
     @extend_schema(
         operation_id="registries.manifest",
@@ -110,7 +94,7 @@ class RegistryManifest(APIView):
         parameters=[ManifestQuery],
         responses=RegistryManifestSerializer,
     )
-    def get(self, request: Request, registry_id: str) -> Response:
+    def manifest(self, request: Request, registry_id: str) -> Response:
         """Ask for it by tag or digest."""
         with open_registry(registry_id) as client:
             given = read(request, query=ManifestQuery).query

@@ -13,6 +13,7 @@ from datetime import datetime
 
 import structlog
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from controlplane.database.locks import lock_until_commit
@@ -225,6 +226,11 @@ def get_installation(installation_id: uuid.UUID, *, owner_user_id: str | None) -
     return installation
 
 
+def list_installations(*, owner_user_id: str) -> QuerySet[Installation]:
+    """Return the active installations that an owner is granted."""
+    return Installation.objects.granted_to(owner_user_id)
+
+
 def list_repositories(
     installation_id: uuid.UUID, *, owner_user_id: str, search: str | None = None
 ) -> InstallationRepositoryQuerySet:
@@ -236,6 +242,7 @@ def list_repositories(
     if installation.status != Installation.Status.ACTIVE:
         raise installation_not_active()
     rows = InstallationRepository.objects.filter(installation=installation).present()
+    rows = rows.select_related("repository")
     return rows.filter(full_name__icontains=search) if search else rows
 
 

@@ -2,15 +2,18 @@
 
 from django.urls import path
 
-from scm import views, webhook_views
+from scm.views import InstallationViewSet
+from scm.webhook_views import WebhookViewSet
+
+installation = "v1/scm/installations/<uuid:installation_id>"
 
 urlpatterns = [
-    path("v1/scm/installations", views.InstallationList.as_view()),
+    path("v1/scm/installations", InstallationViewSet.as_view({"get": "list"})),
+    path(f"{installation}/repositories", InstallationViewSet.as_view({"get": "repositories"})),
     path(
-        "v1/scm/installations/<uuid:installation_id>/repositories",
-        views.RepositoryList.as_view(),
+        "v1/scm/installations/import",
+        InstallationViewSet.as_view({"post": "import_installation"}),
     ),
-    path("v1/scm/installations/import", views.InstallationImport.as_view()),
-    path("v1/scm/installations/<uuid:installation_id>/sync", views.InstallationSync.as_view()),
-    path("v1/scm/webhooks", webhook_views.WebhookDeliveries.as_view()),
+    path(f"{installation}/sync", InstallationViewSet.as_view({"post": "sync"})),
+    path("v1/scm/webhooks", WebhookViewSet.as_view({"post": "create"})),
 ]

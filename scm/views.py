@@ -9,12 +9,13 @@ from typing import Any
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.http.openapi import OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import list_query, page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
+from scm import services
 from scm.app_connection import require_app
 from scm.models import Installation, InstallationRepository
 from scm.openapi import (
@@ -33,7 +34,7 @@ from scm.serializers import (
     SyncedInstallationSerializer,
     SyncRequestSerializer,
 )
-from scm.services import import_installation, list_repositories, sync_installation
+from scm.services import list_installations, list_repositories, sync_installation
 
 InstallationListQuery = list_query(default=50, maximum=200)
 RepositoryListQuery = list_query(default=50, maximum=200, search=SearchField())
@@ -43,8 +44,8 @@ InstallationRepositoryPageSerializer = page_of(
 )
 
 
-class InstallationList(APIView):
-    """Listing installations."""
+class InstallationViewSet(ViewSet):
+    """Installations of the app, and their repositories."""
 
     @extend_schema(
         operation_id="scm.listInstallations",
@@ -54,23 +55,15 @@ class InstallationList(APIView):
         parameters=[OWNER_REQUIRED, InstallationListQuery],
         responses=InstallationPageSerializer,
     )
-    def get(self, request: Request) -> Response:
+    def list(self, request: Request) -> Response:
         """List what is active and granted."""
         given = read(request, query=InstallationListQuery, owner_required=True)
-        rows = Installation.objects.granted_to(given.required_owner)
+        rows = list_installations(owner_user_id=given.required_owner)
         query = given.query
         answer = page(
             rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_installations
         )
         return Response(answer)
-
-
-def _present_installations(rows: Sequence[Installation]) -> list[Any]:
-    return list(InstallationSerializer(rows, many=True).data)
-
-
-class RepositoryList(APIView):
-    """Listing the repositories of an installation."""
 
     @extend_schema(
         operation_id="scm.listRepositories",
@@ -80,25 +73,17 @@ class RepositoryList(APIView):
         parameters=[OWNER_REQUIRED, RepositoryListQuery],
         responses=InstallationRepositoryPageSerializer,
     )
-    def get(self, request: Request, installation_id: uuid.UUID) -> Response:
+    def repositories(self, request: Request, installation_id: uuid.UUID) -> Response:
         """List what was there when the provider was last asked."""
         given = read(request, query=RepositoryListQuery, owner_required=True)
         query = given.query
         rows = list_repositories(
             installation_id, owner_user_id=given.required_owner, search=query.get("search")
-        ).select_related("repository")
+        )
         answer = page(
             rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_repositories
         )
         return Response(answer)
-
-
-def _present_repositories(rows: Sequence[InstallationRepository]) -> list[Any]:
-    return list(InstallationRepositorySerializer(rows, many=True).data)
-
-
-class InstallationImport(APIView):
-    """Importing an installation."""
 
     @extend_schema(
         operation_id="scm.importInstallation",
@@ -109,18 +94,14 @@ class InstallationImport(APIView):
         request=ImportRequestSerializer,
         responses=ImportedInstallationSerializer,
     )
-    def post(self, request: Request) -> Response:
+    def import_installation(self, request: Request) -> Response:
         """Read it from the provider, and let its first importer hold it."""
         require_app()
         given = read(request, body=ImportRequestSerializer, owner_required=True)
-        imported = import_installation(
+        imported = services.import_installation(
             given.body["external_installation_id"], owner_user_id=given.required_owner
         )
         return Response(ImportedInstallationSerializer(imported).data)
-
-
-class InstallationSync(APIView):
-    """Syncing an installation."""
 
     @extend_schema(
         operation_id="scm.syncInstallation",
@@ -131,9 +112,17 @@ class InstallationSync(APIView):
         request=SyncRequestSerializer,
         responses=SyncedInstallationSerializer,
     )
-    def post(self, request: Request, installation_id: uuid.UUID) -> Response:
+    def sync(self, request: Request, installation_id: uuid.UUID) -> Response:
         """Ask the provider."""
         require_app()
         given = read(request, body=SyncRequestSerializer, owner_required=True)
         synced = sync_installation(installation_id, owner_user_id=given.required_owner)
         return Response(SyncedInstallationSerializer(synced).data)
+
+
+def _present_installations(rows: Sequence[Installation]) -> list[Any]:
+    return list(InstallationSerializer(rows, many=True).data)
+
+
+def _present_repositories(rows: Sequence[InstallationRepository]) -> list[Any]:
+    return list(InstallationRepositorySerializer(rows, many=True).data)

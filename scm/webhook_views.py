@@ -8,7 +8,7 @@ from rest_framework import serializers
 from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.errors import PayloadTooLarge
 from controlplane.http.body_limits import body_limit
@@ -54,7 +54,7 @@ def _header(name: str, description: str) -> OpenApiParameter:
     )
 
 
-class WebhookDeliveries(APIView):
+class WebhookViewSet(ViewSet):
     """Deliveries of the provider's webhooks."""
 
     @extend_schema(
@@ -70,7 +70,7 @@ class WebhookDeliveries(APIView):
         request=OpenApiTypes.OBJECT,
         responses={202: DeliverySerializer},
     )
-    def post(self, request: Request) -> Response:
+    def create(self, request: Request) -> Response:
         """Take a delivery."""
         secret = require_secret()
         delivery_id, event, signature = read_headers(request.headers)

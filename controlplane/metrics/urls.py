@@ -4,4 +4,4 @@ from django.urls import path
 
 from controlplane.metrics import views
 
-urlpatterns = [path("metrics", views.Metrics.as_view())]
+urlpatterns = [path("metrics", views.MetricsViewSet.as_view({"get": "retrieve"}))]

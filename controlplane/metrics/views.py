@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.http import HttpResponse
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.metrics import counting, services
 from controlplane.metrics.counting import Key
@@ -28,11 +28,11 @@ QUESTION_MS = 3_000
 """Limit of one question to the database: a scrape is given up after ten seconds by default."""
 
 
-class Metrics(APIView):
+class MetricsViewSet(ViewSet):
     """Every number in one answer, whichever process gives it."""
 
     @extend_schema(exclude=True)
-    def get(self, request: Request) -> HttpResponse:
+    def retrieve(self, request: Request) -> HttpResponse:
         """Measure and read what was counted; what cannot be had is left out, and named."""
         told = _Told()
         counts = told.ask("counters", _counts)
