@@ -91,7 +91,7 @@ class PushLock(Protocol):
     def __call__(
         self, name: str, *, timeout: float, cancelled: threading.Event
     ) -> AbstractContextManager[None]:
-        """Hold the lock in the block; entering raises ``TimeoutError`` after ``patience``."""
+        """Hold the lock in the block; entering raises ``TimeoutError`` after ``timeout``."""
 
 
 def _no_lock(

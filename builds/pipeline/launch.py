@@ -18,7 +18,7 @@ from accounts.delivery import DeliveryError, OpenedAccount
 from accounts.resolution import Reference
 from builds.pipeline.job_metrics import measured
 from builds.pipeline.job_state import JobState
-from builds.planner import ImagePlan
+from builds.planner import DOTFILES_DESTINATION, ImagePlan
 from controlplane.errors import JobError
 from controlplane.security.redaction import redact
 from runs.boot_runs import BootRuns
@@ -28,8 +28,6 @@ from workspaces.credentials.documents import document_of, note_delivered
 from workspaces.credentials.upkeep import keep_renewed
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
-
-DOTFILES_PATH = "/usr/share/svc/dotfiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +182,7 @@ def boot_configuration(
         "workingDirectory": runtime.working_directory,
         "env": dict(runtime.env),
         "dotfiles": {
-            "path": DOTFILES_PATH,
+            "path": DOTFILES_DESTINATION,
             "manager": customization.dotfiles_manager,
             "target": customization.dotfiles_target,
             "bootstrap": customization.dotfiles_bootstrap,
