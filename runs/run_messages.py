@@ -16,7 +16,6 @@ log = structlog.get_logger(__name__)
 MAX_ANNOUNCED = 1_000
 """So many announcements may wait for the broker; the runs of more are found by a sweeper."""
 
-
 RUN_REQUESTED = IdMessage(
     kind="run-execution.requested", member="runId", queue_setting="WORKSPACE_RUN_QUEUE"
 )

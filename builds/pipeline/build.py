@@ -50,11 +50,13 @@ class ImageBuilder:
     extra_ca: bytes
     instance_id: str
 
-    def build(self, job: JobState, plan: ImagePlan, *, secrets: Sequence[bytes]) -> None:
+    def build(self, job: JobState, plan: ImagePlan, *, masks: Sequence[str]) -> None:
         """Publish the image of ``plan`` under the job's tag, and write that to the job.
 
-        ``secrets`` are masked in the record of the build, whoever prints them.
+        ``masks`` must not be in the record of the build, whoever prints them.
         """
+        ours = [settings.REGISTRY_PASSWORD] if settings.REGISTRY_PASSWORD else []
+        secrets = [secret.encode() for secret in (*ours, *masks)]
         with _repository_kept(job):
             with recording(job.row, secrets, cancelled=job.cancelled) as record:
                 built = self._resumed(job, record) or self._publish(job, plan, record)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.conf import settings
-
 from builds.images.leftovers import remove_leftovers
 from builds.pipeline.build import ImageBuilder
 from builds.pipeline.job_metrics import counted
@@ -60,9 +58,7 @@ class JobRunner:
         credentials = JobCredentials.of(job)
         if not job.is_built:
             # Accounts that do not open fail the job here, and not after a long build.
-            masks = credentials.masks()
-            secrets = [settings.REGISTRY_PASSWORD, *masks] if settings.REGISTRY_PASSWORD else masks
-            self.builder.build(job, image_plan, secrets=[secret.encode() for secret in secrets])
+            self.builder.build(job, image_plan, masks=credentials.masks())
         self.launcher.launch(job, blueprint, image_plan, credentials)
 
     def tidy(self, grace: timedelta) -> None:

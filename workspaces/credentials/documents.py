@@ -1,4 +1,4 @@
-"""Giving the accounts of an attempt to its workspace: opened for the moment that takes, no longer.
+"""What a workspace is given of its accounts, which are opened for the moment that takes.
 
 What is opened goes to the agent in the container on the standard input of an exec, and to the masks
 of what the worker itself records and stores. It is in no row, file, environment or argument.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-import structlog
 from django.conf import settings
 from django.db.models.functions import Now
 
@@ -17,8 +16,6 @@ from accounts import delivery
 from accounts.delivery import OpenedAccount
 from scm.provider.hosts import clone_base
 from workspaces.models import Attempt, CredentialReference
-
-log = structlog.get_logger(__name__)
 
 
 def document_of(opened: Sequence[OpenedAccount]) -> bytes:

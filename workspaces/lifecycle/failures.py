@@ -1,8 +1,8 @@
-"""Settling a job that failed or was cancelled: writes that do not depend on each other.
+"""Settling a job that failed before a worker claimed it: writes that do not depend on each other.
 
-The specification wants the failure written to job, runtime and attempt independently, and here it
-goes to the boot run as well, so that one failing write does not stop the others. What a write
-misses, the sweeper repairs from the job.
+The specification wants the failure written to job and attempt independently, and here it goes to
+the boot run as well, so that one failing write does not stop the others. What a write misses, the
+sweeper repairs from the job. A claimed job is its worker's to fail.
 """
 
 from __future__ import annotations
