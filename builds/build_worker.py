@@ -24,8 +24,8 @@ import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from builds import job_sweeper
-from builds.pipeline.outcomes import counted
-from builds.pipeline.runner import JobControl, JobRunner, ShutdownError
+from builds.pipeline.job_state import JobState, ShutdownError
+from builds.pipeline.runner import JobRunner
 from controlplane.errors import JobError
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import Delivery, MalformedMessage
@@ -34,14 +34,11 @@ from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
 from controlplane.work.models import Heartbeat
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
-from workspaces.lifecycle.build_messages import BuildRequested, topology
-from workspaces.lifecycle.failures import fail_claimed_job
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.reconciler import Orphans, reconcile
 from workspaces.models import BuildJob
 
 log = structlog.get_logger(__name__)
-
-ATTEMPTS_EXHAUSTED = "attempts-exhausted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +73,18 @@ class BuildWorker(Worker):
         self._reconciler = reconciler
         self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="job")
         self._jobs_lock = threading.Lock()
-        self._controls: dict[uuid.UUID, tuple[BuildJob, JobControl]] = {}
+        self._claimed: dict[uuid.UUID, JobState] = {}
         self._submitted: Counter[uuid.UUID] = Counter()
         self._in_pool = 0
         self._orphans = Orphans(keep=reconciler.keep_ended)
         super().__init__(
             broker_url=broker_url,
             broker_timeout=broker_timeout,
-            topology=topology(),
+            topology=BUILD_REQUESTED.topology(),
             prefetch=prefetch,
             capacity=prefetch,
             times=times,
-            engine_id=runner.adapter.engine_id,
+            engine_id=runner.launcher.adapter.engine_id,
             tasks=[*self._own_tasks(times), *tasks],
             max_done=max_jobs,
             worker_id=worker_id,
@@ -125,21 +122,21 @@ class BuildWorker(Worker):
     def fences(self) -> list[Fence]:
         """Return the leases of the jobs under way."""
         with self._jobs_lock:
-            return [job.fence for job, _ in self._controls.values()]
+            return [job.fence for job in self._claimed.values()]
 
     def busy_with(self) -> Collection[uuid.UUID]:
         """Return the jobs under way, and those that wait for a thread."""
         with self._jobs_lock:
-            return {*self._controls, *self._submitted}
+            return {*self._claimed, *self._submitted}
 
     def lost(self, fence: Fence) -> None:
         """Stop a job whose lease was lost, unless it has just been finished."""
         with self._jobs_lock:
-            held = self._controls.get(fence.row_id)
-        if held is not None and held[0].fence == fence:
+            job = self._claimed.get(fence.row_id)
+        if job is not None and job.fence == fence:
             LEASE_RENEWALS.count(worker="build", outcome="lost")
             log.warning("lease_lost", job_id=str(fence.row_id))
-            held[1].lose()
+            job.lose()
 
     def is_idle(self) -> bool:
         """Whether no thread has a job."""
@@ -149,8 +146,8 @@ class BuildWorker(Worker):
     def stop_now(self) -> None:
         """Kill the builds under way and give their jobs back."""
         with self._jobs_lock:
-            for _, control in self._controls.values():
-                control.shut_down()
+            for job in self._claimed.values():
+                job.shut_down()
 
     def close(self) -> None:
         """Wait for the job threads."""
@@ -161,7 +158,7 @@ class BuildWorker(Worker):
     def on_delivery(self, delivery: Delivery) -> None:
         """Hand the job that a message names to a thread."""
         try:
-            job_id = BuildRequested.from_bytes(delivery.body).job_id
+            job_id = BUILD_REQUESTED.from_bytes(delivery.body)
         except MalformedMessage as exc:
             log.error("message_malformed", reason=str(exc))
             delivery.reject()
@@ -201,21 +198,20 @@ class BuildWorker(Worker):
         """Return how the message of the job is to be settled."""
         if self.draining.is_set():
             return Delivery.requeue
-        job = BuildJob.objects.claim(job_id, worker_id=self.worker_id, lease=self.times.lease)
+        job = JobState.claim(job_id, worker_id=self.worker_id, lease=self.times.lease)
         if job is None:
             log.info("job_not_claimable")
             return Delivery.ack
-        control = JobControl()
         with self._jobs_lock:
-            self._controls[job.pk] = (job, control)
+            self._claimed[job.id] = job
         started = time.monotonic()
         structlog.contextvars.bind_contextvars(run_id=str(job.attempt.run_id))
-        log.info("job_claimed", attempt_count=job.attempt_count, status=job.status)
+        log.info("job_claimed", attempt_count=job.row.attempt_count, status=job.row.status)
         try:
-            self._run_claimed(job, control)
+            self._runner.run(job)
         except LeaseLost:
             log.warning("job_lost")
-            self._drop(job)
+            job.drop()
             return Delivery.ack
         except ShutdownError:
             log.warning("job_given_back")
@@ -228,30 +224,10 @@ class BuildWorker(Worker):
             return Delivery.reject
         finally:
             with self._jobs_lock:
-                self._controls.pop(job.pk, None)
+                self._claimed.pop(job.id, None)
             self.count_done()
         log.info("job_done", duration_ms=round((time.monotonic() - started) * 1000))
         return Delivery.ack
-
-    def _drop(self, job: BuildJob) -> None:
-        """Write that all work on a cancelled job has stopped."""
-        try:
-            BuildJob.objects.drop(job.fence)
-        except (DatabaseError, InterfaceError) as exc:
-            # Whoever waits for it does not wait for ever.
-            log.warning("job_not_dropped", reason=type(exc).__name__)
-            close_old_connections()
-
-    @counted()
-    def _run_claimed(self, job: BuildJob, control: JobControl) -> None:
-        if job.attempt_count > job.max_attempts:
-            exhausted = JobError(
-                ATTEMPTS_EXHAUSTED,
-                f"{job.max_attempts} workers took this job and none of them finished it.",
-            )
-            fail_claimed_job(job.fence, job.attempt, exhausted, timeout=0)
-            raise exhausted
-        self._runner.run(job, control)
 
     # ------------------------------------------------------------ tasks
 
@@ -276,8 +252,8 @@ class BuildWorker(Worker):
 
     def _reconcile(self) -> None:
         result = reconcile(
-            self._runner.adapter,
-            instance_id=self._runner.instance_id,
+            self._runner.launcher.adapter,
+            instance_id=self._runner.launcher.instance_id,
             grace=self._reconciler.grace,
             keep_ended=self._reconciler.keep_ended,
             orphans=self._orphans,

@@ -14,7 +14,9 @@ from builds.build_worker import BuildWorker, ReconcilerTimes
 from builds.images.compiler import Compiler
 from builds.images.garbage import ImageKeeper
 from builds.images.work_folders import make_root
-from builds.pipeline.runner import JobRunner, lease_duration, source_policy
+from builds.pipeline.build import ImageBuilder, source_policy
+from builds.pipeline.launch import BootLimits, WorkspaceLauncher
+from builds.pipeline.runner import JobRunner
 from builds.planner import Catalogue
 from controlplane.database.locks import advisory_lock
 from controlplane.work.failure_detector import FailureDetector
@@ -24,7 +26,6 @@ from controlplane.work.worker import WorkerTimes, new_worker_id
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
-from workspaces.launch_request import BootLimits
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
@@ -55,50 +56,56 @@ def job_runner() -> JobRunner:
     extra_ca_file = settings.SVC_EXTRA_CA_FILE
     registry = configured_registry()
     return JobRunner(
-        compiler=Compiler(
-            docker_cli=settings.DOCKER_CLI,
-            docker_host=settings.DOCKER_HOST,
-            push_registry=settings.REGISTRY_PUSH_REGISTRY,
-            registry=registry,
-            build_timeout=settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000,
-            push_timeout=settings.WORKSPACE_PUSH_TIMEOUT_MS / 1000,
-            temp_root=temp_root,
-            push_lock=advisory_lock,
-            username=settings.REGISTRY_USERNAME or None,
-            password=settings.REGISTRY_PASSWORD or None,
-        ),
-        registry=registry,
-        adapter=configured_adapter(),
         catalogue=Catalogue(
             base_images=settings.SVC_BASE_IMAGES, default_family=settings.SVC_DEFAULT_OS_FAMILY
         ),
-        sources=source_policy(),
-        boot_limits=BootLimits(
-            step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
-            grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
-            credential_seconds=settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS / 1000,
+        builder=ImageBuilder(
+            compiler=Compiler(
+                docker_cli=settings.DOCKER_CLI,
+                docker_host=settings.DOCKER_HOST,
+                push_registry=settings.REGISTRY_PUSH_REGISTRY,
+                registry=registry,
+                build_timeout=settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000,
+                push_timeout=settings.WORKSPACE_PUSH_TIMEOUT_MS / 1000,
+                temp_root=temp_root,
+                push_lock=advisory_lock,
+                username=settings.REGISTRY_USERNAME or None,
+                password=settings.REGISTRY_PASSWORD or None,
+            ),
+            registry=registry,
+            sources=source_policy(),
+            temp_root=temp_root,
+            extra_ca=Path(extra_ca_file).read_bytes() if extra_ca_file else b"",
+            instance_id=settings.SVC_INSTANCE_ID,
         ),
-        temp_root=temp_root,
-        extra_ca=Path(extra_ca_file).read_bytes() if extra_ca_file else b"",
-        instance_id=settings.SVC_INSTANCE_ID,
-        launch_timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
+        launcher=WorkspaceLauncher(
+            adapter=configured_adapter(),
+            boot_limits=BootLimits(
+                step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
+                grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
+                credential_seconds=settings.WORKSPACE_CREDENTIALS_TIMEOUT_MS / 1000,
+            ),
+            instance_id=settings.SVC_INSTANCE_ID,
+            timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
+        ),
     )
 
 
 def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     """Return a build worker with every setting applied."""
     runner = job_runner()
+    builder, adapter = runner.builder, runner.launcher.adapter
     worker_id = new_worker_id()
     stale = _milliseconds(settings.WORKER_HEARTBEAT_STALE_MS)
     executor = TransitionExecutor(
-        adapter=runner.adapter,
+        adapter=adapter,
         grace=_milliseconds(settings.WORKSPACE_STOP_GRACE_MS),
         stale=stale,
     )
     images = ImageKeeper(
-        compiler=runner.compiler,
-        registry=runner.registry,
-        instance_id=runner.instance_id,
+        compiler=builder.compiler,
+        registry=builder.registry,
+        instance_id=builder.instance_id,
         keep=_milliseconds(settings.WORKSPACE_IMAGE_KEEP_MS),
     )
     heartbeat = _milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS)
@@ -113,7 +120,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
         prefetch=settings.WORKSPACE_BUILD_QUEUE_PREFETCH,
         times=WorkerTimes(
-            lease=lease_duration(),
+            lease=_milliseconds(settings.WORKSPACE_BUILD_JOB_LEASE_DURATION_MS),
             heartbeat=heartbeat,
             stale=stale,
             sweep=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
@@ -128,7 +135,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
             PeriodicTask(
                 name="credentials",
                 every=_milliseconds(settings.WORKER_CREDENTIALS_INTERVAL_MS),
-                run=partial(look_after_credentials, runner.adapter, instance_id=runner.instance_id),
+                run=partial(look_after_credentials, adapter, instance_id=builder.instance_id),
             ),
             PeriodicTask(
                 name="deliveries",

@@ -1,63 +1,25 @@
-"""The message of the run queue: one schema for the publisher and the consumer."""
+"""The message of the run queue, published at once or soon."""
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import uuid
-from dataclasses import dataclass
 
 import structlog
-from django.conf import settings
 
-from controlplane.work import amqp
-from controlplane.work.amqp import MalformedMessage
+from controlplane.work.amqp import BrokerError
+from controlplane.work.id_messages import IdMessage
 
 log = structlog.get_logger(__name__)
 
-KIND = "run-execution.requested"
 MAX_ANNOUNCED = 1_000
 """So many announcements may wait for the broker; the runs of more are found by a sweeper."""
 
-
-@dataclass(frozen=True, slots=True)
-class RunRequested:
-    """``{"runId": "<uuid>"}``: a run waits for a worker. The row says everything else."""
-
-    run_id: uuid.UUID
-
-    def to_bytes(self) -> bytes:
-        """Return the message's body."""
-        return json.dumps({"runId": str(self.run_id)}).encode()
-
-    @classmethod
-    def from_bytes(cls, body: bytes) -> RunRequested:
-        """Return the message; raise ``MalformedMessage`` for anything else."""
-        try:
-            members = json.loads(body)
-            if not isinstance(members, dict) or set(members) != {"runId"}:
-                raise MalformedMessage("not an object with exactly the member runId")
-            return cls(uuid.UUID(members["runId"]))
-        except (ValueError, TypeError, AttributeError, RecursionError) as exc:
-            raise MalformedMessage(str(exc)) from exc
-
-
-def topology() -> amqp.Topology:
-    """Return the queue of runs that wait for a worker."""
-    return amqp.Topology(settings.WORKSPACE_RUN_QUEUE)
-
-
-def publish_run_requested(run_id: uuid.UUID) -> None:
-    """Publish the message of a run and wait for the broker's confirm; ``BrokerError`` if none."""
-    amqp.publish(
-        settings.RABBITMQ_URL,
-        topology(),
-        body=RunRequested(run_id).to_bytes(),
-        message_id=str(run_id),
-        kind=KIND,
-        timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
-    )
+RUN_REQUESTED = IdMessage(
+    kind="run-execution.requested", member="runId", queue_setting="WORKSPACE_RUN_QUEUE"
+)
+"""A run waits for a worker."""
 
 
 class _Announcer:
@@ -86,8 +48,8 @@ class _Announcer:
         while True:
             run_id = self._waiting.get()
             try:
-                publish_run_requested(run_id)
-            except amqp.BrokerError as exc:
+                RUN_REQUESTED.publish(run_id)
+            except BrokerError as exc:
                 log.warning("run_not_announced", run_id=str(run_id), reason=str(exc))
             except Exception:
                 log.exception("run_not_announced", run_id=str(run_id))

@@ -27,7 +27,7 @@ from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
-from runs.run_messages import announce_run, publish_run_requested
+from runs.run_messages import RUN_REQUESTED, announce_run
 from workspaces.models import Attempt, Workspace
 
 log = structlog.get_logger(__name__)
@@ -203,7 +203,7 @@ def _publish_or_fail(run: Run) -> None:
     """Publish the run's message. When a worker was quicker than a failing publish, it goes on."""
     bind_contextvars(run_id=str(run.pk))
     try:
-        publish_run_requested(run.pk)
+        RUN_REQUESTED.publish(run.pk)
     except BrokerError as exc:
         log.warning("run_publish_failed", run_id=str(run.pk), reason=str(exc))
         message = "The run queue could not be reached."

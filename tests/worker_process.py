@@ -16,7 +16,7 @@ import pika
 from django.conf import settings
 from django.db import connection
 
-from workspaces.lifecycle.build_messages import topology
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -109,7 +109,7 @@ def messages_in(queue: str) -> list[tuple[str | None, bytes]]:
     broker = pika.BlockingConnection(parameters)
     try:
         channel = broker.channel()
-        topology().declare(channel)
+        BUILD_REQUESTED.topology().declare(channel)
         while True:
             method, properties, body = channel.basic_get(queue)
             if method is None or properties is None or body is None:
@@ -121,7 +121,7 @@ def messages_in(queue: str) -> list[tuple[str | None, bytes]]:
 
 def dead_letters() -> dict[str | None, bytes]:
     """Return the rejected messages of the build queue by their id."""
-    return dict(messages_in(topology().dead_letter_queue))
+    return dict(messages_in(BUILD_REQUESTED.topology().dead_letter_queue))
 
 
 def settled(read: Callable[[], Mapping[str, Any]], timeout: float) -> list[Mapping[str, Any]]:

@@ -28,7 +28,6 @@ import structlog
 
 from builds.images.command_lines import DockerCommand, find_docker
 from builds.images.context import BuildError, write_context
-from builds.images.phases import measured
 from builds.images.program_output import BuildOutput, ProgramLog
 from builds.images.work_folders import sweep_leftovers, workplace
 from builds.planner import ImagePlan
@@ -81,13 +80,18 @@ class PublishedImage:
     digest: str
 
 
+def repository_lock(repository: str) -> str:
+    """Return the name of the lock that publishing shares and removing images holds alone."""
+    return f"images:{repository}"
+
+
 class PushLock(Protocol):
     """Keeps pushes of one name apart that share an engine."""
 
     def __call__(
         self, name: str, *, timeout: float, cancelled: threading.Event
     ) -> AbstractContextManager[None]:
-        """Hold the lock in the block; entering raises ``TimeoutError`` after ``patience``."""
+        """Hold the lock in the block; entering raises ``TimeoutError`` after ``timeout``."""
 
 
 def _no_lock(
@@ -171,7 +175,6 @@ class Compiler:
             else:
                 self._base_images.pop(reference, None)
 
-    @measured("build")
     def build(
         self,
         plan: ImagePlan,
@@ -216,7 +219,6 @@ class Compiler:
             on_failure.pop_all()
         return BuiltImage(image_id, tag)
 
-    @measured("push")
     def push(
         self,
         built: BuiltImage,

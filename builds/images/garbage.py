@@ -20,7 +20,7 @@ from django.conf import settings
 from django.db.models import F, Max
 from django.db.models.functions import Greatest, Now
 
-from builds.images.compiler import Compiler, PulledImage
+from builds.images.compiler import Compiler, PulledImage, repository_lock
 from controlplane.database.locks import try_advisory_lock
 from registries.client import RegistryClient, RegistryError
 from workspaces.models import BuildJob
@@ -30,11 +30,6 @@ log = structlog.get_logger(__name__)
 
 IMAGES_AT_A_TIME = 100
 """How many manifests one pass removes at the most."""
-
-
-def repository_lock(repository: str) -> str:
-    """Return the name of the lock that publishing shares and removing holds alone."""
-    return f"images:{repository}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,19 +5,21 @@
 a line of a Dockerfile: the Dockerfile is constant for a family, and what a client chose travels
 in files of the build context that fixed scripts read.
 
-- :mod:`.planner`    the decisions, and :mod:`.plan` their result
+- :mod:`.planner`    the decisions and the Dockerfile, and :mod:`.plan` their result
 - :mod:`.catalogue`  what the operator of this installation offers
-- :mod:`.harnesses`  the harnesses, as data; the distributions are in :mod:`workspaces.families`
-- :mod:`.dockerfile` the Dockerfile; the fixed scripts it runs stand in the folder ``install``
+
+The fixed scripts that the Dockerfile runs stand in the folder ``install``; harnesses are in
+:mod:`workspaces.harnesses`, distributions in :mod:`workspaces.families`.
 """
 
 from workspaces.harnesses import HARNESSES, Harness
 
 from .catalogue import Catalogue
 from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
-from .planner import plan
+from .planner import DOTFILES_DESTINATION, plan
 
 __all__ = [
+    "DOTFILES_DESTINATION",
     "HARNESSES",
     "Catalogue",
     "Harness",

@@ -32,7 +32,7 @@ def _key(name: str) -> int:
 def advisory_lock(name: str, *, timeout: float, cancelled: threading.Event) -> Iterator[None]:
     """Hold the lock ``name``; raise ``TimeoutError`` when it is not to be had.
 
-    Waits for up to ``patience`` seconds, and no longer once ``cancelled`` is set. A database that
+    Waits for up to ``timeout`` seconds, and no longer once ``cancelled`` is set. A database that
     restarts in the meantime is waited for. The lock goes with the connection: who depends on it
     has to verify afterwards what it was to protect.
     """

@@ -31,7 +31,7 @@ def database_trouble(exc: Exception) -> str:
 def retry_database(
     write: Callable[[], T], *, timeout: float, cancelled: threading.Event | None = None
 ) -> T:
-    """Return ``write()``, repeating it for up to ``patience`` seconds while the database is away.
+    """Return ``write()``, repeating it for up to ``timeout`` seconds while the database is away.
 
     ``write`` runs its own transaction, so a repetition starts from nothing. Raises the database's
     error when the time is over or ``cancelled`` is set.

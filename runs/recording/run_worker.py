@@ -33,7 +33,7 @@ from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder, RunControl
 from runs.recording.slots import RUNS, SESSIONS, Held, Slots
 from runs.recording.thread_connections import Connections, StoppedError
-from runs.run_messages import RunRequested, topology
+from runs.run_messages import RUN_REQUESTED
 from runs.services import end_sessions_not_begun
 from workspaces.runtimes.base import RuntimeAdapter
 
@@ -75,7 +75,7 @@ class RunWorker(Worker):
         super().__init__(
             broker_url=broker_url,
             broker_timeout=broker_timeout,
-            topology=topology(),
+            topology=RUN_REQUESTED.topology(),
             prefetch=CLAIM_THREADS,
             capacity=capacity,
             times=times,
@@ -150,7 +150,7 @@ class RunWorker(Worker):
     def on_delivery(self, delivery: Delivery) -> None:
         """Hand the run that a message names to a claim thread."""
         try:
-            run_id = RunRequested.from_bytes(delivery.body).run_id
+            run_id = RUN_REQUESTED.from_bytes(delivery.body)
         except MalformedMessage as exc:
             log.error("message_malformed", reason=str(exc))
             delivery.reject()

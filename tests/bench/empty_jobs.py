@@ -29,7 +29,8 @@ from django.test.utils import CaptureQueriesContext
 
 from builds.build_worker_setup import job_runner
 from builds.images.compiler import BuiltImage, Compiler, PublishedImage
-from builds.pipeline.runner import JobControl, JobRunner
+from builds.pipeline.job_state import JobState
+from builds.pipeline.runner import JobRunner
 from builds.planner import ImagePlan
 from registries.client import RegistryClient
 from runs.models import Run
@@ -44,6 +45,7 @@ from workspaces.runtimes.base import (
     LaunchRequest,
     ObservedRuntime,
     RenewedCredential,
+    RuntimeAdapter,
     Salvage,
 )
 
@@ -242,16 +244,24 @@ def seed(first: int, last: int) -> None:
         cursor.execute("ANALYZE")
 
 
-def empty_runner() -> JobRunner:
-    """Return the product's job runner with nothing outside the database behind it."""
-    return replace(job_runner(), compiler=NoCompiler(), registry=NoRegistry(), adapter=NoEngine())
+def empty_runner(adapter: RuntimeAdapter | None = None) -> JobRunner:
+    """Return the product's job runner with nothing outside the database but ``adapter`` behind it.
+
+    Without one, workspaces are launched nowhere.
+    """
+    runner = job_runner()
+    return replace(
+        runner,
+        builder=replace(runner.builder, compiler=NoCompiler(), registry=NoRegistry()),
+        launcher=replace(runner.launcher, adapter=adapter or NoEngine()),
+    )
 
 
 def run_job(runner: JobRunner, number: int) -> None:
     """Claim one job and bring it to its end."""
     job = BuildJob.objects.claim(seeded_id("job", number), worker_id=WORKER, lease=LEASE)
     assert job is not None
-    runner.run(job, JobControl())
+    runner.run(JobState(job))
 
 
 def recorded_script(runner: JobRunner, number: int) -> tuple[str, int]:

@@ -41,7 +41,7 @@ from django.test.utils import CaptureQueriesContext  # noqa: E402
 
 from builds.images.command_lines import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
-from runs.run_messages import topology  # noqa: E402
+from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import bench_database  # noqa: E402
 from tests.bench.figures import Figure, milliseconds, table  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, free_port, served  # noqa: E402
@@ -234,7 +234,9 @@ def _all_processes() -> Iterator[Api]:
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served() as api, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
-        stack.callback(amqp.purge_and_delete, settings.RABBITMQ_URL, topology(), timeout=5)
+        stack.callback(
+            amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
+        )
         stack.callback(RunWorkerProcess(folder / "runworker.log").stop)
         gateway = CommandProcess(
             folder / "sshgateway.log",

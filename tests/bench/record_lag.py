@@ -23,7 +23,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 django.setup()
 
 from controlplane.work import amqp  # noqa: E402
-from runs.run_messages import topology  # noqa: E402
+from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.figures import Figure, milliseconds  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.run_worker_process import RunWorkerProcess  # noqa: E402
@@ -53,7 +53,7 @@ def measure() -> list[Figure]:
             raise
         finally:
             worker.stop()
-            amqp.purge_and_delete(settings.RABBITMQ_URL, topology(), timeout=5)
+            amqp.purge_and_delete(settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5)
     p50, p95 = median(lags), quantiles(lags, n=20)[-1]
     return [
         Figure(

@@ -38,7 +38,7 @@ from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, milliseconds
 from tests.worker_process import ROOT, WorkerProcess, environment, eventually
 from workspaces.blueprint import Blueprint
-from workspaces.lifecycle.build_messages import topology
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import BuildJob
 
 REQUESTS = 60
@@ -112,7 +112,9 @@ def served() -> Iterator[Api]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
         settings.SVC_DATA_DIR = folder
-        stack.callback(amqp.purge_and_delete, settings.RABBITMQ_URL, topology(), timeout=5)
+        stack.callback(
+            amqp.purge_and_delete, settings.RABBITMQ_URL, BUILD_REQUESTED.topology(), timeout=5
+        )
         stack.callback(remove_all)
         worker = WorkerProcess(folder / "worker.log", SVC_DATA_DIR=str(folder))
         stack.callback(worker.stop)
@@ -178,7 +180,9 @@ class ByHand:
         runner = job_runner()
         planned = plan(Blueprint.parse(spec), "auto", runner.catalogue)
         path = self._folder / uuid.uuid4().hex
-        write_context(planned, path, checkouts={}, agent=agent_archive(), extra_ca=runner.extra_ca)
+        write_context(
+            planned, path, checkouts={}, agent=agent_archive(), extra_ca=runner.builder.extra_ca
+        )
         return path
 
     def build_and_push(self, context: Path) -> None:

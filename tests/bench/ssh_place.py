@@ -25,7 +25,7 @@ from django.conf import settings
 
 from controlplane.work import amqp
 from runs.models import Run
-from runs.run_messages import topology
+from runs.run_messages import RUN_REQUESTED
 from tests.bench.served import OWNER, SHELL, free_port, served
 from tests.worker_process import CommandProcess, eventually
 
@@ -150,7 +150,9 @@ def place(size: int) -> Iterator[Place]:
     with ExitStack() as stack:
         api = stack.enter_context(served())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-ssh-")))
-        stack.callback(amqp.purge_and_delete, settings.RABBITMQ_URL, topology(), timeout=5)
+        stack.callback(
+            amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
+        )
         processes = [CommandProcess(folder / "runworker.log", "runworker")]
         stack.callback(lambda: [process.stop() for process in processes])
         public = _key(folder / "key")

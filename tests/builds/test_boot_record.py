@@ -13,6 +13,7 @@ from django.db import OperationalError, transaction
 from builds import job_sweeper as sweeper
 from builds.pipeline import build_record as boot_record
 from builds.pipeline.build_record import recording
+from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from controlplane.subprocesses import ProcessResult
 from runs.agent.record.frames import Kind, Stream
@@ -22,7 +23,6 @@ from runs.record.verify import verify_run
 from tests.factories import claim, make_job
 from workspaces import services as workspaces
 from workspaces.lifecycle import start as services
-from workspaces.lifecycle.failures import end_cancelled_boot_run, fail_claimed_job
 from workspaces.models import Attempt, BuildJob
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -169,7 +169,7 @@ def test_a_build_that_fails_tells_the_end_of_its_source_all_the_same(
 
     with pytest.raises(JobError):
         build()
-    fail_claimed_job(job.fence, job.attempt, error, timeout=0)
+    JobState(job).fail(error, timeout=0)
     run = run_of(job)
     assert (run.status, run.error_code, run.error_message) == (
         "failed",
@@ -276,7 +276,7 @@ def test_cancelling_a_job_at_work_leaves_the_end_to_its_worker(
         record.started("docker build", ["docker", "build"]).feed("stdout", b"half of it")
         assert services.cancel_job(job, reason="Not needed.")
         assert run_of(job).status == "queued"
-    end_cancelled_boot_run(job)
+    JobState(job).end_cancelled_boot_run()
     assert run_of(job).status == "cancelled"
     assert scrollback(job, 1, Stream.STDOUT) == b"half of it"
     assert losses(job) == []

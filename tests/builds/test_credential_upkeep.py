@@ -8,7 +8,6 @@ import logging
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,8 @@ from pytest_django.fixtures import Settings
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
 from accounts.resolution import Resolution, resolve_credentials
-from builds.pipeline.runner import JobControl, JobRunner
+from builds.pipeline.job_state import JobState
+from builds.pipeline.runner import JobRunner
 from controlplane.errors import JobError
 from runs.agent.credentials.document import parse
 from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
@@ -62,7 +62,7 @@ def engine() -> HoldingEngine:
 @pytest.fixture
 def runner(engine: HoldingEngine) -> JobRunner:
     """A worker's runner that builds nothing."""
-    return replace(empty_runner(), adapter=engine)
+    return empty_runner(engine)
 
 
 def job_with(spec: dict[str, Any] | None = None, **credentials: Any) -> BuildJob:
@@ -83,14 +83,14 @@ def _refer(job: BuildJob, resolution: Resolution) -> None:
 def started(runner: JobRunner, spec: dict[str, Any] | None = None, **credentials: Any) -> BuildJob:
     """Bring a job with these accounts to a running workspace."""
     job = job_with(spec, **credentials)
-    runner.run(claim(job), JobControl())
+    runner.run(JobState(claim(job)))
     return job
 
 
 def failed(runner: JobRunner, job: BuildJob) -> BuildJob:
     """Run a job to its failure and return its row."""
     with pytest.raises(JobError):
-        runner.run(claim(job), JobControl())
+        runner.run(JobState(claim(job)))
     job.refresh_from_db()
     assert job.status == BuildJob.Status.FAILED
     return job
@@ -195,7 +195,7 @@ def test_a_worker_that_lost_the_job_opens_nothing(engine: HoldingEngine, runner:
     job = job_with(claude=connect("claude"))
     engine.before_launch = lambda: cancelled(job)
     with pytest.raises(LeaseLost):
-        runner.run(claim(job), JobControl())
+        runner.run(JobState(claim(job)))
     assert engine.held == {}
     assert reference(job).delivered_at is None
 
@@ -232,10 +232,10 @@ def test_a_job_that_is_taken_over_gives_the_accounts_once_more(
 
     engine.before_launch = die
     with pytest.raises(SystemExit):
-        runner.run(claim(job), JobControl())
+        runner.run(JobState(claim(job)))
     BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=timezone.now())
     engine.before_launch = None
-    runner.run(claim(job, worker_id="worker-b"), JobControl())
+    runner.run(JobState(claim(job, worker_id="worker-b")))
     assert len(engine.held[job.attempt.run_id]) == 1
 
 
@@ -334,7 +334,7 @@ def test_a_workspace_that_is_still_being_launched_is_looked_after_too(
         seen.append(look_after(engine))
 
     engine.after_delivery = steps_run
-    runner.run(claim(job), JobControl())
+    runner.run(JobState(claim(job)))
     assert seen == [Upkeep(withdrawn=1, renewed=1)]
     assert secret_of(account) == later
     assert list(engine.held[run_id]) == [account]
@@ -351,7 +351,7 @@ def test_an_account_that_is_deleted_while_it_is_on_its_way_is_withdrawn_when_it_
         look_after(engine)
 
     engine.before_delivery = deleted_meanwhile
-    runner.run(claim(job), JobControl())
+    runner.run(JobState(claim(job)))
     assert list(engine.held[job.attempt.run_id]) == [account]
     assert look_after(engine) == Upkeep(withdrawn=1)
     assert engine.held[job.attempt.run_id] == {}

@@ -6,7 +6,6 @@ import io
 import threading
 import uuid
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -264,7 +263,7 @@ def test_a_worker_tells_its_engine_with_its_heartbeat_and_finds_out_that_it_is_a
             worker.stop()
 
     worker = Stoppable(
-        runner=replace(empty_runner(), adapter=Elsewhere()),
+        runner=empty_runner(Elsewhere()),
         broker_url="amqp://127.0.0.1:1",
         broker_timeout=1,
         prefetch=1,

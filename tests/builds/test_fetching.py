@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
+from builds.pipeline.build import SourceFetcher
 from builds.pipeline.build_record import BuildRecord, recording
-from builds.pipeline.checkouts import SourceFetcher
+from builds.pipeline.job_state import JobState
 from builds.planner.plan import PlannedSource
 from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent
@@ -49,7 +50,7 @@ class Place:
     policy: SourcePolicy = POLICY
 
     def fetcher(self) -> SourceFetcher:
-        return SourceFetcher(self.job, self.policy, self.record, threading.Event())
+        return SourceFetcher(JobState(self.job), self.policy, self.record)
 
     def fails(self, fetcher: SourceFetcher | None = None) -> SourceError:
         """Return why the source cannot be had; no message of it holds a token."""

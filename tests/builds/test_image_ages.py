@@ -17,8 +17,8 @@ from django.conf import settings as django_settings
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
-from builds.images.compiler import Compiler
-from builds.images.garbage import ImageKeeper, repository_lock
+from builds.images.compiler import Compiler, repository_lock
+from builds.images.garbage import ImageKeeper
 from controlplane.database.locks import shared_advisory_lock, try_advisory_lock
 from registries.client import RegistryClient
 from tests.builds.bench import Bench

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +52,7 @@ def engine() -> RunningEngine:
 @pytest.fixture
 def runner(engine: RunningEngine) -> JobRunner:
     """A worker's runner that builds nothing."""
-    return replace(empty_runner(), adapter=engine)
+    return empty_runner(engine)
 
 
 def stop(engine: RunningEngine, job: BuildJob) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import builtins
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
 from django.db.models.functions import Now
 
-from builds.pipeline.runner import JobControl
+from builds.pipeline.job_state import JobState
 from controlplane.errors import NotFound
 from runs import boot_runs
 from runs.models import Run
@@ -211,6 +211,6 @@ def test_a_launch_asks_whether_it_is_still_wanted_before_it_empties_volumes() ->
 
     engine.before_launch = sleep
     with pytest.raises(LeaseLost):
-        replace(empty_runner(), adapter=engine).run(job, JobControl())
+        empty_runner(engine).run(JobState(job))
     assert engine.requests[0].fresh_volumes
     assert asked == ["before", "refused"]

@@ -19,14 +19,14 @@ from pytest_django.fixtures import Settings
 
 from builds import job_sweeper as sweeper
 from builds.build_worker_setup import job_runner
-from builds.pipeline.runner import JobControl
+from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from controlplane.work.models import Heartbeat
 from tests.conftest import Api
 from tests.factories import claim, make_job
 from tests.scm.conftest import git
 from tests.worker_process import WorkerProcess, dead_letters, eventually, messages_in
-from workspaces.lifecycle.build_messages import BuildRequested, publish_build_requested, topology
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import Attempt, BuildJob, Fence, RuntimeInstance, Sandbox
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
@@ -56,7 +56,7 @@ def from_source(url: str, ref: str | None = None) -> Spec:
 def run(job: BuildJob) -> BuildJob:
     """Run a job as the worker that claimed it, to a failure; return its row."""
     with pytest.raises(JobError) as raised:
-        job_runner().run(claim(job), JobControl())
+        job_runner().run(JobState(claim(job)))
     job.refresh_from_db()
     assert job.error_code == raised.value.code
     return job
@@ -85,7 +85,7 @@ def assert_failed_everywhere(job: BuildJob, code: str, *words: str) -> None:
 def test_a_request_leaves_three_queued_rows_and_one_message(
     api: Api, request_body: dict[str, Any], build_queue: str
 ) -> None:
-    waiting = messages_in(topology().queue)
+    waiting = messages_in(BUILD_REQUESTED.topology().queue)
 
     answer = api.post("/v1/sandboxes", request_body).body
 
@@ -93,8 +93,8 @@ def test_a_request_leaves_three_queued_rows_and_one_message(
     assert (job.status, job.attempt.status, job.attempt.sandbox.status) == ("queued",) * 3
     assert answer["status"] == "queued"
     assert (job.attempt_count, job.worker_id, job.claimed_at) == (0, "", None)
-    body = BuildRequested(job.pk).to_bytes()
-    arrived = set(messages_in(topology().queue)) - set(waiting)
+    body = BUILD_REQUESTED.to_bytes(job.pk)
+    arrived = set(messages_in(BUILD_REQUESTED.topology().queue)) - set(waiting)
     assert arrived == {(answer["jobId"], body)}
 
 
@@ -222,7 +222,7 @@ def test_a_build_that_is_killed_names_the_signal() -> None:
 
     def work() -> None:
         try:
-            job_runner().run(claimed, JobControl())
+            job_runner().run(JobState(claimed))
         except JobError as error:
             raised.append(error.code)
         finally:
@@ -246,7 +246,9 @@ def test_a_build_context_that_cannot_be_written(settings: Settings, tmp_path: Pa
     blocked.write_text("in the way")
 
     with pytest.raises(JobError):
-        replace(runner, temp_root=blocked / "builds").run(claim(job), JobControl())
+        replace(runner, builder=replace(runner.builder, temp_root=blocked / "builds")).run(
+            JobState(claim(job))
+        )
 
     assert_failed_everywhere(job, "build-write-context-failed")
 
@@ -272,10 +274,10 @@ def test_an_engine_that_does_not_answer(settings: Settings, plain: Spec) -> None
     job = make_job(spec=plain)
     runner = job_runner()
     settings.DOCKER_HOST = f"tcp://127.0.0.1:{free_port()}"
-    broken = replace(runner, adapter=job_runner().adapter)
+    broken = replace(runner, launcher=job_runner().launcher)
 
     with pytest.raises(JobError):
-        broken.run(claim(job), JobControl())
+        broken.run(JobState(claim(job)))
 
     assert_failed_everywhere(job, "adapter-unavailable")
     job.refresh_from_db()
@@ -293,7 +295,7 @@ def left_nothing(settings: Settings) -> Callable[[BuildJob], None]:
     """Return a check that nothing of a job is left in the engine or on the disk."""
 
     def check(job: BuildJob) -> None:
-        assert job_runner().adapter.observe(job.attempt.run_id) is None
+        assert job_runner().launcher.adapter.observe(job.attempt.run_id) is None
         assert list((settings.SVC_DATA_DIR / "builds").iterdir()) == []
 
     return check
@@ -333,7 +335,7 @@ def fail_in_part(table: str, spec: Spec = FAILING_STEP) -> BuildJob:
     """Let a job fail while one of the three failure writes cannot be made."""
     job = make_job(spec=spec)
     with broken_write(table), pytest.raises(JobError):
-        job_runner().run(claim(job), JobControl())
+        job_runner().run(JobState(claim(job)))
     return job
 
 
@@ -373,7 +375,7 @@ def test_a_broken_write_to_the_job_does_not_stop_the_others_and_is_repaired(
     idle = replace(before, catalogue=replace(before.catalogue, base_images={}))
 
     with pytest.raises(JobError):
-        idle.run(claim(job, "worker-b"), JobControl())
+        idle.run(JobState(claim(job, "worker-b")))
 
     assert_failed_everywhere(job, code)
 
@@ -387,7 +389,7 @@ def claim_of(job: BuildJob) -> Fence:
 def test_an_error_of_ours_is_told_without_its_text() -> None:
     job = make_job()
     with broken_write("workspaces_attempt", status="running"), pytest.raises(DatabaseError):
-        job_runner().run(claim(job), JobControl())
+        job_runner().run(JobState(claim(job)))
 
     assert_failed_everywhere(job, "internal-error")
     job.refresh_from_db()
@@ -407,7 +409,7 @@ def test_a_worker_does_as_many_jobs_as_it_is_told_and_leaves_in_order(
     unsupported = {"harness": {"id": "shell"}, "target": {"runtime": {"family": "k8s"}}}
     jobs = [make_job(spec=unsupported) for _ in range(2)]
     for job in [done, *jobs]:
-        publish_build_requested(job.pk)
+        BUILD_REQUESTED.publish(job.pk)
 
     worker = WorkerProcess(tmp_path / "log", max_jobs=2)
 
@@ -418,7 +420,7 @@ def test_a_worker_does_as_many_jobs_as_it_is_told_and_leaves_in_order(
     assert all(str(job.pk) in letters for job in jobs)
     # What is not claimable is done with: the worker acknowledges it and changes nothing.
     assert str(done.pk) not in letters
-    assert messages_in(topology().queue) == []
+    assert messages_in(BUILD_REQUESTED.topology().queue) == []
     done.refresh_from_db()
     assert (done.attempt_count, done.error_message) == (0, "before")
     assert not Heartbeat.objects.exists()

@@ -10,7 +10,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from builds.build_worker_setup import job_runner
-from builds.pipeline.runner import JobControl
+from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent, RunLoss, RunProcess
@@ -30,7 +30,7 @@ def fail(spec: dict[str, Any]) -> tuple[BuildJob, Run]:
     """Run a job to its failure; return its row and its boot run."""
     job = make_job(spec=spec)
     with pytest.raises(JobError):
-        job_runner().run(claim(job), JobControl())
+        job_runner().run(JobState(claim(job)))
     job.refresh_from_db()
     return job, Run.objects.get(pk=job.attempt.run_id)
 

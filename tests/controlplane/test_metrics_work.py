@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builds.images.phases import measured
-from builds.pipeline.outcomes import counted
-from builds.pipeline.runner import ShutdownError
+from builds.pipeline.job_metrics import counted, measured
+from builds.pipeline.job_state import ShutdownError
 from controlplane.errors import JobError
 from controlplane.metrics import counting
 from controlplane.metrics.families import BUILD_JOBS, BUILD_PHASES, SUM, SWEEPS

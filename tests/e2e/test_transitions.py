@@ -15,7 +15,7 @@ from controlplane.work.models import Heartbeat
 from tests.conftest import OWNER
 from tests.e2e.conftest import Stack, Started, install
 from tests.worker_process import dead_letters, eventually
-from workspaces.lifecycle.build_messages import BuildRequested, publish_build_requested, topology
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import RuntimeInstance
 
 pytestmark = pytest.mark.docker
@@ -156,8 +156,8 @@ def test_a_message_for_a_job_that_is_not_claimable_changes_nothing(
     container = stack.container(launched).id
     ignored = stack.worker.told.count("job_not_claimable")
 
-    publish_build_requested(before.pk)
-    publish_build_requested(uuid.uuid4())
+    BUILD_REQUESTED.publish(before.pk)
+    BUILD_REQUESTED.publish(uuid.uuid4())
 
     eventually(
         lambda: stack.worker.told.count("job_not_claimable") == ignored + 2, what="both messages"
@@ -218,7 +218,7 @@ def test_the_message_of_a_failed_job_is_among_the_dead_letters(
     ids = {failed.answer["jobId"] for failed in (unbuildable, unlaunchable)}
     eventually(lambda: ids <= set(dead_letters()), what="the dead letters")
     for job_id in ids:
-        assert dead_letters()[job_id] == BuildRequested(uuid.UUID(job_id)).to_bytes()
+        assert dead_letters()[job_id] == BUILD_REQUESTED.to_bytes(uuid.UUID(job_id))
 
 
 def test_the_events_of_a_failure_tell_its_code(stack: Stack, unbuildable: Started) -> None:
@@ -236,7 +236,7 @@ def test_a_message_that_is_not_ours_goes_to_the_dead_letters_and_stops_nobody(
     strange = b'{"jobId": "not an id", "and": "more"}'
     amqp.publish(
         settings.RABBITMQ_URL,
-        topology(),
+        BUILD_REQUESTED.topology(),
         body=strange,
         message_id=f"strange-{time.time_ns()}",
         kind="strange",

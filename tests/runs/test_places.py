@@ -17,7 +17,7 @@ from controlplane.work.worker import WorkerTimes
 from runs.models import Run
 from runs.recording.run_worker import RunWorker
 from runs.recording.slots import RUNS, SESSIONS, Slots
-from runs.run_messages import publish_run_requested
+from runs.run_messages import RUN_REQUESTED
 from tests.runs.executable import make_executable
 from tests.runs.scripted_agent import ScriptedAgent, Spool
 from tests.runs.test_recorder import LIMITS, whole
@@ -98,14 +98,14 @@ def test_sessions_that_have_all_their_places_do_not_keep_a_command_waiting(
         try:
             if with_messages:
                 for session in sessions:
-                    publish_run_requested(session.pk)
+                    RUN_REQUESTED.publish(session.pk)
             eventually(lambda: held(sessions) == 2, what="the sessions have all their places")
             queued_at = Now() - timedelta(hours=0 if with_messages else 2)
             command = make_executable(queued_at=queued_at)
             agent.to_execute[command.pk] = whole(command)
             commands.append(command)
             if with_messages:
-                publish_run_requested(command.pk)
+                RUN_REQUESTED.publish(command.pk)
         finally:
             connections.close_all()
 

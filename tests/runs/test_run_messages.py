@@ -7,14 +7,14 @@ import uuid
 import pytest
 
 from controlplane.work.amqp import MalformedMessage
-from runs.run_messages import RunRequested
+from runs.run_messages import RUN_REQUESTED
 
 RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
 
 
 def test_a_message_holds_the_id_and_nothing_else() -> None:
-    assert RunRequested(RUN_ID).to_bytes() == b'{"runId": "0190163d-8694-739b-aea5-966c26f8ad91"}'
-    assert RunRequested.from_bytes(RunRequested(RUN_ID).to_bytes()) == RunRequested(RUN_ID)
+    assert RUN_REQUESTED.to_bytes(RUN_ID) == b'{"runId": "0190163d-8694-739b-aea5-966c26f8ad91"}'
+    assert RUN_REQUESTED.from_bytes(RUN_REQUESTED.to_bytes(RUN_ID)) == RUN_ID
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_a_message_holds_the_id_and_nothing_else() -> None:
 )
 def test_anything_else_belongs_to_the_dead_letters(body: bytes) -> None:
     with pytest.raises(MalformedMessage):
-        RunRequested.from_bytes(body)
+        RUN_REQUESTED.from_bytes(body)

@@ -15,7 +15,7 @@ from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from runs.models import Run
 from runs.recording.run_worker import ANNOUNCED_FOR
-from runs.run_messages import publish_run_requested, topology
+from runs.run_messages import RUN_REQUESTED
 from runs.services import begin_session
 from tests.run_worker_process import RunWorkerProcess
 from tests.runs.executable import claim, make_executable, make_run_worker
@@ -59,7 +59,7 @@ def consuming(worker: RunWorkerProcess) -> None:
 def test_a_message_makes_a_worker_see_to_the_run(start: Start) -> None:
     worker = start(max_runs=1, RUN_QUEUED_OVERDUE_MS="3600000")
     run = make_executable()
-    publish_run_requested(run.pk)
+    RUN_REQUESTED.publish(run.pk)
 
     eventually(lambda: ended(run), what="the run has ended")
 
@@ -67,7 +67,7 @@ def test_a_message_makes_a_worker_see_to_the_run(start: Start) -> None:
     assert run.error_code == "workspace-gone"
     assert run.claim_count == 1
     assert worker.wait() == 0
-    assert messages_in(topology().queue) == []
+    assert messages_in(RUN_REQUESTED.topology().queue) == []
 
 
 def test_a_run_without_a_message_is_found(start: Start) -> None:
@@ -114,14 +114,19 @@ def test_a_session_that_begins_is_seen_to_at_once(start: Start) -> None:
 
 def test_a_message_that_is_none_goes_to_the_dead_letters(start: Start) -> None:
     amqp.publish(
-        settings.RABBITMQ_URL, topology(), body=b"{}", message_id="x", kind="x", timeout=60
+        settings.RABBITMQ_URL,
+        RUN_REQUESTED.topology(),
+        body=b"{}",
+        message_id="x",
+        kind="x",
+        timeout=60,
     )
     start()
 
     eventually(
         lambda: (
-            (None, b"{}") in messages_in(topology().dead_letter_queue)
-            or ("x", b"{}") in messages_in(topology().dead_letter_queue)
+            (None, b"{}") in messages_in(RUN_REQUESTED.topology().dead_letter_queue)
+            or ("x", b"{}") in messages_in(RUN_REQUESTED.topology().dead_letter_queue)
         ),
         what="it is a dead letter",
     )
@@ -129,13 +134,13 @@ def test_a_message_that_is_none_goes_to_the_dead_letters(start: Start) -> None:
 
 def test_the_message_of_an_ended_run_is_done_with(start: Start) -> None:
     run = make_executable(status=Run.Status.CANCELLED, finished_at=Now())
-    publish_run_requested(run.pk)
+    RUN_REQUESTED.publish(run.pk)
     worker = start()
 
     eventually(lambda: "run_not_claimable" in worker.told, what="it has seen the message")
     worker.stop()
 
-    assert messages_in(topology().queue) == []
+    assert messages_in(RUN_REQUESTED.topology().queue) == []
 
 
 def test_a_worker_that_is_told_to_stop_takes_its_heartbeat_along(start: Start) -> None:

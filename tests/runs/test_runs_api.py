@@ -12,8 +12,8 @@ from django.test import TestCase
 from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
-from runs import run_messages as messages
 from runs.models import Run, RunHead, RunQuerySet
+from runs.run_messages import RUN_REQUESTED
 from tests.conftest import OWNER, Api
 from tests.factories import make_job
 from tests.runs.ready import ready_attempt
@@ -33,7 +33,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     """Give the test a run queue of its own."""
     url = settings.RABBITMQ_URL
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
-    topology = messages.topology()
+    topology = RUN_REQUESTED.topology()
     yield
     amqp.purge_and_delete(url, topology, timeout=60)
 
@@ -84,20 +84,20 @@ def test_a_command_is_kept_in_the_row_and_queued(
     assert "env" not in shown
     assert RunHead.objects.get(pk=run.number).last_sequence == 0
     assert api.get(answer.headers["location"]).body == shown
-    assert _queued(settings) == [messages.RunRequested(run.pk)]
+    assert _queued(settings) == [run.pk]
 
 
-def _queued(settings: Settings) -> list[messages.RunRequested]:
+def _queued(settings: Settings) -> list[uuid.UUID]:
     connection = pika.BlockingConnection(pika.URLParameters(settings.RABBITMQ_URL))
-    found: list[messages.RunRequested] = []
+    found: list[uuid.UUID] = []
     try:
         channel = connection.channel()
-        messages.topology().declare(channel)
+        RUN_REQUESTED.topology().declare(channel)
         while True:
             method, _, content = channel.basic_get(settings.WORKSPACE_RUN_QUEUE, auto_ack=True)
             if method is None or content is None:
                 return found
-            found.append(messages.RunRequested.from_bytes(content))
+            found.append(RUN_REQUESTED.from_bytes(content))
     finally:
         connection.close()
 
@@ -226,7 +226,7 @@ def test_the_workers_are_told_of_a_session_that_begins(
     begun: Callable[[], dict[str, Any]], settings: Settings
 ) -> None:
     run_id = uuid.UUID(begun()["runId"])
-    eventually(lambda: _queued(settings) == [messages.RunRequested(run_id)], what="it is told")
+    eventually(lambda: _queued(settings) == [run_id], what="it is told")
 
 
 @pytest.mark.usefixtures("unreachable_broker")

@@ -9,10 +9,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job
-from workspaces.lifecycle.failures import fail_claimed_job, fail_unclaimed_job
+from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.start import retry_sandbox
 from workspaces.models import Attempt, BuildJob
 from workspaces.services import start_attempt
@@ -59,7 +60,7 @@ def test_the_newest_attempt_comes_first_with_how_it_stands(api: Api) -> None:
 def test_an_attempt_that_ended_tells_how_long_it_took(api: Api) -> None:
     job = claim(make_job())
     start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
-    fail_claimed_job(job.fence, job.attempt, JobError("x", "It failed."), timeout=1)
+    JobState(job).fail(JobError("x", "It failed."), timeout=1)
     (item,) = api.get(path(job)).body["items"]
     took = datetime.fromisoformat(item["finishedAt"]) - datetime.fromisoformat(item["startedAt"])
     assert abs(item["durationMs"] - took.total_seconds() * 1000) <= 1

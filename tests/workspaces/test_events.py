@@ -8,10 +8,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job
-from workspaces.lifecycle.failures import fail_claimed_job
 from workspaces.models import BuildJob, WorkspaceEvent
 from workspaces.services import record_event, start_attempt
 
@@ -25,7 +25,7 @@ def path(job: BuildJob) -> str:
 def test_the_history_of_a_failed_build_is_told_newest_first(api: Api) -> None:
     job = claim(make_job())
     start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
-    fail_claimed_job(job.fence, job.attempt, JobError("build-command-failed", "Exit 1."), timeout=1)
+    JobState(job).fail(JobError("build-command-failed", "Exit 1."), timeout=1)
     items = api.get(path(job)).body["items"]
     assert [item["type"] for item in items] == [
         "attempt.failed",

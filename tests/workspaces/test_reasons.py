@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
+from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job, make_worker
 from workspaces import services as workspaces
-from workspaces.lifecycle.failures import fail_claimed_job, fail_unclaimed_job
+from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.start import cancel_job
 from workspaces.models import BuildJob
 from workspaces.runtimes.base import LaunchedRuntime
@@ -120,7 +121,7 @@ def test_a_ready_workspace_has_no_reason(api: Api) -> None:
 def test_a_failed_build_tells_code_and_message(api: Api) -> None:
     job = claim(make_job())
     error = JobError("build-command-failed", "The build ended with exit code 1.")
-    fail_claimed_job(job.fence, job.attempt, error, timeout=1)
+    JobState(job).fail(error, timeout=1)
     shown = read(api, job)
     assert shown["status"] == "failed"
     assert shown["error"] == {"code": error.code, "message": error.message}
@@ -130,7 +131,7 @@ def test_a_failed_build_tells_code_and_message(api: Api) -> None:
 
 def test_a_fault_of_ours_tells_nothing_of_its_inside(api: Api) -> None:
     job = claim(make_job())
-    fail_claimed_job(job.fence, job.attempt, RuntimeError("hunter2 in /srv"), timeout=1)
+    JobState(job).fail(RuntimeError("hunter2 in /srv"), timeout=1)
     shown = read(api, job)
     assert shown["error"]["code"] == "internal-error"
     assert "hunter2" not in str(shown)
@@ -140,7 +141,7 @@ def test_a_failed_launch_is_an_error_although_the_job_succeeded(api: Api) -> Non
     job = claim(make_job())
     publish(job)
     error = JobError("step-failed", "The setup step install ended with exit code 1.")
-    fail_claimed_job(job.fence, job.attempt, error, timeout=1)
+    JobState(job).fail(error, timeout=1)
     shown = read(api, job)
     assert shown["status"] == "failed"
     assert shown["error"]["code"] == "step-failed"

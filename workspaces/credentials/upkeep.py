@@ -189,7 +189,7 @@ def _look_after(adapter: RuntimeAdapter, attempt: Attempt, done: Upkeep) -> None
     # The worker that launches a workspace gives it its accounts.
     if (
         not _is_launching(attempt)
-        and _may_restart(attempt)
+        and attempt.is_persistent
         and adapter.waits_for_credentials(attempt.run_id)
     ):
         _deliver_again(adapter, attempt)
@@ -198,10 +198,6 @@ def _look_after(adapter: RuntimeAdapter, attempt: Attempt, done: Upkeep) -> None
     done.withdrawn += _withdraw(adapter, attempt, references)
     if any(_renews(reference) for reference in references):
         done.renewed += _collect(adapter, attempt, references)
-
-
-def _may_restart(attempt: Attempt) -> bool:
-    return bool(attempt.spec.get("runtime", {}).get("persistence") == "persistent")
 
 
 def _renews(reference: CredentialReference) -> bool:

@@ -34,7 +34,7 @@ from controlplane.work.amqp import BrokerError
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint
 from workspaces.credentials.choice import choose_credentials, same_credentials
-from workspaces.lifecycle.build_messages import publish_build_requested
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import attempt_all, fail_unclaimed_job
 from workspaces.lifecycle.records import records
 from workspaces.lifecycle.sources import remember_references, select_sources
@@ -315,7 +315,7 @@ def publish_or_fail(job: BuildJob) -> None:
     """
     bind_contextvars(job_id=str(job.pk), run_id=str(job.attempt.run_id))
     try:
-        publish_build_requested(job.pk)
+        BUILD_REQUESTED.publish(job.pk)
     except BrokerError as exc:
         log.warning("job_publish_failed", job_id=str(job.pk), reason=str(exc))
         if not fail_unclaimed_job(
@@ -410,7 +410,7 @@ def requeue_job(job: BuildJob) -> bool:
     if not waiting:
         return False
     try:
-        publish_build_requested(job.pk)
+        BUILD_REQUESTED.publish(job.pk)
     except BrokerError as exc:
         raise BadGateway("The build queue could not be reached.", code=PUBLISH_FAILED) from exc
     return True

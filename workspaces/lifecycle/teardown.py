@@ -21,7 +21,6 @@ from django.db.models.functions import Now
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from workspaces import services as workspaces
 from workspaces.credentials.upkeep import keep_renewed
-from workspaces.launch_request import is_persistent
 from workspaces.lifecycle.records import records
 from workspaces.lifecycle.transitions import REASONS
 from workspaces.models import (
@@ -223,7 +222,7 @@ class _Execution:
         Best effort; what is in memory goes with the container.
         """
         given = self._database(lambda: workspaces.references_of(attempt))
-        if not given or not is_persistent(attempt):
+        if not given or not attempt.is_persistent:
             return
         try:
             self._adapter.withdraw_credentials(

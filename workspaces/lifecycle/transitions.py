@@ -22,7 +22,6 @@ from controlplane.work.notifications import announce
 from workspaces import services as workspaces
 from workspaces.credentials.choice import same_credentials
 from workspaces.lifecycle.records import records
-from workspaces.lifecycle.resume import published_before
 from workspaces.lifecycle.start import (
     StartedSandbox,
     answer_of,
@@ -231,7 +230,7 @@ def start_workspace(intent: NewStart) -> StartedSandbox:
 
 
 def _relation(intent: NewStart, sandbox: Sandbox) -> Sandbox.Relation:
-    published = published_before(sandbox) is not None
+    published = BuildJob.objects.latest_published(sandbox) is not None
     if intent.relation is None:
         return Sandbox.Relation.RESUME if published else Sandbox.Relation.RETRY
     if intent.relation == Sandbox.Relation.RESUME and not published:

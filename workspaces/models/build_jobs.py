@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce, Now
 from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from controlplane.work.models import Heartbeat
-from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance
+from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance, Sandbox
 
 
 class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
@@ -65,6 +65,11 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
     def with_image(self) -> BuildJobQuerySet:
         """Keep the jobs whose image was published and not removed from the registry since."""
         return self.filter(image_removed_at__isnull=True).exclude(published_digest="")
+
+    def latest_published(self, sandbox: Sandbox) -> BuildJob | None:
+        """Return the latest job that has published an image of ``sandbox``; None if none has."""
+        published = self.filter(attempt__sandbox=sandbox).exclude(published_digest="")
+        return published.order_by("-pk").first()
 
     def needing_their_image(self) -> BuildJobQuerySet:
         """Keep the jobs whose published image is launched, runs, or may be started again.

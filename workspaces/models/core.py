@@ -202,6 +202,11 @@ class Attempt(models.Model):
         return f"{self.id} ({self.status})"
 
     @property
+    def is_persistent(self) -> bool:
+        """Whether the workspace's home and root are kept, and it starts again with its engine."""
+        return bool(self.spec.get("runtime", {}).get("persistence") == "persistent")
+
+    @property
     def duration_ms(self) -> int | None:
         """Milliseconds from start to finish; None while one of them is missing."""
         if self.started_at is None or self.finished_at is None:
