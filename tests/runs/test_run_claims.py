@@ -15,6 +15,7 @@ from runs.claims import LeaseLostError, fence_of
 from runs.models import Run, RunWorker
 from runs.services import end_sessions_not_begun
 from runs.worker import ANNOUNCED_FOR
+from tests.locked_rows import locked
 from tests.runs.executable import LEASE, boot_run, claim, make_executable, make_run_worker
 from workspaces.models import Attempt, RuntimeInstance
 
@@ -193,6 +194,22 @@ def test_the_same_worker_with_an_older_claim_may_write_nothing_either() -> None:
 
 
 @pytest.mark.django_db
+def test_without_a_lease_nothing_is_held() -> None:
+    run = claim(make_executable())
+    fence = fence_of(run)
+    Run.objects.update(lease_expires_at=None)
+
+    with pytest.raises(LeaseLostError):
+        claims.require(fence)
+    with pytest.raises(LeaseLostError), transaction.atomic():
+        claims.lock(fence, run.number)
+    assert claims.standing("worker-a", [fence]) == {}
+    assert claims.renew("worker-a", [fence], lease=LEASE) == 0
+    assert claims.release("worker-a", [fence]) == 0
+    assert Run.objects.get(pk=run.pk).lease_expires_at is None
+
+
+@pytest.mark.django_db
 def test_a_released_run_is_found_at_once() -> None:
     run = claim(make_executable())
 
@@ -272,3 +289,29 @@ def test_of_many_workers_one_gets_the_run() -> None:
     run.refresh_from_db()
     assert winners == [run.worker_id]
     assert run.claim_count == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_is_being_written_is_left_to_whoever_writes_it() -> None:
+    run, other = make_executable(), make_executable()
+
+    with locked(run):
+        assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is None
+        assert claims.claim(other.pk, worker_id="worker-a", lease=LEASE) is not None
+
+    assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_renewal_and_the_end_of_dead_workers_leases_pass_over_a_run_that_is_being_written() -> (
+    None
+):
+    written, other = claim(make_executable()), claim(make_executable())
+    fences = [fence_of(written), fence_of(other)]
+
+    with locked(written):
+        assert claims.renew("worker-a", fences, lease=LEASE) == 1
+        assert heartbeats.expire_leases_of_dead_workers(stale=STALE) == 1
+        assert found() == [other.pk]
+
+    assert found(expire=True) == [other.pk, written.pk]
