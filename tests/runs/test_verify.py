@@ -227,6 +227,13 @@ ROW_MUTATIONS = {
         ),
         10,
     ),
+    "move a checkpoint into a hole": (
+        (
+            "UPDATE run_checkpoint SET sequence = 8 WHERE run_number = %(run)s "
+            "AND sequence = (SELECT min(sequence) FROM run_checkpoint WHERE run_number = %(run)s)"
+        ),
+        10,
+    ),
     "flip the seal": (
         (
             "UPDATE run_head SET seal = set_byte(seal, 20, get_byte(seal, 20) # 1) "
@@ -303,6 +310,26 @@ def test_what_is_done_to_the_rows_is_found(name: str) -> None:
     assert not found.ok
     if first_bad is not None:
         assert found.first_bad == first_bad, found
+
+
+def test_an_event_behind_the_head_of_a_record_that_goes_on_is_found() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.output(source.process(), b"some")
+    source.append()
+    assert verify_run(run).ok
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO run_event SELECT run_number, 5, stream_offset, wall_us, monotonic_ns, "
+            "process_number, length, kind, stream, method, confidence, link, meta, body "
+            "FROM run_event WHERE run_number = %s AND sequence = 3",
+            [run.number],
+        )
+    found = verify_run(run)
+    assert (found.ok, found.first_bad) == (False, 5)
+    assert "nothing was appended there" in found.message
 
 
 def test_a_record_made_up_anew_without_the_key_is_found() -> None:
