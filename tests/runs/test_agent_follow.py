@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,20 @@ RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 class Tail:
     """The subcommand as a process, and its two pipes."""
 
-    def __init__(self, state: Path, start: int, *, keepalive_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        start: int,
+        *,
+        keepalive_seconds: float | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
         program = ["-m", "runs.agent", "tail", RUN, "--from", str(start), "--state-dir", str(state)]
         if keepalive_seconds is not None:
             called = f"{str(state / 'runs')!r}, {RUN!r}, 1, keepalive_seconds={keepalive_seconds}"
             program = ["-c", f"from runs.agent.follow import tail; tail({called})"]
         self.process = subprocess.Popen(
-            [sys.executable, *program],
+            [*before, sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
