@@ -76,6 +76,8 @@ def missing_ssh_clients(*, test: bool) -> list[Missing]:
         missing.append(Missing("OpenSSH client", ("openssh-client",)))
     if test and find_program("rsync") is None:
         missing.append(Missing("rsync", ("rsync",)))
+    if test and find_program("strace") is None:
+        missing.append(Missing("strace", ("strace",)))
     if test:
         missing += _missing_for_the_pages()
     if test and not _SFTP_SERVER.exists() and _is_debian_like():

@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from builds import job_sweeper as sweeper
 from controlplane.work.models import Heartbeat
 from tests.factories import LEASE, claim, make_job, make_worker
+from tests.locked_rows import locked
 from workspaces.models import BuildJob, Fence, LeaseLost
 
 EXPIRED = timedelta(seconds=-1)
@@ -111,6 +112,44 @@ def test_of_twelve_claimers_one_wins() -> None:
     job.refresh_from_db()
     assert winners == [job.worker_id]
     assert job.attempt_count == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_that_is_being_written_is_left_to_whoever_writes_it() -> None:
+    job, other = make_job(), make_job()
+
+    with locked(job):
+        assert BuildJob.objects.claim(job.pk, worker_id="worker-a", lease=LEASE) is None
+        assert BuildJob.objects.claim(other.pk, worker_id="worker-a", lease=LEASE) is not None
+
+    assert BuildJob.objects.claim(job.pk, worker_id="worker-a", lease=LEASE) is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_end_of_dead_workers_leases_passes_over_a_job_that_is_being_written() -> None:
+    written, other = claim(make_job()), claim(make_job())
+
+    with locked(written):
+        assert BuildJob.objects.expire_leases_of_dead_workers(stale=STALE) == 1
+        assert list(BuildJob.objects.expired()) == [other]
+
+    assert BuildJob.objects.expire_leases_of_dead_workers(stale=STALE) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_repair_passes_over_a_job_that_is_being_written() -> None:
+    written, other = make_job(), make_job()
+    for job in (written, other):
+        BuildJob.objects.filter(pk=job.pk).update(
+            status="failed", error_message="it ended", finished_at=Now()
+        )
+
+    with locked(written):
+        assert sweeper.repair_attempts(limit=10) == 1
+        other.attempt.refresh_from_db()
+        assert other.attempt.status == "failed"
+
+    assert sweeper.repair_attempts(limit=10) == 1
 
 
 @pytest.mark.django_db

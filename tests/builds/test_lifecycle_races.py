@@ -20,6 +20,7 @@ from controlplane.work.models import Heartbeat
 from tests.bench.empty_jobs import NoEngine
 from tests.builds.test_races import at_once
 from tests.factories import OWNER, claim, make_job, make_worker
+from tests.locked_rows import locked
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
 from workspaces.lifecycle import teardown as fulfilment
@@ -236,6 +237,23 @@ def test_simultaneous_workers_each_claim_what_nobody_else_has() -> None:
 
 
 # ---------------------------------------------------------------- claims
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_intent_that_is_being_written_is_passed_over_for_the_next_one() -> None:
+    first, second = asked(), asked()
+    make_worker("worker-a")
+    waits_longest = Transition.objects.get(workspace_id=first.workspace_id)
+
+    with locked(waits_longest):
+        taken = claimed("worker-a")
+        assert taken is not None
+        assert taken.workspace_id == second.workspace_id
+        assert claimed("worker-a") is None
+
+    taken = claimed("worker-a")
+    assert taken is not None
+    assert taken.pk == waits_longest.pk
 
 
 @pytest.mark.django_db

@@ -151,6 +151,7 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
     assert [part.packages for part in tests] == [
         ("openssh-client",),
         ("rsync",),
+        ("strace",),
         ("curl",),
         ("jq",),
         ("postgresql-client",),

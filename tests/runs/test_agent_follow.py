@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runs.agent.record.frames import PREFIX, Event, Kind, decode
+from runs.agent.record.acks import acknowledge, read_acknowledged
+from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
+from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
+from tests.runs.scripted_agent import framed
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 
@@ -24,13 +27,20 @@ RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 class Tail:
     """The subcommand as a process, and its two pipes."""
 
-    def __init__(self, state: Path, start: int, *, keepalive_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        start: int,
+        *,
+        keepalive_seconds: float | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
         program = ["-m", "runs.agent", "tail", RUN, "--from", str(start), "--state-dir", str(state)]
         if keepalive_seconds is not None:
             called = f"{str(state / 'runs')!r}, {RUN!r}, 1, keepalive_seconds={keepalive_seconds}"
             program = ["-c", f"from runs.agent.record.follow import tail; tail({called})"]
         self.process = subprocess.Popen(
-            [sys.executable, *program],
+            [*before, sys.executable, *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -144,6 +154,81 @@ def test_nothing_is_freed_without_an_acknowledgement_and_whole_segments_with_one
         assert first.end() == 0
         assert min(int(path.stem) for path in folder.glob("*.seg")) in range(40, 57)
         assert second.end() == 0
+    writer.close()
+
+
+def test_an_acknowledgement_of_more_than_was_sent_frees_nothing_of_the_rest(
+    tmp_path: Path,
+) -> None:
+    # Each segment is more than a pipe holds: the tail has this before it has sent the first one.
+    writer = spool(tmp_path, segment=1 << 18)
+    add(writer, 16, size=50_000)
+    folder = tmp_path / "runs" / RUN
+    assert len(list(folder.glob("*.seg"))) > 2
+    with tail_of(tmp_path) as tail:
+        tail.acknowledge(1000)
+        assert tail.sequences(16) == list(range(1, 17))
+        assert tail.end() == 0
+    writer.close()
+    directory = open_folder(str(folder))
+    assert read_acknowledged(directory) == 16
+    os.close(directory)
+
+
+def test_a_jump_inside_a_segment_is_damage(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 9)
+    (segment,) = (tmp_path / "runs" / RUN).glob("*.seg")
+    contents = list(frames(segment.read_bytes()))
+    segment.write_bytes(b"".join(map(framed, [*contents[:4], *contents[5:]])))
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(4) == [1, 2, 3, 4]
+        assert tail.event() is None
+        assert tail.process.wait(30) == 5
+        assert tail.process.stderr
+        assert b"the frame has sequence 6" in tail.process.stderr.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("lives", [False, True], ids=["left", "written to"])
+@pytest.mark.parametrize("torn", [False, True], ids=["cut between two frames", "torn"])
+def test_a_segment_that_lost_its_end_is_damage_once_others_follow_it(
+    tmp_path: Path, torn: bool, lives: bool
+) -> None:
+    writer = spool(tmp_path)
+    for _ in range(3):
+        add(writer, 10, size=100)
+    if not lives:
+        writer.close()
+    _, middle, following, *_ = sorted((tmp_path / "runs" / RUN).glob("*.seg"))
+    *_, last = map(framed, frames(middle.read_bytes()))
+    os.truncate(middle, middle.stat().st_size - (3 if torn else len(last)))
+    with tail_of(tmp_path) as tail:
+        whole = list(range(1, int(following.stem) - 1))
+        assert tail.sequences(len(whole)) == whole
+        assert tail.event() is None
+        assert tail.process.wait(30) == 5
+        assert tail.process.stderr
+        assert f"sequence {len(whole) + 1}" in tail.process.stderr.read().decode()
+    writer.close()
+
+
+def test_an_end_that_was_acknowledged_and_that_an_outage_took_is_no_damage(tmp_path: Path) -> None:
+    spool(tmp_path, 9, mode="boot").close()
+    folder = tmp_path / "runs" / RUN
+    (segment,) = folder.glob("*.seg")
+    contents = list(frames(segment.read_bytes()))
+    os.truncate(segment, sum(len(framed(content)) for content in contents[:6]))
+    directory = open_folder(str(folder))
+    acknowledge(directory, 9)
+    os.close(directory)
+    (folder / segment_name(10)).touch()
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(6) == [1, 2, 3, 4, 5, 6]
+        with pytest.raises(subprocess.TimeoutExpired):
+            tail.process.wait(1)
+        writer = SpoolWriter.reopen(str(tmp_path / "runs"), RUN)
+        add(writer, 1)
+        assert tail.sequences(1) == [10]
     writer.close()
 
 

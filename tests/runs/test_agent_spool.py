@@ -17,11 +17,13 @@ import pytest
 from runs.agent.record.acks import acknowledge, read_acknowledged
 from runs.agent.record.frames import Event, Kind, decode, frames
 from runs.agent.record.repair import seal_abandoned
-from runs.agent.record.segments import Reader, list_segments, open_folder
+from runs.agent.record.segments import Reader, SpoolDamaged, list_segments, open_folder
 from runs.agent.record.spool import SpoolFailed, SpoolLimits, SpoolWriter
 from runs.agent.record.spool_check import check
 from runs.agent.record.spool_sync import BackgroundSync
+from tests.disks import fill
 from tests.runs.booted import eventually
+from tests.runs.scripted_agent import framed
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 SMALL = SpoolLimits(1 << 16, 1 << 12)
@@ -156,6 +158,62 @@ def test_a_reader_passes_over_what_others_had_freed_before_it_came_there(root: P
     writer.close()
 
 
+@pytest.mark.parametrize("lost", ["a frame", "a part of a frame", "all but the first bytes"])
+def test_a_reader_does_not_pass_over_the_lost_end_of_a_segment_that_others_follow(
+    root: Path, lost: str
+) -> None:
+    three_segments(root).close()
+    folder = Folder(root)
+    first, second, *_ = folder.firsts()
+    middle = folder.path / f"{second:020d}.seg"
+    *_, last = (8 + len(content) for content in frames(middle.read_bytes()))
+    size = middle.stat().st_size
+    os.truncate(
+        middle,
+        {"a frame": size - last, "a part of a frame": size - 5}.get(lost, 3),
+    )
+
+    with pytest.raises(SpoolDamaged, match=f"more follows: segment {second:020d}"):
+        folder.check()
+    read = [event.sequence for event in folder.events()]
+    assert read == list(range(first, first + len(read)))
+    assert second - 1 <= read[-1] < folder.firsts()[2] - 1
+
+
+def test_bytes_behind_the_last_frame_of_a_segment_that_others_follow_are_damage(
+    root: Path,
+) -> None:
+    three_segments(root).close()
+    folder = Folder(root)
+    second, third = folder.firsts()[1:3]
+    with (folder.path / f"{second:020d}.seg").open("ab") as file:
+        file.write(b"\0\0\0\x39torn")
+
+    with pytest.raises(SpoolDamaged, match=f"before segment {third:020d}"):
+        folder.check()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["in the middle", "the last one"])
+def test_a_jump_inside_a_segment_is_damage_and_not_passed_over(root: Path, last: bool) -> None:
+    writer = three_segments(root)
+    for _ in range(3):
+        writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x")
+    writer.close()
+    folder = Folder(root)
+    first = folder.firsts()[-1 if last else 1]
+    segment = folder.path / f"{first:020d}.seg"
+    one, _, *rest = frames(segment.read_bytes())
+    segment.write_bytes(b"".join(map(framed, [one, *rest])))
+
+    with pytest.raises(SpoolDamaged, match=f"sequence {first + 1}$"):
+        folder.check()
+    with pytest.raises(SpoolDamaged, match=f"the frame has sequence {first + 2}"):
+        folder.events()
+    if last:
+        with pytest.raises(SpoolFailed, match="is damaged"):
+            SpoolWriter.reopen(str(root), RUN)
+
+
 def test_a_sequence_that_was_acknowledged_is_never_given_out_again(root: Path) -> None:
     writer = SpoolWriter.create(str(root), RUN, SMALL, "boot")
     writer.append(Kind.PROCESS_STARTED, process=1, meta=b'{"leader":true}')
@@ -280,6 +338,31 @@ def test_a_full_disk_refuses_output_and_takes_the_end_of_the_record_and_goes_on_
     assert sorted(accepted + refused) == list(range(400))
     assert sum(event.kind == Kind.SIGNAL_SENT for event in events) == 100
     assert [event.kind for event in events[-2:]] == [Kind.TELEMETRY_DROPPED, Kind.RECORD_SEALED]
+
+
+def test_an_end_that_the_disk_has_no_room_for_leaves_the_spool_unsealed(small_disk: Path) -> None:
+    root = small_disk / "runs"
+    writer = SpoolWriter.create(str(root), RUN, SMALL, "one-shot")
+    assert writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"stored")
+    writer.sync()
+    ballast = fill(small_disk)
+    # More than the room that was reserved takes, of what is never refused.
+    for _ in range(20):
+        assert writer.append(Kind.SIGNAL_SENT, body=random.Random(3).randbytes(1000))
+
+    with pytest.raises(SpoolFailed, match="no room for the end"):
+        writer.seal({"by": "agent", "reason": "ended", "exit": None})
+
+    assert not writer.sealed
+    stored = Folder(root).events()
+    assert stored[0].body == b"stored"
+    assert stored[-1].kind == Kind.SIGNAL_SENT
+    assert len(stored) < 21
+    ballast.unlink()
+    assert seal_abandoned(str(root)) == [RUN]
+    last = Folder(root).events()[-1]
+    assert (last.kind, last.sequence) == (Kind.RECORD_SEALED, len(stored) + 1)
+    assert json.loads(last.meta)["reason"] == "recorder-lost"
 
 
 def test_a_run_that_a_full_disk_cannot_record_leaves_nothing_behind(small_disk: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -18,9 +20,9 @@ from runs.recording import run_sweeper as sweeper
 from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder, RunControl
 from runs.recording.thread_connections import StoppedError
-from tests.runs.executable import boot_run, claim, make_executable
+from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
-from tests.runs.scripted_agent import ScriptedAgent, Spool
+from tests.runs.scripted_agent import ScriptedAgent, Spool, Tailed
 from workspaces import services as workspaces
 from workspaces.models import ENGINE_GONE, RuntimeInstance
 from workspaces.runtimes.base import AgentAnswer, LaunchError
@@ -426,6 +428,57 @@ def test_a_recorder_that_lost_its_lease_writes_nothing() -> None:
 
     assert RunHead.objects.get(pk=run.number).event_count == 0
     assert [call for call in agent.calls if call[0] == "exec"] == []
+
+
+class OvertakenAgent(ScriptedAgent):
+    """Another worker claims the run, whose lease ran out, before its tail speaks or after."""
+
+    after_greeting = False
+
+    def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed:
+        """Answer ``tail``, and have the run claimed meanwhile."""
+        return _Overtaken(super().open_agent(run_id, arguments), self, uuid.UUID(arguments[1]))
+
+
+class _Overtaken(Tailed):
+    def __init__(self, tailed: Tailed, agent: OvertakenAgent, run_id: uuid.UUID) -> None:
+        self._tailed, self._run_id = tailed, run_id
+        self._waits, self._due = agent.after_greeting, not agent.after_greeting
+
+    def read(self, timeout: float) -> bytes | None:
+        """Pass on the next piece."""
+        if self._due:
+            self._waits = False
+            Run.objects.filter(pk=self._run_id).update(lease_expires_at=Now() - LEASE)
+            claim(Run.objects.get(pk=self._run_id), "worker-b")
+        piece = self._tailed.read(timeout)
+        self._due = self._waits and b"\n" in (piece or b"")
+        return piece
+
+    def write(self, data: bytes) -> None:
+        """Pass on acknowledgements."""
+        self._tailed.write(data)
+
+    def exit_code(self) -> int | None:
+        """Return what was prepared."""
+        return self._tailed.exit_code()
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["before it opens", "once it has opened"])
+def test_a_recorder_whose_run_another_one_claims_stores_nothing_more(opened: bool) -> None:
+    run = begun_session()
+    spool = whole(run)
+    agent = OvertakenAgent(spools={run.pk: spool}, piece=40)
+    agent.after_greeting = opened
+
+    with pytest.raises(LeaseLost):
+        record(run, agent)
+
+    head = RunHead.objects.get(pk=run.number)
+    assert (head.source_id, head.event_count) == (spool.spool_id if opened else "", 0)
+    assert spool.acknowledged == 0
+    row = Run.objects.get(pk=run.pk)
+    assert (row.status, row.worker_id) == (Run.Status.RUNNING, "worker-b")
 
 
 def test_a_recorder_that_is_told_to_stop_stops_and_leaves_the_run_open() -> None:

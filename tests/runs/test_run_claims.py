@@ -17,6 +17,7 @@ from runs.recording import claims
 from runs.recording import run_sweeper as sweeper
 from runs.recording.run_worker import ANNOUNCED_FOR
 from runs.services import end_sessions_not_begun
+from tests.locked_rows import locked
 from tests.runs.executable import LEASE, boot_run, claim, make_executable, make_run_worker
 from workspaces.models import Attempt, RuntimeInstance
 
@@ -195,6 +196,22 @@ def test_the_same_worker_with_an_older_claim_may_write_nothing_either() -> None:
 
 
 @pytest.mark.django_db
+def test_without_a_lease_nothing_is_held() -> None:
+    run = claim(make_executable())
+    fence = run.fence
+    Run.objects.update(lease_expires_at=None)
+
+    with pytest.raises(LeaseLost):
+        Run.objects.require(fence)
+    with pytest.raises(LeaseLost), transaction.atomic():
+        claims.lock(fence, run.number)
+    assert claims.cancel_requests([fence]) == {}
+    assert Run.objects.renew_all([fence], lease=LEASE) == 0
+    assert Run.objects.release([fence]) == 0
+    assert Run.objects.get(pk=run.pk).lease_expires_at is None
+
+
+@pytest.mark.django_db
 def test_a_released_run_is_found_at_once() -> None:
     run = claim(make_executable())
 
@@ -274,3 +291,29 @@ def test_of_many_workers_one_gets_the_run() -> None:
     run.refresh_from_db()
     assert winners == [run.worker_id]
     assert run.claim_count == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_is_being_written_is_left_to_whoever_writes_it() -> None:
+    run, other = make_executable(), make_executable()
+
+    with locked(run):
+        assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is None
+        assert claims.claim(other.pk, worker_id="worker-a", lease=LEASE) is not None
+
+    assert claims.claim(run.pk, worker_id="worker-a", lease=LEASE) is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_renewal_and_the_end_of_dead_workers_leases_pass_over_a_run_that_is_being_written() -> (
+    None
+):
+    written, other = claim(make_executable()), claim(make_executable())
+    fences = [written.fence, other.fence]
+
+    with locked(written):
+        assert Run.objects.renew_all(fences, lease=LEASE) == 1
+        assert Run.objects.expire_leases_of_dead_workers(stale=STALE) == 1
+        assert found() == [other.pk]
+
+    assert found(expire=True) == [other.pk, written.pk]

@@ -175,6 +175,27 @@ def test_dropped_bytes_are_named_with_their_reason(api: Api, run: Run, source: S
     assert inside.body["missing"][0]["fromOffset"] == "5"
 
 
+def test_bytes_that_are_told_to_be_missing_several_times_are_named_once(
+    api: Api, run: Run, source: Source
+) -> None:
+    process = source.process()
+    for start, end, reason in ((0, 6, "first"), (4, 10, "later"), (1, 5, "inside"), (10, 12, "x")):
+        told = {"toOffset": end, "bytes": end - start, "reason": reason}
+        source.event(
+            Kind.TELEMETRY_DROPPED, told, process=process, stream=Stream.STDOUT, offset=start
+        )
+    source.output(process, b"here", offset=12)
+    source.append()
+
+    answer = api.get(path(run))
+
+    named = [(each["fromOffset"], each["toOffset"]) for each in answer.body["missing"]]
+    reasons = [each["reason"] for each in answer.body["missing"]]
+    assert named == [("0", "6"), ("6", "10"), ("10", "12")]
+    assert reasons == ["first", "later", "x"]
+    assert content(answer) == b"here"
+
+
 def test_a_stream_goes_on_behind_a_long_hole(api: Api, run: Run, source: Source) -> None:
     process = source.process()
     source.output(process, b"abc")

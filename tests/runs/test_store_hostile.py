@@ -170,6 +170,111 @@ def test_numbers_that_no_column_holds_are_brought_into_range() -> None:
     assert verify_run(run).ok
 
 
+# Each is the only thing about an otherwise plain chunk that is out of range: nothing else keeps it
+# from being stored as it is. What is told, and what is stored of it.
+OUT_OF_RANGE = {
+    "offset": ({"offset": MAX_OFFSET + 1}, {"stream_offset": MAX_OFFSET}),
+    "clock": ({"monotonic_ns": 2**63}, {"monotonic_ns": 2**63 - 1}),
+    "process above its sequence": ({"process": 4}, {"process_number": UNPLACED_PROCESS}),
+    "process above 31 bits": (
+        {"process": 2**31, "sequence": 2**31 + 1},
+        {"process_number": UNPLACED_PROCESS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_one_number_of_a_plain_chunk_that_no_column_holds_is_brought_into_range(name: str) -> None:
+    told, stored = OUT_OF_RANGE[name]
+    plain = {"process": 1, "offset": 0, "monotonic_ns": 5}
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    # The chunk follows the event before it, whatever its sequence is.
+    before = told.get("sequence", 3) - 1
+    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=before)
+    source.event(Kind.IO_CHUNK, stream=Stream.STDOUT, body=b"x", **plain | told)
+    source.append()
+
+    event = RunEvent.objects.get(run_number=run.number, kind=Kind.IO_CHUNK)
+    expected = {"process_number": 1, "stream_offset": 0, "monotonic_ns": 5} | stored
+    assert {column: getattr(event, column) for column in expected} == expected
+    assert (event.sequence, bytes(event.body)) == (before + 1, b"x")
+    assert verify_run(run).ok
+
+
+def test_a_plain_chunk_may_not_take_the_sequence_that_is_kept_for_the_end() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=2**63 - 2, wall_us=0, monotonic_ns=0)
+    source.event(Kind.IO_CHUNK, process=1, stream=2, body=b"x", wall_us=0, monotonic_ns=0)
+    with pytest.raises(store.SourceRefused, match="out of range"):
+        source.append()
+    assert source.open() == 2**63 - 2
+    assert store.close_early(run.number, reason="source-refused", detail="out of range")
+    assert verify_run(run).ok
+
+
+def test_a_plain_chunk_that_comes_again_is_passed_over_and_one_that_comes_too_early_is_a_gap() -> (
+    None
+):
+    run = make_run()
+    source = Source(run)
+    source.open()
+    process = source.process()
+    again = source.output(process, b"one")
+    source.waiting.append(again)
+    source.append()
+    source.sequence += 2
+    source.output(process, b"two")
+    source.append()
+    chunks = RunEvent.objects.filter(run_number=run.number, kind=Kind.IO_CHUNK)
+    assert [(each.sequence, bytes(each.body)) for each in chunks.order_by("sequence")] == [
+        (2, b"one"),
+        (5, b"two"),
+    ]
+    loss = RunLoss.objects.get(run_number=run.number)
+    assert (loss.kind, loss.from_sequence, loss.to_sequence) == ("sequence_gap", 3, 4)
+    assert verify_run(run).ok
+
+
+def test_a_chunk_with_a_meta_keeps_it_apart_from_its_bytes() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.event(Kind.IO_CHUNK, b'{"masked":[[0,1]]}', process=1, stream=2, body=b"*x")
+    source.append()
+    event = RunEvent.objects.get(run_number=run.number)
+    assert (bytes(event.meta), bytes(event.body)) == (b'{"masked":[[0,1]]}', b"*x")
+    assert verify_run(run).ok
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_plain_chunk_of_a_second_source_is_never_taken_for_the_next_one_of_the_first(
+    processes: int,
+) -> None:
+    run = make_run(mode="boot")
+    first = Source(run, "build")
+    first.open()
+    first.started()
+    for _ in range(processes):
+        first.process()
+    first.append()
+    base = first.sequence
+    # What came before is lost, so its own number is the one that would follow in the record.
+    second = Source(run, "second", last_sequence=base)
+    second.open()
+    second.output(1, b"x")
+    second.append()
+    event = RunEvent.objects.get(run_number=run.number, kind=Kind.IO_CHUNK)
+    assert (event.sequence, event.process_number) == (2 * base + 1, processes + 1)
+    gap = RunLoss.objects.get(run_number=run.number, kind=RunLoss.Kind.SEQUENCE_GAP)
+    assert (gap.from_sequence, gap.to_sequence) == (base + 1, 2 * base)
+    assert verify_run(run).ok
+
+
 def test_a_huge_command_line_is_kept_by_the_event_and_cut_in_what_is_derived() -> None:
     run = make_run()
     source = Source(run)

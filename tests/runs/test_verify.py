@@ -228,6 +228,13 @@ ROW_MUTATIONS = {
         ),
         10,
     ),
+    "move a checkpoint into a hole": (
+        (
+            "UPDATE run_checkpoint SET sequence = 8 WHERE run_number = %(run)s "
+            "AND sequence = (SELECT min(sequence) FROM run_checkpoint WHERE run_number = %(run)s)"
+        ),
+        10,
+    ),
     "flip the seal": (
         (
             "UPDATE run_head SET seal = set_byte(seal, 20, get_byte(seal, 20) # 1) "
@@ -306,6 +313,26 @@ def test_what_is_done_to_the_rows_is_found(name: str) -> None:
         assert found.first_bad == first_bad, found
 
 
+def test_an_event_behind_the_head_of_a_record_that_goes_on_is_found() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.output(source.process(), b"some")
+    source.append()
+    assert verify_run(run).ok
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO run_event SELECT run_number, 5, stream_offset, wall_us, monotonic_ns, "
+            "process_number, length, kind, stream, method, confidence, link, meta, body "
+            "FROM run_event WHERE run_number = %s AND sequence = 3",
+            [run.number],
+        )
+    found = verify_run(run)
+    assert (found.ok, found.first_bad) == (False, 5)
+    assert "nothing was appended there" in found.message
+
+
 def test_a_record_made_up_anew_without_the_key_is_found() -> None:
     run = rich_run()
     head = RunHead.objects.get(pk=run.number)
@@ -357,7 +384,7 @@ def test_an_export_can_be_checked_without_django_and_database(tmp_path: Path) ->
     sound = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
     assert sound.returncode == 0, sound.stderr
     export.write_bytes(b"".join([*lines[:3], *lines[4:]]))
-    argv = [sys.executable, "-m", "runs.offline", str(export)]
+    argv = [sys.executable, "-m", "runs.record.offline", str(export)]
     bad = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
     assert bad.returncode == 1
     assert bad.stdout.startswith("event 3: missing")

@@ -133,6 +133,7 @@ class _Tail:
         self._start = start
         self._keepalive_seconds = keepalive_seconds
         self._sealed_at = 0
+        self._cut_off_at = 0
         self._send_at = 0.0
         self._acked = read_acknowledged(directory)
         self._claimed = 0
@@ -170,6 +171,7 @@ class _Tail:
                 self._repair()
                 if self._is_gone():
                     return 0
+                self._check_end()
             if now - spoke >= self._keepalive_seconds:
                 _write(_KEEPALIVE)
                 spoke = now
@@ -211,6 +213,18 @@ class _Tail:
             # Also when the reader has it already: only the acknowledgement was lost then.
             self._sealed_at = batch.last
         return True
+
+    def _check_end(self) -> None:
+        """Raise SpoolDamaged when others follow the segment, and since the last look it ended here.
+
+        What is acknowledged may be gone: an outage took it, or it is being freed.
+        """
+        at, segments = self._reader.next_sequence, list_segments(self._directory)
+        following = next((each.first for each in segments if each.first > at), 0)
+        cut_off_at = at if following - 1 > read_acknowledged(self._directory) else 0
+        if cut_off_at and cut_off_at == self._cut_off_at:
+            raise SpoolDamaged(f"cut off, and more follows: {self._reader.place}")
+        self._cut_off_at = cut_off_at
 
     def _repair(self) -> bool:
         """Whether a dead writer's spool has just been sealed."""
