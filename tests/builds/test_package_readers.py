@@ -1,7 +1,7 @@
 """What package managers print becomes the offers of an index, and nothing else does.
 
 ``package_listings/dnf.txt`` and ``pacman.txt`` were recorded from the scripts of
-``builds/packages/readers`` with dnf 4.14 and pacman 6.0 on small repositories; ``apk.txt`` follows
+``workspaces/packages/readers`` with dnf 4.14 and pacman 6.0 on small repositories; ``apk.txt`` follows
 the description of ``APKINDEX`` in apk-package(5). Debian's is read for real in
 ``test_package_sync``.
 """

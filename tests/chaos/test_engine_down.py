@@ -109,7 +109,7 @@ def test_workspaces_of_an_engine_that_is_down_are_not_taken_for_lost(
         stack.wait_status(one, "ready")
     (container,) = stack.engine.containers(job)
     switch.off()
-    wait_for(lambda: worker.says('"duty": "reconcile"') >= 3, "the worker has looked", 60)
+    wait_for(lambda: worker.says('"task": "reconcile"') >= 3, "the worker has looked", 60)
     assert stack.sandbox(job)["status"] == "ready"
     switch.on()
     # One that is lost in earnest shows when the worker has looked at the engine again.

@@ -308,7 +308,7 @@ def test_measuring_reads_no_table_that_grows_and_asks_a_fixed_number_of_question
             "sandbox_",
             "runs_run_",
         ),
-        *("workspaces_attempt", "intent_"),
+        *("workspaces_attempt", "transition_"),
     )
     asked = [query["sql"].strip() for query in second]
     tables = ("workspaces_buildjob", "workspaces_sandbox", "runs_run")
@@ -326,7 +326,7 @@ def test_measuring_reads_no_table_that_grows_and_asks_a_fixed_number_of_question
 
 
 OF_WHAT_IS_OPEN = {
-    *("job_queued", "job_leased", "run_open", "run_leased", "attempt_open", "intent_open")
+    *("job_queued", "job_leased", "run_open", "run_leased", "attempt_open", "transition_open")
 }
 
 

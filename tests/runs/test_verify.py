@@ -384,7 +384,7 @@ def test_an_export_can_be_checked_without_django_and_database(tmp_path: Path) ->
     sound = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
     assert sound.returncode == 0, sound.stderr
     export.write_bytes(b"".join([*lines[:3], *lines[4:]]))
-    argv = [sys.executable, "-m", "runs.record.offline", str(export)]
+    argv = [sys.executable, "-m", "runs.offline", str(export)]
     bad = subprocess.run(argv, capture_output=True, text=True, check=False, env={})
     assert bad.returncode == 1
     assert bad.stdout.startswith("event 3: missing")
