@@ -5,7 +5,7 @@ from django.urls import include, path
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from controlplane.health import SystemViewSet
-from controlplane.http.openapi import Description
+from controlplane.http.openapi import DescriptionViewSet
 
 admin.autodiscover()
 
@@ -20,7 +20,7 @@ urlpatterns = [
     path("", include("runs.urls")),
     path("", include("registries.urls")),
     path("", include("scm.urls")),
-    path("openapi.json", Description.as_view(), name="openapi"),
+    path("openapi.json", DescriptionViewSet.as_view({"get": "retrieve"}), name="openapi"),
     path(
         "docs",
         SpectacularSwaggerSplitView.as_view(

@@ -13,7 +13,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
-from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from controlplane.http.gateway_token import HEADER, PRINCIPAL_HEADER
 from controlplane.http.serializers import (
@@ -187,10 +187,10 @@ def document() -> bytes:
     return json.dumps(described, ensure_ascii=False).encode()
 
 
-@extend_schema(exclude=True)
-class Description(APIView):
+class DescriptionViewSet(ViewSet):
     """``GET /openapi.json``."""
 
-    def get(self, request: Request) -> HttpResponse:
+    @extend_schema(exclude=True)
+    def retrieve(self, request: Request) -> HttpResponse:
         """Describe the API."""
         return HttpResponse(document(), content_type="application/json")
