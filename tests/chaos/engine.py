@@ -8,7 +8,7 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 
 from tests.chaos.processes import wait_for
-from tests.chaos.sandboxes import Started
+from tests.chaos.sandboxes import LET_GO, Started
 
 
 class Engine:
@@ -28,6 +28,11 @@ class Engine:
             all=True, filters={"label": labels}, ignore_removed=True
         )
         return found
+
+    def let_go(self, job: Started) -> None:
+        """Let what is held in the job's workspace begin."""
+        (container,) = self.containers(job)
+        assert container.exec_run(["touch", LET_GO], user="root").exit_code == 0
 
     def strays(self) -> list[str]:
         """Return what containers of the instance are there that no launch has made."""

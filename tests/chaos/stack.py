@@ -54,6 +54,9 @@ And nobody reads a distribution's index half a minute after a worker's start: th
 meanwhile there is a container of ours that is no workspace.
 """
 
+UNSUSPICIOUS = {"WORKER_HEARTBEAT_STALE_MS": "60000"}
+"""For workers of which none dies: one that a busy machine keeps from beating is not replaced."""
+
 
 class Stack:
     """The services with a view on each, the product's processes, and the API as clients see it."""

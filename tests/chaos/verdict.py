@@ -50,7 +50,7 @@ def assert_ended(
     claims: int,
     code: str | None = None,
     tags: int = 0,
-    seconds: float = 60.0,
+    seconds: float = 120.0,
 ) -> Any:
     """The sandbox ended without a workspace, says why, and nothing is left over."""
     shown = stack.wait_status(job, status, seconds)
