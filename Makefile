@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh bench-packages bench-operate schema \
-	lint-tools lint-code lint-format lint-types lint-imports lint-migrations lint-schema
+	lint-tools lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' \
@@ -42,7 +42,7 @@ test: ## set up what the tests need and run all of them
 	@$(UP) prepare-test
 	@$(TEST_RUN) python -m tests.suite $(PYTEST_ARGS)
 
-lint: lint-code lint-format lint-types lint-imports lint-migrations lint-schema ## every static check
+lint: lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema ## every static check
 
 lint-tools:
 	@$(UP) prepare-lint
@@ -58,6 +58,10 @@ lint-types: lint-tools
 
 lint-imports: lint-tools
 	@$(RUN) lint-imports
+
+# What import-linter does not see: the shape of the views, the relations that the ORM's strings follow.
+lint-architecture: lint-tools
+	@$(RUN) python -m pytest -q -n 0 -p no:cacheprovider tests/architecture
 
 # No database runs for the checks; Django warns that it could not compare its history.
 lint-migrations: lint-tools

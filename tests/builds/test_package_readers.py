@@ -1,8 +1,8 @@
 """What package managers print becomes the offers of an index, and nothing else does.
 
 ``package_listings/dnf.txt`` and ``pacman.txt`` were recorded from the scripts of
-``workspaces/packages/readers`` with dnf 4.14 and pacman 6.0 on small repositories; ``apk.txt`` follows
-the description of ``APKINDEX`` in apk-package(5). Debian's is read for real in
+``workspaces/packages/readers`` with dnf 4.14 and pacman 6.0 on small repositories; ``apk.txt``
+follows the description of ``APKINDEX`` in apk-package(5). Debian's is read for real in
 ``test_package_sync``.
 """
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import docker
+from docker.errors import APIError
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-from tests.chaos.sandboxes import Started
+from tests.chaos.processes import wait_for
+from tests.chaos.sandboxes import LET_GO, Started
 
 
 class Engine:
@@ -27,6 +29,16 @@ class Engine:
         )
         return found
 
+    def let_go(self, job: Started) -> None:
+        """Let what is held in the job's workspace begin."""
+        (container,) = self.containers(job)
+        assert container.exec_run(["touch", LET_GO], user="root").exit_code == 0
+
+    def strays(self) -> list[str]:
+        """Return what containers of the instance are there that no launch has made."""
+        found = [each for each in self.containers() if "svc.run" not in each.labels]
+        return [f"{each.name} ({each.status}): {each.labels}" for each in found]
+
     def networks(self) -> list[Network]:
         """Return the networks of the instance."""
         found: list[Network] = self._client.networks.list(filters={"label": self._label})
@@ -41,10 +53,21 @@ class Engine:
 
     def remove_containers(self) -> None:
         """Remove the containers and networks of this instance."""
-        for container in self.containers():
-            container.remove(force=True, v=True)
-        for network in self.networks():
-            network.remove()
+        wait_for(self._removed, "its containers and networks are gone")
+
+    def _removed(self) -> bool:
+        """Remove what is there; the engine may still be at what a killed worker asked it for."""
+        things: list[Container | Network] = [*self.containers(), *self.networks()]
+        for thing in things:
+            try:
+                if isinstance(thing, Container):
+                    thing.remove(force=True, v=True)
+                else:
+                    thing.remove()
+            except APIError as error:  # gone, in use by a container that goes, or just going
+                if error.status_code not in (403, 404, 409):
+                    raise
+        return not self.containers() and not self.networks()
 
     def volumes(self) -> list[str]:
         """Return the names of the installation's volumes."""

@@ -62,8 +62,8 @@ class Gate(Enum):
     AFTER_STOPPED = (71013, *_STOPPED, True)
     BEFORE_DELETED = (71014, *_DELETED, False)
     AFTER_DELETED = (71015, *_DELETED, True)
-    BEFORE_DELIVERED = (71010, *_DELIVERED, False)
-    AFTER_DELIVERED = (71011, *_DELIVERED, True)
+    BEFORE_DELIVERED = (71016, *_DELIVERED, False)
+    AFTER_DELIVERED = (71017, *_DELIVERED, True)
 
     @property
     def key(self) -> int:
@@ -73,6 +73,7 @@ class Gate(Enum):
 
 def build_gates(connection: psycopg.Connection) -> None:
     """Put every gate into the database; open until somebody closes one."""
+    assert len({gate.key for gate in Gate}) == len(Gate), "two gates would be closed at once"
     connection.execute(
         "create function chaos_gate() returns trigger language plpgsql as $$ begin"
         " perform pg_advisory_xact_lock_shared(tg_argv[0]::bigint); return null; end $$"
@@ -93,7 +94,7 @@ class ClosedGate:
         self._connection = connection
         self._gate = gate
 
-    def wait_reached(self, seconds: float = 40.0) -> None:
+    def wait_reached(self, seconds: float = 120.0) -> None:
         """Wait until a worker stands at the gate."""
         query = (
             "select 1 from pg_locks where locktype = 'advisory' and objid = %s and not granted"

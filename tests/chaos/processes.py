@@ -15,12 +15,16 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120.0) -> float:
+def wait_for(
+    condition: Callable[[], object], what: str | Callable[[], str], seconds: float = 120.0
+) -> float:
     """Wait until ``condition`` holds and return how long it took; fail with ``what`` otherwise."""
     started = time.monotonic()
     while not condition():
         waited = time.monotonic() - started
-        assert waited < seconds, f"after {waited:.1f} s still not: {what}"
+        if waited >= seconds:
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(f"after {waited:.1f} s still not: {told}")
         time.sleep(0.1)
     return time.monotonic() - started
 

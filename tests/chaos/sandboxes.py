@@ -7,6 +7,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+LET_GO = "/tmp/let-go"
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -25,6 +27,11 @@ def nap(seconds: int) -> tuple[str, str]:
     """Return a script that sleeps, and an argument that tells its process from all others."""
     argument = f"{seconds}.{random.randrange(10**8, 10**9)}"
     return f"sleep {argument}", argument
+
+
+def held(script: str) -> str:
+    """Return a script that begins when somebody lets it; see ``Engine.let_go``."""
+    return f"until [ -e {LET_GO} ]; do sleep 0.1; done\n{script}"
 
 
 def blueprint(

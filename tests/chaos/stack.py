@@ -46,8 +46,16 @@ QUICK = {
     "RUN_QUEUED_OVERDUE_MS": "1500",
     "RUN_STOP_GRACE_MS": "1000",
     "DATABASE_IDLE_TRANSACTION_TIMEOUT_MS": "4000",
+    "PACKAGE_SYNC_FAMILIES": "",
 }
-"""Times that keep the suite quick; one test uses the defaults, and holds them to their promise."""
+"""Times that keep the suite quick; one test uses the defaults, and holds them to their promise.
+
+And nobody reads a distribution's index half a minute after a worker's start: that takes long, and
+meanwhile there is a container of ours that is no workspace.
+"""
+
+UNSUSPICIOUS = {"WORKER_HEARTBEAT_STALE_MS": "60000"}
+"""For workers of which none dies: one that a busy machine keeps from beating is not replaced."""
 
 
 class Stack:

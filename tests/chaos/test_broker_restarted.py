@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def test_idle_workers_come_back_after_the_broker_restarted(stack: Stack) -> None:
-    worker = stack.start_worker()
+    # The message is what starts it, however long it takes.
+    worker = stack.start_worker(WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="600000")
     stack.rabbitmq.restart()
-    wait_for(lambda: worker.says("consuming") == 2, "the worker consumes again")
+    wait_for(lambda: worker.says("consuming") >= 2, "the worker consumes again")
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
     assert not worker.says("job_found_by_sweeper")
@@ -33,9 +34,9 @@ def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: Stack) -
     assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
     stack.rabbitmq.start()
     # The message was not acknowledged, so it comes again.
-    wait_for(lambda: worker.says("consuming") == 2, "the worker consumes again")
+    wait_for(lambda: worker.says("consuming") >= 2, "the worker consumes again")
     assert_ready(stack, job, claims=1)
-    wait_for(lambda: worker.says("job_not_claimable") == 1, "the repeated message is settled")
+    wait_for(lambda: worker.says("job_not_claimable"), "the repeated message is settled")
     assert_nothing_open(stack)
     failed = started({**refused.json(), "repository": "", "tag": ""})
     assert stack.sandbox(failed)["error"]["code"] == "queue-publish-failed"
@@ -64,7 +65,10 @@ def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stac
 
 
 def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: Stack) -> None:
-    worker = stack.start_worker()
+    # It has until the API gives the broker up (RABBITMQ_CONNECT_TIMEOUT_MS).
+    worker = stack.start_worker(
+        WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="50", WORKER_SWEEP_INTERVAL_MS="50"
+    )
     with standing_still(stack.rabbitmq.pid):
         job = stack.post(blueprint())
     assert worker.says("job_found_by_sweeper") == 1

@@ -91,7 +91,7 @@ def test_a_workspace_that_waited_in_vain_ends_by_itself_and_is_replaced(stack: S
         held.wait_reached()
         container = only_container(stack, job)
         worker.kill()
-    wait_for(lambda: _ended(container), "the workspace has given up waiting", 60)
+    wait_for(lambda: _ended(container), "the workspace has given up waiting")
     stack.launch_worker()
     assert_delivered(stack, job, claims=2)
     assert only_container(stack, job).id != container.id

@@ -58,7 +58,7 @@ def test_what_is_wanted_of_an_engine_that_is_down_is_done_when_it_is_back(
     job = running(stack, switch, persistence="persistent")
     switch.off()
     (stop if wanted == "stop" else delete)(stack, job)
-    wait_for(waits_for_the_engine(stack, job), "it says what it waits for", 60)
+    wait_for(waits_for_the_engine(stack, job), "it says what it waits for")
     assert stack.engine.containers(job)
     # Asked for again, it is accepted again, and done once.
     (stop if wanted == "stop" else delete)(stack, job)
@@ -109,7 +109,7 @@ def test_workspaces_of_an_engine_that_is_down_are_not_taken_for_lost(
         stack.wait_status(one, "ready")
     (container,) = stack.engine.containers(job)
     switch.off()
-    wait_for(lambda: worker.says('"task": "reconcile"') >= 3, "the worker has looked", 60)
+    wait_for(lambda: worker.says('"task": "reconcile"') >= 3, "the worker has looked")
     assert stack.sandbox(job)["status"] == "ready"
     switch.on()
     # One that is lost in earnest shows when the worker has looked at the engine again.

@@ -109,18 +109,20 @@ def _session_locks(stack: Stack) -> bool:
 
 def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stack) -> None:
     job = stack.post(blueprint())
+    # Ten times as much as between two beats, so that a busy machine makes nobody seem dead.
+    times = {"WORKER_HEARTBEAT_INTERVAL_MS": "1000", "WORKER_HEARTBEAT_STALE_MS": "10000"}
     with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
-        stack.launch_worker()
+        stack.launch_worker(**times)
         gate.wait_reached()
-        other = stack.start_worker()
+        other = stack.start_worker(**times)
         # Longer than the time after which a silent worker counts as dead.
         wait_for(
             lambda: stack.database.one(
-                "select now() > started_at + interval '4 s' from work_heartbeat"
+                "select now() > started_at + interval '13 s' from work_heartbeat"
                 " where worker_id like %s",
                 f"%-{other.pid}-%",
             )[0],
-            "four seconds",
+            "thirteen seconds",
         )
     assert not other.says("leases_of_dead_workers_ended")
     assert_ready(stack, job, claims=1)

@@ -87,7 +87,7 @@ def test_a_session_goes_on_without_the_api_and_its_record_is_whole(
     with entrance.client.begun(TALK) as begun:
         run = entrance.wait_running()
         stack.kill_api()
-        out, _ = begun.process.communicate(TOLD, 30)
+        out, _ = begun.process.communicate(TOLD, 120)
         assert (begun.process.returncode, out) == (0, TOLD + b"ended\n")
     stack.start_api()
     assert_whole(stack, run)
@@ -101,7 +101,7 @@ def test_people_enter_while_the_broker_is_down(stack: Stack, entrance: Entrance)
     stack.rabbitmq.stop()
     with entrance.client.begun(TALK) as begun:
         run = entrance.wait_running()
-        out, _ = begun.process.communicate(TOLD, 30)
+        out, _ = begun.process.communicate(TOLD, 120)
         assert (begun.process.returncode, out) == (0, TOLD + b"ended\n")
     assert_whole(stack, run)
     stack.rabbitmq.start()
@@ -112,7 +112,7 @@ def test_what_happens_without_a_run_worker_is_recorded_afterwards(
 ) -> None:
     with entrance.client.begun(TALK) as begun:
         run = entrance.wait_running()
-        out, _ = begun.process.communicate(TOLD, 30)
+        out, _ = begun.process.communicate(TOLD, 120)
         assert (begun.process.returncode, out) == (0, TOLD + b"ended\n")
     assert entrance.runs() == [(run, "running")]
     stack.start_run_worker()
@@ -132,7 +132,7 @@ def test_a_run_worker_killed_during_a_session_is_replaced_and_nothing_is_lost(
         begun.process.stdin.flush()
         stack.start_run_worker()
         wait_for(lambda: len(output(stack, run)) > 1000, "the second one records")
-        out, _ = begun.process.communicate(TOLD[len(TOLD) // 2 :], 30)
+        out, _ = begun.process.communicate(TOLD[len(TOLD) // 2 :], 120)
         assert (begun.process.returncode, out) == (0, TOLD + b"ended\n")
     assert_whole(stack, run)
 
@@ -146,6 +146,6 @@ def test_a_session_outlives_a_restart_of_the_database(stack: Stack, entrance: En
         begun.process.stdin.write(TOLD[: len(TOLD) // 2])
         begun.process.stdin.flush()
         stack.postgres.start()
-        out, _ = begun.process.communicate(TOLD[len(TOLD) // 2 :], 30)
+        out, _ = begun.process.communicate(TOLD[len(TOLD) // 2 :], 120)
         assert (begun.process.returncode, out) == (0, TOLD + b"ended\n")
     assert_whole(stack, run)

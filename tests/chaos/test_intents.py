@@ -56,7 +56,7 @@ def wait_until(stack: Stack, job: Started, status: str) -> None:
     def there() -> bool:
         return bool(stack.get(workspace(job))["status"] == status)
 
-    wait_for(there, f"the workspace is {status}", 90)
+    wait_for(there, f"the workspace is {status}")
     assert not stack.engine.containers(job)
 
 
@@ -87,7 +87,7 @@ def assert_deleted(stack: Stack, job: Started) -> None:
     told = Counter(stack.events(job))
     assert told["workspace.delete-requested"] == 1
     assert told["workspace.deleted"] == 1
-    wait_for(lambda: not stack.engine.networks(), "its network is gone", 30)
+    wait_for(lambda: not stack.engine.networks(), "its network is gone")
     assert_nothing_open(stack)
 
 
@@ -196,7 +196,7 @@ def test_a_worker_killed_at_any_write_of_a_delete_is_replaced(stack: Stack, gate
 def test_a_delete_of_what_a_killed_worker_was_launching_leaves_nothing(stack: Stack) -> None:
     worker = stack.start_worker()
     job = stack.post(blueprint(setup="sleep 300", persistence="persistent"))
-    wait_for(lambda: stack.engine.containers(job), "there is a container", 60)
+    wait_for(lambda: stack.engine.containers(job), "there is a container")
     worker.kill()
     delete(stack, job)
     stack.launch_worker()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import wait_final
-from tests.chaos.sandboxes import blueprint, nap
+from tests.chaos.sandboxes import blueprint, held, nap
 from tests.chaos.stack import Stack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -28,13 +28,15 @@ def test_a_boot_is_recorded_to_its_end_although_its_recorder_is_killed(stack: St
     job = stack.post(
         blueprint(
             setup=f"echo before; {script}; echo after",
-            foreground="echo working; sleep 3; echo over",
+            foreground=f"echo working; {held('echo over')}",
         )
     )
     wait_for(lambda: runs(argument), "the setup step runs")
     wait_for(lambda: b"before\n" in _told(stack, job.run_id), "its output is stored")
     stack.start_run_worker()
     first.kill()
+    stack.wait_status(job, "ready")
+    stack.engine.let_go(job)
     stack.wait_status(job, "stopped")
     assert wait_final(stack, job.run_id)["status"] == "completed"
     told = _told(stack, job.run_id)

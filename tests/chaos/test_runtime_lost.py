@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.chaos.processes import wait_for
-from tests.chaos.sandboxes import Started, blueprint
+from tests.chaos.sandboxes import Started, blueprint, held
 from tests.chaos.stack import OWNER, QUICK, Stack
 from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
 
@@ -48,15 +48,18 @@ def test_a_container_whose_first_process_is_killed_is_reported_as_ended(stack: S
 
 def test_a_foreground_that_eats_all_memory_is_reported_as_such(stack: Stack) -> None:
     stack.start_worker()
-    greedy = "sleep 3; exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'"
+    greedy = held("exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'")
     job = stack.post(blueprint(foreground=greedy, resources={"memoryMb": 64}))
     stack.wait_status(job, "ready")
+    stack.engine.let_go(job)
     _assert_failed(stack, job, "runtime-out-of-memory")
 
 
 def test_a_foreground_that_ends_well_stops_the_workspace(stack: Stack) -> None:
     stack.start_worker()
-    job = stack.post(blueprint(foreground="sleep 2"))
+    job = stack.post(blueprint(foreground=held("exit 0")))
+    stack.wait_status(job, "ready")
+    stack.engine.let_go(job)
     stack.wait_status(job, "stopped")
     assert_nothing_open(stack)
     wait_for(lambda: not stack.engine.containers(job), "the ended container is removed")

@@ -8,14 +8,14 @@ import pytest
 
 from tests.chaos.processes import standing_still, wait_for
 from tests.chaos.sandboxes import blueprint, nap
-from tests.chaos.stack import Stack
+from tests.chaos.stack import UNSUSPICIOUS, Stack
 from tests.chaos.verdict import assert_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
-    workers = stack.start_workers(2)
+    workers = stack.start_workers(2, **UNSUSPICIOUS)
     script, _ = nap(2)
     job = stack.post(blueprint(setup=script))
     for _ in range(2):
@@ -31,7 +31,9 @@ def test_sweepers_and_messages_that_meet_at_a_job_start_it_once(stack: Stack) ->
     jobs = [stack.post(blueprint()) for _ in range(4)]
     with standing_still(stack.rabbitmq.pid):
         workers = [
-            stack.launch_worker(WORKSPACE_BUILD_QUEUE_PREFETCH="2", WORKER_SWEEP_INTERVAL_MS="50")
+            stack.launch_worker(
+                WORKSPACE_BUILD_QUEUE_PREFETCH="2", WORKER_SWEEP_INTERVAL_MS="50", **UNSUSPICIOUS
+            )
             for _ in range(2)
         ]
         wait_for(

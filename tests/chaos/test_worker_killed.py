@@ -47,6 +47,20 @@ def test_a_worker_killed_during_a_build_is_replaced_long_before_its_lease_ends(
     assert_ready(stack, job, claims=2)
 
 
+def test_a_worker_killed_while_it_reads_an_index_of_packages_leaves_no_container(
+    stack: Stack,
+) -> None:
+    # One that is there from an earlier time is due again.
+    stack.database.execute("update workspaces_packageindex set requested_at = now()")
+    worker = stack.start_worker(PACKAGE_SYNC_FAMILIES="debian", PACKAGE_SYNC_INTERVAL_MS="200")
+    wait_for(stack.engine.strays, "the index is being read")
+    job = stack.post(blueprint())
+    stack.wait_status(job, "ready")
+    worker.kill()
+    stack.start_worker(PACKAGE_SYNC_INTERVAL_MS="200")
+    assert_ready(stack, job, claims=1)
+
+
 def test_a_worker_killed_after_the_push_is_replaced_without_a_second_image(stack: Stack) -> None:
     job = stack.post(blueprint(install="true"))
     with closed(Gate.BEFORE_PUBLISHED, stack.postgres.url) as gate:

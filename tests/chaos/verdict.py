@@ -50,7 +50,7 @@ def assert_ended(
     claims: int,
     code: str | None = None,
     tags: int = 0,
-    seconds: float = 60.0,
+    seconds: float = 120.0,
 ) -> Any:
     """The sandbox ended without a workspace, says why, and nothing is left over."""
     shown = stack.wait_status(job, status, seconds)
@@ -82,16 +82,22 @@ def assert_nothing_open(stack: Stack) -> None:
 
 
 def assert_nothing_left_over(stack: Stack, job: Started) -> None:
-    """No name of an image, no folder and no network stays behind."""
-    wait_for(
-        lambda: not stack.engine.local_names(job), "no local name of the job's image is left", 20
-    )
+    """No name of an image, no folder, no container of anything but a run and no network stays."""
+    wait_for(lambda: not stack.engine.local_names(job), "no local name of the job's image is left")
     wait_for(lambda: not stack.folders(), "no folder of a build is left")
-    live = {container.labels["svc.run"] for container in stack.engine.containers()}
+    # One that reads an index of packages goes by itself or with the next look of a worker.
     wait_for(
-        lambda: {network.attrs["Labels"]["svc.run"] for network in stack.engine.networks()} == live,
-        "only the networks of live containers are left",
-        20,
+        lambda: not stack.engine.strays(),
+        lambda: f"no container is left that no launch has made: {stack.engine.strays()}",
     )
-    assert len(stack.engine.networks()) == len(live)
+    wait_for(lambda: _with_networks(stack) == _live(stack), "live containers alone have networks")
     wait_for(lambda: stack.broker.depth() == 0, "no message waits")
+
+
+def _live(stack: Stack) -> list[str]:
+    found = stack.engine.containers()
+    return sorted(each.labels["svc.run"] for each in found if "svc.run" in each.labels)
+
+
+def _with_networks(stack: Stack) -> list[str]:
+    return sorted(network.attrs["Labels"]["svc.run"] for network in stack.engine.networks())

@@ -272,6 +272,21 @@ def test_anothers_container_is_not_there(
         assert opened.ask("GET", f"/containers/{name}/archive?path=/etc/passwd")[0] == 404
 
 
+def test_a_container_that_has_our_label_from_its_image_is_not_there(
+    opened: OpenedDoor, client: docker.DockerClient, image: str, instance: str
+) -> None:
+    context = tar_of(Dockerfile=f"FROM {image}\nLABEL svc.instance={instance}\n".encode())
+    made, _ = client.images.build(fileobj=io.BytesIO(context), custom_context=True, forcerm=True)
+    by_hand = client.containers.run(str(made.id), detach=True, network_mode="none")
+    try:
+        assert by_hand.labels == {"svc.instance": instance}
+        assert opened.ask("GET", f"/containers/{by_hand.id}/json")[0] == 404
+        assert opened.ask("POST", f"/containers/{by_hand.id}/exec", _exec())[0] == 404
+    finally:
+        by_hand.remove(force=True, v=True)
+        client.images.remove(str(made.id))
+
+
 def test_an_exec_in_anothers_container_is_not_there(
     opened: OpenedDoor, client: docker.DockerClient, others: tuple[UUID, Container]
 ) -> None:

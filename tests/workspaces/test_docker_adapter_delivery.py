@@ -181,7 +181,7 @@ def test_an_answer_that_makes_no_sense_is_refused_without_repeating_it(
         lying,
         detach=True,
         name=f"svc-{UUID(int=5)}",
-        labels={"svc.instance": launcher.instance_id},
+        labels={"svc.instance": launcher.instance_id, "svc.run": str(UUID(int=5))},
     )
     with pytest.raises(LaunchError) as caught:
         launcher.adapter.collect_credentials(UUID(int=5))

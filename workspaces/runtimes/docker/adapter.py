@@ -28,9 +28,11 @@ from workspaces.runtimes.base import (
 )
 from workspaces.runtimes.docker import volumes, wire
 from workspaces.runtimes.docker.engine_api import (
+    RUN_LABEL,
     Engine,
     EngineConnections,
     container_name,
+    is_of_a_launch,
     labels_of,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
@@ -154,7 +156,7 @@ class DockerAdapter:
             return sum(
                 engine.remove_network(network)
                 for network in engine.networks()
-                if labels_of(network).get("svc.run") not in kept
+                if labels_of(network).get(RUN_LABEL) not in kept
             )
 
     def call_agent(
@@ -268,7 +270,7 @@ class DockerAdapter:
 
     def _container(self, engine: Engine, run_id: UUID) -> Container | None:
         container = engine.named(container_name(run_id))
-        ours = container and labels_of(container).get("svc.instance") == self.instance_id
+        ours = container is not None and is_of_a_launch(container, self.instance_id)
         return container if ours else None
 
     def _connect(self) -> contextlib.AbstractContextManager[Engine]:

@@ -44,8 +44,10 @@ MAX_SOCKETS = 4
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
-PACKAGES_LABEL = "svc.packages"
-"""On containers of ours that are no workspaces: they read an index of packages, and are soon over.
+RUN_LABEL = "svc.run"
+"""On what a launch made, and on nothing else. The label of the installation alone says less: images
+have it too, so whatever somebody starts from one by hand inherits it, and the containers that read
+an index of packages have it.
 """
 STOP_SECONDS = 5
 
@@ -113,7 +115,7 @@ def _close_all(clients: list[docker.DockerClient]) -> None:
 
 
 class Engine:
-    """An open connection to the engine; sees only what carries this installation's label."""
+    """An open connection to the engine; sees only what launches of this installation made."""
 
     def __init__(self, client: docker.DockerClient, instance_id: str, timeout: float) -> None:
         self.client = client
@@ -183,9 +185,11 @@ class Engine:
         return self.client.networks.list(filters={"label": self._label_filter(run_id)})
 
     def _label_filter(self, run_id: UUID | None, workspace_id: UUID | None = None) -> list[str]:
-        given = {"svc.run": run_id, "svc.workspace": workspace_id}
-        wanted = [f"{label}={value}" for label, value in given.items() if value is not None]
-        return [f"svc.instance={self.instance_id}", *wanted]
+        return [
+            f"svc.instance={self.instance_id}",
+            RUN_LABEL if run_id is None else f"{RUN_LABEL}={run_id}",
+            *([] if workspace_id is None else [f"svc.workspace={workspace_id}"]),
+        ]
 
     def create_network(
         self, name: str, labels: Mapping[str, str], *, pool: ipaddress.IPv4Network, start: int
@@ -315,6 +319,12 @@ def container_name(run_id: UUID) -> str:
     return f"svc-{run_id}"
 
 
+def is_of_a_launch(container: Container, instance_id: str) -> bool:
+    """Whether a launch of that installation made the container."""
+    labels = labels_of(container)
+    return labels.get("svc.instance") == instance_id and RUN_LABEL in labels
+
+
 def labels_of(thing: Container | Network) -> dict[str, str]:
     """Return a container's or network's labels."""
     if isinstance(thing, Container):
@@ -325,11 +335,9 @@ def labels_of(thing: Container | Network) -> dict[str, str]:
 def observed(container: Container) -> ObservedRuntime | None:
     """Return what is known of a container of ours; None when its labels make no sense."""
     labels, state = labels_of(container), container.attrs["State"]
-    if PACKAGES_LABEL in labels:
-        return None
     try:
         return ObservedRuntime(
-            run_id=UUID(labels["svc.run"]),
+            run_id=UUID(labels[RUN_LABEL]),
             job_id=UUID(labels["svc.job"]),
             attempt_count=int(labels["svc.attempt-count"]),
             resource_id=str(container.id),
@@ -350,7 +358,7 @@ def _running(summary: Mapping[str, Any]) -> ObservedRuntime | None:
     labels: Mapping[str, str] = summary.get("Labels") or {}
     try:
         return ObservedRuntime(
-            run_id=UUID(labels["svc.run"]),
+            run_id=UUID(labels[RUN_LABEL]),
             job_id=UUID(labels["svc.job"]),
             attempt_count=int(labels["svc.attempt-count"]),
             resource_id=str(summary["Id"]),

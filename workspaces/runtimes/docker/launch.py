@@ -41,6 +41,7 @@ from workspaces.runtimes.docker.engine_api import (
     Engine,
     container_name,
     engine_errors,
+    is_of_a_launch,
     labels_of,
     refused,
 )
@@ -154,13 +155,12 @@ class Launch:
         unstarted: tuple[str | None, float] = (None, 0.0)
         while (container := self._engine.named(self._name)) is not None:
             self._proceed()
-            labels = labels_of(container)
-            if labels.get("svc.instance") != self._engine.instance_id:
+            if not is_of_a_launch(container, self._engine.instance_id):
                 raise LaunchError(
                     "launch-refused", "A container that is not ours has the workspace's name."
                 )
             count = self._request.attempt_count
-            creator = int(labels.get("svc.attempt-count", "0"))
+            creator = int(labels_of(container).get("svc.attempt-count", "0"))
             if max([creator, *(marked for marked, _ in self._markers(container))]) > count:
                 raise _superseded()
             if container.status == "created" and creator == count:

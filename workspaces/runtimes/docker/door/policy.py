@@ -128,10 +128,17 @@ def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -
 
 
 def belongs(container: Mapping[str, Any], instance_id: str) -> bool:
-    """Whether a container, as the engine describes it, is of this installation."""
+    """Whether a container, as the engine describes it, is a workspace of this installation.
+
+    The installation's label alone is no proof: whatever is started from its images inherits it.
+    """
     configuration = container.get("Config")
     labels = configuration.get("Labels") if isinstance(configuration, dict) else None
-    return isinstance(labels, dict) and labels.get("svc.instance") == instance_id
+    return (
+        isinstance(labels, dict)
+        and labels.get("svc.instance") == instance_id
+        and "svc.run" in labels
+    )
 
 
 def _archive_query(query: str) -> str:
