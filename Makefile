@@ -86,24 +86,24 @@ format: lint-tools ## format the code
 	@$(RUN) ruff check --fix --quiet . && $(RUN) ruff format .
 
 bench-builds: ## measure the build path against its floors (not a test)
-	@$(UP) prepare-test
+	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.builds
 
 bench-record: ## measure the execution record against its floors (not a test)
-	@$(UP) prepare-test
+	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.record
 
 # Options: make bench-ssh BENCH_ARGS="--quick logins bulk"
 BENCH_ARGS ?=
 
 bench-ssh: ## measure the SSH gateway against sshd in one container (not a test)
-	@$(UP) prepare-test
+	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.ssh $(BENCH_ARGS)
 
 bench-packages: ## measure resolving packages against a bare SELECT through Django (not a test)
-	@$(UP) prepare-test
+	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.packages
 
 bench-operate: ## measure stop, start, memory and reconciling (not a test)
-	@$(UP) prepare-test
+	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.operate

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from django.db import connection, connections
+
+from tests.bench.figures import Figure, Measure
 
 
 @contextmanager
@@ -19,3 +21,13 @@ def bench_database() -> Iterator[None]:
     finally:
         connections.close_all()
         connection.creation.destroy_test_db(before, verbosity=0)
+
+
+def in_own_database(measure: Measure) -> Measure:
+    """Return ``measure`` with a new database around it."""
+
+    def measured() -> Iterable[Figure]:
+        with bench_database():
+            yield from measure()
+
+    return measured

@@ -313,7 +313,7 @@ class Pgbench:
         rate = re.search(r"tps = ([0-9.]+) \(without initial", done.stdout)
         failed = "aborted" in done.stderr or "ERROR" in done.stderr
         if done.returncode or rate is None or failed:
-            raise RuntimeError(f"pgbench failed:\n{done.stdout}\n{done.stderr}")
+            raise RuntimeError(f"pgbench failed:\n{done.stderr}\n{done.stdout}")
         return 1 / float(rate[1])
 
 

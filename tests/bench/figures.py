@@ -1,9 +1,20 @@
-"""Figures and the table that shows them."""
+"""Figures, the table that shows them, and what a benchmark prints.
+
+Standard output gets the table and nothing else. Whatever is logged or printed while measuring, by
+the service under test or by a program that it starts, goes to files in :func:`log_folder`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +36,9 @@ class Figure:
         return (self.name, self.ours, self.floor, ratio, self.target, verdict)
 
 
+Measure = Callable[[], Iterable[Figure]]
+
+MAX_REASON = 500
 HEADINGS = ("figure", "ours", "floor", "ratio", "target", "verdict")
 
 
@@ -40,6 +54,61 @@ def table(figures: Iterable[Figure]) -> str:
     ]
     rows.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(rows)
+
+
+def report(measures: Mapping[str, Measure]) -> int:
+    """Take all measurements, print the table and return the exit code.
+
+    A missed target is a result, not a failure: 0. 1 means that something could not be measured;
+    a line on standard error says what and why, and the table has the rest.
+    """
+    sys.stderr.write(f"Logs: {log_folder()}\n")
+    figures: list[Figure] = []
+    failures: list[str] = []
+    with _output_to(log_folder() / "benchmark.log"):
+        for name, measure in measures.items():
+            try:
+                for figure in measure():
+                    figures.append(figure)  # what was measured before a failure is shown
+            except Exception as error:
+                traceback.print_exc()
+                failures.append(f"Could not measure {name}: {_reason(error)}\n")
+    if figures:
+        sys.stdout.write(table(figures) + "\n")
+        sys.stdout.flush()
+    sys.stderr.writelines(failures)
+    return int(bool(failures))
+
+
+@cache
+def log_folder() -> Path:
+    """Return the folder for the logs of this run. It is kept, for whoever wants to read them."""
+    return Path(tempfile.mkdtemp(prefix="svc-bench-logs-"))
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send what this process and its children write to standard output and error to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with path.open("ab") as file:
+        for number in kept:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _reason(error: Exception) -> str:
+    """Return the error in one line; the log has its traceback."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:MAX_REASON] if text else type(error).__name__
 
 
 def milliseconds(seconds: float) -> str:

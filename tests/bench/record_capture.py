@@ -3,7 +3,7 @@
 Both run ``cat`` of one file on a terminal with the same settings, and are timed from the program's
 start to the end of its output. Ours masks, numbers, frames and stores every byte meanwhile; its
 client has left, so that nobody but the recorder reads. Runnable alone:
-``python -m tests.bench.record_capture``.
+``python -m tests.bench.record capture``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import pty
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -106,16 +105,3 @@ def _log_lines(size: int) -> bytes:
 
 def _rate(seconds: float) -> str:
     return f"{BYTES / seconds / 1e6:.0f} MB/s"
-
-
-def main() -> int:
-    """Measure and print."""
-    from tests.bench.figures import table
-
-    figures = measure()
-    sys.stdout.write(table(figures) + "\n")
-    return int(not all(figure.met for figure in figures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

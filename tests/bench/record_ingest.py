@@ -1,6 +1,6 @@
 """Ingest of a record against ``psql \\copy`` of the same rows into a table with only the key.
 
-Runnable alone: ``python -m tests.bench.record_ingest``.
+Runnable alone: ``python -m tests.bench.record ingest``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -136,22 +135,3 @@ def _timed(work: Callable[[], None]) -> float:
 
 def _rate(count: int, size: int, seconds: float) -> str:
     return f"{count / seconds / 1000:.1f} k/s, {count * size / seconds / 1e6:.0f} MB/s"
-
-
-def main() -> int:
-    """Measure and print the table; 1 when a figure misses its target."""
-    os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
-    import django
-
-    django.setup()
-    from tests.bench.database import bench_database
-    from tests.bench.figures import table
-
-    with bench_database():
-        figures = measure()
-    sys.stdout.write(table(figures) + "\n")
-    return int(not all(figure.met for figure in figures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,31 +2,23 @@
 
 A real workspace, a real run worker: a program writes the time of its own clock line by line, and a
 client looks at the run's timeline as fast as it is answered. Runnable alone:
-``python -m tests.bench.record_lag``.
+``python -m tests.bench.record lag``.
 """
 
 from __future__ import annotations
 
 import base64
-import os
-import sys
-import tempfile
 import time
 import uuid
-from pathlib import Path
 from statistics import median, quantiles
 
-import django
 from django.conf import settings
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
-django.setup()
-
-from controlplane.work import amqp  # noqa: E402
-from runs.run_messages import RUN_REQUESTED  # noqa: E402
-from tests.bench.figures import Figure, milliseconds  # noqa: E402
-from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
-from tests.run_worker_process import RunWorkerProcess  # noqa: E402
+from controlplane.work import amqp
+from runs.run_messages import RUN_REQUESTED
+from tests.bench.figures import Figure, log_folder, milliseconds
+from tests.bench.served import OWNER, SHELL, Api, served
+from tests.run_worker_process import RunWorkerProcess
 
 LINES = 200
 PAUSE_SECONDS = 0.05
@@ -42,15 +34,12 @@ for number in range({LINES}):
 def measure() -> list[Figure]:
     """Return the figure of the lag, measured in the default database."""
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
-    with served() as api, tempfile.TemporaryDirectory(prefix="svc-bench-") as folder:
+    with served() as api:
         worker = RunWorkerProcess(
-            Path(folder) / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
+            log_folder() / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
         )
         try:
             lags = _lags(api)
-        except RuntimeError as error:
-            error.add_note(f"The end of the worker's log:\n{worker.told[-4000:]}")
-            raise
         finally:
             worker.stop()
             amqp.purge_and_delete(settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5)
@@ -103,18 +92,3 @@ def _lags(api: Api) -> list[float]:
     if len(lags) != LINES:
         raise RuntimeError(f"{len(lags)} of {LINES} lines were found")
     return lags
-
-
-def main() -> int:
-    """Measure and print."""
-    from tests.bench.database import bench_database
-    from tests.bench.figures import table
-
-    with bench_database():
-        figures = measure()
-    sys.stdout.write(table(figures) + "\n")
-    return int(not all(figure.met for figure in figures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

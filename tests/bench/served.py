@@ -35,7 +35,7 @@ from builds.planner import plan
 from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
-from tests.bench.figures import Figure, milliseconds
+from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.worker_process import ROOT, WorkerProcess, environment, eventually
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
@@ -116,10 +116,10 @@ def served() -> Iterator[Api]:
             amqp.purge_and_delete, settings.RABBITMQ_URL, BUILD_REQUESTED.topology(), timeout=5
         )
         stack.callback(remove_all)
-        worker = WorkerProcess(folder / "worker.log", SVC_DATA_DIR=str(folder))
+        worker = WorkerProcess(log_folder() / "worker.log", SVC_DATA_DIR=str(folder))
         stack.callback(worker.stop)
         port = free_port()
-        with (folder / "api.log").open("wb") as log:
+        with (log_folder() / "api.log").open("ab") as log:
             api = subprocess.Popen(
                 [sys.executable, "-m", "gunicorn", *GUNICORN],
                 cwd=ROOT,
@@ -133,11 +133,7 @@ def served() -> Iterator[Api]:
         stack.callback(connection.close)
         eventually(lambda: _answers(port), what="the API")
         eventually(Heartbeat.objects.exists, what="the worker")
-        try:
-            yield Api(connection)
-        except RuntimeError as error:
-            error.add_note(f"The end of the worker's log:\n{worker.told[-4000:]}")
-            raise
+        yield Api(connection)
 
 
 def _answers(port: int) -> bool:

@@ -26,6 +26,7 @@ from django.conf import settings
 from controlplane.work import amqp
 from runs.models import Run
 from runs.run_messages import RUN_REQUESTED
+from tests.bench.figures import log_folder
 from tests.bench.served import OWNER, SHELL, free_port, served
 from tests.worker_process import CommandProcess, eventually
 
@@ -153,7 +154,7 @@ def place(size: int) -> Iterator[Place]:
         stack.callback(
             amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
         )
-        processes = [CommandProcess(folder / "runworker.log", "runworker")]
+        processes = [CommandProcess(log_folder() / "runworker.log", "runworker")]
         stack.callback(lambda: [process.stop() for process in processes])
         public = _key(folder / "key")
         api.ask("POST", "/v1/ssh-keys", {"ownerUserId": OWNER, "publicKey": public})
@@ -170,7 +171,7 @@ def place(size: int) -> Iterator[Place]:
         def start_gateway(policy: str) -> tuple[Side, CommandProcess]:
             port = free_port()
             process = CommandProcess(
-                folder / f"gateway-{port}.log",
+                log_folder() / f"gateway-{port}.log",
                 "sshgateway",
                 SVC_SSH_PORT=str(port),
                 SVC_DATA_DIR=str(folder),
@@ -184,17 +185,12 @@ def place(size: int) -> Iterator[Place]:
             _wait(side)
             return side, process
 
-        try:
-            sshd = Side("sshd", address, SSHD_PORT, USER, folder)
-            _start_sshd(container, public, size)
-            _wait(sshd)
-            recorded, _ = start_gateway("require")
-            unrecorded, _ = start_gateway("off")
-            yield Place(sshd, recorded, unrecorded, container, processes[0], start_gateway)
-        except (AssertionError, RuntimeError) as error:
-            for process in processes:
-                error.add_note(f"The end of {process.log.name}:\n{process.told[-3000:]}")
-            raise
+        sshd = Side("sshd", address, SSHD_PORT, USER, folder)
+        _start_sshd(container, public, size)
+        _wait(sshd)
+        recorded, _ = start_gateway("require")
+        unrecorded, _ = start_gateway("off")
+        yield Place(sshd, recorded, unrecorded, container, processes[0], start_gateway)
 
 
 def _start_sshd(container: Any, public: str, size: int) -> None:
