@@ -326,7 +326,8 @@ def test_measuring_reads_no_table_that_grows_and_asks_a_fixed_number_of_question
 
 
 OF_WHAT_IS_OPEN = {
-    *("job_queued", "job_leased", "run_open", "run_leased", "attempt_open", "transition_open")
+    *("job_queued", "job_leased", "run_open", "run_leased", "attempt_open", "transition_open"),
+    "transition_one_open_per_workspace",
 }
 
 
