@@ -57,7 +57,8 @@ class Engine:
 
     def _removed(self) -> bool:
         """Remove what is there; the engine may still be at what a killed worker asked it for."""
-        for thing in (*self.containers(), *self.networks()):
+        found: list[Container | Network] = [*self.containers(), *self.networks()]
+        for thing in found:
             try:
                 if isinstance(thing, Container):
                     thing.remove(force=True, v=True)
