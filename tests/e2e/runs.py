@@ -85,7 +85,7 @@ class Place:
         """Return the run as a client sees it."""
         return self.stack.api.get(f"/v1/runs/{run}").body
 
-    def ended(self, run: str, within: float = 60.0) -> Any:
+    def ended(self, run: str, within: float = 120.0) -> Any:
         """Wait until the run has ended; return it."""
         try:
             eventually(
@@ -278,7 +278,7 @@ def place_of(stack: Stack, git_server: GitServer, run_queue: str, folder: Path) 
     source = git_server.publish(f"place-{folder.name}", {"kept": "one\n", "gone": "two\n"})
     with override_settings(WORKSPACE_RUN_QUEUE=run_queue):
         started = stack.ready({"sources": {"workspace": {"url": source}}})
-        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="1000")
+        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="5000")
         try:
             yield Place(stack, started, worker)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_command_runs_in_the_repository_unless_told(place: Place) -> None:
 
 
 def test_a_run_is_ended_at_its_time_limit(place: Place) -> None:
-    run = place.shell("echo begun; sleep 600", timeLimitMs=1000)
+    run = place.shell("echo begun; sleep 600", timeLimitMs=5000)
     shown = place.ended(run)
     assert (shown["status"], shown["exitSignal"]) == ("failed", "SIGTERM")
     assert place.output(run) == b"begun\n"
@@ -137,11 +138,12 @@ def test_looking_for_changes_leaves_the_users_index_alone(place: Place) -> None:
 
 
 def test_runs_that_overlap_are_named_in_each_others_changes(place: Place) -> None:
-    first = place.shell("echo here; while [ ! -e /tmp/both ]; do sleep 0.05; done")
+    both = f"/tmp/both-{uuid.uuid4()}"  # of this attempt, should it be run again
+    first = place.shell(f"echo here; while [ ! -e {both} ]; do sleep 0.05; done")
     place.wait_output(first, b"here\n")
-    second = place.shell("echo there; while [ ! -e /tmp/both ]; do sleep 0.05; done")
+    second = place.shell(f"echo there; while [ ! -e {both} ]; do sleep 0.05; done")
     place.wait_output(second, b"there\n")
-    place.inside("touch /tmp/both")
+    place.inside(f"touch {both}")
     for run, other in ((first, second), (second, first)):
         place.completed(run)
         changes = place.changes(run)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.conftest import GitServer, Stack
 from tests.e2e.runs import RAW
-from tests.e2e.ssh import HOST, Client
+from tests.e2e.ssh import HOST, SECONDS, Client
 from tests.e2e.ssh_door import Door, door_of, gone
 from tests.gateway_process import free_port
 from tests.worker_process import eventually
@@ -118,7 +118,7 @@ def test_channels_of_one_connection_are_open_at_once(client: Client) -> None:
             all_of_them.enter_context(client.begun(script, *shared)) for _ in range(CHANNELS)
         ]
         for begun in reversed(open_ones):
-            out, _ = begun.process.communicate(b"told\n", 30)
+            out, _ = begun.process.communicate(b"told\n", SECONDS)
             assert out == b"told\nclosed\n"
 
 
@@ -214,7 +214,7 @@ def test_one_connection_may_be_carried_over_the_clients_own_input_and_output(
 ) -> None:
     argv = ("ssh", "-F", str(client.config), "-W", f"127.0.0.1:{web}", HOST)
     with client.start(*argv) as process:
-        out, _ = process.communicate(b"GET / HTTP/1.0\r\n\r\n", 30)
+        out, _ = process.communicate(b"GET / HTTP/1.0\r\n\r\n", SECONDS)
     assert out.endswith(b"\r\n\r\nroot")
 
 

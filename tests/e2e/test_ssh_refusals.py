@@ -13,7 +13,7 @@ import requests
 from tests.conftest import OWNER
 from tests.e2e.api_relay import Exchange, Relay, relay_to
 from tests.e2e.conftest import HARNESS, GitServer, Stack
-from tests.e2e.ssh import HOST, Client, Done
+from tests.e2e.ssh import HOST, SECONDS, Client, Done
 from tests.e2e.ssh_door import Door, door_of
 from tests.worker_process import eventually
 
@@ -53,7 +53,7 @@ def assert_untouched(door: Door, runs: list[str]) -> None:
     """Nothing was executed, and no run is open."""
     assert door.place.inside(f"test ! -e {MARK} && echo nothing") == "nothing"
     for run in set(door.runs()) - set(runs):
-        assert door.place.ended(run, within=20)["status"] in {"failed", "cancelled"}
+        assert door.place.ended(run)["status"] in {"failed", "cancelled"}
 
 
 # ---------------------------------------------------------------- who
@@ -196,7 +196,7 @@ def test_sockets_are_not_forwarded(client: Client) -> None:
         local.connect(str(path))
         local.settimeout(90)
         assert local.recv(1) == b""
-        _, errors = begun.process.communicate(b"", 30)
+        _, errors = begun.process.communicate(b"", SECONDS)
     assert b"open failed" in errors
 
 
@@ -217,7 +217,7 @@ def test_more_channels_than_are_allowed_are_refused_and_the_others_stay(
                 # A client that may not have a channel makes a connection of its own.
                 done = client.command("echo third", *shared)
                 assert "Session open refused by peer" in done.err
-                assert first.process.communicate(b"told\n", 20)[0] == b"told\n"
+                assert first.process.communicate(b"told\n", SECONDS)[0] == b"told\n"
             assert client.said("echo fourth", *shared) == b"fourth\n"
 
 
@@ -226,9 +226,7 @@ def test_more_connections_of_one_owner_than_are_allowed_are_refused(door: Door) 
         client = door.client(gateway=gateway)
         with client.connection():
             assert "connections" in refused(client)
-        eventually(
-            lambda: client.command("echo in").code == 0, what="the place is free", timeout=60
-        )
+        eventually(lambda: client.command("echo in").code == 0, what="the place is free")
 
 
 # ---------------------------------------------------------------- what cannot be recorded

@@ -188,7 +188,7 @@ class Enemy(SSHClientConnection):
             await asyncio.sleep(0.002)
         await asyncio.sleep(0)
 
-    async def hears(self, kind: int, count: int = 1, within: float = 20.0) -> None:
+    async def hears(self, kind: int, count: int = 1, within: float = 120.0) -> None:
         """Wait until so many packets of a kind have come."""
         async with asyncio.timeout(within):
             while self.counts.get(kind, 0) < count:
