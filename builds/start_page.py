@@ -154,7 +154,7 @@ def failed() -> Listing:
         )
 
     related = ("workspace", "latest_attempt__runtime")
-    where = "status__exact=failed&standing=latest"
+    where = "status__exact=failed&state=latest"
     return _listing("Failed", rows.select_related(*related), line, where)
 
 
@@ -162,13 +162,17 @@ def ending() -> Listing:
     """Return the stops and deletes that are not done, longest first, and what they wait for."""
     rows = Transition.objects.open().order_by("requested_at", "id")
 
-    def line(intent: Transition) -> Line:
-        waits = f": {intent.waiting_code}. {intent.waiting_message}" if intent.waiting_code else ""
+    def line(transition: Transition) -> Line:
+        waits = (
+            f": {transition.waiting_code}. {transition.waiting_message}"
+            if transition.waiting_code
+            else ""
+        )
         return Line(
-            intent.workspace,
-            intent.requested_at,
-            f"{intent.kind}{waits}",
-            worker_id=intent.worker_id,
+            transition.workspace,
+            transition.requested_at,
+            f"{transition.kind}{waits}",
+            worker_id=transition.worker_id,
         )
 
     return _listing("Ending", rows.select_related("workspace"), line, "finished_at__isnull=True")

@@ -51,17 +51,17 @@ def sshgateway() -> str:
 
 
 def buildworker() -> str:
-    """Return what is wrong with the build worker of this container, or with its door."""
-    connection = http.client.HTTPConnection("door", timeout=_SECONDS)
+    """Return what is wrong with the build worker of this container, or with its engine proxy."""
+    connection = http.client.HTTPConnection("engine-proxy", timeout=_SECONDS)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.sock.settimeout(_SECONDS)
-        connection.sock.connect("/run/svc-door/engine.sock")
+        connection.sock.connect("/run/svc-engineproxy/engine.sock")
         connection.request("GET", "/_ping")
         status = connection.getresponse().status
     finally:
         connection.close()
-    return f"its door answers {status}" if status != 200 else _heartbeat("build")
+    return f"its engine proxy answers {status}" if status != 200 else _heartbeat("build")
 
 
 def runworker() -> str:

@@ -1,6 +1,6 @@
-"""The build worker and the engine's door side by side: what runs in the worker's container.
+"""The build worker and the engine's proxy side by side: what runs in the worker's container.
 
-The one container that sees the engine's socket holds the two processes that need it. The door is
+The one container that sees the engine's socket holds the two processes that need it. The proxy is
 started again when it ends and stays open while the worker finishes its work; the worker's end is
 the container's.
 """
@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 
-_DOOR_PAUSE_SECONDS = 1.0
-_DOOR_STOP_SECONDS = 5.0
-DOOR = "/run/svc-door/engine.sock"
+_PROXY_PAUSE_SECONDS = 1.0
+_PROXY_STOP_SECONDS = 5.0
+ENGINE_PROXY = "/run/svc-engineproxy/engine.sock"
 
 
 def main() -> int:
@@ -28,25 +28,25 @@ def main() -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
-    door = _open_door(manage)
+    proxy = _start_proxy(manage)
     while worker.poll() is None:
         # What ended is known without taking it away from the objects that wait for it.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        if door.poll() is not None and worker.poll() is None:
-            print(f"the door ended with {door.returncode}; opening it again", file=sys.stderr)
-            time.sleep(_DOOR_PAUSE_SECONDS)
-            door = _open_door(manage)
-    door.terminate()
+        if proxy.poll() is not None and worker.poll() is None:
+            print(f"the proxy ended with {proxy.returncode}; opening it again", file=sys.stderr)
+            time.sleep(_PROXY_PAUSE_SECONDS)
+            proxy = _start_proxy(manage)
+    proxy.terminate()
     try:
-        door.wait(_DOOR_STOP_SECONDS)
+        proxy.wait(_PROXY_STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        door.kill()
-        door.wait()
+        proxy.kill()
+        proxy.wait()
     return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
 
 
-def _open_door(manage: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*manage, "enginedoor", "--listen", DOOR])
+def _start_proxy(manage: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*manage, "engineproxy", "--listen", ENGINE_PROXY])
 
 
 if __name__ == "__main__":

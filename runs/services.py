@@ -129,7 +129,7 @@ def record_removed(when: datetime) -> Gone:
     return error
 
 
-def create_run(intent: NewRun) -> Run:
+def create_run(new_run: NewRun) -> Run:
     """Create a queued run, and have it executed when that is intended.
 
     Raises ``OwnerLimitReached`` for one that is to be recorded, and ``BadGateway``
@@ -137,22 +137,22 @@ def create_run(intent: NewRun) -> Run:
     before the message leaves a queued run, which any run worker's sweeper finds.
     """
     with transaction.atomic():
-        if intent.recorded:
-            require_room(intent.owner_user_id, [RECORD_BYTES])
+        if new_run.recorded:
+            require_room(new_run.owner_user_id, [RECORD_BYTES])
         run = Run.objects.create(
-            workspace=intent.workspace,
-            attempt=intent.attempt,
-            owner_user_id=intent.owner_user_id,
-            harness_id=intent.harness_id,
-            mode=intent.mode,
-            recorded=intent.recorded,
-            prompt=intent.prompt,
-            command=dict(intent.command) if intent.command is not None else None,
-            time_limit_ms=intent.time_limit_ms,
+            workspace=new_run.workspace,
+            attempt=new_run.attempt,
+            owner_user_id=new_run.owner_user_id,
+            harness_id=new_run.harness_id,
+            mode=new_run.mode,
+            recorded=new_run.recorded,
+            prompt=new_run.prompt,
+            command=dict(new_run.command) if new_run.command is not None else None,
+            time_limit_ms=new_run.time_limit_ms,
         )
-        if intent.recorded:
+        if new_run.recorded:
             store.ensure_head(run)
-    if intent.executed:
+    if new_run.executed:
         _publish_or_fail(run)
     return run
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from django.db import connection
 from django.db.models import Model
 
-PATIENCE = "1s"
+WAIT_SECONDS = "1s"
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def locked(row: Model) -> Iterator[None]:
             )
             assert cursor.rowcount == 1
         with connection.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = '{PATIENCE}'")
+            cursor.execute(f"SET lock_timeout = '{WAIT_SECONDS}'")
         try:
             yield
         finally:

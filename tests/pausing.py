@@ -11,12 +11,12 @@ import time
 from docker.errors import APIError
 from docker.models.containers import Container
 
-PATIENCE = 60
+WAIT_SECONDS = 60
 
 
 def pause_beside(container: Container, subcommand: str) -> None:
     """Pause a container once this subcommand of its agent runs; nothing else may be starting."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_SECONDS
     while not _runs(container, subcommand):
         assert time.monotonic() < until, f"agent {subcommand} does not run"
         time.sleep(0.02)

@@ -36,7 +36,7 @@ REQUEST: dict[str, Any] = {
 }
 
 START_DESCRIPTION = """\
-Records the intent and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` until `status` is
+Stores the request and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` until `status` is
 `ready` or `failed`. Creates a workspace unless `workspaceId` names one that has ended.
 
 A selection takes the place of a source in `spec`: `sourceSelection` that of `sources.workspace`,

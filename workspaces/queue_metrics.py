@@ -1,4 +1,4 @@
-"""What ``GET /metrics`` measures of the build queue, intents, the build workers and workspaces.
+"""What ``GET /metrics`` measures of the build queue, transitions, the build workers and workspaces.
 
 Every question reads a partial index over what is not finished, so the answers cost the same however
 many jobs there ever were. Database time only.
@@ -24,7 +24,7 @@ FROM workspaces_buildjob WHERE lease_expires_at IS NOT NULL"""
 _SANDBOXES = """
 SELECT status, count(*) FROM workspaces_sandbox
 WHERE status IN ('queued', 'running', 'ready') GROUP BY status"""
-_INTENTS = """
+_TRANSITIONS = """
 SELECT kind, count(*), extract(epoch FROM statement_timestamp() - min(requested_at))
 FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
 _WORKERS = """
@@ -43,8 +43,8 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         building, launching, expired, longest = cursor.fetchone() or (0, 0, 0, 0)
         cursor.execute(_SANDBOXES)
         sandboxes = dict(cursor.fetchall())
-        cursor.execute(_INTENTS)
-        intents = {kind: (number, age) for kind, number, age in cursor.fetchall()}
+        cursor.execute(_TRANSITIONS)
+        transitions = {kind: (number, age) for kind, number, age in cursor.fetchall()}
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = {state: (number, places) for state, number, places in cursor.fetchall()}
     phases = {"queued": queued, "building": building, "launching": launching}
@@ -68,12 +68,12 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "svc_transitions_open",
             "Stops and deletes of workspaces that were asked for and are not done.",
             ("kind",),
-            {(kind,): intents.get(kind, (0, 0))[0] for kind in Transition.Kind.values},
+            {(kind,): transitions.get(kind, (0, 0))[0] for kind in Transition.Kind.values},
         ),
         single(
             "svc_transitions_oldest_seconds",
             "Age of the oldest stop or delete that is not done.",
-            max((age for _, age in intents.values()), default=0),
+            max((age for _, age in transitions.values()), default=0),
         ),
         Gauge(
             "svc_build_workers",

@@ -195,7 +195,7 @@ class ReasonSerializer(OutputSerializer):
     next = serializers.CharField()
 
 
-class StandingSerializer(OutputSerializer):
+class StatusSerializer(OutputSerializer):
     # The members that reads of workspaces, sandboxes and attempts have in common.
     status = serializers.ChoiceField(choices=SurfacedStatus.choices)
     reason = ReasonSerializer(required=False)
@@ -208,7 +208,7 @@ class StandingSerializer(OutputSerializer):
     finished_at = TimestampField(required=False)
 
 
-class WorkspaceSummarySerializer(StandingSerializer):
+class WorkspaceSummarySerializer(StatusSerializer):
     """A workspace and how it stands."""
 
     status = serializers.ChoiceField(choices=WORKSPACE_STATUSES)
@@ -229,7 +229,7 @@ class WorkspaceSerializer(WorkspaceSummarySerializer):
     spec = BlueprintField(required=False)
 
 
-class SandboxSerializer(StandingSerializer):
+class SandboxSerializer(StatusSerializer):
     """A request to start a workspace, and how it stands."""
 
     sandbox_id = serializers.UUIDField()
@@ -246,7 +246,7 @@ class SandboxSerializer(StandingSerializer):
     spec = BlueprintField()
 
 
-class AttemptSerializer(StandingSerializer):
+class AttemptSerializer(StatusSerializer):
     """One try to build, publish and launch."""
 
     attempt_id = serializers.UUIDField()

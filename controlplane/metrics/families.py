@@ -102,8 +102,8 @@ LEASE_RENEWALS = Counter(
 )
 SWEEPS = Counter(
     name="svc_sweeps_total",
-    help="Rounds of the workers' duties beside their queues.",
-    labels=("worker", "duty", "outcome"),
+    help="Rounds of the workers' tasks beside their queues.",
+    labels=("worker", "task", "outcome"),
 )
 FOUND_BY_SWEEPER = Counter(
     name="svc_found_by_sweeper_total",

@@ -69,4 +69,4 @@ def guarded(name: str, task: Callable[[], object], *, worker: str) -> None:
     except Exception:
         log.exception("task_failed", task=name)
     finally:
-        SWEEPS.count(worker=worker, duty=name, outcome=outcome)
+        SWEEPS.count(worker=worker, task=name, outcome=outcome)

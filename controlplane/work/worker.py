@@ -1,6 +1,6 @@
 """The loop of a worker process: one queue, a heartbeat, leases that are renewed, periodic tasks.
 
-Threads, each with one duty:
+Threads, each with one task:
 
 * the main thread owns the broker's connection and only pumps it;
 * ``heartbeat`` writes the heartbeat and renews the leases, so neither waits for anything else;

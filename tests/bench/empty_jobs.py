@@ -40,13 +40,13 @@ from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
 from workspaces.runtimes.base import (
     AgentAnswer,
     AgentChannel,
+    Collect,
     LaunchedRuntime,
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
     RenewedCredential,
     RuntimeAdapter,
-    Salvage,
 )
 
 JOBS_IN_A_BLOCK = 50
@@ -166,7 +166,7 @@ class NoEngine:
         """Have nothing to remove."""
         return False
 
-    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+    def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
         """Have nothing to remove."""
         return False
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from tests.bench.empty_jobs import NoEngine
 from workspaces.runtimes.base import (
+    Collect,
     LaunchedRuntime,
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
     RenewedCredential,
-    Salvage,
 )
 
 
@@ -62,7 +62,7 @@ class HoldingEngine(NoEngine):
         """Return what the test says."""
         return self.observed
 
-    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+    def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
         """Forget what the workspace had."""
         self.asked.append(("remove", run_id))
         return self.held.pop(run_id, None) is not None

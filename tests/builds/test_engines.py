@@ -22,13 +22,22 @@ from controlplane.work.models import Heartbeat
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import WorkerTimes
 from tests.bench.empty_jobs import NoEngine, empty_runner
-from tests.builds.test_lifecycle_races import DELETE, STALE, STOP, Engine, asked, attend, told, wish
+from tests.builds.test_lifecycle_races import (
+    DELETE,
+    STALE,
+    STOP,
+    Engine,
+    asked,
+    attend,
+    told,
+    transition_request,
+)
 from tests.factories import make_worker
 from tests.runs.ready import ready_attempt, ready_attempts
 from workspaces.lifecycle import engines
 from workspaces.lifecycle.engines import EngineLivesError, UnknownEngineError, forget_engine
 from workspaces.lifecycle.reconciler import Reconciliation, reconcile
-from workspaces.lifecycle.transitions import ask
+from workspaces.lifecycle.transitions import request_transition
 from workspaces.models import (
     Attempt,
     RuntimeInstance,
@@ -66,7 +75,7 @@ def state(attempt: Attempt) -> tuple[str, str, str]:
 
 
 def look_again() -> None:
-    """Do not wait until an intent is tried again."""
+    """Do not wait until a transition is tried again."""
     Transition.objects.update(retry_at=Now())
 
 
@@ -170,7 +179,7 @@ def test_what_is_asked_for_afterwards_does_not_wait_either(kind: Transition.Kind
     attempt = ready_attempt()
     on_the_gone_engine(attempt)
     forget()
-    assert ask(wish(attempt.workspace_id, kind)) == (kind == DELETE)
+    assert request_transition(transition_request(attempt.workspace_id, kind)) == (kind == DELETE)
     attend(Engine())
     assert not Transition.objects.open().exists()
 

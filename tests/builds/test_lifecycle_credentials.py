@@ -21,7 +21,12 @@ from tests.conftest import OWNER
 from tests.factories import make_worker
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
-from workspaces.lifecycle.transitions import NewStart, TransitionRequest, ask, start_workspace
+from workspaces.lifecycle.transitions import (
+    NewStart,
+    TransitionRequest,
+    request_transition,
+    start_workspace,
+)
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition
 from workspaces.runtimes.base import ObservedRuntime
 from workspaces.services import references_of
@@ -57,7 +62,7 @@ def runner(engine: RunningEngine) -> JobRunner:
 
 def stop(engine: RunningEngine, job: BuildJob) -> None:
     workspace_id = job.attempt.workspace_id
-    assert ask(
+    assert request_transition(
         TransitionRequest(workspace_id=workspace_id, kind=Transition.Kind.STOP, owner_user_id=OWNER)
     )
     make_worker("worker-a")
@@ -123,8 +128,8 @@ def test_a_start_with_an_account_that_was_deleted_is_refused(
     job = started(runner, claude=account)
     stop(engine, job)
     delete(account)
-    intent = NewStart(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER)
+    start = NewStart(workspace_id=job.attempt.workspace_id, owner_user_id=OWNER)
     with pytest.raises(Conflict) as caught:
-        start_workspace(intent)
+        start_workspace(start)
     assert caught.value.code == "connected-account-not-active"
     assert Attempt.objects.count() == 1

@@ -18,11 +18,15 @@ from runs.models import Run
 from runs.record import store
 from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
-from tests.builds.test_lifecycle_races import Engine, attend, wish
+from tests.builds.test_lifecycle_races import Engine, attend, transition_request
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt
 from workspaces.lifecycle.reconciler import reconcile
-from workspaces.lifecycle.transitions import TransitionRequest, ask, expire_workspaces
+from workspaces.lifecycle.transitions import (
+    TransitionRequest,
+    expire_workspaces,
+    request_transition,
+)
 from workspaces.models import Attempt, LeaseLost, RuntimeInstance, Transition, Workspace
 from workspaces.runtimes.base import AgentAnswer, LaunchError
 
@@ -51,11 +55,11 @@ def expired(attempt: Attempt) -> TransitionRequest:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_that_wakes_up_late_stops_no_workspace_that_was_started_again() -> None:
-    """Between its look at the list and its wish it slept, and others have stopped and started."""
+    """Between reading the list and its request it slept; others have stopped and started."""
     attempt = ready_attempt()
     expires_in(attempt, 3600)
     with pytest.raises(NotFound):
-        ask(expired(attempt))
+        request_transition(expired(attempt))
     assert not Transition.objects.exists()
     assert RuntimeInstance.objects.get(attempt=attempt).status == "running"
     assert Workspace.objects.get(pk=attempt.workspace_id).expires_at is not None
@@ -67,8 +71,8 @@ def test_a_workspace_whose_time_is_over_is_stopped_once() -> None:
     expires_in(over, -1)
     expires_in(not_over, 3600)
     assert [expire_workspaces(), expire_workspaces()] == [1, 0]
-    intent = Transition.objects.get()
-    assert (intent.workspace_id, intent.cause) == (over.workspace_id, "expired")
+    transition = Transition.objects.get()
+    assert (transition.workspace_id, transition.cause) == (over.workspace_id, "expired")
 
 
 # ---------------------------------------------------------------- clocks that differ
@@ -87,7 +91,7 @@ def test_what_is_stopped_is_the_latest_attempt_and_not_that_with_the_highest_id(
         requested_by=latest.requested_by,
         spec=latest.spec,
     )
-    assert ask(wish(latest.workspace_id))
+    assert request_transition(transition_request(latest.workspace_id))
     engine = Engine(running={latest.run_id})
     attend(engine)
     assert earlier.run_id not in engine.running
@@ -154,7 +158,7 @@ def test_an_agent_that_does_not_answer_once_is_not_asked_for_every_command() -> 
     """Each question may take ten seconds, and there may be more commands than the lease is long."""
     attempt = ready_attempt()
     commands(attempt, 5)
-    assert ask(wish(attempt.workspace_id))
+    assert request_transition(transition_request(attempt.workspace_id))
     engine = Silent(running={attempt.run_id})
     attend(engine)
     assert len(engine.asked) == 1
@@ -170,7 +174,7 @@ def test_an_agent_that_answers_slowly_is_not_asked_for_ever(
     monkeypatch.setattr(boot_runs, "CANCEL_SECONDS", 0.0)
     attempt = ready_attempt()
     commands(attempt, 5)
-    assert ask(wish(attempt.workspace_id))
+    assert request_transition(transition_request(attempt.workspace_id))
     engine = Silent(running={attempt.run_id}, answers=True)
     attend(engine)
     assert engine.asked == []
@@ -181,7 +185,7 @@ def test_an_agent_that_answers_slowly_is_not_asked_for_ever(
 def test_every_command_of_a_workspace_that_answers_is_asked_to_end() -> None:
     attempt = ready_attempt()
     running = commands(attempt, 5)
-    assert ask(wish(attempt.workspace_id))
+    assert request_transition(transition_request(attempt.workspace_id))
     engine = Silent(running={attempt.run_id}, answers=True)
     attend(engine)
     assert sorted(engine.asked) == sorted(str(run.pk) for run in running)
@@ -206,7 +210,7 @@ def test_a_launch_asks_whether_it_is_still_wanted_before_it_empties_volumes() ->
 
     def sleep() -> None:
         asked.append("before" if may_remove() else "refused")
-        assert ask(wish(job.attempt.workspace_id))
+        assert request_transition(transition_request(job.attempt.workspace_id))
         asked.append("after" if may_remove() else "refused")
 
     engine.before_launch = sleep

@@ -23,12 +23,17 @@ from tests.factories import OWNER, claim, make_job, make_worker
 from tests.locked_rows import locked
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
-from workspaces.lifecycle import teardown as fulfilment
+from workspaces.lifecycle import teardown as execution
 from workspaces.lifecycle.reasons import attempt_states
 from workspaces.lifecycle.reconciler import reconcile
 from workspaces.lifecycle.teardown import LEASE, TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
-from workspaces.lifecycle.transitions import NewStart, TransitionRequest, ask, start_workspace
+from workspaces.lifecycle.transitions import (
+    NewStart,
+    TransitionRequest,
+    request_transition,
+    start_workspace,
+)
 from workspaces.models import (
     Attempt,
     BuildJob,
@@ -38,7 +43,7 @@ from workspaces.models import (
     Workspace,
     WorkspaceEvent,
 )
-from workspaces.runtimes.base import LaunchedRuntime, LaunchError, ObservedRuntime, Salvage
+from workspaces.runtimes.base import Collect, LaunchedRuntime, LaunchError, ObservedRuntime
 
 STOP, DELETE = Transition.Kind.STOP, Transition.Kind.DELETE
 STALE = timedelta(seconds=20)
@@ -96,7 +101,7 @@ class Engine(NoEngine):
         self.running.discard(run_id)
         return True
 
-    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+    def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
         """Remove it, if that was not done, and its network."""
         self._tell("remove network" if run_id in self.without_containers else "remove")
         self.running.discard(run_id)
@@ -148,7 +153,7 @@ def attend(engine: NoEngine, worker_id: str = "worker-a") -> None:
     transition_worker(engine, worker_id).run(threading.Event())
 
 
-def wish(workspace_id: uuid.UUID, kind: Transition.Kind = STOP) -> TransitionRequest:
+def transition_request(workspace_id: uuid.UUID, kind: Transition.Kind = STOP) -> TransitionRequest:
     return TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER)
 
 
@@ -160,7 +165,7 @@ def claimed(worker_id: str) -> Transition | None:
 def asked(kind: Transition.Kind = STOP) -> Attempt:
     """A workspace that ran and is wanted to end."""
     attempt = ready_attempt()
-    assert ask(wish(attempt.workspace_id, kind))
+    assert request_transition(transition_request(attempt.workspace_id, kind))
     return attempt
 
 
@@ -177,7 +182,8 @@ def test_simultaneous_stops_and_deletes_are_one_intent_and_the_delete_wins() -> 
     kinds = [STOP, DELETE, STOP, DELETE, STOP, DELETE]
     for _ in range(ROUNDS):
         workspace_id = ready_attempt().workspace_id
-        got = at_once(6, lambda at, of=workspace_id: ask(wish(of, kinds[at])))  # type: ignore[misc]
+        requests = [transition_request(workspace_id, kind) for kind in kinds]
+        got = at_once(6, lambda at, of=requests: request_transition(of[at]))  # type: ignore[misc]
         assert set(got) <= {True, False}
         assert Transition.objects.get(workspace_id=workspace_id).kind == DELETE
 
@@ -187,8 +193,8 @@ def test_simultaneous_stops_and_deletes_are_one_intent_and_the_delete_wins() -> 
 def test_simultaneous_starts_make_one_attempt() -> None:
     attempt = asked()
     attend(Engine(running={attempt.run_id}))
-    intent = NewStart(workspace_id=attempt.workspace_id, owner_user_id=OWNER)
-    got = at_once(4, lambda _: start_workspace(intent))
+    start = NewStart(workspace_id=attempt.workspace_id, owner_user_id=OWNER)
+    got = at_once(4, lambda _: start_workspace(start))
     refused = [one for one in got if isinstance(one, Conflict)]
     assert [one.code for one in refused] == ["workspace-active"] * 3
     assert Attempt.objects.filter(workspace_id=attempt.workspace_id).count() == 2
@@ -212,7 +218,10 @@ def test_a_stop_beside_the_end_of_a_launch_either_cancels_it_or_stops_what_runs(
                 launched = LaunchedRuntime("docker", resource, "svc", f"x://{resource}", "engine")
                 workspaces.mark_ready(job.attempt, launched)
 
-        both = [finish, lambda job=job: ask(wish(job.attempt.workspace_id))]
+        both = [
+            finish,
+            lambda job=job: request_transition(transition_request(job.attempt.workspace_id)),
+        ]
         at_once(2, lambda at, of=both: of[at]())  # type: ignore[misc]
 
         runtime = RuntimeInstance.objects.get(attempt=attempt)
@@ -352,7 +361,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again_by_its_worker() -> None:
     assert RuntimeInstance.objects.get(attempt=other).status == "stopped"
 
 
-# ---------------------------------------------------------------- fulfilling
+# ---------------------------------------------------------------- carrying out
 
 
 @pytest.mark.django_db(transaction=True)
@@ -372,7 +381,7 @@ def test_the_container_is_gone_before_the_row_says_stopped() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_stop_that_only_cancelled_a_build_is_told_like_any_other() -> None:
     job = make_job()
-    assert ask(wish(job.attempt.workspace_id))
+    assert request_transition(transition_request(job.attempt.workspace_id))
     attend(Engine())
     expected = ["workspace.stop-requested", "attempt.cancelled", "workspace.stopped"]
     assert told(job.attempt)[-3:] == expected
@@ -399,7 +408,9 @@ def test_a_stop_that_becomes_a_delete_on_the_way_ends_as_a_delete() -> None:
     for act in ("observe", "stop", "remove", "remove network"):
         attempt = asked()
         engine = Engine(running={attempt.run_id})
-        engine.on[act] = lambda of=attempt: ask(wish(of.workspace_id, DELETE))  # type: ignore[misc]
+        engine.on[act] = lambda of=attempt: request_transition(
+            transition_request(of.workspace_id, DELETE)
+        )  # type: ignore[misc]
         attend(engine)
         assert Workspace.objects.get(pk=attempt.workspace_id).deleted_at is not None, act
         assert not Transition.objects.open().exists()
@@ -447,7 +458,7 @@ def test_one_intent_that_fails_for_a_reason_of_ours_keeps_no_other_waiting() -> 
 def test_a_container_that_cannot_be_stopped_or_read_is_removed_nevertheless(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fulfilment, "DRAIN_WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(execution, "DRAIN_WAITS", (0.0, 0.0, 0.0))
     attempt = asked()
     engine = Engine(running={attempt.run_id})
 
@@ -487,8 +498,8 @@ def test_another_engines_workspace_is_left_to_a_worker_of_that_engine() -> None:
     engine = Engine()
     attend(engine)
     assert engine.acts() == []
-    intent = Transition.objects.get(workspace_id=attempt.workspace_id)
-    assert (intent.waiting_code, intent.worker_id) == ("other-engine", "")
+    transition = Transition.objects.get(workspace_id=attempt.workspace_id)
+    assert (transition.waiting_code, transition.worker_id) == ("other-engine", "")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -498,7 +509,7 @@ def test_nothing_is_removed_while_a_worker_still_lets_go_of_a_cancelled_build(
 ) -> None:
     job = claim(make_job())
     make_worker("worker-a")
-    assert ask(wish(job.attempt.workspace_id, kind))
+    assert request_transition(transition_request(job.attempt.workspace_id, kind))
     engine = Engine()
     attend(engine, "worker-b")
     assert engine.acts() == []
@@ -513,7 +524,7 @@ def test_nothing_is_removed_while_a_worker_still_lets_go_of_a_cancelled_build(
 def test_a_dead_worker_lets_go_of_a_cancelled_build_by_being_dead() -> None:
     job = claim(make_job())
     make_worker("worker-a", seen=2 * STALE)
-    assert ask(wish(job.attempt.workspace_id, DELETE))
+    assert request_transition(transition_request(job.attempt.workspace_id, DELETE))
     attend(Engine(), "worker-b")
     assert not Transition.objects.open().exists()
 
@@ -525,8 +536,8 @@ def test_a_worker_that_stops_gives_its_intent_back() -> None:
     engine = Engine()
     engine.on["engine_id"] = stopped.set
     transition_worker(engine).run(stopped)
-    intent = Transition.objects.get()
-    assert (intent.worker_id, intent.lease_expires_at) == ("", None)
+    transition = Transition.objects.get()
+    assert (transition.worker_id, transition.lease_expires_at) == ("", None)
     attend(Engine(), "worker-b")
     assert not Transition.objects.open().exists()
 
@@ -548,7 +559,7 @@ def test_the_reconciler_leaves_what_is_being_stopped_to_who_stops_it() -> None:
 def test_a_stop_beside_the_reconciler_is_no_loss() -> None:
     attempt = ready_attempt()
     engine = Engine()
-    engine.on["list"] = lambda: ask(wish(attempt.workspace_id))
+    engine.on["list"] = lambda: request_transition(transition_request(attempt.workspace_id))
     reconcile(engine, instance_id="test", grace=timedelta(), keep_ended=timedelta())
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
 
@@ -565,7 +576,7 @@ def test_the_reconciler_removes_volumes_of_deleted_workspaces_and_of_no_others()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_several_threads_of_a_worker_fulfil_several_intents() -> None:
+def test_several_threads_of_a_worker_carry_out_several_transitions() -> None:
     attempts = [asked() for _ in range(6)]
     engine = Engine(running={attempt.run_id for attempt in attempts})
     mine = transition_worker(engine)

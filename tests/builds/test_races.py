@@ -47,8 +47,8 @@ def ended_job() -> BuildJob:
     return job
 
 
-def intent(job: BuildJob, key: str | None = None) -> NewSandbox:
-    """Return the wish to start the job's workspace again."""
+def start_request(job: BuildJob, key: str | None = None) -> NewSandbox:
+    """Return the request to start the job's workspace again."""
     return NewSandbox(
         owner_user_id=OWNER,
         registry_id="default",
@@ -66,7 +66,7 @@ def intent(job: BuildJob, key: str | None = None) -> NewSandbox:
 def test_simultaneous_starts_with_one_key_all_get_the_first_answer() -> None:
     job = ended_job()
 
-    got = at_once(6, lambda _: start_sandbox(intent(job, "once")))
+    got = at_once(6, lambda _: start_sandbox(start_request(job, "once")))
 
     assert len({one.answer["sandboxId"] for one in got}) == 1
     assert sum(one.replayed for one in got) == 5

@@ -22,7 +22,7 @@ from tests.runs.ready import ready_attempt, ready_attempts
 from workspaces import services as workspaces
 from workspaces.lifecycle.reconciler import Orphans, Reconciliation, reconcile
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
-from workspaces.runtimes.base import LaunchError, ObservedRuntime, Salvage
+from workspaces.runtimes.base import Collect, LaunchError, ObservedRuntime
 
 pytestmark = pytest.mark.django_db
 GRACE, KEEP = timedelta(minutes=1), timedelta(days=1)
@@ -69,7 +69,7 @@ class Engine(NoEngine):
         self.between()
         return shown
 
-    def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+    def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
         self.removed.append(run_id)
         return self.containers.pop(run_id, None) is not None
 
@@ -213,9 +213,9 @@ def test_a_launch_that_began_during_the_pass_keeps_its_network() -> None:
     began: list[Attempt] = []
 
     class BusyEngine(Engine):
-        def remove(self, run_id: uuid.UUID, *, salvage: Salvage | None = None) -> bool:
+        def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
             began.append(claim(make_job()).attempt)
-            return super().remove(run_id, salvage=salvage)
+            return super().remove(run_id, collect=collect)
 
     engine = BusyEngine({unwanted: running(unwanted)})
     assert once(engine) == Reconciliation(removed=1)

@@ -208,7 +208,7 @@ def test_failures_of_deleted_workspaces_are_nobodys_concern(house: House) -> Non
     shown = section(start_page(staff()), "failed")
     assert "swept-away" not in shown
     assert "mended" not in shown
-    for where, number in ((listing.where, listing.number), ("standing=history", 2)):
+    for where, number in ((listing.where, listing.number), ("state=history", 2)):
         listed = staff().get(f"/admin/workspaces/sandbox/?{where}")
         assert listed.context["cl"].result_count == number
 

@@ -43,7 +43,7 @@ def runs(argument: str) -> bool:
 
 
 @contextmanager
-def standing_still(pid: int | None) -> Iterator[None]:
+def suspended(pid: int | None) -> Iterator[None]:
     """Freeze a process of somebody else inside the block (SIGSTOP, SIGCONT)."""
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import requests
 
-from tests.chaos.processes import standing_still, wait_for
+from tests.chaos.processes import suspended, wait_for
 from tests.chaos.sandboxes import blueprint, started
 from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
@@ -29,7 +29,7 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
             lost.append(error)
 
     # A broker that stands still keeps the API between its commit and the message.
-    with standing_still(stack.rabbitmq.pid):
+    with suspended(stack.rabbitmq.pid):
         client = threading.Thread(target=ask)
         client.start()
         wait_for(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.chaos.processes import runs, standing_still, wait_for
+from tests.chaos.processes import runs, suspended, wait_for
 from tests.chaos.sandboxes import blueprint, nap, started
 from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
@@ -57,7 +57,7 @@ def test_a_sandbox_that_could_not_be_queued_has_failed_for_good(stack: Stack) ->
 
 def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stack) -> None:
     started_at = time.monotonic()
-    with standing_still(stack.rabbitmq.pid):
+    with suspended(stack.rabbitmq.pid):
         refused = stack.send(stack.request_body(blueprint()))
     assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
     assert time.monotonic() - started_at < 60
@@ -69,7 +69,7 @@ def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: Stac
     worker = stack.start_worker(
         WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="50", WORKER_SWEEP_INTERVAL_MS="50"
     )
-    with standing_still(stack.rabbitmq.pid):
+    with suspended(stack.rabbitmq.pid):
         job = stack.post(blueprint())
     assert worker.says("job_found_by_sweeper") == 1
     assert_ready(stack, job, claims=1)

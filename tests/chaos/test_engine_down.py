@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.processes import runs, wait_for
 from tests.chaos.sandboxes import Started, blueprint, nap
 from tests.chaos.stack import Stack
-from tests.chaos.test_intents import (
+from tests.chaos.test_transitions import (
     assert_deleted,
     assert_stopped,
     delete,

@@ -12,7 +12,7 @@ import requests
 from tests.chaos.processes import wait_for
 from tests.chaos.sandboxes import blueprint, started
 from tests.chaos.stack import Stack
-from tests.chaos.test_intents import stop, wait_until
+from tests.chaos.test_transitions import stop, wait_until
 from tests.chaos.verdict import assert_nothing_open, assert_ready
 from tests.disks import fill, read_only, small_disk
 

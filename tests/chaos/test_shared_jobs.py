@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.chaos.processes import standing_still, wait_for
+from tests.chaos.processes import suspended, wait_for
 from tests.chaos.sandboxes import blueprint, nap
 from tests.chaos.stack import UNSUSPICIOUS, Stack
 from tests.chaos.verdict import assert_ready
@@ -29,7 +29,7 @@ def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
 
 def test_sweepers_and_messages_that_meet_at_a_job_start_it_once(stack: Stack) -> None:
     jobs = [stack.post(blueprint()) for _ in range(4)]
-    with standing_still(stack.rabbitmq.pid):
+    with suspended(stack.rabbitmq.pid):
         workers = [
             stack.launch_worker(
                 WORKSPACE_BUILD_QUEUE_PREFETCH="2", WORKER_SWEEP_INTERVAL_MS="50", **UNSUSPICIOUS

@@ -14,7 +14,7 @@ from controlplane.work.notifications import announce, listen
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PATIENCE = 30
+WAIT_SECONDS = 30
 """Seconds after which a test has failed; nothing takes nearly as long."""
 
 
@@ -41,11 +41,11 @@ class Ear:
         """Have it listen during the block."""
         self._thread.start()
         try:
-            assert self.heard.acquire(timeout=PATIENCE), "the first look"
+            assert self.heard.acquire(timeout=WAIT_SECONDS), "the first look"
             yield
         finally:
             self.stopped.set()
-            self._thread.join(PATIENCE)
+            self._thread.join(WAIT_SECONDS)
             assert not self._thread.is_alive()
 
 
@@ -55,7 +55,7 @@ def test_an_announcement_is_heard_when_it_is_committed_and_not_before() -> None:
         with transaction.atomic():
             announce(ear.channel)
             assert not ear.heard.acquire(timeout=0.5)
-        assert ear.heard.acquire(timeout=PATIENCE)
+        assert ear.heard.acquire(timeout=WAIT_SECONDS)
 
 
 def test_what_is_rolled_back_or_announced_elsewhere_is_not_heard() -> None:
@@ -67,7 +67,7 @@ def test_what_is_rolled_back_or_announced_elsewhere_is_not_heard() -> None:
         announce(f"{ear.channel}_not")
         assert not ear.heard.acquire(timeout=0.5)
         announce(ear.channel)
-        assert ear.heard.acquire(timeout=PATIENCE)
+        assert ear.heard.acquire(timeout=WAIT_SECONDS)
 
 
 def test_a_listener_whose_connection_is_ended_says_so_instead_of_waiting_for_ever() -> None:
@@ -79,5 +79,5 @@ def test_a_listener_whose_connection_is_ended_says_so_instead_of_waiting_for_eve
             " AND query LIKE %s",
             [f'LISTEN "{ear.channel}"%'],
         )
-        ear._thread.join(PATIENCE)
+        ear._thread.join(WAIT_SECONDS)
     assert ear.error is not None

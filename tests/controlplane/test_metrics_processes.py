@@ -21,13 +21,13 @@ from tests.worker_process import CommandProcess, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"WORKER_HEARTBEAT_INTERVAL_MS": "500", "WORKER_SWEEP_INTERVAL_MS": "300"}
-PATIENCE_SECONDS = 120.0
+WAIT_SECONDS = 120.0
 
 
 def eventually(condition: object, what: str) -> None:
     """Wait for up to two minutes: the machine may be at something else."""
     assert callable(condition)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"still not: {what}"
         time.sleep(0.2)
@@ -113,7 +113,7 @@ def test_one_scrape_shows_what_all_processes_of_the_api_answered(tmp_path: Path)
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("command", "worker"), [("buildworker", "build"), ("runworker", "run")])
 def test_the_counts_of_workers_survive_their_end(tmp_path: Path, command: str, worker: str) -> None:
-    labels = {"worker": worker, "duty": "sweep", "outcome": "done"}
+    labels = {"worker": worker, "task": "sweep", "outcome": "done"}
 
     def swept() -> float:
         return scrape().value("svc_sweeps_total", **labels)

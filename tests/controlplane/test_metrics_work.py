@@ -84,7 +84,7 @@ def test_a_job_is_counted_by_how_its_worker_was_done_with_it(
     assert counts(BUILD_JOBS.name) == {(outcome,): 2}
 
 
-def test_a_duty_that_fails_is_counted_and_ends_nothing() -> None:
+def test_a_task_that_fails_is_counted_and_ends_nothing() -> None:
     def broken() -> None:
         raise ValueError("a fault of ours")
 

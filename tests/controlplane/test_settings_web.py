@@ -116,7 +116,7 @@ PROCESSES = {
     "the build worker's container": ["-m", "deploy.worker"],
     "the run worker": ["manage.py", "runworker"],
     "the SSH gateway": ["manage.py", "sshgateway"],
-    "the engine's door": ["manage.py", "enginedoor"],
+    "the engine's proxy": ["manage.py", "engineproxy"],
     "the migration": ["manage.py", "migrate", "--noinput", "--skip-checks"],
 }
 

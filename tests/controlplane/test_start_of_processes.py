@@ -42,7 +42,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("builds", "buildworker"),
         ("runs", "runworker"),
         ("runs", "sshgateway"),
-        ("workspaces", "enginedoor"),
+        ("workspaces", "engineproxy"),
     ],
 )
 def test_a_process_without_pages_reads_none(app: str, command: str) -> None:

@@ -25,13 +25,13 @@ from controlplane.logging import carried, logging_config, named_process
 from tests.worker_process import CommandProcess
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 120.0
+WAIT_SECONDS = 120.0
 log = structlog.get_logger("tests")
 
 
 def eventually(condition: Callable[[], object], what: str) -> None:
     """Wait for up to two minutes: the machine may be at something else."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"still not: {what}"
         time.sleep(0.1)
@@ -215,19 +215,19 @@ def test_the_http_server_speaks_as_the_rest_does(tmp_path: Path) -> None:
     assert {line["request_id"] for line in answered} == {"r-9"}
 
 
-def test_the_lines_of_the_door_name_it(tmp_path: Path) -> None:
-    door = subprocess.Popen(
-        [sys.executable, "manage.py", "enginedoor", "--listen", str(tmp_path / "door.sock")],
+def test_the_lines_of_the_proxy_name_it(tmp_path: Path) -> None:
+    proxy = subprocess.Popen(
+        [sys.executable, "manage.py", "engineproxy", "--listen", str(tmp_path / "proxy.sock")],
         cwd=ROOT,
         env={**os.environ, "SVC_LOG_FORMAT": "json"},
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert door.stderr is not None
+    assert proxy.stderr is not None
     try:
-        opened = json.loads(door.stderr.readline())
+        opened = json.loads(proxy.stderr.readline())
     finally:
-        door.terminate()
-        door.communicate(timeout=PATIENCE_SECONDS)
-    assert opened["event"] == "door_open"
-    assert opened["door_id"].startswith(f"{socket.gethostname()}-{door.pid}-")
+        proxy.terminate()
+        proxy.communicate(timeout=WAIT_SECONDS)
+    assert opened["event"] == "engine_proxy_started"
+    assert opened["engine_proxy_id"].startswith(f"{socket.gethostname()}-{proxy.pid}-")

@@ -389,14 +389,14 @@ def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> No
     }
 
 
-def test_who_has_no_socket_goes_through_the_door(composed: dict[str, Any]) -> None:
+def test_who_has_no_socket_goes_through_the_proxy(composed: dict[str, Any]) -> None:
     for name in ("runworker", "sshgateway"):
         service = composed["services"][name]
-        assert _environment(service)["DOCKER_HOST"] == "unix:///run/svc-door/engine.sock"
-        assert "/run/svc-door" in _mounts(service)
+        assert _environment(service)["DOCKER_HOST"] == "unix:///run/svc-engineproxy/engine.sock"
+        assert "/run/svc-engineproxy" in _mounts(service)
 
 
-def test_the_broker_keeps_its_name_its_data_and_its_patience(composed: dict[str, Any]) -> None:
+def test_the_broker_keeps_its_name_its_data_and_its_timeout(composed: dict[str, Any]) -> None:
     broker = composed["services"]["rabbitmq"]
     environment = _environment(broker)
     assert broker["hostname"] == "rabbitmq"

@@ -63,9 +63,9 @@ def test_each_command_exists(unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_only_the_worker_and_the_door_are_in_the_engines_group(unit: str) -> None:
+def test_only_the_worker_and_the_proxy_are_in_the_engines_group(unit: str) -> None:
     in_it = _values(unit, "SupplementaryGroups") == ["docker"]
-    assert in_it == (unit in {"svc-buildworker.service", "svc-enginedoor.service"})
+    assert in_it == (unit in {"svc-buildworker.service", "svc-engineproxy.service"})
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -77,7 +77,7 @@ def test_nobody_runs_as_root_or_becomes_it(unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["svc-runworker.service", "svc-sshgateway.service"])
-def test_who_uses_the_door_knows_neither_accounts_nor_the_engine(unit: str) -> None:
+def test_who_uses_the_proxy_knows_neither_accounts_nor_the_engine(unit: str) -> None:
     (unset,) = _values(unit, "UnsetEnvironment")
     assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "WEB_AUTH_SECRET"} <= set(unset.split())
-    assert "DOCKER_HOST=unix:///run/svc-door/engine.sock" in _values(unit, "Environment")
+    assert "DOCKER_HOST=unix:///run/svc-engineproxy/engine.sock" in _values(unit, "Environment")

@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.conftest import GitServer, Stack
 from tests.e2e.runs import RAW
 from tests.e2e.ssh import HOST, SECONDS, Client
-from tests.e2e.ssh_door import Door, door_of, gone
+from tests.e2e.ssh_access import SshAccess, access_of, gone
 from tests.gateway_process import free_port
 from tests.worker_process import eventually
 
@@ -59,18 +59,18 @@ server.serve_forever()
 
 
 @pytest.fixture(scope="module")
-def door(
+def access(
     stack: Stack, git_server: GitServer, run_queue: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Door]:
+) -> Iterator[SshAccess]:
     """One workspace for all tests here."""
-    with door_of(stack, git_server, run_queue, tmp_path_factory.mktemp("connections")) as made:
+    with access_of(stack, git_server, run_queue, tmp_path_factory.mktemp("connections")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def client(door: Door) -> Client:
+def client(access: SshAccess) -> Client:
     """A client that may enter it."""
-    return door.client()
+    return access.client()
 
 
 def fetched(url: str, data: bytes | None = None) -> bytes:
@@ -83,9 +83,9 @@ def fetched(url: str, data: bytes | None = None) -> bytes:
 
 
 def test_20_channels_of_one_connection_are_one_run_whose_commands_are_told_apart(
-    door: Door, client: Client
+    access: SshAccess, client: Client
 ) -> None:
-    with door.run() as run, client.connection() as shared, ThreadPoolExecutor(CHANNELS) as pool:
+    with access.run() as run, client.connection() as shared, ThreadPoolExecutor(CHANNELS) as pool:
         command = "echo here; cat; sleep 0.1; echo number {0} >&2; exit {0}"
         asked = [
             pool.submit(client.command, command.format(number), *shared, given=b"%d\n" % number)
@@ -98,17 +98,17 @@ def test_20_channels_of_one_connection_are_one_run_whose_commands_are_told_apart
                 b"here\n%d\n" % number,
                 f"number {number}\n",
             )
-    assert door.place.ended(run.id)["status"] == "completed"
-    assert door.place.loss(run.id)["complete"]
-    started = door.place.timeline(run.id, "processStarted")
+    assert access.place.ended(run.id)["status"] == "completed"
+    assert access.place.loss(run.id)["complete"]
+    started = access.place.timeline(run.id, "processStarted")
     leaders = [event for event in started if "channel" in event["ref"]]
     assert len({event["ref"]["channel"] for event in leaders}) == CHANNELS
     wrote = set()
     for event in leaders:
         path = f"/v1/runs/{run.id}/scrollback?stream=stdout&processId={event['processId']}"
-        wrote.add(door.place.stack.api.get(path, headers=RAW).content)
+        wrote.add(access.place.stack.api.get(path, headers=RAW).content)
     assert wrote == {b"here\n%d\n" % number for number in range(CHANNELS)}
-    door.place.verify(run.id)
+    access.place.verify(run.id)
 
 
 def test_channels_of_one_connection_are_open_at_once(client: Client) -> None:
@@ -130,12 +130,12 @@ def test_every_exit_code_is_told(client: Client) -> None:
         ]
 
 
-def test_a_channel_whose_client_is_killed_ends_alone(door: Door, client: Client) -> None:
+def test_a_channel_whose_client_is_killed_ends_alone(access: SshAccess, client: Client) -> None:
     with client.connection() as shared:
         script = "echo $$; exec sleep 600"
         with client.begun(script, *shared) as killed, client.begun(script, *shared) as kept:
             killed.process.kill()
-            gone(door.place, killed.line)
+            gone(access.place, killed.line)
             assert client.said(f"kill -0 {kept.line} && echo still", *shared) == b"still\n"
             assert kept.process.poll() is None
 
@@ -147,32 +147,32 @@ def test_a_slow_reader_holds_nobody_else_up(client: Client) -> None:
 
 
 def test_a_connection_of_nothing_but_keepalives_stays_and_is_a_run(
-    door: Door, client: Client
+    access: SshAccess, client: Client
 ) -> None:
     path = client.folder / "idle.log"
     alive = ("-v", "-E", str(path), "-o", "ServerAliveInterval=1")
-    with door.run() as run, client.connection(*alive) as shared:
+    with access.run() as run, client.connection(*alive) as shared:
         eventually(
             lambda: path.read_text().count("keepalive@openssh.com") >= 5,
             what="the gateway has asked five times whether the client is there",
         )
-        assert door.place.read(door.runs()[0])["status"] == "running"
+        assert access.place.read(access.runs()[0])["status"] == "running"
         assert client.said("echo still", *shared) == b"still\n"
-    assert door.place.completed(run.id)
+    assert access.place.completed(run.id)
 
 
 def test_a_connection_without_any_command_is_a_run_that_completed(
-    door: Door, client: Client
+    access: SshAccess, client: Client
 ) -> None:
-    before = len(door.runs())
-    with door.run() as run, client.connection():
-        eventually(lambda: len(door.runs()) > before, what="the run is announced")
+    before = len(access.runs())
+    with access.run() as run, client.connection():
+        eventually(lambda: len(access.runs()) > before, what="the run is announced")
         eventually(
-            lambda: door.place.read(door.runs()[0])["status"] == "running", what="it has begun"
+            lambda: access.place.read(access.runs()[0])["status"] == "running", what="it has begun"
         )
-    shown = door.place.completed(run.id)
+    shown = access.place.completed(run.id)
     assert "exitCode" not in shown
-    assert door.place.timeline(run.id, "processStarted") == []
+    assert access.place.timeline(run.id, "processStarted") == []
 
 
 # ---------------------------------------------------------------- forwarded ports
@@ -186,10 +186,10 @@ def web(client: Client) -> Iterator[int]:
 
 
 def test_a_forwarded_port_carries_many_requests_at_once(
-    door: Door, client: Client, web: int
+    access: SshAccess, client: Client, web: int
 ) -> None:
     port = free_port()
-    with door.run() as run, client.connection("-L", f"{port}:localhost:{web}"):
+    with access.run() as run, client.connection("-L", f"{port}:localhost:{web}"):
         url = f"http://127.0.0.1:{port}"
         sizes = [4 * MIB + number for number in range(REQUESTS)]
         with ThreadPoolExecutor(REQUESTS) as pool:
@@ -198,12 +198,12 @@ def test_a_forwarded_port_carries_many_requests_at_once(
             assert body == hashlib.shake_256(f"/{size}".encode()).digest(size)
         sent = os.urandom(8 * MIB)
         assert fetched(url, sent) == hashlib.sha256(sent).hexdigest().encode()
-    door.place.completed(run.id)
-    opened = door.place.timeline(run.id, "forwardOpened")
+    access.place.completed(run.id)
+    opened = access.place.timeline(run.id, "forwardOpened")
     assert {(event["ref"]["host"], event["ref"]["port"]) for event in opened} == {
         ("localhost", web)
     }
-    closed = [event["ref"] for event in door.place.timeline(run.id, "forwardClosed")]
+    closed = [event["ref"] for event in access.place.timeline(run.id, "forwardClosed")]
     assert len(opened) == len(closed) == REQUESTS + 1
     assert max(event["sentBytes"] for event in closed) > 8 * MIB
     assert sum(event["receivedBytes"] > 4 * MIB for event in closed) == REQUESTS
@@ -258,7 +258,7 @@ def server_archive() -> bytes:
 
 
 def test_an_editor_installs_its_server_starts_it_and_finds_it_again(
-    door: Door, client: Client
+    access: SshAccess, client: Client
 ) -> None:
     start = (
         "cd ~/.editor-server/server && { setsid nohup python3 server.py > log 2>&1 < /dev/null &"
@@ -266,7 +266,7 @@ def test_an_editor_installs_its_server_starts_it_and_finds_it_again(
     )
     port = free_port()
     forward = ("-L", f"{port}:127.0.0.1:")
-    with door.run() as run, client.connection() as shared:
+    with access.run() as run, client.connection() as shared:
         assert client.said("uname -sm", *shared).startswith(b"Linux ")
         assert client.said("mkdir -p ~/.editor-server && echo made", *shared) == b"made\n"
         assert client.command("test -e ~/.editor-server/server", *shared).code == 1
@@ -277,12 +277,12 @@ def test_an_editor_installs_its_server_starts_it_and_finds_it_again(
         added = client.ssh(*shared, "-O", "forward", forward[0], f"{forward[1]}{web}", HOST)
         assert added.code == 0, added
         assert fetched(f"http://127.0.0.1:{port}/5") == hashlib.shake_256(b"/5").digest(5)
-    door.place.completed(run.id)
+    access.place.completed(run.id)
 
     with client.connection(forward[0], f"{forward[1]}{web}") as shared:
         assert fetched(f"http://127.0.0.1:{port}/7") == hashlib.shake_256(b"/7").digest(7)
         assert client.said(f"kill {pid} && echo killed", *shared) == b"killed\n"
-    gone(door.place, pid)
+    gone(access.place, pid)
     client.said("rm -r ~/.editor-server")
 
 
@@ -290,7 +290,7 @@ def test_an_editor_installs_its_server_starts_it_and_finds_it_again(
 
 
 def test_a_tool_copies_its_module_and_runs_it_over_a_connection_that_it_leaves_open(
-    door: Door, client: Client, tmp_path: Path
+    access: SshAccess, client: Client, tmp_path: Path
 ) -> None:
     """What Ansible does: the first command opens the connection, and it outlives the command."""
     module = tmp_path / "module.py"
@@ -306,7 +306,7 @@ def test_a_tool_copies_its_module_and_runs_it_over_a_connection_that_it_leaves_o
         f"ControlPath={path}",
     )
     folder = "~/.ansible/tmp/ansible-1"
-    with door.run() as run:
+    with access.run() as run:
         home = client.said("/bin/sh -c 'echo ~ && sleep 0'", *kept).decode().strip()
         made = f'( umask 77 && mkdir -p "$( echo {folder} )" && echo done ) && sleep 0'
         assert client.said(f"/bin/sh -c '{made}'", *kept) == b"done\n"
@@ -323,4 +323,4 @@ def test_a_tool_copies_its_module_and_runs_it_over_a_connection_that_it_leaves_o
         assert b'{"got": "typed' in terminal.said
         client.said(f"/bin/sh -c 'rm -f -r {folder} > /dev/null 2>&1 && sleep 0'", *kept)
         assert client.ssh("-S", str(path), "-O", "exit", HOST).code == 0
-    door.place.completed(run.id)
+    access.place.completed(run.id)

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.conftest import GitServer, Stack
 from tests.e2e.runs import REPOSITORY
 from tests.e2e.ssh import HOST, Client, Done
-from tests.e2e.ssh_door import Door, door_of
+from tests.e2e.ssh_access import SshAccess, access_of
 from tests.scm.conftest import git
 
 pytestmark = pytest.mark.docker
@@ -25,18 +25,18 @@ AWAY = "/tmp/away"
 
 
 @pytest.fixture(scope="module")
-def door(
+def access(
     stack: Stack, git_server: GitServer, run_queue: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Door]:
+) -> Iterator[SshAccess]:
     """One workspace for all tests here."""
-    with door_of(stack, git_server, run_queue, tmp_path_factory.mktemp("copying")) as made:
+    with access_of(stack, git_server, run_queue, tmp_path_factory.mktemp("copying")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def client(door: Door) -> Client:
+def client(access: SshAccess) -> Client:
     """A client that may enter it."""
-    return door.client()
+    return access.client()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,11 +46,11 @@ def _clients_are_installed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(door: Door) -> Iterator[None]:
+def _nothing_is_left(access: SshAccess) -> Iterator[None]:
     """Remove what was copied."""
-    door.place.inside(f"mkdir {AWAY}")
+    access.place.inside(f"mkdir {AWAY}")
     yield
-    door.place.inside(f"rm -rf {AWAY}")
+    access.place.inside(f"rm -rf {AWAY}")
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def sums(root: Path) -> list[str]:
     )
 
 
-def sums_inside(door: Door, folder: str) -> list[str]:
+def sums_inside(access: SshAccess, folder: str) -> list[str]:
     """Return the same of a folder of the workspace."""
-    said = door.place.inside(f"cd {folder} && find . -type f -print0 | xargs -0 sha256sum -z")
+    said = access.place.inside(f"cd {folder} && find . -type f -print0 | xargs -0 sha256sum -z")
     return sorted(line for line in said.split("\0") if line)
 
 
@@ -113,17 +113,17 @@ def copied(client: Client, *argv: str, **how: object) -> Done:
 
 @pytest.mark.parametrize("way", ["-s", "-O"])
 def test_scp_copies_a_tree_there_and_back(
-    door: Door, client: Client, tree: Path, tmp_path: Path, way: str
+    access: SshAccess, client: Client, tree: Path, tmp_path: Path, way: str
 ) -> None:
     scp = ("scp", "-F", str(client.config), way, "-rp")
-    with door.run() as run:
+    with access.run() as run:
         copied(client, *scp, str(tree), f"{HOST}:{AWAY}")
-    assert sums_inside(door, f"{AWAY}/tree") == sums(tree)
+    assert sums_inside(access, f"{AWAY}/tree") == sums(tree)
     copied(client, *scp, f"{HOST}:{AWAY}/tree", str(tmp_path / "back"))
     assert described(tmp_path / "back") == described(tree)
     assert (tmp_path / "back" / "big").stat().st_mtime == 1_500_000_000
-    door.place.completed(run.id)
-    (started,) = door.place.timeline(run.id, "processStarted")[:1]
+    access.place.completed(run.id)
+    (started,) = access.place.timeline(run.id, "processStarted")[:1]
     assert started["ref"]["kind"] == ("subsystem" if way == "-s" else "exec")
 
 
@@ -143,7 +143,7 @@ def test_scp_says_what_it_cannot_copy(client: Client, tmp_path: Path, way: str) 
 
 
 def test_sftp_does_what_its_batch_says(
-    door: Door, client: Client, tree: Path, tmp_path: Path
+    access: SshAccess, client: Client, tree: Path, tmp_path: Path
 ) -> None:
     batch = tmp_path / "batch"
     batch.write_text(
@@ -162,19 +162,19 @@ def test_sftp_does_what_its_batch_says(
         "mkdir away\n"
         "rmdir away\n"
     )
-    with door.run() as run:
+    with access.run() as run:
         done = copied(client, "sftp", "-F", str(client.config), "-b", str(batch), HOST)
     said = done.out.decode()
     assert f"Remote working directory: {REPOSITORY}" in said
     assert "-rw-r-----" in said
     assert (tmp_path / "got").read_bytes() == (tree / "big").read_bytes()
-    listed = door.place.inside(f"cd {AWAY} && find . | sort && stat -c %a made/two")
+    listed = access.place.inside(f"cd {AWAY} && find . | sort && stat -c %a made/two")
     assert listed.split() == [".", "./made", "./made/link", "./made/two", "640"]
-    door.place.completed(run.id)
+    access.place.completed(run.id)
 
 
 def test_sftp_goes_on_with_a_file_where_it_was_left(
-    door: Door, client: Client, tree: Path, tmp_path: Path
+    access: SshAccess, client: Client, tree: Path, tmp_path: Path
 ) -> None:
     whole = (tree / "big").read_bytes()
     (tmp_path / "part").write_bytes(whole[:1_000_000])
@@ -186,7 +186,7 @@ def test_sftp_goes_on_with_a_file_where_it_was_left(
     )
     copied(client, "sftp", "-F", str(client.config), "-b", str(batch), HOST)
     assert (tmp_path / "part").read_bytes() == whole
-    assert sums_inside(door, AWAY) == [f"{hashlib.sha256(whole).hexdigest()}  ./file"]
+    assert sums_inside(access, AWAY) == [f"{hashlib.sha256(whole).hexdigest()}  ./file"]
 
 
 def test_sftp_ends_its_batch_at_the_first_fault(client: Client, tmp_path: Path) -> None:
@@ -219,37 +219,37 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_rsync_takes_5000_files_there_and_back(
-    door: Door, client: Client, many: Path, tmp_path: Path
+    access: SshAccess, client: Client, many: Path, tmp_path: Path
 ) -> None:
     rsync = ("rsync", "-a", "--stats", "--no-owner", "--no-group")
-    with door.run() as run:
+    with access.run() as run:
         copied(client, *rsync, f"{many}/", f"{HOST}:{AWAY}/many/")
-    assert sums_inside(door, f"{AWAY}/many") == sums(many)
+    assert sums_inside(access, f"{AWAY}/many") == sums(many)
     copied(client, *rsync, f"{HOST}:{AWAY}/many/", f"{tmp_path}/back/")
     assert described(tmp_path / "back") == described(many)
     again = copied(client, *rsync, f"{many}/", f"{HOST}:{AWAY}/many/")
     assert b"Number of regular files transferred: 0\n" in again.out
-    door.place.completed(run.id)
+    access.place.completed(run.id)
 
 
 def test_rsync_that_may_not_write_ends_its_connection_and_the_record_says_why(
-    door: Door, client: Client, tree: Path
+    access: SshAccess, client: Client, tree: Path
 ) -> None:
     # It kills its ssh as soon as it knows, which may be before that has shown the reason.
     for _ in range(5):
-        with door.run() as run:
+        with access.run() as run:
             assert client.run("rsync", "-a", f"{tree}/", f"{HOST}:/etc/no/").code == 11
-        assert door.place.ended(run.id)["exitCode"] == 11
-        assert b"ermission denied" in door.place.output(run.id, "stderr")
+        assert access.place.ended(run.id)["exitCode"] == 11
+        assert b"ermission denied" in access.place.output(run.id, "stderr")
 
 
 # ---------------------------------------------------------------- git
 
 
 def test_git_clones_from_the_workspace_and_pushes_to_it(
-    door: Door, client: Client, tmp_path: Path
+    access: SshAccess, client: Client, tmp_path: Path
 ) -> None:
-    door.place.inside(f"git init -q --bare -b trunk {AWAY}/shared.git")
+    access.place.inside(f"git init -q --bare -b trunk {AWAY}/shared.git")
     first = tmp_path / "first"
     first.mkdir()
     git(first, "init", "-q", "-b", "trunk")
@@ -257,7 +257,7 @@ def test_git_clones_from_the_workspace_and_pushes_to_it(
         (first / f"file-{number}").write_bytes(random.Random(number).randbytes(20_000))
     git(first, "add", ".")
     git(first, "commit", "-q", "-m", "first")
-    with door.run() as run:
+    with access.run() as run:
         copied(client, "git", "-C", str(first), "push", "-q", f"{HOST}:{AWAY}/shared.git", "trunk")
     copied(client, "git", "clone", "-q", f"{HOST}:{AWAY}/shared.git", str(tmp_path / "second"))
     assert git(tmp_path / "second", "rev-parse", "HEAD") == git(first, "rev-parse", "HEAD")
@@ -267,16 +267,16 @@ def test_git_clones_from_the_workspace_and_pushes_to_it(
     copied(client, "git", "-C", str(tmp_path / "second"), "push", "-q")
     copied(client, "git", "-C", str(first), "pull", "-q", f"{HOST}:{AWAY}/shared.git", "trunk")
     assert (first / "new").read_text() == "new\n"
-    assert door.place.inside(f"git -C {AWAY}/shared.git log --format=%s trunk") == "second\nfirst"
-    door.place.completed(run.id)
+    assert access.place.inside(f"git -C {AWAY}/shared.git log --format=%s trunk") == "second\nfirst"
+    access.place.completed(run.id)
 
 
 def test_git_clones_the_workspaces_own_repository(
-    door: Door, client: Client, tmp_path: Path
+    access: SshAccess, client: Client, tmp_path: Path
 ) -> None:
     url = f"ssh://{HOST}{REPOSITORY}"
     copied(client, "git", "clone", "-q", url, str(tmp_path / "clone"))
-    head = door.place.inside(f"git -C {REPOSITORY} rev-parse HEAD")
+    head = access.place.inside(f"git -C {REPOSITORY} rev-parse HEAD")
     assert git(tmp_path / "clone", "rev-parse", "HEAD") == head
 
 

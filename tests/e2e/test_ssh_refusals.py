@@ -14,7 +14,7 @@ from tests.conftest import OWNER
 from tests.e2e.api_relay import Exchange, Relay, relay_to
 from tests.e2e.conftest import HARNESS, GitServer, Stack
 from tests.e2e.ssh import HOST, SECONDS, Client, Done
-from tests.e2e.ssh_door import Door, door_of
+from tests.e2e.ssh_access import SshAccess, access_of
 from tests.worker_process import eventually
 
 pytestmark = pytest.mark.docker
@@ -26,18 +26,18 @@ PLAIN = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
 
 
 @pytest.fixture(scope="module")
-def door(
+def access(
     stack: Stack, git_server: GitServer, run_queue: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Door]:
+) -> Iterator[SshAccess]:
     """One workspace for all tests here."""
-    with door_of(stack, git_server, run_queue, tmp_path_factory.mktemp("refusals")) as made:
+    with access_of(stack, git_server, run_queue, tmp_path_factory.mktemp("refusals")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def client(door: Door) -> Client:
+def client(access: SshAccess) -> Client:
     """A client that may enter it."""
-    return door.client()
+    return access.client()
 
 
 def refused(client: Client, *options: str) -> str:
@@ -49,27 +49,27 @@ def refused(client: Client, *options: str) -> str:
     return done.err
 
 
-def assert_untouched(door: Door, runs: list[str]) -> None:
+def assert_untouched(access: SshAccess, runs: list[str]) -> None:
     """Nothing was executed, and no run is open."""
-    assert door.place.inside(f"test ! -e {MARK} && echo nothing") == "nothing"
-    for run in set(door.runs()) - set(runs):
-        assert door.place.ended(run)["status"] in {"failed", "cancelled"}
+    assert access.place.inside(f"test ! -e {MARK} && echo nothing") == "nothing"
+    for run in set(access.runs()) - set(runs):
+        assert access.place.ended(run)["status"] in {"failed", "cancelled"}
 
 
 # ---------------------------------------------------------------- who
 
 
-def test_an_unknown_key_opens_nothing(door: Door) -> None:
-    runs = door.runs()
-    said = refused(door.client(owner=None))
+def test_an_unknown_key_opens_nothing(access: SshAccess) -> None:
+    runs = access.runs()
+    said = refused(access.client(owner=None))
     assert "Permission denied (publickey)" in said
-    assert door.runs() == runs
+    assert access.runs() == runs
 
 
-def test_a_key_that_was_deleted_opens_nothing_any_more(door: Door) -> None:
-    client = door.client()
+def test_a_key_that_was_deleted_opens_nothing_any_more(access: SshAccess) -> None:
+    client = access.client()
     assert client.said("echo in") == b"in\n"
-    api = door.place.stack.api
+    api = access.place.stack.api
     keys = api.get(f"/v1/ssh-keys?ownerUserId={OWNER}").body["items"]
     fingerprint = (
         client.run("ssh-keygen", "-lf", str(client.folder / "key")).out.decode().split()[1]
@@ -85,11 +85,11 @@ def test_passwords_are_not_asked_for(client: Client) -> None:
     assert "Permission denied (publickey)" in said
 
 
-def test_a_client_that_knows_another_gateway_is_warned(door: Door) -> None:
-    client = door.client()
+def test_a_client_that_knows_another_gateway_is_warned(access: SshAccess) -> None:
+    client = access.client()
     other = client.folder / "known_hosts"
     blob = client.public_key.split()[1]
-    other.write_text(f"[127.0.0.1]:{door.gateway.port} ssh-ed25519 {blob}\n")
+    other.write_text(f"[127.0.0.1]:{access.gateway.port} ssh-ed25519 {blob}\n")
     done = client.command("true")
     assert done.code == REFUSED
     assert "Host key verification failed" in done.err
@@ -98,20 +98,22 @@ def test_a_client_that_knows_another_gateway_is_warned(door: Door) -> None:
 # ---------------------------------------------------------------- where
 
 
-def test_a_foreign_workspace_is_as_absent_as_an_unknown_one(door: Door, client: Client) -> None:
-    runs = door.runs()
+def test_a_foreign_workspace_is_as_absent_as_an_unknown_one(
+    access: SshAccess, client: Client
+) -> None:
+    runs = access.runs()
     unknown = str(uuid.uuid4())
     told = {
-        refused(door.client(owner="usr_other")).replace(door.workspace_id, "…"),
+        refused(access.client(owner="usr_other")).replace(access.workspace_id, "…"),
         refused(client, "-l", f"ws-{unknown}").replace(unknown, "…"),
     }
     assert len(told) == 1, told
     assert "you have no workspace …" in told.pop()
-    assert_untouched(door, runs)
+    assert_untouched(access, runs)
 
 
-def test_a_workspace_that_is_not_ready_says_why(door: Door, client: Client) -> None:
-    stack = door.place.stack
+def test_a_workspace_that_is_not_ready_says_why(access: SshAccess, client: Client) -> None:
+    stack = access.place.stack
     failing = {"lifecycle": {"setup": [{"id": "fail", "run": "exit 3"}]}, **HARNESS}
     failed = stack.failed(failing)
     said = refused(client, "-l", f"ws-{failed.answer['workspaceId']}")
@@ -137,12 +139,14 @@ def test_a_workspace_that_is_not_ready_says_why(door: Door, client: Client) -> N
         "w" * 1000,
     ],
 )
-def test_a_name_that_is_no_workspaces_is_refused_with_how_one_looks(door: Door, user: str) -> None:
-    runs = door.runs()
-    said = refused(door.client(user=user.format(id=door.workspace_id)))
+def test_a_name_that_is_no_workspaces_is_refused_with_how_one_looks(
+    access: SshAccess, user: str
+) -> None:
+    runs = access.runs()
+    said = refused(access.client(user=user.format(id=access.workspace_id)))
     assert "ws-<workspaceId>" in said or "ws-<workspace" in said
     assert "\x1b" not in said
-    assert door.runs() == runs
+    assert access.runs() == runs
 
 
 # ---------------------------------------------------------------- what
@@ -207,10 +211,10 @@ def test_a_subsystem_that_there_is_not_is_refused(client: Client) -> None:
 
 
 def test_more_channels_than_are_allowed_are_refused_and_the_others_stay(
-    door: Door,
+    access: SshAccess,
 ) -> None:
-    with door.another_gateway(SSH_GATEWAY_MAX_CHANNELS="2") as gateway:
-        client = door.client(gateway=gateway)
+    with access.another_gateway(SSH_GATEWAY_MAX_CHANNELS="2") as gateway:
+        client = access.client(gateway=gateway)
         with client.connection() as shared:
             script = "echo open; cat"
             with client.begun(script, *shared) as first, client.begun(script, *shared):
@@ -221,9 +225,9 @@ def test_more_channels_than_are_allowed_are_refused_and_the_others_stay(
             assert client.said("echo fourth", *shared) == b"fourth\n"
 
 
-def test_more_connections_of_one_owner_than_are_allowed_are_refused(door: Door) -> None:
-    with door.another_gateway(SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL="1") as gateway:
-        client = door.client(gateway=gateway)
+def test_more_connections_of_one_owner_than_are_allowed_are_refused(access: SshAccess) -> None:
+    with access.another_gateway(SSH_GATEWAY_MAX_CONNECTIONS_PER_PRINCIPAL="1") as gateway:
+        client = access.client(gateway=gateway)
         with client.connection():
             assert "connections" in refused(client)
         eventually(lambda: client.command("echo in").code == 0, what="the place is free")
@@ -233,9 +237,9 @@ def test_more_connections_of_one_owner_than_are_allowed_are_refused(door: Door) 
 
 
 @pytest.fixture
-def relay(door: Door) -> Iterator[Relay]:
+def relay(access: SshAccess) -> Iterator[Relay]:
     """The API behind something that may answer otherwise."""
-    with relay_to(door.api.port) as relay:
+    with relay_to(access.api.port) as relay:
         yield relay
 
 
@@ -244,13 +248,13 @@ def is_announcement(exchange: Exchange) -> bool:
     return (exchange.method, exchange.path) == ("POST", "/v1/runs")
 
 
-def behind(door: Door, relay: Relay, **changes: str) -> Done:
+def behind(access: SshAccess, relay: Relay, **changes: str) -> Done:
     """Try to enter through a gateway that sees the API through the relay."""
-    with door.another_gateway(SSH_GATEWAY_API_BASE_URL=relay.url, **changes) as gateway:
-        return door.client(gateway=gateway).command(f"touch {MARK}; echo in")
+    with access.another_gateway(SSH_GATEWAY_API_BASE_URL=relay.url, **changes) as gateway:
+        return access.client(gateway=gateway).command(f"touch {MARK}; echo in")
 
 
-def test_the_run_is_there_before_anything_is_executed(door: Door, relay: Relay) -> None:
+def test_the_run_is_there_before_anything_is_executed(access: SshAccess, relay: Relay) -> None:
     statuses: list[str] = []
 
     def notice(exchange: Exchange) -> None:
@@ -258,89 +262,93 @@ def test_the_run_is_there_before_anything_is_executed(door: Door, relay: Relay) 
             statuses.append(json.loads(exchange.content)["status"])
 
     relay.hook = notice
-    with door.another_gateway(SSH_GATEWAY_API_BASE_URL=relay.url) as gateway, door.run() as run:
-        client = door.client(gateway=gateway)
+    with access.another_gateway(SSH_GATEWAY_API_BASE_URL=relay.url) as gateway, access.run() as run:
+        client = access.client(gateway=gateway)
         said = client.said("echo $SVC_RUN_ID").decode().strip()
     assert said == run.id
     assert relay.seen.index(("POST", "/v1/runs")) < relay.seen.index(("PATCH", f"/v1/runs/{said}"))
     assert statuses[0] == "running"
 
 
-def test_nothing_is_executed_when_no_run_can_be_created(door: Door, relay: Relay) -> None:
-    runs = door.runs()
+def test_nothing_is_executed_when_no_run_can_be_created(access: SshAccess, relay: Relay) -> None:
+    runs = access.runs()
     relay.refused.add(("POST", "/v1/runs"))
-    done = behind(door, relay)
+    done = behind(access, relay)
     assert (done.code, done.out) == (REFUSED, b"")
     assert "record" in done.err
-    assert_untouched(door, runs)
+    assert_untouched(access, runs)
 
 
-def test_nothing_is_executed_when_the_run_cannot_be_begun(door: Door, relay: Relay) -> None:
+def test_nothing_is_executed_when_the_run_cannot_be_begun(access: SshAccess, relay: Relay) -> None:
     def close(exchange: Exchange) -> None:
         if is_announcement(exchange):
             run = json.loads(exchange.content)["runId"]
             relay.refused.add(("PATCH", f"/v1/runs/{run}"))
 
-    runs = door.runs()
+    runs = access.runs()
     relay.hook = close
-    done = behind(door, relay)
+    done = behind(access, relay)
     assert (done.code, done.out) == (REFUSED, b"")
     assert "control plane" in done.err
-    assert door.place.inside(f"test ! -e {MARK} && echo nothing") == "nothing"
-    assert len(set(door.runs()) - set(runs)) == 1
+    assert access.place.inside(f"test ! -e {MARK} && echo nothing") == "nothing"
+    assert len(set(access.runs()) - set(runs)) == 1
 
 
-def test_nothing_is_executed_when_the_record_cannot_be_written(door: Door, relay: Relay) -> None:
+def test_nothing_is_executed_when_the_record_cannot_be_written(
+    access: SshAccess, relay: Relay
+) -> None:
     def take_its_place(exchange: Exchange) -> None:
         if is_announcement(exchange):
             run = json.loads(exchange.content)["runId"]
-            door.place.inside(f"echo taken > /var/lib/svc/runs/{run}", user="root")
+            access.place.inside(f"echo taken > /var/lib/svc/runs/{run}", user="root")
 
-    runs = door.runs()
+    runs = access.runs()
     relay.hook = take_its_place
-    done = behind(door, relay)
+    done = behind(access, relay)
     assert (done.code, done.out) == (REFUSED, b"")
     assert "record" in done.err
-    assert_untouched(door, runs)
+    assert_untouched(access, runs)
 
 
 def test_nothing_is_executed_when_the_session_is_cancelled_before_it_begins(
-    door: Door, relay: Relay
+    access: SshAccess, relay: Relay
 ) -> None:
     def cancel(exchange: Exchange) -> None:
         if is_announcement(exchange):
             run = json.loads(exchange.content)["runId"]
             body = {"ownerUserId": OWNER, "status": "cancelled"}
-            answer = requests.patch(f"{door.api.url}/v1/runs/{run}", json=body, timeout=90)
+            answer = requests.patch(f"{access.api.url}/v1/runs/{run}", json=body, timeout=90)
             assert answer.ok, answer.text
 
-    runs = door.runs()
+    runs = access.runs()
     relay.hook = cancel
-    done = behind(door, relay)
+    done = behind(access, relay)
     assert (done.code, done.out) == (REFUSED, b"")
-    assert_untouched(door, runs)
+    assert_untouched(access, runs)
 
 
-def test_sessions_need_no_record_where_the_operator_says_so(door: Door, relay: Relay) -> None:
-    with door.run() as run:
-        done = behind(door, relay, SSH_GATEWAY_RECORD_POLICY="off")
+def test_sessions_need_no_record_where_the_operator_says_so(
+    access: SshAccess, relay: Relay
+) -> None:
+    with access.run() as run:
+        done = behind(access, relay, SSH_GATEWAY_RECORD_POLICY="off")
     assert (done.code, done.out) == (0, b"in\n")
-    door.place.inside(f"rm {MARK}")
+    access.place.inside(f"rm {MARK}")
     eventually(
-        lambda: door.place.read(run.id)["status"] == "completed", what="the run was completed"
+        lambda: access.place.read(run.id)["status"] == "completed", what="the run was completed"
     )
-    assert not door.place.read(run.id)["recorded"]
+    assert not access.place.read(run.id)["recorded"]
 
 
-def test_a_gateway_without_the_token_says_whose_fault_it_is(door: Door) -> None:
-    with door.another_gateway(WORKSPACE_SSH_GATEWAY_TOKEN="another") as gateway:
-        done = door.client(gateway=gateway).command("true")
+def test_a_gateway_without_the_token_says_whose_fault_it_is(access: SshAccess) -> None:
+    with access.another_gateway(WORKSPACE_SSH_GATEWAY_TOKEN="another") as gateway:
+        done = access.client(gateway=gateway).command("true")
     assert done.code == REFUSED
     assert "token" in done.err or "Permission denied" in done.err
 
 
-def test_the_banner_is_shown_before_anything_else(door: Door) -> None:
-    with door.another_gateway(SSH_GATEWAY_BANNER="Grüße. Recorded.") as gateway:
-        done = door.client(gateway=gateway).command("echo in", "-o", "LogLevel=INFO")
+def test_the_banner_is_shown_before_anything_else(access: SshAccess) -> None:
+    with access.another_gateway(SSH_GATEWAY_BANNER="Grüße. Recorded.") as gateway:
+        done = access.client(gateway=gateway).command("echo in", "-o", "LogLevel=INFO")
     assert done.out == b"in\n"
     assert done.err.strip() == "Grüße. Recorded."

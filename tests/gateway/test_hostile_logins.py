@@ -1,4 +1,4 @@
-"""Crowds at the door: silent ones, ones with wrong keys, ones with names that are traps."""
+"""Crowds at the access: silent ones, ones with wrong keys, ones with names that are traps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fuzzer at the door: before the login, after the keys were exchanged, and from inside."""
+"""A fuzzer at the access: before the login, after the keys were exchanged, and from inside."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.gateway.enemy import (
 
 SEED = 20240
 VERSION = b"SSH-2.0-fuzz\r\n"
-PATIENCE = 1.0
+WAIT_SECONDS = 1.0
 AT_ONCE = 8
 
 Talk = Callable[[random.Random], bytes]
@@ -186,7 +186,7 @@ async def _speak_securely(chance: random.Random, port: int, user: str, client: C
         Mutant.chance = random.Random(chance.random())
         key = client.folder / "key"
         with contextlib.suppress(asyncio.CancelledError, TimeoutError):
-            async with asyncio.timeout(PATIENCE), enemy(port, user, key, made=Mutant) as mutant:
+            async with asyncio.timeout(WAIT_SECONDS), enemy(port, user, key, made=Mutant) as mutant:
                 mutant.open_program(0)
                 await mutant.over
         return

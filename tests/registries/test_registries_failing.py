@@ -25,7 +25,7 @@ PASSWORD = "correct-horse-battery"
 
 @pytest.fixture(autouse=True)
 def _hurried(settings: Settings, fake: FakeRegistry) -> None:
-    """Configure the fake registry, with an account and little patience."""
+    """Configure the fake registry, with an account and a short timeout."""
     settings.REGISTRY_BASE_URL = fake.url
     settings.REGISTRY_USERNAME, settings.REGISTRY_PASSWORD = "jo-the-robot", PASSWORD
     settings.REGISTRY_CONNECT_TIMEOUT_MS = settings.REGISTRY_READ_TIMEOUT_MS = 500

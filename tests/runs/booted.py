@@ -27,7 +27,7 @@ from runs.agent_archive import agent_archive
 
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 USER = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-PATIENCE_SECONDS = 90.0
+WAIT_SECONDS = 90.0
 
 
 def step(run: str, *, name: str = "a step", cwd: str | None = None) -> dict[str, object]:
@@ -71,7 +71,7 @@ class Boot:
         """The status once the boot is ready, failed or stopped."""
         # A container's status command knows the last boot's file by the start time of PID 1.
         eventually(self._has_written)
-        ended = self._workspace.agent("status", "--wait", str(PATIENCE_SECONDS))
+        ended = self._workspace.agent("status", "--wait", str(WAIT_SECONDS))
         status: dict[str, Any] = json.loads(ended.stdout)
         return status
 
@@ -81,7 +81,7 @@ class Boot:
 
     def wait(self) -> int:
         """The exit code of the agent, 128 + n for a signal as Docker shows it."""
-        code = self.process.wait(PATIENCE_SECONDS)
+        code = self.process.wait(WAIT_SECONDS)
         return code if code >= 0 else 128 - code
 
     def stop(self) -> int:
@@ -207,7 +207,7 @@ class Workspace:
 
     def end(self) -> None:
         """Kill everything that belongs to this workspace."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while left := _agents(self) + self.processes():
             assert time.monotonic() < deadline, f"{left} cannot be killed"
             for pid in left:
@@ -266,7 +266,7 @@ def _agents(made: Workspace) -> list[int]:
     return found
 
 
-def eventually(condition: Any, *, within: float = PATIENCE_SECONDS) -> None:
+def eventually(condition: Any, *, within: float = WAIT_SECONDS) -> None:
     """Wait for a condition that another process brings about."""
     deadline = time.monotonic() + within
     while not condition():

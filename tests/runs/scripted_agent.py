@@ -201,7 +201,7 @@ class ScriptedAgent:
         """Have nothing to remove."""
         return False
 
-    def remove(self, run_id: uuid.UUID, *, salvage: object = None) -> bool:
+    def remove(self, run_id: uuid.UUID, *, collect: object = None) -> bool:
         """Have nothing."""
         return False
 

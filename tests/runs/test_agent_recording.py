@@ -203,7 +203,7 @@ def test_a_full_disk_makes_a_program_wait_but_not_for_ever(
             position += 50_000
             recorded.recording.tick()
         assert recorded.writer.full_reason == "disk-full"
-        monkeypatch.setattr(module, "_DISK_FULL_PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(module, "_DISK_FULL_WAIT_SECONDS", 0.0)
         while not recorded.recording.accepts():
             recorded.recording.tick()
         stream.feed(content[position:])

@@ -86,7 +86,7 @@ def test_a_wait_outlives_the_end_of_the_boot_it_waits_for(workspace: Workspace) 
     waiting = subprocess.Popen(
         [*argv, "--state-dir", str(workspace.state)], stdout=subprocess.PIPE, text=True
     )
-    # A failing boot terminates every process of its container; a little patience gives the answer.
+    # A failing boot terminates every process of its container; a short wait gives the answer.
     time.sleep(0.3)
     waiting.terminate()
     workspace.boot(startup=[step("exit 1")]).wait()

@@ -166,7 +166,7 @@ def test_all_leases_are_renewed_in_one_update_and_lost_ones_stay_lost() -> None:
 
 
 @pytest.mark.django_db
-def test_whose_end_is_asked_for_is_told_with_the_standing() -> None:
+def test_whose_end_is_asked_for_is_told_with_its_state() -> None:
     run = claim(make_executable())
 
     Run.objects.update(cancel_requested_at=Now())

@@ -103,7 +103,7 @@ def test_a_sync_tells_what_went_wrong_and_goes_on(
     assert "hunter2" not in told_of_failure
 
 
-def test_a_provider_that_is_out_of_patience_is_not_asked_for_the_rest(
+def test_a_provider_that_limits_requests_is_not_asked_for_the_rest(
     staff: Client, api: Api, installation: Installation, provider: FakeProvider
 ) -> None:
     provider.install(id=8)

@@ -12,7 +12,7 @@ from tests.runs.credentialed import ALL, document
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 
 
 def wanting(launcher: Launcher, *accounts: dict[str, str], **changes: Any) -> LaunchRequest:
@@ -55,7 +55,7 @@ def in_run(launcher: Launcher, run_id: UUID, script: str, number: int = 1) -> st
         },
     }
     stdin = json.dumps(spec).encode()
-    answer = launcher.adapter.call_agent(run_id, ["exec"], stdin=stdin, timeout=PATIENCE)
+    answer = launcher.adapter.call_agent(run_id, ["exec"], stdin=stdin, timeout=WAIT_SECONDS)
     assert answer.exit_code == 0, answer
     container = launcher.client.containers.get(f"svc-{run_id}")
 
@@ -68,7 +68,7 @@ def in_run(launcher: Launcher, run_id: UUID, script: str, number: int = 1) -> st
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for something that happens in a container."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)

@@ -234,7 +234,7 @@ def test_a_workspace_shows_its_state_and_leads_to_what_happened(staff: Client) -
     page = staff.get(url(Workspace, "change", workspace.pk)).content.decode()
     assert "Status:" in page
     assert "queued" in page
-    for name in ("events", "attempts", "runs", "intents"):
+    for name in ("events", "attempts", "runs", "transitions"):
         found = re.search(rf'<a href="([^"]+)">{name}</a>', page)
         assert found, name
         assert str(workspace.pk) in found[1]

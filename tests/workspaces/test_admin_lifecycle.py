@@ -42,8 +42,12 @@ def test_a_stop_by_an_operator_is_an_intent_that_says_who_asked(staff: Client) -
     attempt = ready_attempt()
     told = act(staff, Workspace, "stop", [workspace(attempt)])
     assert told == [f"{attempt.workspace_id}: is being stopped."]
-    intent = Transition.objects.get()
-    assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "operator", "ada")
+    transition = Transition.objects.get()
+    assert (transition.kind, transition.cause, transition.requested_by) == (
+        "stop",
+        "operator",
+        "ada",
+    )
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     event = WorkspaceEvent.objects.get(type="workspace.stop-requested")
     assert event.data == {"cause": "operator", "requestedBy": "ada"}
@@ -66,8 +70,12 @@ def test_what_a_worker_has_begun_is_cleared_before_its_workspace_starts_again(
     job = claim(make_job())
     row = job if model is BuildJob else job.attempt.sandbox
     assert act(staff, model, "cancel", [row]) == [f"{row.pk}: cancelled."]
-    intent = Transition.objects.open().get(workspace_id=job.attempt.workspace_id)
-    assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "operator", "ada")
+    transition = Transition.objects.open().get(workspace_id=job.attempt.workspace_id)
+    assert (transition.kind, transition.cause, transition.requested_by) == (
+        "stop",
+        "operator",
+        "ada",
+    )
     (told,) = act(staff, Workspace, "start", [workspace(job.attempt)])
     assert "being stopped" in told
     (told,) = act(staff, Sandbox, "retry", [job.attempt.sandbox])
@@ -107,8 +115,8 @@ def test_a_delete_is_asked_for_and_the_row_stays(staff: Client) -> None:
     attempt = ready_attempt()
     (told,) = act(staff, Workspace, "delete_workspaces", [workspace(attempt)])
     assert told.endswith("is being deleted.")
-    intent = Transition.objects.get()
-    assert (intent.kind, intent.cause) == ("delete", "operator")
+    transition = Transition.objects.get()
+    assert (transition.kind, transition.cause) == ("delete", "operator")
     assert Workspace.objects.filter(pk=attempt.workspace_id).exists()
 
 
@@ -141,6 +149,6 @@ def test_a_list_shows_what_is_deleted_and_what_is_wanted(staff: Client) -> None:
     assert ">deleted<" in listed
     wanted = staff.get(url(Transition, "changelist")).content.decode()
     assert "adapter-unavailable" in wanted
-    intent = Transition.objects.order_by("-pk")[0]
-    assert staff.get(url(Transition, "change", intent.pk)).status_code == 200
-    assert staff.post(url(Transition, "delete", intent.pk), {"post": "yes"}).status_code == 403
+    transition = Transition.objects.order_by("-pk")[0]
+    assert staff.get(url(Transition, "change", transition.pk)).status_code == 200
+    assert staff.post(url(Transition, "delete", transition.pk), {"post": "yes"}).status_code == 403

@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs.credentialed import ALL, CLAUDE, GENERIC, GITHUB, account, codex, document, identity
 from tests.workspaces.conftest import Launcher, step
-from tests.workspaces.credentialed import PATIENCE, environment, in_run, until, wanting
+from tests.workspaces.credentialed import WAIT_SECONDS, environment, in_run, until, wanting
 from workspaces.runtimes.base import LaunchError, LaunchRequest, RenewedCredential
 
 pytestmark = pytest.mark.docker
@@ -102,7 +102,9 @@ def test_a_persistent_container_that_the_engine_restarts_waits_until_they_are_de
 
 def ready(launcher: Launcher, request: LaunchRequest) -> bool:
     """Whether the agent says so."""
-    return launcher.adapter.call_agent(request.run_id, ["status"], timeout=PATIENCE).exit_code == 0
+    return (
+        launcher.adapter.call_agent(request.run_id, ["status"], timeout=WAIT_SECONDS).exit_code == 0
+    )
 
 
 def test_what_the_harness_renews_is_collected_however_it_writes_it(launcher: Launcher) -> None:
@@ -213,7 +215,7 @@ def test_two_deliveries_at_once_leave_one_of_them_whole(launcher: Launcher) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
     assert failures == []
     told = in_run(launcher, request.run_id, 'echo "$CLAUDE_CODE_OAUTH_TOKEN $GH_TOKEN"').split()
     assert told[0].removeprefix("claude-of-") == told[1].removeprefix("github-of-")

@@ -13,7 +13,7 @@ from controlplane.errors import JobError
 from tests.pausing import pause_beside
 from tests.runs.credentialed import ALL, account, codex, document
 from tests.workspaces.conftest import Launcher, step
-from tests.workspaces.credentialed import PATIENCE, in_run, until, wanting
+from tests.workspaces.credentialed import WAIT_SECONDS, in_run, until, wanting
 from workspaces.runtimes.base import LaunchError, LaunchRequest, RenewedCredential
 
 pytestmark = pytest.mark.docker
@@ -70,7 +70,7 @@ def test_a_second_worker_delivers_to_a_container_that_waits_and_to_no_other(
 
     def sleep() -> bytes:
         # As long as this takes, the first worker might as well be dead.
-        wake_up.wait(PATIENCE)
+        wake_up.wait(WAIT_SECONDS)
         raise JobError("woke-up-late", "It did.")
 
     first = wanting(launcher, credentials=sleep)
@@ -95,7 +95,7 @@ def test_a_second_worker_delivers_to_a_container_that_waits_and_to_no_other(
     assert asked == ["second"]
 
     wake_up.set()
-    thread.join(PATIENCE)
+    thread.join(WAIT_SECONDS)
     assert late == ["woke-up-late"]
     assert in_run(launcher, first.run_id, "echo $GH_TOKEN") == "github-of-second-0123456789\n"
 
@@ -149,11 +149,11 @@ def test_the_last_word_of_a_container_is_asked_for_before_it_is_removed(
     said: list[RenewedCredential] = []
     holder: dict[str, LaunchRequest] = {}
 
-    def parting() -> None:
+    def before_discard() -> None:
         said.extend(launcher.adapter.collect_credentials(holder["request"].run_id))
 
     slow = {"startup": [step("touch /tmp/started; sleep 600")]}
-    request = wanting(launcher, parting=parting, boot=slow)
+    request = wanting(launcher, before_discard=before_discard, boot=slow)
     holder["request"] = request
     cancelled = threading.Event()
 
@@ -165,7 +165,7 @@ def test_the_last_word_of_a_container_is_asked_for_before_it_is_removed(
     thread.start()
     with pytest.raises(LaunchError):
         launcher.launch(request, cancelled)
-    thread.join(PATIENCE)
+    thread.join(WAIT_SECONDS)
     assert [renewed.secret for renewed in said] == [codex()]
 
 

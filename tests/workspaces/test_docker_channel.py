@@ -24,7 +24,7 @@ from workspaces.runtimes.docker import DockerAdapter
 pytestmark = pytest.mark.docker
 
 MIB = 1024 * 1024
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 
 
 @dataclass
@@ -38,7 +38,9 @@ class Place:
     def open(self, *arguments: str) -> contextlib.closing[AgentChannel]:
         return contextlib.closing(self.adapter.open_agent(self.run_id, arguments))
 
-    def call(self, *arguments: str, stdin: bytes = b"", timeout: float = PATIENCE) -> AgentAnswer:
+    def call(
+        self, *arguments: str, stdin: bytes = b"", timeout: float = WAIT_SECONDS
+    ) -> AgentAnswer:
         return self.adapter.call_agent(self.run_id, arguments, stdin=stdin, timeout=timeout)
 
 
@@ -77,7 +79,7 @@ def place(docker_client: docker.DockerClient, shell_image: str) -> Iterator[Plac
 def read_all(channel: AgentChannel) -> bytes:
     """Everything until the end of the output."""
     said = []
-    while chunk := channel.read(PATIENCE):
+    while chunk := channel.read(WAIT_SECONDS):
         said.append(chunk)
     assert chunk == b""
     return b"".join(said)
@@ -175,7 +177,7 @@ def test_sixty_four_mebibytes_go_in_and_out_unchanged(place: Place) -> None:
         writer = threading.Thread(target=give)
         writer.start()
         received, size = hashlib.sha256(), 0
-        while chunk := channel.read(PATIENCE):
+        while chunk := channel.read(WAIT_SECONDS):
             received.update(chunk)
             size += len(chunk)
         writer.join()
@@ -212,7 +214,7 @@ def test_a_container_killed_in_the_middle_ends_the_stream_without_an_exit_code(
     place: Place,
 ) -> None:
     with place.open("sh", "-c", "while :; do echo tick; done") as channel:
-        assert channel.read(PATIENCE)
+        assert channel.read(WAIT_SECONDS)
         place.container.kill()
         read_all(channel)
         assert channel.exit_code() is None
@@ -232,14 +234,14 @@ def test_closing_ends_a_read_that_waits_and_a_write_that_is_stuck(place: Place) 
                 failed.append(error.code)
 
         threads = [
-            threading.Thread(target=lambda: read.append(channel.read(PATIENCE))),
+            threading.Thread(target=lambda: read.append(channel.read(WAIT_SECONDS))),
             threading.Thread(target=write),
         ]
         for thread in threads:
             thread.start()
         channel.close()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(WAIT_SECONDS)
     assert read == [b""]
     assert failed == ["adapter-unavailable"]
 
@@ -268,7 +270,7 @@ def test_files_that_are_not_there_are_none(place: Place) -> None:
 def test_the_agent_is_reached_over_tcp_as_well(place: Place) -> None:
     with tcp_engine() as address:
         adapter = DockerAdapter(address, place.adapter.instance_id)
-        answer = adapter.call_agent(place.run_id, ["cat"], stdin=b"x" * MIB, timeout=PATIENCE)
+        answer = adapter.call_agent(place.run_id, ["cat"], stdin=b"x" * MIB, timeout=WAIT_SECONDS)
         assert (answer.exit_code, len(answer.stdout)) == (0, MIB)
         with adapter.read_files(place.run_id, "/var/lib/svc/runs") as chunks:
             assert chunks is not None

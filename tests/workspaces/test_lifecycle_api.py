@@ -14,7 +14,11 @@ from tests.factories import LEASE, claim, make_job, make_worker
 from tests.runs.ready import ready_attempt
 from workspaces import services as workspaces
 from workspaces.lifecycle.failures import fail_unclaimed_job
-from workspaces.lifecycle.transitions import TransitionRequest, ask, expire_workspaces
+from workspaces.lifecycle.transitions import (
+    TransitionRequest,
+    expire_workspaces,
+    request_transition,
+)
 from workspaces.models import (
     Attempt,
     BuildJob,
@@ -47,8 +51,8 @@ def told(workspace_id: uuid.UUID) -> list[str]:
     return list(events.values_list("type", flat=True))
 
 
-def fulfilled(attempt: Attempt) -> None:
-    """Do what an transition_worker writes in the end."""
+def finished(attempt: Attempt) -> None:
+    """Do what a transition_worker writes in the end."""
     workspaces.stop_runtime(attempt, code="stopped", message="Stopped.")
     Transition.objects.open().update(finished_at=Now())
 
@@ -56,7 +60,7 @@ def fulfilled(attempt: Attempt) -> None:
 def stopped_attempt() -> Attempt:
     attempt = ready_attempt()
     Transition.objects.create(workspace_id=attempt.workspace_id, kind=STOP, cause="user")
-    fulfilled(attempt)
+    finished(attempt)
     return attempt
 
 
@@ -80,9 +84,9 @@ def test_a_stop_is_stored_and_accepted_before_anything_is_done(api: Api) -> None
     assert answer.body["reason"]["code"] == "stopping"
     assert answer.body["reason"]["since"]
     assert answer.body["reason"]["next"]
-    intent = Transition.objects.get(workspace_id=workspace_id)
-    assert (intent.kind, intent.cause, intent.requested_by) == ("stop", "user", OWNER)
-    assert intent.finished_at is None
+    transition = Transition.objects.get(workspace_id=workspace_id)
+    assert (transition.kind, transition.cause, transition.requested_by) == ("stop", "user", OWNER)
+    assert transition.finished_at is None
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     assert told(workspace_id)[-2:] == ["workspace.stop-requested", "runtime.stopping"]
     shown = api.get(f"/v1/workspaces/{workspace_id}").body
@@ -234,7 +238,7 @@ def test_what_is_being_stopped_or_deleted_is_not_started(
     api: Api, kind: Transition.Kind, code: str
 ) -> None:
     workspace_id = ready_attempt().workspace_id
-    ask(TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER))
+    request_transition(TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER))
     assert start(api, workspace_id, expect=409).body["code"] == code
 
 
@@ -394,13 +398,13 @@ def test_a_time_to_live_that_makes_no_sense_is_refused(
     assert answer.codes == {"/ttlSeconds": code}
 
 
-def test_what_has_expired_is_stopped_as_an_intent() -> None:
+def test_what_has_expired_is_stopped_by_a_transition() -> None:
     attempt = ready_attempt()
     Workspace.objects.filter(pk=attempt.workspace_id).update(ttl_seconds=10, expires_at=Now())
     assert expire_workspaces() == 1
     assert expire_workspaces() == 0
-    intent = Transition.objects.get()
-    assert (intent.kind, intent.cause) == ("stop", "expired")
+    transition = Transition.objects.get()
+    assert (transition.kind, transition.cause) == ("stop", "expired")
     assert RuntimeInstance.objects.get(attempt=attempt).status == "stopping"
     event = WorkspaceEvent.objects.get(type="workspace.stop-requested")
     assert event.data["cause"] == "expired"

@@ -17,8 +17,8 @@ from workspaces.lifecycle.start import retry_sandbox
 from workspaces.lifecycle.transitions import (
     NewStart,
     TransitionRequest,
-    ask,
     cancel_build,
+    request_transition,
     start_workspace,
 )
 from workspaces.models import (
@@ -70,7 +70,7 @@ class WorkspaceAdmin(HistoryAdmin):
             ("events", "workspaces_workspaceevent"),
             ("attempts", "workspaces_attempt"),
             ("runs", "runs_run"),
-            ("intents", "workspaces_transition"),
+            ("transitions", "workspaces_transition"),
         )
         return format_html_join(
             " · ",
@@ -82,14 +82,14 @@ class WorkspaceAdmin(HistoryAdmin):
     def start(self, request: HttpRequest, queryset: QuerySet[Workspace]) -> None:
         """Start another attempt of each workspace that has ended."""
         for workspace in queryset:
-            intent = NewStart(
+            start = NewStart(
                 workspace_id=workspace.pk,
                 owner_user_id=None,
                 requested_by=request.user.get_username(),
                 trigger_type=Attempt.TriggerType.MANUAL,
             )
             try:
-                started = start_workspace(intent)
+                started = start_workspace(start)
             except ControlPlaneError as exc:
                 self.message_user(request, f"{workspace.pk}: {exc.detail}", messages.ERROR)
             else:
@@ -113,7 +113,7 @@ class WorkspaceAdmin(HistoryAdmin):
         self, request: HttpRequest, queryset: QuerySet[Workspace], kind: Transition.Kind, told: str
     ) -> None:
         for workspace in queryset:
-            wish = TransitionRequest(
+            transition = TransitionRequest(
                 workspace_id=workspace.pk,
                 kind=kind,
                 owner_user_id=None,
@@ -121,7 +121,7 @@ class WorkspaceAdmin(HistoryAdmin):
                 requested_by=request.user.get_username(),
             )
             try:
-                stored = ask(wish)
+                stored = request_transition(transition)
             except ControlPlaneError as exc:
                 self.message_user(request, f"{workspace.pk}: {exc.detail}", messages.ERROR)
                 continue
@@ -133,11 +133,11 @@ class WorkspaceAdmin(HistoryAdmin):
                 )
 
 
-class StandingFilter(admin.SimpleListFilter):
+class StateFilter(admin.SimpleListFilter):
     """Tells sandboxes that say how a workspace is from those that are history."""
 
-    title = "standing"
-    parameter_name = "standing"
+    title = "state"
+    parameter_name = "state"
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Sandbox]
@@ -160,7 +160,7 @@ class SandboxAdmin(HistoryAdmin):
     """Sandboxes, with the actions that start or stop an attempt."""
 
     list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
-    list_filter = ["status", StandingFilter, "relation", "created_at"]
+    list_filter = ["status", StateFilter, "relation", "created_at"]
     id_fields = ["id", "workspace_id"]
     search_fields = ["owner_user_id", "repository", "tag"]
     search_help_text = "Sandbox or workspace id, owner, repository or tag"

@@ -1,6 +1,6 @@
 """Looking after the accounts in workspaces that run, as long as they run.
 
-Three duties, again and again: give a workspace that its engine has started again what it waits for;
+Three tasks, again and again: give a workspace that its engine has started again what it waits for;
 take accounts away that were deleted or marked invalid meanwhile; and keep what a tool has renewed,
 since a renewal makes the secret before it worthless. One worker of an engine is at it at a time.
 """

@@ -46,7 +46,7 @@ class Engine:
     engine_id: str
     running: int = 0
     stopping: int = 0
-    intents: int = 0
+    transitions: int = 0
     seen_at: datetime | None = None
     workers: list[str] = field(default_factory=list)
     """The build workers that live and are of it."""
@@ -65,11 +65,11 @@ def engines(*, stale: timedelta) -> list[Engine]:
     counted = runtimes.values("engine_id").annotate(running=running, stopping=stopping)
     for engine_id, *numbers in counted.values_list("engine_id", "running", "stopping"):
         of(engine_id).running, of(engine_id).stopping = numbers
-    intents = Transition.objects.open().filter(**{f"{_RUNTIME}__status__in": _PRESENT})
-    waiting = intents.exclude(**{f"{_RUNTIME}__engine_id": ""}).order_by()
+    transitions = Transition.objects.open().filter(**{f"{_RUNTIME}__status__in": _PRESENT})
+    waiting = transitions.exclude(**{f"{_RUNTIME}__engine_id": ""}).order_by()
     per_engine = waiting.values(f"{_RUNTIME}__engine_id").annotate(number=Count("pk"))
     for engine_id, number in per_engine.values_list(f"{_RUNTIME}__engine_id", "number"):
-        of(engine_id).intents = number
+        of(engine_id).transitions = number
     alive = set(Heartbeat.objects.build().alive(stale=stale).values_list("pk", flat=True))
     for worker in Heartbeat.objects.build().exclude(engine_id="").order_by("seen_at"):
         engine = of(worker.engine_id)
@@ -131,7 +131,7 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
     """Declare an engine gone for good, and return how many runtimes have ended with it.
 
     What counts as running or stopping there becomes ``failed`` (``engine-gone``); then whoever
-    looks after intents and records no longer waits for that engine. To be repeated without harm,
+    looks after transitions and records no longer waits for that engine. May be repeated,
     also after a crash on the way. Containers of an engine that comes back nevertheless are ended
     by its reconciler, which keeps their files as those of any other that ended.
 
@@ -150,7 +150,11 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
                 stopping=True,
             )
     log.warning(
-        "engine_forgotten", engine_id=engine_id, by=by, runtimes=ended, intents=engine.intents
+        "engine_forgotten",
+        engine_id=engine_id,
+        by=by,
+        runtimes=ended,
+        transitions=engine.transitions,
     )
     return ended
 

@@ -113,7 +113,7 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
         for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids)
     }
     queue = _Queue(jobs.values())
-    intents = _open_intents(ids)
+    transitions = _open_transitions(ids)
     found = {}
     for attempt in wanted:
         job, runtime = jobs.get(attempt.pk), runtimes.get(attempt.pk)
@@ -122,13 +122,15 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
             job=job.status if job else None,
             runtime=runtime.status if runtime else None,
         )
-        intent = intents.get(attempt.pk)
-        reason = _ending(intent) if intent else _reason(attempt, job, runtime, status, queue)
+        transition = transitions.get(attempt.pk)
+        reason = (
+            _ending(transition) if transition else _reason(attempt, job, runtime, status, queue)
+        )
         found[attempt.pk] = AttemptState(attempt, job, runtime, status, reason)
     return found
 
 
-def _open_intents(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Transition]:
+def _open_transitions(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Transition]:
     """Return what is still to be done to the workspaces of which these attempts are the latest."""
     latest = "workspace__latest_sandbox__latest_attempt_id"
     found = Transition.objects.open().filter(**{f"{latest}__in": attempt_ids})
@@ -139,15 +141,17 @@ def _open_intents(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Transitio
     }
 
 
-def _ending(intent: Transition) -> Reason:
-    stopping = intent.kind == Transition.Kind.STOP
+def _ending(transition: Transition) -> Reason:
+    stopping = transition.kind == Transition.Kind.STOP
     waits = (
-        f" Waiting ({intent.waiting_code}): {intent.waiting_message}" if intent.waiting_code else ""
+        f" Waiting ({transition.waiting_code}): {transition.waiting_message}"
+        if transition.waiting_code
+        else ""
     )
     return Reason(
         "stopping" if stopping else "deleting",
         f"The workspace is being {'stopped' if stopping else 'deleted'}.{waits}",
-        intent.requested_at,
+        transition.requested_at,
         "A build worker ends what runs, completes the records and removes the container"
         + (
             "; then it can be started again."
@@ -164,12 +168,12 @@ def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
     """
     if attempt is None:
         raise Conflict("Nothing was started in the workspace.", code="workspace-not-ready")
-    standing = attempt_states([attempt])[attempt.pk]
-    if standing.status is SurfacedStatus.READY and standing.runtime is not None:
-        return attempt, standing.runtime
+    state = attempt_states([attempt])[attempt.pk]
+    if state.status is SurfacedStatus.READY and state.runtime is not None:
+        return attempt, state.runtime
     error = Conflict("The workspace is not ready.", code="workspace-not-ready")
-    if standing.reason is not None:
-        reason = standing.reason
+    if state.reason is not None:
+        reason = state.reason
         error = Conflict(
             f"The workspace is not ready: {reason.message}", code="workspace-not-ready"
         )

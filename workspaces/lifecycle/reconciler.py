@@ -207,7 +207,7 @@ def _remove_unwanted(
         if run_id not in wanted and now - runtime.created_at > grace:
             if runtime.running:
                 keep_renewed(adapter, run_id)
-            removed += int(adapter.remove(run_id, salvage=partial(records().collect_from, run_id)))
+            removed += int(adapter.remove(run_id, collect=partial(records().collect_from, run_id)))
             log.info("runtime_removed", run_id=str(run_id), reason="no row wants it")
     return removed
 

@@ -85,8 +85,8 @@ class StartedSandbox:
     replayed: bool
 
 
-def start_sandbox(intent: NewSandbox) -> StartedSandbox:
-    """Record the intent to start a sandbox and queue its build job.
+def start_sandbox(request: NewSandbox) -> StartedSandbox:
+    """Store the request for a sandbox and queue its build job.
 
     Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
@@ -94,33 +94,33 @@ def start_sandbox(intent: NewSandbox) -> StartedSandbox:
     ``accounts.resolution`` raise, or ``BadGateway`` (``queue-publish-failed``) after the failure
     was written.
     """
-    if (earlier := _earlier_answer(intent)) is not None:
+    if (earlier := _earlier_answer(request)) is not None:
         return earlier
-    check_registry(intent.registry_id)
-    blueprint = Blueprint.parse(intent.spec)
+    check_registry(request.registry_id)
+    blueprint = Blueprint.parse(request.spec)
     selected = select_sources(
         blueprint,
-        owner_user_id=intent.owner_user_id,
-        source=intent.source_selection,
-        dotfiles=intent.dotfiles_selection,
-        workspace_id=intent.workspace_id,
+        owner_user_id=request.owner_user_id,
+        source=request.source_selection,
+        dotfiles=request.dotfiles_selection,
+        workspace_id=request.workspace_id,
     )
     blueprint = selected.blueprint
     check_ceilings(blueprint)
     credentials = choose_credentials(
         blueprint,
-        beside_spec=intent.credentials,
-        workspace_id=intent.workspace_id,
-        owner_user_id=intent.owner_user_id,
+        beside_spec=request.credentials,
+        workspace_id=request.workspace_id,
+        owner_user_id=request.owner_user_id,
     )
     spec = resolve_spec(blueprint)
-    name = intent.name or infer_name(intent, blueprint)
+    name = request.name or infer_name(request, blueprint)
     try:
-        job, answer = _persist(intent, spec, credentials, selected.references, name=name)
+        job, answer = _persist(request, spec, credentials, selected.references, name=name)
     except (IntegrityError, Conflict, OwnerLimitReached):
         # Another request with this key was quicker by a moment, and may have taken the last place;
         # its answer is ours too.
-        earlier = _earlier_answer(intent)
+        earlier = _earlier_answer(request)
         if earlier is None:
             raise
         return earlier
@@ -191,24 +191,24 @@ def resolve_spec(blueprint: Blueprint) -> dict[str, Any]:
     return spec
 
 
-def infer_name(intent: NewSandbox, blueprint: Blueprint) -> str:
+def infer_name(request: NewSandbox, blueprint: Blueprint) -> str:
     """Return a name for people, out of the repository's last part, the tag and the ref."""
     ref = blueprint.sources.workspace.ref if blueprint.sources.workspace else None
-    parts = [intent.repository.rsplit("/", 1)[-1], intent.tag, ref or ""]
+    parts = [request.repository.rsplit("/", 1)[-1], request.tag, ref or ""]
     words = [word for part in parts for word in re.split(r"[\s._/-]+", part) if word]
     return " ".join(word[:1].upper() + word[1:] for word in words)[:NAME_MAX_LENGTH].strip()
 
 
-def _earlier_answer(intent: NewSandbox) -> StartedSandbox | None:
+def _earlier_answer(request: NewSandbox) -> StartedSandbox | None:
     """Return the first answer to this key; None when the key is new or absent."""
-    if intent.idempotency_key is None:
+    if request.idempotency_key is None:
         return None
     earlier = SandboxRequest.objects.filter(
-        owner_user_id=intent.owner_user_id, key=intent.idempotency_key
+        owner_user_id=request.owner_user_id, key=request.idempotency_key
     ).first()
     if earlier is None:
         return None
-    if earlier.request_hash != intent.request_hash:
+    if earlier.request_hash != request.request_hash:
         raise Conflict(
             "This idempotency key was used for a different request.",
             code="idempotency-key-reused",
@@ -228,7 +228,7 @@ def _earlier_answer(intent: NewSandbox) -> StartedSandbox | None:
 
 
 def _persist(
-    intent: NewSandbox,
+    request: NewSandbox,
     spec: dict[str, Any],
     credentials: Resolution,
     references: Mapping[str, uuid.UUID],
@@ -237,41 +237,41 @@ def _persist(
 ) -> tuple[BuildJob, dict[str, Any]]:
     """Write workspace, sandbox, attempt, job and remembered request in one transaction."""
     with transaction.atomic():
-        require_room_to_start(intent.owner_user_id, new_workspace=intent.workspace_id is None)
-        if intent.workspace_id is None:
+        require_room_to_start(request.owner_user_id, new_workspace=request.workspace_id is None)
+        if request.workspace_id is None:
             workspace = workspaces.create_workspace(
-                owner_user_id=intent.owner_user_id, name=name, ttl_seconds=intent.ttl_seconds
+                owner_user_id=request.owner_user_id, name=name, ttl_seconds=request.ttl_seconds
             )
         else:
-            workspace = startable_workspace(intent.workspace_id, intent.owner_user_id)
-            if intent.ttl_seconds is not None:
-                workspace.ttl_seconds = intent.ttl_seconds
+            workspace = startable_workspace(request.workspace_id, request.owner_user_id)
+            if request.ttl_seconds is not None:
+                workspace.ttl_seconds = request.ttl_seconds
                 workspace.save(update_fields=["ttl_seconds"])
         sandbox = Sandbox.objects.create(
             workspace=workspace,
-            owner_user_id=intent.owner_user_id,
-            relation=intent.relation,
-            registry_id=intent.registry_id,
-            repository=intent.repository,
-            tag=intent.tag,
+            owner_user_id=request.owner_user_id,
+            relation=request.relation,
+            registry_id=request.registry_id,
+            repository=request.repository,
+            tag=request.tag,
             spec=spec,
         )
         remember_references(sandbox, references)
         attempt = workspaces.create_attempt(
             sandbox=sandbox,
-            relation=intent.relation,
+            relation=request.relation,
             trigger_type=Attempt.TriggerType.API,
-            requested_by=intent.owner_user_id,
+            requested_by=request.owner_user_id,
             credentials=credentials,
         )
         records().create_boot_run(attempt)
         job = create_job(attempt)
         answer = answer_of(job)
-        if intent.idempotency_key is not None:
+        if request.idempotency_key is not None:
             SandboxRequest.objects.create(
-                owner_user_id=intent.owner_user_id,
-                key=intent.idempotency_key,
-                request_hash=intent.request_hash,
+                owner_user_id=request.owner_user_id,
+                key=request.idempotency_key,
+                request_hash=request.request_hash,
                 sandbox=sandbox,
                 answer=answer,
             )

@@ -12,8 +12,8 @@ from workspaces.status import TERMINAL
 def startable_workspace(workspace_id: uuid.UUID, owner_user_id: str | None) -> Workspace:
     """Return the locked workspace; raise ``Conflict`` unless it can be started again.
 
-    ``workspace-deleted``, ``workspace-stopping`` and ``workspace-deleting`` while an intent is not
-    fulfilled, ``workspace-active`` while an earlier sandbox of it is live.
+    ``workspace-deleted``, ``workspace-stopping`` and ``workspace-deleting`` while a transition
+    is open, ``workspace-active`` while an earlier sandbox of it is live.
     """
     workspace = (
         Workspace.objects.select_for_update(no_key=True)
@@ -51,9 +51,9 @@ def refuse_unless_at_rest(workspace: Workspace) -> None:
     """Raise ``Conflict`` for a workspace that was deleted, or is being stopped or deleted."""
     if workspace.deleted_at is not None:
         raise Conflict("The workspace was deleted.", code="workspace-deleted")
-    intent = Transition.objects.open().filter(workspace=workspace).first()
-    if intent is not None:
-        stopping = intent.kind == Transition.Kind.STOP
+    transition = Transition.objects.open().filter(workspace=workspace).first()
+    if transition is not None:
+        stopping = transition.kind == Transition.Kind.STOP
         raise Conflict(
             "The workspace is being stopped; it can be started again when it is."
             if stopping

@@ -1,4 +1,4 @@
-"""Fulfilling an transition: the containers first, then what the rows say, then the event.
+"""Carrying out a transition: the containers first, then what the rows say, then the event.
 
 Every step may be repeated, by this worker or another one, after a crash at any point: what was
 stopped, read, removed or told already stays so. While the engine or the database is away nothing is
@@ -56,7 +56,7 @@ class RetryLater(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionExecutor:
-    """Fulfils claimed intents; calls may come from several threads.
+    """Carries out claimed transitions; calls may come from several threads.
 
     ``grace`` is how long what runs has between TERM and KILL, ``stale`` after how long without a
     heartbeat a worker is taken for dead.
@@ -147,7 +147,7 @@ class _Execution:
             )
 
     def _require_engine(self, attempt: Attempt) -> None:
-        """Leave an transition to a worker of the engine that the workspace runs on."""
+        """Leave a transition to a worker of the engine that the workspace runs on."""
         runtime = self._database(RuntimeInstance.objects.filter(attempt=attempt).first)
         if runtime is None or not runtime.engine_id:
             return

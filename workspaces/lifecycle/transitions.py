@@ -32,7 +32,7 @@ from workspaces.lifecycle.start import (
 from workspaces.lifecycle.start_limits import require_room_to_start
 from workspaces.lifecycle.startable import latest_sandbox, startable_workspace
 from workspaces.models import Attempt, BuildJob, Sandbox, Transition, Workspace, WorkspaceEvent
-from workspaces.models.transition import CHANNEL as INTENTS
+from workspaces.models.transition import CHANNEL as TRANSITIONS
 from workspaces.status import TERMINAL
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ class TransitionRequest:
     requested_by: str = ""
 
 
-def ask(wish: TransitionRequest) -> bool:
+def request_transition(request: TransitionRequest) -> bool:
     """Store that a workspace is to be stopped or deleted; False when there is nothing to do.
 
     A stop ends what is built, launched or running; of a workspace that has ended, is being stopped
@@ -74,55 +74,62 @@ def ask(wish: TransitionRequest) -> bool:
     time left, and ``Conflict`` (``workspace-deleted``) when one is to be stopped that was deleted.
     """
     with transaction.atomic():
-        workspace = _locked(wish)
+        workspace = _locked(request)
         if workspace.deleted_at is not None:
-            if wish.kind == Transition.Kind.STOP:
+            if request.kind == Transition.Kind.STOP:
                 raise Conflict("The workspace was deleted.", code="workspace-deleted")
             return False
         sandbox = latest_sandbox(workspace)
         ended = sandbox is None or sandbox.status in TERMINAL
-        intent = Transition.objects.open().select_for_update().filter(workspace=workspace).first()
-        if wish.kind == Transition.Kind.STOP and (ended or intent is not None):
+        transition = (
+            Transition.objects.open().select_for_update().filter(workspace=workspace).first()
+        )
+        if request.kind == Transition.Kind.STOP and (ended or transition is not None):
             return False
-        if intent is not None and intent.kind == wish.kind:
+        if transition is not None and transition.kind == request.kind:
             return False
-        _store(wish, workspace, intent)
+        _store(request, workspace, transition)
         if sandbox is not None and not ended:
-            _begin_end(sandbox, REASONS[wish.kind, wish.cause])
-    log.info("intent_stored", workspace_id=str(workspace.pk), kind=wish.kind, cause=wish.cause)
+            _begin_end(sandbox, REASONS[request.kind, request.cause])
+    log.info(
+        "transition_requested",
+        workspace_id=str(workspace.pk),
+        kind=request.kind,
+        cause=request.cause,
+    )
     return True
 
 
-def _locked(wish: TransitionRequest) -> Workspace:
-    rows = Workspace.objects.select_for_update(no_key=True).owned_by(wish.owner_user_id)
-    if wish.cause == Transition.Cause.EXPIRED:
+def _locked(request: TransitionRequest) -> Workspace:
+    rows = Workspace.objects.select_for_update(no_key=True).owned_by(request.owner_user_id)
+    if request.cause == Transition.Cause.EXPIRED:
         # Whoever saw that its time was over may have slept since, and others have stopped it and
         # started it again.
         rows = rows.filter(expires_at__lte=Now())
-    workspace = rows.filter(pk=wish.workspace_id).first()
+    workspace = rows.filter(pk=request.workspace_id).first()
     if workspace is None:
         raise NotFound("There is no such workspace.", code="workspace-not-found")
     assert isinstance(workspace, Workspace)
     return workspace
 
 
-def _store(wish: TransitionRequest, workspace: Workspace, earlier: Transition | None) -> None:
-    who = wish.requested_by or workspace.owner_user_id
+def _store(request: TransitionRequest, workspace: Workspace, earlier: Transition | None) -> None:
+    who = request.requested_by or workspace.owner_user_id
     if earlier is None:
         Transition.objects.create(
-            workspace=workspace, kind=wish.kind, cause=wish.cause, requested_by=who
+            workspace=workspace, kind=request.kind, cause=request.cause, requested_by=who
         )
     else:
         Transition.objects.filter(pk=earlier.pk).update(
-            kind=wish.kind, cause=wish.cause, requested_by=who, retry_at=None
+            kind=request.kind, cause=request.cause, requested_by=who, retry_at=None
         )
     Workspace.objects.filter(pk=workspace.pk).update(expires_at=None, updated_at=Now())
-    announce(INTENTS)
+    announce(TRANSITIONS)
     workspaces.record_workspace_event(
         workspace,
-        EVENTS[wish.kind],
-        REASONS[wish.kind, wish.cause],
-        {"cause": wish.cause, "requestedBy": who},
+        EVENTS[request.kind],
+        REASONS[request.kind, request.cause],
+        {"cause": request.cause, "requestedBy": who},
     )
 
 
@@ -144,7 +151,7 @@ def cancel_build(job: BuildJob, *, requested_by: str) -> bool:
     What a worker has begun is cleared like that of a stop: until it is, the workspace does not
     start again, and so its next attempt never meets what is left of this one.
     """
-    wish = TransitionRequest(
+    request = TransitionRequest(
         workspace_id=job.attempt.workspace_id,
         kind=Transition.Kind.STOP,
         owner_user_id=None,
@@ -152,13 +159,13 @@ def cancel_build(job: BuildJob, *, requested_by: str) -> bool:
         requested_by=requested_by,
     )
     with transaction.atomic():
-        workspace = _locked(wish)
+        workspace = _locked(request)
         if not cancel_job(job, reason=f"Cancelled by {requested_by}."):
             return False
         # Counted with every claim: read after the write, which no claim gets past.
         begun = BuildJob.objects.filter(pk=job.pk, attempt_count__gt=0).exists()
         if begun and not Transition.objects.open().filter(workspace=workspace).exists():
-            _store(wish, workspace, None)
+            _store(request, workspace, None)
     return True
 
 
@@ -167,7 +174,7 @@ def expire_workspaces(*, limit: int = 100) -> int:
     expired = Workspace.objects.filter(expires_at__lte=Now()).order_by("expires_at")
     asked = 0
     for workspace_id in list(expired.values_list("pk", flat=True)[:limit]):
-        wish = TransitionRequest(
+        request = TransitionRequest(
             workspace_id=workspace_id,
             kind=Transition.Kind.STOP,
             owner_user_id=None,
@@ -175,7 +182,7 @@ def expire_workspaces(*, limit: int = 100) -> int:
             requested_by="time to live",
         )
         with contextlib.suppress(Conflict, NotFound):
-            asked += ask(wish)
+            asked += request_transition(request)
         # Of one that had ended by itself nothing was to be stopped.
         expired.filter(pk=workspace_id).update(expires_at=None)
     return asked
@@ -197,30 +204,30 @@ class NewStart:
     trigger_type: Attempt.TriggerType = Attempt.TriggerType.API
 
 
-def start_workspace(intent: NewStart) -> StartedSandbox:
+def start_workspace(start: NewStart) -> StartedSandbox:
     """Start another attempt of a workspace that has ended, with its latest blueprint.
 
     Raises what ``workspaces.lifecycle.startable`` and ``accounts.resolution`` raise,
     ``OwnerLimitReached``, ``Conflict`` (``nothing-published``) when there is no image to resume,
     and ``BadGateway`` (``queue-publish-failed``) after the failure was written.
     """
-    found = workspaces.get_workspace(intent.workspace_id, owner_user_id=intent.owner_user_id)
+    found = workspaces.get_workspace(start.workspace_id, owner_user_id=start.owner_user_id)
     with transaction.atomic():
         require_room_to_start(found.owner_user_id, new_workspace=False)
-        workspace = startable_workspace(intent.workspace_id, intent.owner_user_id)
+        workspace = startable_workspace(start.workspace_id, start.owner_user_id)
         sandbox = latest_sandbox(workspace)
         if sandbox is None:
             raise Conflict("Nothing was ever started in it.", code="nothing-published")
         credentials = (
             same_credentials(sandbox.latest_attempt, workspace.owner_user_id)
-            if intent.credentials is None
-            else resolve_credentials(intent.credentials, owner_user_id=workspace.owner_user_id)
+            if start.credentials is None
+            else resolve_credentials(start.credentials, owner_user_id=workspace.owner_user_id)
         )
         attempt = workspaces.create_attempt(
             sandbox=sandbox,
-            relation=_relation(intent, sandbox),
-            trigger_type=intent.trigger_type,
-            requested_by=intent.requested_by or workspace.owner_user_id,
+            relation=_relation(start, sandbox),
+            trigger_type=start.trigger_type,
+            requested_by=start.requested_by or workspace.owner_user_id,
             credentials=credentials,
         )
         records().create_boot_run(attempt)
@@ -229,12 +236,12 @@ def start_workspace(intent: NewStart) -> StartedSandbox:
     return StartedSandbox(answer_of(job), replayed=False)
 
 
-def _relation(intent: NewStart, sandbox: Sandbox) -> Sandbox.Relation:
+def _relation(start: NewStart, sandbox: Sandbox) -> Sandbox.Relation:
     published = BuildJob.objects.latest_published(sandbox) is not None
-    if intent.relation is None:
+    if start.relation is None:
         return Sandbox.Relation.RESUME if published else Sandbox.Relation.RETRY
-    if intent.relation == Sandbox.Relation.RESUME and not published:
+    if start.relation == Sandbox.Relation.RESUME and not published:
         raise Conflict(
             "No image of the workspace was published yet; retry instead.", code="nothing-published"
         )
-    return intent.relation
+    return start.relation

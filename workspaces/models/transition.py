@@ -66,9 +66,9 @@ class Transition(LeasedRow):
 
         open (stop) → open (delete)
           │              │
-          └──────────────┴─→ fulfilled      (the containers are gone; of a delete, the volumes too)
+          └──────────────┴─→ finished       (the containers are gone; of a delete, the volumes too)
 
-    While an transition_worker is at it, it has a lease.
+    While a transition_worker is at it, it has a lease.
     """
 
     class Kind(models.TextChoices):

@@ -93,7 +93,7 @@ def sync_due_families(
 ) -> int:
     """Read those of ``families`` whose index is due, one after the other; return how many.
 
-    Others are read when an operator asks for it. A duty of the build worker. Also removes what
+    Others are read when an operator asks for it. A task of the build worker. Also removes what
     readings that were killed left on the engine.
     """
     read = 0

@@ -50,7 +50,7 @@ class LaunchError(JobError):
 FileReader = Callable[[str], AbstractContextManager[Iterator[bytes] | None]]
 """Opens a tar stream of a path in one container; None when there is no such thing."""
 
-Salvage = Callable[[FileReader], None]
+Collect = Callable[[FileReader], None]
 """Takes out of a container what must outlive it, just before the container is removed. Must not
 take long, nor raise."""
 
@@ -104,7 +104,7 @@ class LaunchRequest:
     before_removal: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called just before that; raises when the launch is not wanted any more, which then removes
     nothing: the workspace may have been started by others since, and hold somebody's work."""
-    salvage: Salvage | None = field(default=None, repr=False)
+    collect: Collect | None = field(default=None, repr=False)
     """Called with every container of the run that the launch removes."""
     credentials: Callable[[], bytes] | None = field(default=None, repr=False)
     """Makes the document for ``RuntimeAdapter.deliver_credentials``; None: there are none.
@@ -113,7 +113,7 @@ class LaunchRequest:
     it returns is not kept. ``boot`` must say ``"credentials": true`` exactly when this is set. What
     it raises goes through to the caller of the launch, which leaves nothing behind then.
     """
-    parting: Callable[[], None] | None = field(default=None, repr=False)
+    before_discard: Callable[[], None] | None = field(default=None, repr=False)
     """Called while a running container of the run still has its name, before the launch removes it.
 
     Must not take long, nor raise.
@@ -291,10 +291,10 @@ class RuntimeAdapter(Protocol):
         True when there was any. Safe to call again.
         """
 
-    def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
+    def remove(self, run_id: UUID, *, collect: Collect | None = None) -> bool:
         """Remove all of the run's things; True when there were any. Safe to call again.
 
-        With ``salvage`` a running container is first told to end in order, for a few seconds.
+        With ``collect`` a running container is first told to end in order, for a few seconds.
         """
 
     def remove_volumes(self, workspace_id: UUID) -> int:

@@ -21,7 +21,12 @@ from controlplane.http.requests import Reading, read
 from controlplane.http.serializers import page_of
 from workspaces.lifecycle.reasons import require_ready
 from workspaces.lifecycle.start import start_sandbox
-from workspaces.lifecycle.transitions import NewStart, TransitionRequest, ask, start_workspace
+from workspaces.lifecycle.transitions import (
+    NewStart,
+    TransitionRequest,
+    request_transition,
+    start_workspace,
+)
 from workspaces.models import Sandbox, Transition
 from workspaces.openapi import (
     ACCEPTED_HEADERS,
@@ -245,7 +250,7 @@ def _page(
 
 def _request(workspace_id: uuid.UUID, kind: Transition.Kind, owner: str | None) -> Response:
     """Request a transition, and answer with the workspace; who waits for its end reads it again."""
-    ask(TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=owner))
+    request_transition(TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=owner))
     workspace = get_workspace_with_latest(workspace_id, owner_user_id=None)
     (members,) = present_workspaces([workspace])
     headers = {"Location": f"/v1/workspaces/{workspace_id}"}

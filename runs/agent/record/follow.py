@@ -38,7 +38,7 @@ _LOOK_FOR_ROOM_SECONDS = 0.1
 _ACK_SECONDS = 0.1
 _ACK_BYTES = 8
 # While a write is under way its bytes may look damaged for a moment.
-_PATIENCE_SECONDS = 0.5
+_WAIT_SECONDS = 0.5
 
 
 def tail(
@@ -157,7 +157,7 @@ class _Tail:
                 now = time.monotonic()
                 damaged_since = damaged_since or now
                 # The writer may be in the middle of it; if it is dead, the tail of it is cut.
-                if not self._repair() and now - damaged_since >= _PATIENCE_SECONDS:
+                if not self._repair() and now - damaged_since >= _WAIT_SECONDS:
                     raise
                 sent = False
             now = time.monotonic()

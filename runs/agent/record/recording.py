@@ -22,7 +22,7 @@ __all__ = ["RecordedStream", "Recording", "encode_meta", "text_of"]
 _MAX_ARGV_BYTES = 65536
 _LOOK_FOR_ROOM_SECONDS = 0.02
 # A program cannot be made to wait for ever for an operator to make room on a disk.
-_DISK_FULL_PATIENCE_SECONDS = 10.0
+_DISK_FULL_WAIT_SECONDS = 10.0
 _KIND_NAMES_OF_DROPPED = {
     Kind.FILE_CHANGE: "fileChange",
     Kind.FILE_DIFF_ENTRY: "fileDiffEntry",
@@ -180,7 +180,7 @@ class Recording:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = now
-        elif now - self._stuck_since >= _DISK_FULL_PATIENCE_SECONDS:
+        elif now - self._stuck_since >= _DISK_FULL_WAIT_SECONDS:
             self._gave_up = True
             return True
         return False

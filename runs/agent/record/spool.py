@@ -109,7 +109,7 @@ class SpoolWriter:
         A sequence that was acknowledged is never given out again, not even when an outage of the
         disk took its event: the spool goes on behind it, and an event tells that it did.
 
-        `limits`: None for those it was created with. `patience`: seconds to wait for the lock.
+        `limits`: None for those it was created with. `wait_seconds`: seconds to wait for the lock.
 
         Raises SpoolMissing, SpoolBusy, and SpoolFailed when it is damaged elsewhere: then nothing
         was changed.

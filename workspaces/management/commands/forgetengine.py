@@ -55,6 +55,6 @@ class Command(BaseCommand):
             heard = format_timestamp(engine.seen_at) if engine.seen_at else "not known"
             self.stdout.write(
                 f"{engine.engine_id}: running: {engine.running}, stopping: {engine.stopping}, "
-                f"stops and deletes that wait: {engine.intents}, "
+                f"stops and deletes that wait: {engine.transitions}, "
                 f"build workers that live: {len(engine.workers)}, last heard: {heard}"
             )

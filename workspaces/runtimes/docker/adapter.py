@@ -18,13 +18,13 @@ from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import (
     AgentAnswer,
     AgentChannel,
+    Collect,
     FileReader,
     LaunchedRuntime,
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
     RenewedCredential,
-    Salvage,
 )
 from workspaces.runtimes.docker import volumes, wire
 from workspaces.runtimes.docker.engine_api import (
@@ -126,15 +126,15 @@ class DockerAdapter:
             removed = [engine.remove_container(each) for each in engine.containers(run_id)]
             return any(removed)
 
-    def remove(self, run_id: UUID, *, salvage: Salvage | None = None) -> bool:
+    def remove(self, run_id: UUID, *, collect: Collect | None = None) -> bool:
         """Remove the run's containers with their volumes, and its networks; True if any were."""
         with self._connect() as engine:
             removed: builtins.list[bool] = []
-            if salvage is not None:
+            if collect is not None:
                 for container in engine.containers(run_id):
                     engine.resume_container(container)
                     engine.stop_container(container)
-                    salvage(self._reader(engine, container))
+                    collect(self._reader(engine, container))
             removed.extend(map(engine.remove_container, engine.containers(run_id)))
             removed.extend(map(engine.remove_network, engine.networks(run_id)))
             return any(removed)

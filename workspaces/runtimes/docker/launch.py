@@ -200,10 +200,10 @@ class Launch:
     def _discard(self, container: Container, *, in_order: bool = False) -> bool:
         """Remove a container and its network; False when a launch of our rank or above has it."""
         try:
-            if self._request.parting is not None:
+            if self._request.before_discard is not None:
                 container.reload()
                 if container.status == "running":
-                    self._request.parting()
+                    self._request.before_discard()
             container.rename(f"{self._name}-discarded-{self._token[:8]}")
             container.reload()
             relied_on = any(
@@ -218,7 +218,7 @@ class Launch:
             # adopter, who found the name missing, has let go of it.
             if error.status_code not in (404, 409):
                 raise
-        self._salvage(container, in_order=in_order)
+        self._collect(container, in_order=in_order)
         self._engine.remove_container(container)
         mode = container.attrs["HostConfig"]["NetworkMode"]
         self._remove_network(mode)
@@ -237,19 +237,19 @@ class Launch:
         except LaunchError as error:
             logger.warning("container_left_behind", container=self._name, reason=error.message)
 
-    def _salvage(self, container: Container, *, in_order: bool) -> None:
+    def _collect(self, container: Container, *, in_order: bool) -> None:
         """Let the caller take out of a container what must outlive it.
 
         When the run goes on elsewhere (another worker will launch it) the agent is killed instead
         of stopped: it would end the run's record.
         """
-        if self._request.salvage is None or container.id is None:
+        if self._request.collect is None or container.id is None:
             return
         if in_order and not self._cancelled.is_set():
             self._engine.stop_container(container)
         else:
             self._engine.kill_container(container)
-        self._request.salvage(self._reader(self._engine, container))
+        self._request.collect(self._reader(self._engine, container))
 
     def _displaced(self) -> LaunchError:
         """Return the error for a container of ours that went away before it was ready."""

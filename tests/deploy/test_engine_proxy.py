@@ -1,4 +1,4 @@
-"""The door to the engine lets the agents of this installation through, and nothing else."""
+"""The proxy to the engine lets the agents of this installation through, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ import docker
 import pytest
 from docker.models.containers import Container
 
-from tests.deploy.opened_door import OpenedDoor, opened_door, request, wait_for
+from tests.deploy.serving_engine_proxy import (
+    ServingEngineProxy,
+    request,
+    serving_engine_proxy,
+    wait_for,
+)
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, tar_of
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import DockerAdapter
-from workspaces.runtimes.docker.door import DoorLimits
+from workspaces.runtimes.docker.engine_proxy import EngineProxyLimits
 
 pytestmark = pytest.mark.docker
 
 AGENT = "/usr/lib/svc/agent"
 CHECKOUT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
-QUICK = DoorLimits(look=0.1)
+QUICK = EngineProxyLimits(look=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,7 @@ def start(
 @pytest.fixture(scope="module")
 def instance() -> str:
     """An installation of these tests' own."""
-    return f"door-{uuid4().hex[:8]}"
+    return f"proxy-{uuid4().hex[:8]}"
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +99,20 @@ def others(start: Callable[[str], tuple[UUID, Container]]) -> tuple[UUID, Contai
 
 
 @pytest.fixture
-def opened(instance: str) -> Iterator[OpenedDoor]:
-    """An open door of this installation."""
-    with opened_door(DOCKER_HOST, instance, QUICK) as door:
-        yield door
-        door.wait_empty()
+def opened(instance: str) -> Iterator[ServingEngineProxy]:
+    """An open proxy of this installation."""
+    with serving_engine_proxy(DOCKER_HOST, instance, QUICK) as proxy:
+        yield proxy
+        proxy.wait_empty()
 
 
 @pytest.fixture
-def adapter(opened: OpenedDoor, instance: str) -> DockerAdapter:
-    """What the run worker has: the adapter, with the door in place of the engine."""
+def adapter(opened: ServingEngineProxy, instance: str) -> DockerAdapter:
+    """What the run worker has: the adapter, with the proxy in place of the engine."""
     return DockerAdapter(opened.docker_host, instance)
 
 
-def test_the_agent_answers_through_the_door(
+def test_the_agent_answers_through_the_proxy(
     adapter: DockerAdapter, ours: tuple[UUID, Container]
 ) -> None:
     run_id, _ = ours
@@ -138,7 +143,7 @@ def test_much_goes_through_unchanged_in_both_directions(
     assert hashlib.sha256(answer.stdout).digest() == hashlib.sha256(sent).digest()
 
 
-def test_files_are_read_through_the_door(
+def test_files_are_read_through_the_proxy(
     adapter: DockerAdapter, ours: tuple[UUID, Container]
 ) -> None:
     run_id, _ = ours
@@ -150,7 +155,7 @@ def test_files_are_read_through_the_door(
 
 
 def test_the_engine_says_who_it_is_and_nothing_more(
-    opened: OpenedDoor, adapter: DockerAdapter, client: docker.DockerClient
+    opened: ServingEngineProxy, adapter: DockerAdapter, client: docker.DockerClient
 ) -> None:
     assert adapter.engine_id() == client.info()["ID"]
     status, body = opened.ask("GET", "/info")
@@ -210,7 +215,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_everything_else_is_refused(
-    opened: OpenedDoor, ours: tuple[UUID, Container], what: str
+    opened: ServingEngineProxy, ours: tuple[UUID, Container], what: str
 ) -> None:
     method, target, body = HOSTILE[what]
     status, said = opened.ask(method, target.replace("{c}", str(ours[1].id)), body)
@@ -235,7 +240,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_what_is_not_one_clear_request_is_answered_and_cut_off(
-    opened: OpenedDoor, what: str
+    opened: ServingEngineProxy, what: str
 ) -> None:
     try:
         status, _ = opened.say(MALFORMED[what])
@@ -244,7 +249,7 @@ def test_what_is_not_one_clear_request_is_answered_and_cut_off(
     assert status == 400
 
 
-def test_after_a_refusal_nothing_more_is_heard(opened: OpenedDoor) -> None:
+def test_after_a_refusal_nothing_more_is_heard(opened: ServingEngineProxy) -> None:
     both = request("GET", "/images/json", close=False) + request("GET", "/version")
     with contextlib.closing(opened.connect()) as connection:
         connection.sendall(both)
@@ -255,7 +260,7 @@ def test_after_a_refusal_nothing_more_is_heard(opened: OpenedDoor) -> None:
     assert received.count(b"HTTP/1.1") == 1
 
 
-def test_one_connection_serves_several_questions(opened: OpenedDoor) -> None:
+def test_one_connection_serves_several_questions(opened: ServingEngineProxy) -> None:
     with contextlib.closing(opened.connect()) as connection:
         for _ in range(3):
             connection.sendall(request("GET", "/_ping", close=False))
@@ -263,7 +268,7 @@ def test_one_connection_serves_several_questions(opened: OpenedDoor) -> None:
 
 
 def test_anothers_container_is_not_there(
-    opened: OpenedDoor, others: tuple[UUID, Container]
+    opened: ServingEngineProxy, others: tuple[UUID, Container]
 ) -> None:
     container = others[1]
     for name in (str(container.id), str(container.name), str(container.id)[:12]):
@@ -273,7 +278,7 @@ def test_anothers_container_is_not_there(
 
 
 def test_a_container_that_has_our_label_from_its_image_is_not_there(
-    opened: OpenedDoor, client: docker.DockerClient, image: str, instance: str
+    opened: ServingEngineProxy, client: docker.DockerClient, image: str, instance: str
 ) -> None:
     context = tar_of(Dockerfile=f"FROM {image}\nLABEL svc.instance={instance}\n".encode())
     made, _ = client.images.build(fileobj=io.BytesIO(context), custom_context=True, forcerm=True)
@@ -288,7 +293,7 @@ def test_a_container_that_has_our_label_from_its_image_is_not_there(
 
 
 def test_an_exec_in_anothers_container_is_not_there(
-    opened: OpenedDoor, client: docker.DockerClient, others: tuple[UUID, Container]
+    opened: ServingEngineProxy, client: docker.DockerClient, others: tuple[UUID, Container]
 ) -> None:
     made = client.api.exec_create(others[1].id, ["touch", "/started"], user="root")["Id"]
     assert opened.ask("GET", f"/exec/{made}/json")[0] == 404
@@ -298,7 +303,7 @@ def test_an_exec_in_anothers_container_is_not_there(
 
 
 def test_the_adapter_sees_anothers_container_as_gone(
-    opened: OpenedDoor, others: tuple[UUID, Container], instance: str
+    opened: ServingEngineProxy, others: tuple[UUID, Container], instance: str
 ) -> None:
     adapter = DockerAdapter(opened.docker_host, instance)
     with pytest.raises(LaunchError) as caught:
@@ -306,7 +311,7 @@ def test_the_adapter_sees_anothers_container_as_gone(
     assert caught.value.code == "runtime-gone"
 
 
-def _held(opened: OpenedDoor, container: Container, *command: str) -> socket.socket:
+def _held(opened: ServingEngineProxy, container: Container, *command: str) -> socket.socket:
     """Start a program that is silent, and stay connected to it."""
     body = _exec(Cmd=[AGENT, *command], AttachStdin=True, AttachStderr=True)
     status, said = opened.ask("POST", f"/containers/{container.id}/exec", body)
@@ -319,14 +324,14 @@ def _held(opened: OpenedDoor, container: Container, *command: str) -> socket.soc
 
 
 def test_a_client_that_is_gone_holds_no_place(
-    opened: OpenedDoor, ours: tuple[UUID, Container]
+    opened: ServingEngineProxy, ours: tuple[UUID, Container]
 ) -> None:
     _held(opened, ours[1], "sleep", "600").close()
     opened.wait_empty()
 
 
 def test_a_client_that_goes_while_nothing_takes_its_input_holds_no_place(
-    opened: OpenedDoor, ours: tuple[UUID, Container]
+    opened: ServingEngineProxy, ours: tuple[UUID, Container]
 ) -> None:
     connection = _held(opened, ours[1], "sleep", "600")
     connection.setblocking(False)
@@ -338,13 +343,13 @@ def test_a_client_that_goes_while_nothing_takes_its_input_holds_no_place(
             quiet = 0
         except BlockingIOError:
             quiet += 1
-            wait_for(lambda: opened.door.open_connections == 1)
+            wait_for(lambda: opened.proxy.open_connections == 1)
     connection.close()
     opened.wait_empty()
 
 
 def test_a_client_that_does_not_leave_after_the_end_is_sent_away(
-    opened: OpenedDoor, ours: tuple[UUID, Container]
+    opened: ServingEngineProxy, ours: tuple[UUID, Container]
 ) -> None:
     with contextlib.closing(_held(opened, ours[1], "true")):
         opened.wait_empty()
@@ -353,7 +358,9 @@ def test_a_client_that_does_not_leave_after_the_end_is_sent_away(
 def test_who_holds_streams_keeps_nobody_from_asking(
     instance: str, ours: tuple[UUID, Container]
 ) -> None:
-    with opened_door(DOCKER_HOST, instance, DoorLimits(asking=2, look=0.1)) as opened:
+    with serving_engine_proxy(
+        DOCKER_HOST, instance, EngineProxyLimits(asking=2, look=0.1)
+    ) as opened:
         with contextlib.ExitStack() as stack:
             for _ in range(5):
                 stack.enter_context(contextlib.closing(_held(opened, ours[1], "sleep", "600")))
@@ -362,9 +369,9 @@ def test_who_holds_streams_keeps_nobody_from_asking(
 
 
 def test_more_than_there_is_room_for_are_told_so_at_once(instance: str) -> None:
-    with opened_door(DOCKER_HOST, instance, DoorLimits(asking=2)) as opened:
+    with serving_engine_proxy(DOCKER_HOST, instance, EngineProxyLimits(asking=2)) as opened:
         with contextlib.closing(opened.connect()), contextlib.closing(opened.connect()):
-            wait_for(lambda: opened.door.open_connections == 2)
+            wait_for(lambda: opened.proxy.open_connections == 2)
             assert opened.ask("GET", "/_ping")[0] == 503
         opened.wait_empty()
         assert opened.ask("GET", "/_ping")[0] == 200
@@ -374,19 +381,19 @@ def test_more_than_there_is_room_for_are_told_so_at_once(instance: str) -> None:
     "begun", [b"", b"GET /_pi", b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"]
 )
 def test_who_does_not_finish_a_request_is_cut_off(instance: str, begun: bytes) -> None:
-    with opened_door(DOCKER_HOST, instance, DoorLimits(idle=0.2)) as opened:
+    with serving_engine_proxy(DOCKER_HOST, instance, EngineProxyLimits(idle=0.2)) as opened:
         assert opened.say(begun) == (0, b"")
 
 
-def test_without_an_engine_the_door_says_so(tmp_path: Path) -> None:
-    with opened_door(f"unix://{tmp_path}/none.sock", "svc") as opened:
+def test_without_an_engine_the_proxy_says_so(tmp_path: Path) -> None:
+    with serving_engine_proxy(f"unix://{tmp_path}/none.sock", "svc") as opened:
         status, said = opened.ask("GET", "/version")
         assert (status, json.loads(said)["message"]) == (502, "The engine does not answer.")
 
 
-def test_the_command_opens_a_door_for_its_group_and_closes_it(open_directory: Path) -> None:
-    path = open_directory / "door" / "engine.sock"
-    argv = [sys.executable, "manage.py", "enginedoor", "--listen", str(path)]
+def test_the_command_opens_a_proxy_for_its_group_and_closes_it(open_directory: Path) -> None:
+    path = open_directory / "proxy" / "engine.sock"
+    argv = [sys.executable, "manage.py", "engineproxy", "--listen", str(path)]
     path.parent.mkdir()
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as dead:
         dead.bind(str(path))  # as one that was killed leaves it
@@ -394,13 +401,13 @@ def test_the_command_opens_a_door_for_its_group_and_closes_it(open_directory: Pa
     assert first.stdout is not None
     with first.stdout as log:
         try:
-            assert b"door_open" in log.readline()
+            assert b"engine_proxy_started" in log.readline()
             assert path.stat().st_mode & 0o777 == 0o660
             second = subprocess.run(
                 argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False
             )
             assert second.returncode != 0
-            assert "Another door is open" in second.stderr
+            assert "Another proxy is open" in second.stderr
         finally:
             first.send_signal(signal.SIGTERM)
             assert first.wait(60) == 0

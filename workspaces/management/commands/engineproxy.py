@@ -1,4 +1,4 @@
-"""``manage.py enginedoor``: give other processes a small part of the engine."""
+"""``manage.py engineproxy``: give other processes a small part of the engine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.logging import named_process
-from workspaces.runtimes.docker.door import Door
+from workspaces.runtimes.docker.engine_proxy import EngineProxy
 
 log = structlog.get_logger(__name__)
 
 
 class Command(BaseCommand):
-    """Runs the door; it needs the engine's socket and nothing else."""
+    """Runs the proxy; it needs the engine's socket and nothing else."""
 
     help = (
         "Let the run worker and the SSH gateway reach the agents in the workspaces of this "
@@ -39,7 +39,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--listen",
             type=Path,
-            default=settings.SVC_DATA_DIR / "door" / "engine.sock",
+            default=settings.SVC_DATA_DIR / "proxy" / "engine.sock",
             metavar="PATH",
             help="the socket to make (default: %(default)s)",
         )
@@ -50,10 +50,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
         _raise_open_files()
-        door_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        engine_proxy_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with (
-                named_process(door_id=door_id),
+                named_process(engine_proxy_id=engine_proxy_id),
                 _listener(options["listen"], options["mode"]) as listener,
             ):
                 asyncio.run(_serve(listener, options["listen"]))
@@ -75,21 +75,21 @@ async def _serve(listener: socket.socket, path: Path) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    async with Door(settings.DOCKER_HOST, settings.SVC_INSTANCE_ID).serving(listener):
-        log.info("door_open", path=str(path), instance=settings.SVC_INSTANCE_ID)
+    async with EngineProxy(settings.DOCKER_HOST, settings.SVC_INSTANCE_ID).serving(listener):
+        log.info("engine_proxy_started", path=str(path), instance=settings.SVC_INSTANCE_ID)
         await stopped.wait()
-    log.info("door_closed")
+    log.info("engine_proxy_stopped")
 
 
 @contextlib.contextmanager
 def _listener(path: Path, mode: int) -> Iterator[socket.socket]:
-    """Listen at ``path``; what a dead door left there is replaced, a living one is not."""
+    """Listen at ``path``; what a dead proxy left there is replaced, a living one is not."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CommandError(f"Another door is open at {path}.") from error
+            raise CommandError(f"Another proxy is open at {path}.") from error
         if path.is_socket():
             path.unlink()
         # Never there with other permissions than it is to have.

@@ -1,4 +1,4 @@
-"""The door itself: takes connections, asks whose things they mean, and passes on what may pass.
+"""The proxy itself: takes connections, asks whose things they mean, and passes on what may pass.
 
 Every wait has a limit but one: the streams of a running program may be silent for as long as the
 program likes. Such a connection ends when the program ends, and when the client is gone, which is
@@ -18,8 +18,14 @@ from typing import Any
 
 import structlog
 
-from workspaces.runtimes.docker.door import http_wire as wire
-from workspaces.runtimes.docker.door.policy import Action, Refused, TransitionRequest, belongs, wish
+from workspaces.runtimes.docker.engine_proxy import http_wire as wire
+from workspaces.runtimes.docker.engine_proxy.policy import (
+    Action,
+    EngineRequest,
+    Refused,
+    belongs,
+    parse_request,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -29,8 +35,8 @@ _FAILURES = (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, wire.Ma
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
-    """Limits of the door; times are seconds.
+class EngineProxyLimits:
+    """Limits of the proxy; times are seconds.
 
     ``connections`` bounds everything, ``asking`` what is not (yet) the streams of a program, so
     that those who hold such streams keep nobody from asking. ``idle`` is how long a connection may
@@ -47,15 +53,15 @@ class DoorLimits:
     look: float = 5.0
 
 
-class Door:
+class EngineProxy:
     """Serves one installation's part of one engine on a Unix socket."""
 
     def __init__(
-        self, docker_host: str, instance_id: str, *, limits: DoorLimits | None = None
+        self, docker_host: str, instance_id: str, *, limits: EngineProxyLimits | None = None
     ) -> None:
         self._docker_host = docker_host
         self._instance_id = instance_id
-        self._limits = limits or DoorLimits()
+        self._limits = limits or EngineProxyLimits()
         self._open = 0
         self._asking = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,14 +96,14 @@ class Door:
         self._asking += 1
         try:
             if full:
-                logger.warning("door_full", connections=self._open, asking=self._asking)
+                logger.warning("engine_proxy_full", connections=self._open, asking=self._asking)
                 await self._send_away(client)
             else:
                 await self._serve(client)
         except asyncio.CancelledError:
-            pass  # the door is being closed; nobody else cancels
+            pass  # the proxy is being closed; nobody else cancels
         except _FAILURES as error:
-            logger.info("door_connection_ended", reason=type(error).__name__)
+            logger.info("engine_proxy_connection_ended", reason=type(error).__name__)
         finally:
             self._open -= 1
             self._asking -= 0 if client.streaming else 1
@@ -110,7 +116,7 @@ class Door:
         # What is not read when a connection is closed takes the answer along.
         async with asyncio.timeout(_AWAY_SECONDS):
             await wire.read_request(client.reader)
-        await self._say(client, 503, "Too many connections to this door.", close=True)
+        await self._say(client, 503, "Too many connections to this proxy.", close=True)
 
     async def _serve(self, client: _Client) -> None:
         close = False
@@ -125,11 +131,13 @@ class Door:
                 return
             close = request.close
             try:
-                wanted = wish(request.method, request.target, request.body)
-                close = await self._fulfil(client, request.method, wanted, close)
+                wanted = parse_request(request.method, request.target, request.body)
+                close = await self._serve_request(client, request.method, wanted, close)
             except Refused as refusal:
                 if refusal.status == 403:
-                    logger.warning("door_refused", method=request.method, target=request.target)
+                    logger.warning(
+                        "engine_proxy_refused", method=request.method, target=request.target
+                    )
                 # Whoever asks for such a thing may have meant the rest of it otherwise, too.
                 close = close or refusal.status != 404
                 await self._say(client, refusal.status, refusal.message, close=close)
@@ -140,8 +148,8 @@ class Door:
                 await self._say(client, 502, "The engine does not answer.", close=True)
                 return
 
-    async def _fulfil(
-        self, client: _Client, method: str, wanted: TransitionRequest, close: bool
+    async def _serve_request(
+        self, client: _Client, method: str, wanted: EngineRequest, close: bool
     ) -> bool:
         """Do what is wanted; return whether the connection is used up."""
         action = wanted.action
@@ -175,7 +183,7 @@ class Door:
 
     # ------------------------------------------------------------------------- whose things
 
-    async def _container(self, wanted: TransitionRequest, name: str) -> dict[str, Any]:
+    async def _container(self, wanted: EngineRequest, name: str) -> dict[str, Any]:
         """Return a container of this installation. What is another's is answered as not there."""
         status, body = await self._ask("GET", f"{wanted.version}/containers/{name}/json")
         found = _object(body)
@@ -185,7 +193,7 @@ class Door:
             raise Refused(502, "The engine did not describe the container.")
         return found
 
-    async def _exec(self, wanted: TransitionRequest) -> dict[str, Any]:
+    async def _exec(self, wanted: EngineRequest) -> dict[str, Any]:
         """Return an exec in a container of this installation."""
         status, body = await self._ask("GET", f"{wanted.version}/exec/{wanted.subject}/json")
         found = _object(body)
@@ -232,7 +240,7 @@ class Door:
                 await self._send(client, piece)
             await self._leave(client)
 
-    async def _start(self, client: _Client, wanted: TransitionRequest) -> None:
+    async def _start(self, client: _Client, wanted: EngineRequest) -> None:
         """Start an exec and connect the client with it until one of them is gone."""
         async with self._engine() as (reader, writer):
             async with asyncio.timeout(self._limits.piece):

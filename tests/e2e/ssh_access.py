@@ -27,7 +27,7 @@ class NewRun:
 
 
 @dataclass
-class Door:
+class SshAccess:
     """A ready workspace that people enter."""
 
     place: Place
@@ -104,7 +104,9 @@ class Door:
 
 
 @contextlib.contextmanager
-def door_of(stack: Stack, git_server: GitServer, run_queue: str, folder: Path) -> Iterator[Door]:
+def access_of(
+    stack: Stack, git_server: GitServer, run_queue: str, folder: Path
+) -> Iterator[SshAccess]:
     """A workspace that people can enter; what was logged is shown when the block fails."""
     token = {"WORKSPACE_SSH_GATEWAY_TOKEN": GATEWAY_TOKEN}
     with contextlib.ExitStack() as rest:
@@ -116,9 +118,9 @@ def door_of(stack: Stack, git_server: GitServer, run_queue: str, folder: Path) -
             folder / "gateway.log", api=api.url, host_key=folder / "ssh" / "key", **token
         )
         rest.callback(gateway.stop)
-        door = Door(place, api, gateway, folder)
-        rest.callback(door.close)
-        yield door
+        access = SshAccess(place, api, gateway, folder)
+        rest.callback(access.close)
+        yield access
 
 
 TEXTS = """

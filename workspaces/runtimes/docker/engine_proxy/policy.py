@@ -1,4 +1,4 @@
-"""What may pass the door: a few requests, each taken apart and written anew.
+"""What may pass the proxy: a few requests, each taken apart and written anew.
 
 Nothing of a client's request is passed on as it came. A target that is not exactly one of these
 shapes is refused, so there is no second reading of it (escapes, dots, doubled slashes) to be had.
@@ -44,7 +44,7 @@ class Action(Enum):
 
 
 class Refused(Exception):
-    """The door does not do that; ``status`` and the text are the answer."""
+    """The proxy does not do that; ``status`` and the text are the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class TransitionRequest:
+class EngineRequest:
     """A request that is one of ours, if what it names belongs to this installation.
 
     ``subject`` is the container or the exec; ``rest`` ends the target that the engine is asked.
@@ -98,16 +98,16 @@ _TARGETS = {
 }
 
 
-def wish(method: str, target: str, body: bytes) -> TransitionRequest:
-    """Return what the request wants. Raises ``Refused`` for everything the door has no use for."""
+def parse_request(method: str, target: str, body: bytes) -> EngineRequest:
+    """Return what the request wants. Raises ``Refused`` for everything the proxy has no use for."""
     path, question, query = target.partition("?")
     for known, action, shape in _SHAPES:
         if known == method and (found := shape.match(path)) is not None:
             return _understood(action, found, question + query, body)
-    raise Refused(403, "This door to the engine does not let that through.")
+    raise Refused(403, "This proxy to the engine does not let that through.")
 
 
-def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -> TransitionRequest:
+def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -> EngineRequest:
     parts = found.groupdict()
     rest, content = "", b""
     if action is Action.ARCHIVE:
@@ -115,16 +115,14 @@ def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -
     elif action is Action.EXEC_RESIZE:
         rest = _resize_query(query[1:])
     elif query:
-        raise Refused(403, "This door takes no options here.")
+        raise Refused(403, "This proxy takes no options here.")
     if action is Action.EXEC_CREATE:
         content = _exec_create(_members(body))
     elif action is Action.EXEC_START:
         content = _exec_start(_members(body))
     elif body:
-        raise Refused(403, "This door takes no body here.")
-    return TransitionRequest(
-        action, parts["version"] or "", parts.get("subject") or "", rest, content
-    )
+        raise Refused(403, "This proxy takes no body here.")
+    return EngineRequest(action, parts["version"] or "", parts.get("subject") or "", rest, content)
 
 
 def belongs(container: Mapping[str, Any], instance_id: str) -> bool:
@@ -145,7 +143,7 @@ def _archive_query(query: str) -> str:
     pairs = _pairs(query)
     path = pairs.get("path", "")
     if set(pairs) != {"path"} or not path.startswith("/") or "\0" in path:
-        raise Refused(403, "Of an archive this door takes one absolute path and nothing else.")
+        raise Refused(403, "Of an archive this proxy takes one absolute path and nothing else.")
     if len(path) > MAX_PATH_CHARACTERS:
         raise Refused(403, "The path is too long.")
     return f"?path={quote(path, safe='/')}"
@@ -189,7 +187,7 @@ def _exec_create(members: dict[str, Any]) -> bytes:
         or not all(isinstance(word, str) and "\0" not in word for word in command)
         or command[0] != boot.AGENT
     ):
-        raise Refused(403, "This door starts the agent of a workspace and nothing else.")
+        raise Refused(403, "This proxy starts the agent of a workspace and nothing else.")
     if sum(len(word) for word in command) > MAX_COMMAND_BYTES:
         raise Refused(403, "The command is too long.")
     if members.pop("User", None) != "root":
@@ -214,4 +212,4 @@ def _exec_start(members: dict[str, Any]) -> bytes:
 def _require_empty(members: Mapping[str, Any]) -> None:
     for name, value in members.items():
         if name not in _MUST_BE_EMPTY or value:
-            raise Refused(403, "This door takes no such option of an exec.")
+            raise Refused(403, "This proxy takes no such option of an exec.")

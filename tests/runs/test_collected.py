@@ -17,7 +17,7 @@ from runs.agent.record.spool import SpoolLimits, SpoolWriter
 from runs.models import Run, RunEvent, RunLoss
 from runs.record import store
 from runs.record.verify import verify_run
-from runs.recording import collect as salvage
+from runs.recording import collect as collect
 from runs.recording.collect import RUNS_DIRECTORY, drain
 from tests.factories import make_job
 from tests.runs.record_factory import make_run
@@ -192,8 +192,8 @@ def test_a_spool_that_another_has_followed_is_left(tmp_path: Path, run: Run) -> 
 def test_no_more_is_read_than_a_spool_can_hold(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(salvage, "MAX_SPOOL_BYTES", 20_000)
-    monkeypatch.setattr(salvage, "READ_BYTES", 1000)
+    monkeypatch.setattr(collect, "MAX_SPOOL_BYTES", 20_000)
+    monkeypatch.setattr(collect, "READ_BYTES", 1000)
     writer = spool_of(tmp_path, run)
     say(writer, 100)
     writer.close()
@@ -240,7 +240,7 @@ def test_an_endless_file_beside_the_segments_ends_the_drain_in_its_time(
 def test_an_archive_that_is_cut_off_gives_what_it_held(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(salvage, "READ_BYTES", 1000)
+    monkeypatch.setattr(collect, "READ_BYTES", 1000)
     writer = spool_of(tmp_path, run)
     say(writer, 50)
     writer.close()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as the door speaks it: one way to write each thing, and a limit to all of them."""
+"""HTTP/1.1 as the proxy speaks it: one way to write each thing, and a limit to all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A duty that is woken is done at once, and what an owner asks for wakes who does it."""
+"""A task that is woken is done at once, and what an owner asks for wakes who does it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from django.db import connections
 from controlplane.work.notifications import listen
 from controlplane.work.periodic import PeriodicTask
 from tests.runs.ready import ready_attempt
-from workspaces.lifecycle.transitions import TransitionRequest, ask
+from workspaces.lifecycle.transitions import TransitionRequest, request_transition
 from workspaces.models import Transition
 from workspaces.models.transition import CHANNEL
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PATIENCE = 30
+WAIT_SECONDS = 30
 
 
-def test_a_duty_that_is_woken_does_not_wait_until_it_is_due() -> None:
+def test_a_task_that_is_woken_does_not_wait_until_it_is_due() -> None:
     done, woken, stopped = threading.Semaphore(0), threading.Event(), threading.Event()
-    duty = PeriodicTask(
+    task = PeriodicTask(
         name="test", every=timedelta(hours=1), run=lambda _stopped: done.release(), woken=woken
     )
-    thread = threading.Thread(target=duty.repeat, args=[stopped], kwargs={"worker": "build"})
+    thread = threading.Thread(target=task.repeat, args=[stopped], kwargs={"worker": "build"})
     thread.start()
     try:
         for _ in range(3):
             assert not done.acquire(timeout=0.2)
             woken.set()
-            assert done.acquire(timeout=PATIENCE)
+            assert done.acquire(timeout=WAIT_SECONDS)
     finally:
         stopped.set()
         woken.set()
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
     assert not thread.is_alive()
     assert not done.acquire(blocking=False)
 
@@ -50,13 +50,13 @@ def test_a_stop_that_is_asked_for_is_announced_to_the_workers() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert heard.acquire(timeout=PATIENCE)
+        assert heard.acquire(timeout=WAIT_SECONDS)
         workspace_id = ready_attempt().workspace_id
-        wish = TransitionRequest(
+        transition_request = TransitionRequest(
             workspace_id=workspace_id, kind=Transition.Kind.STOP, owner_user_id=None
         )
-        assert ask(wish)
-        assert heard.acquire(timeout=PATIENCE)
+        assert request_transition(transition_request)
+        assert heard.acquire(timeout=WAIT_SECONDS)
     finally:
         stopped.set()
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)

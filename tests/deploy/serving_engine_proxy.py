@@ -1,4 +1,4 @@
-"""A door that is open during a test, and a client that writes to it what it likes."""
+"""A proxy that is open during a test, and a client that writes to it what it likes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workspaces.runtimes.docker.door import Door, DoorLimits
+from workspaces.runtimes.docker.engine_proxy import EngineProxy, EngineProxyLimits
 
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 
 
 @dataclass
-class OpenedDoor:
-    """A door and the path of its socket."""
+class ServingEngineProxy:
+    """A proxy and the path of its socket."""
 
-    door: Door
+    proxy: EngineProxy
     path: Path
 
     @property
@@ -32,12 +32,12 @@ class OpenedDoor:
 
     def connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(PATIENCE)
+        connection.settimeout(WAIT_SECONDS)
         connection.connect(str(self.path))
         return connection
 
     def say(self, data: bytes) -> tuple[int, bytes]:
-        """Send bytes; return the status and everything until the door closes the connection."""
+        """Send bytes; return the status and everything until the proxy closes the connection."""
         with contextlib.closing(self.connect()) as connection:
             connection.sendall(data)
             received = b""
@@ -52,7 +52,7 @@ class OpenedDoor:
 
     def wait_empty(self) -> None:
         """Wait until no connection holds a place."""
-        wait_for(lambda: self.door.open_connections == 0)
+        wait_for(lambda: self.proxy.open_connections == 0)
 
 
 def request(method: str, target: str, body: Any = None, *, close: bool = True) -> bytes:
@@ -67,21 +67,21 @@ def request(method: str, target: str, body: Any = None, *, close: bool = True) -
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait for something that happens soon."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def opened_door(
-    docker_host: str, instance_id: str, limits: DoorLimits | None = None
-) -> Iterator[OpenedDoor]:
-    """A door of this installation, served by a thread."""
+def serving_engine_proxy(
+    docker_host: str, instance_id: str, limits: EngineProxyLimits | None = None
+) -> Iterator[ServingEngineProxy]:
+    """A proxy of this installation, served by a thread."""
     # Not pytest's folder: the path of a Unix socket must be short.
-    with tempfile.TemporaryDirectory(prefix="svc-door-") as folder:
+    with tempfile.TemporaryDirectory(prefix="svc-engineproxy-") as folder:
         path = Path(folder) / "engine.sock"
-        door = Door(docker_host, instance_id, limits=limits)
+        proxy = EngineProxy(docker_host, instance_id, limits=limits)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(path))
         listener.listen(128)
@@ -89,17 +89,17 @@ def opened_door(
         stopped, serving = asyncio.Event(), threading.Event()
 
         async def serve() -> None:
-            async with door.serving(listener):
+            async with proxy.serving(listener):
                 serving.set()
                 await stopped.wait()
 
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
         thread.start()
         try:
-            assert serving.wait(PATIENCE)
-            yield OpenedDoor(door, path)
+            assert serving.wait(WAIT_SECONDS)
+            yield ServingEngineProxy(proxy, path)
         finally:
             loop.call_soon_threadsafe(stopped.set)
-            thread.join(PATIENCE)
+            thread.join(WAIT_SECONDS)
             loop.close()
             listener.close()
