@@ -30,12 +30,12 @@ class Check:
     required: bool = True
 
 
-_registered: dict[str, Callable[[], str]] = {}
+_registered: dict[str, tuple[Callable[[], str], bool]] = {}
 
 
-def register(name: str, ask: Callable[[], str]) -> None:
-    """Add a part that is required; ``ask`` says how it is, or raises ``ControlPlaneError``."""
-    _registered[name] = ask
+def register(name: str, ask: Callable[[], str], *, required: bool = True) -> None:
+    """Add a part; ``ask`` says how it is, or raises ``ControlPlaneError``."""
+    _registered[name] = (ask, required)
 
 
 def check_all() -> list[Check]:
@@ -43,7 +43,7 @@ def check_all() -> list[Check]:
     return [
         _database(),
         _broker(),
-        *(_outcome(name, ask) for name, ask in _registered.items()),
+        *(_outcome(name, ask, required=required) for name, (ask, required) in _registered.items()),
         _workers("buildWorker", Heartbeat.Kind.BUILD),
         _workers("runWorker", Heartbeat.Kind.RUN),
         _consumer_timeout(),

@@ -12,12 +12,14 @@ class RunsConfig(AppConfig):
     verbose_name = "Runs"
 
     def ready(self) -> None:
-        """Register the records of attempts with the app that needs them, and the gauges of runs."""
+        """Register the records of attempts with the app that needs them, gauges, and slots."""
         # Models cannot be imported before the apps are loaded.
+        from controlplane import readiness
         from controlplane.metrics import exposition
-        from runs import run_metrics
+        from runs import run_metrics, run_slots
         from runs.boot_runs import BootRuns
         from workspaces.lifecycle import records
 
         records.register(BootRuns())
         exposition.register("runs", run_metrics.measure)
+        readiness.register("slots", run_slots.check, required=False)

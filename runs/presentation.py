@@ -12,10 +12,12 @@ from controlplane.errors import Fault, NotFound, ValidationFailed
 from runs.agent.record.frames import Stream
 from runs.fields import INT64_MAX, STREAM_NUMBERS, OffsetField
 from runs.models import Run, RunHead, RunProcess
+from runs.reasons import reasons_of
 from runs.record.reading import export
 from runs.record.reading.scrollback import StreamView, open_stream, scrollback
 from runs.record.reading.timeline import TimelineQuery, raw_event
 from runs.serializers import SCROLLBACK_BYTES, SCROLLBACK_MAX_BYTES, RunSerializer
+from workspaces.serializers import ReasonSerializer
 
 BYTES = "application/octet-stream"
 SHOWN_RANGES = 100
@@ -24,7 +26,17 @@ SHOWN_PROCESSES = 50
 
 def present_runs(rows: Sequence[Run]) -> list[Any]:
     """Return what a list shows of these runs."""
-    return list(RunSerializer(rows, many=True).data)
+    reasons = reasons_of(rows)
+    shown = list(RunSerializer(rows, many=True).data)
+    for run, members in zip(rows, shown, strict=True):
+        if run.pk in reasons:
+            members["reason"] = ReasonSerializer(reasons[run.pk]).data
+    return shown
+
+
+def present_run(run: Run) -> Any:
+    """Return what an answer shows of one run."""
+    return present_runs([run])[0]
 
 
 def timeline_query(query: Mapping[str, Any]) -> TimelineQuery:

@@ -13,6 +13,7 @@ from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q
 from django.db.models.functions import Now
 
 from controlplane.metrics.exposition import Gauge, single
+from controlplane.work.models import Heartbeat, SlotUsage
 from runs.models import Run
 from runs.recording import claims
 
@@ -22,7 +23,7 @@ WHERE status IN ('queued', 'running') GROUP BY mode, status"""
 _WORKERS = """
 SELECT CASE
     WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
-    WHEN draining THEN 'draining' ELSE 'alive' END AS state, count(*), sum(capacity)
+    WHEN draining THEN 'draining' ELSE 'alive' END AS state, count(*)
 FROM work_heartbeat WHERE kind = 'run' GROUP BY state"""
 
 
@@ -32,7 +33,10 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         cursor.execute(_OPEN)
         open_runs = {(mode, status): number for mode, status, number in cursor.fetchall()}
         cursor.execute(_WORKERS, [stale.total_seconds()])
-        workers = {state: (number, places) for state, number, places in cursor.fetchall()}
+        workers = dict(cursor.fetchall())
+    unused = SlotUsage(capacity=0, in_use=0)
+    alive = Heartbeat.objects.run().slots_in_use(stale=stale)
+    slots = {mode: alive.get(mode, unused) for mode in Run.Mode.values}
     unattended = claims.to_be_recorded().filter(
         Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now())
     )
@@ -56,11 +60,18 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "svc_run_workers",
             "Run workers; silent: without a sign of life for so long that others take over.",
             ("state",),
-            {(state,): workers.get(state, (0, 0))[0] for state in ("alive", "draining", "silent")},
+            {(state,): workers.get(state, 0) for state in ("alive", "draining", "silent")},
         ),
-        single(
+        Gauge(
             "svc_run_slots",
-            "Runs beside sessions that the workers that are alive may record at once.",
-            workers.get("alive", (0, 0))[1],
+            "Runs that the workers that are alive may record at once.",
+            ("mode",),
+            {(mode,): slots[mode]["capacity"] for mode in slots},
+        ),
+        Gauge(
+            "svc_run_slots_in_use",
+            "Runs that the workers that are alive record at present, at their last heartbeat.",
+            ("mode",),
+            {(mode,): slots[mode]["in_use"] for mode in slots},
         ),
     ]

@@ -28,6 +28,7 @@ from runs.fields import (
     WholeNumberField,
 )
 from runs.models import Run, RunLoss
+from workspaces.serializers import ReasonSerializer
 
 ARGUMENT_MAX_BYTES = 128 * 1024 - 1
 """What Linux takes as one argument of a program, the NUL at its end aside."""
@@ -202,6 +203,9 @@ class RunSerializer(OutputSerializer):
     harness_id = serializers.CharField()
     mode = serializers.ChoiceField(choices=Run.Mode.choices)
     status = serializers.ChoiceField(choices=Run.Status.choices)
+    reason = ReasonSerializer(
+        required=False, help_text="While it is queued: what the command waits for."
+    )
     recorded = serializers.BooleanField(
         help_text="Whether the record decides how it ended, or its client."
     )

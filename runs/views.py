@@ -37,6 +37,7 @@ from runs.presentation import (
     export_lines,
     open_piece,
     present_event,
+    present_run,
     present_runs,
     require_scrollback_limit,
     sequence_number,
@@ -116,7 +117,7 @@ class RunViewSet(ViewSet):
             )
         )
         headers = {"Location": f"/v1/runs/{run.pk}"}
-        return Response(RunSerializer(run).data, status=201, headers=headers)
+        return Response(present_run(run), status=201, headers=headers)
 
     @extend_schema(
         operation_id="runs.get",
@@ -128,7 +129,7 @@ class RunViewSet(ViewSet):
     def retrieve(self, request: Request, run_id: uuid.UUID) -> Response:
         """Show one run."""
         run = get_run(run_id, owner_user_id=read(request).owner)
-        return Response(RunSerializer(run).data)
+        return Response(present_run(run))
 
     @extend_schema(
         operation_id="runs.update",
@@ -147,7 +148,7 @@ class RunViewSet(ViewSet):
         report = Report(**{**given.body, "status": Run.Status(given.body["status"])})
         named = [name for name in request.data if name in REPORTED]
         run = update_run(run, report, named=named, from_gateway=from_gateway)
-        return Response(RunSerializer(run).data)
+        return Response(present_run(run))
 
     @extend_schema(
         operation_id="runs.timeline",

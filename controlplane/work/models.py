@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import TypedDict
 
 from django.db import models
 from django.db.models.functions import Now
 
 FORGET_AFTER = timedelta(days=1)
+
+
+class SlotUsage(TypedDict):
+    """How many things of one kind a worker does at once, and how many it does now."""
+
+    capacity: int
+    in_use: int
 
 
 class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
@@ -35,6 +44,7 @@ class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
         capacity: int,
         draining: bool = False,
         engine_id: str = "",
+        slots: Mapping[str, SlotUsage] | None = None,
     ) -> None:
         """Write the heartbeat of a worker; the first one registers it.
 
@@ -42,7 +52,12 @@ class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
         """
         self.update_or_create(
             worker_id=worker_id,
-            defaults={"seen_at": Now(), "draining": draining, "engine_id": engine_id},
+            defaults={
+                "seen_at": Now(),
+                "draining": draining,
+                "engine_id": engine_id,
+                "slots": dict(slots or {}),
+            },
             create_defaults={
                 "kind": kind,
                 "hostname": hostname,
@@ -51,8 +66,19 @@ class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
                 "draining": draining,
                 "engine_id": engine_id,
                 "seen_at": Now(),
+                "slots": dict(slots or {}),
             },
         )
+
+    def slots_in_use(self, *, stale: timedelta) -> dict[str, SlotUsage]:
+        """Return the slots of all live workers that take new work, by kind of slot."""
+        total: dict[str, SlotUsage] = {}
+        for slots in self.alive(stale=stale).filter(draining=False).values_list("slots", flat=True):
+            for kind, usage in slots.items():
+                kept = total.setdefault(kind, SlotUsage(capacity=0, in_use=0))
+                kept["capacity"] += usage["capacity"]
+                kept["in_use"] += usage["in_use"]
+        return total
 
     def forget(self) -> int:
         """Delete the rows of workers that died long ago; return how many."""
@@ -82,6 +108,9 @@ class Heartbeat(models.Model):
         help_text="The engine it works with; empty until that has answered once.",
     )
     draining = models.BooleanField(default=False)
+    slots = models.JSONField(
+        default=dict, help_text="By kind of slot: {capacity, in_use} at the last heartbeat."
+    )
     started_at = models.DateTimeField(auto_now_add=True)
     seen_at = models.DateTimeField()
 

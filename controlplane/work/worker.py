@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -35,7 +35,7 @@ from controlplane.metrics.services import try_flush
 from controlplane.work.amqp import Consumer, Delivery, Topology
 from controlplane.work.failure_detector import FailureDetector
 from controlplane.work.leases import Fence, LeasedQuerySet
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.periodic import PeriodicTask, guarded
 
 log = structlog.get_logger(__name__)
@@ -139,6 +139,10 @@ class Worker:
     def is_idle(self) -> bool:
         """Whether nothing is left to do for a worker that drains."""
         raise NotImplementedError
+
+    def slots(self) -> Mapping[str, SlotUsage]:
+        """Return how many slots of each kind there are and are in use, for the heartbeat."""
+        return {}
 
     def on_drain(self) -> None:
         """Called about twice a second while the worker drains."""
@@ -249,6 +253,7 @@ class Worker:
                 capacity=self._capacity,
                 draining=self.draining.is_set(),
                 engine_id=self._engine_id,
+                slots=self.slots(),
             )
         except (DatabaseError, InterfaceError) as exc:
             log.warning("heartbeat_failed", reason=database_trouble(exc))

@@ -28,17 +28,17 @@ engine or a paused container are away."""
 
 def claimable_runs(
     *, overdue: timedelta, limit: int, modes: Collection[Run.Mode] = tuple(Run.Mode)
-) -> list[tuple[uuid.UUID, Run.Mode]]:
+) -> list[uuid.UUID]:
     """Return up to ``limit`` runs of ``modes`` that nobody is at, longest-waiting first.
 
     Leased and unclaimed runs are two questions, each on its own partial index.
     """
-    found: list[tuple[uuid.UUID, str]] = []
+    found: list[uuid.UUID] = []
     for runs in (claims.expired(), claims.unclaimed(overdue=overdue)):
         if len(found) < limit:
-            rows = runs.filter(mode__in=modes).values_list("pk", "mode")
+            rows = runs.filter(mode__in=modes).values_list("pk", flat=True)
             found += list(rows[: limit - len(found)])
-    return [(run_id, Run.Mode(mode)) for run_id, mode in found]
+    return found
 
 
 def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:

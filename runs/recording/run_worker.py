@@ -11,9 +11,10 @@ not even wait for that. Nothing in a workspace notices either.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -24,14 +25,14 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import Delivery, MalformedMessage
 from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
 from runs.models import Run
 from runs.recording import claims, run_sweeper
 from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder, RunControl
-from runs.recording.slots import RUNS, SESSIONS, Held, Slots
+from runs.recording.slots import Held, Slots
 from runs.recording.thread_connections import Connections, StoppedError
 from runs.run_messages import RUN_REQUESTED
 from runs.services import end_sessions_not_begun
@@ -64,13 +65,20 @@ class RunWorker(Worker):
         broker_timeout: float,
         capacity: int,
         sessions: int,
+        workspaces: int,
         times: WorkerTimes,
         max_runs: int | None = None,
     ) -> None:
         self._adapter = adapter
         self._limits = limits
         self._claimers = ThreadPoolExecutor(CLAIM_THREADS, thread_name_prefix="claim")
-        self._slots = Slots({RUNS: capacity, SESSIONS: sessions})
+        self._slots = Slots(
+            {
+                Run.Mode.ONE_SHOT: capacity,
+                Run.Mode.INTERACTIVE: sessions,
+                Run.Mode.BOOT: workspaces,
+            }
+        )
         self._connections = Connections(DATABASE_CONNECTIONS)
         super().__init__(
             broker_url=broker_url,
@@ -128,6 +136,10 @@ class RunWorker(Worker):
             if held.fence == fence:
                 held.control.stopped.set()
 
+    def slots(self) -> Mapping[str, SlotUsage]:
+        """Return the slots by mode of run."""
+        return self._slots.usage()
+
     def is_idle(self) -> bool:
         """Whether no run has a slot."""
         return not self._slots.all()
@@ -165,7 +177,8 @@ class RunWorker(Worker):
             if self.draining.is_set():
                 settle = Delivery.requeue
             else:
-                # Without a free slot the message is done with too: a sweeper finds the row.
+                # Without a free slot the message is done with too: the run is remembered, and a
+                # sweeper finds the row.
                 mode = claims.mode_of(run_id)
                 if mode is None:
                     log.info("run_not_claimable", run_id=str(run_id))
@@ -210,7 +223,29 @@ class RunWorker(Worker):
                 raise
         finally:
             if held is None:
-                self._slots.release(run_id)
+                self._release(run_id, mode)
+
+    def _release(self, run_id: uuid.UUID, mode: Run.Mode | str) -> None:
+        """Free the slot of a run, and claim one that was refused for want of it."""
+        self._slots.release(run_id)
+        if self.draining.is_set():
+            return
+        waiting = self._slots.next_refused(Run.Mode(mode))
+        if waiting is not None:
+            with contextlib.suppress(RuntimeError):  # the pool is shut down: others claim it
+                self._claimers.submit(self._claim_refused, waiting, Run.Mode(mode))
+
+    def _claim_refused(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
+        """In a claim thread. Nothing may escape."""
+        close_old_connections()
+        try:
+            self._claim(run_id, mode)
+        except (DatabaseError, InterfaceError) as exc:
+            log.warning("run_left_for_later", run_id=str(run_id), reason=type(exc).__name__)
+        except Exception:
+            log.exception("claim_failed", run_id=str(run_id))
+        finally:
+            connections.close_all()
 
     # ------------------------------------------------------------ recorders
 
@@ -238,7 +273,7 @@ class RunWorker(Worker):
                 log.exception("recorder_failed")
             finally:
                 connections.close_all()
-                self._slots.release(run.pk)
+                self._release(run.pk, run.mode)
                 self.count_done()
 
     def _give_back(self, held: Held) -> None:
@@ -268,15 +303,15 @@ class RunWorker(Worker):
             expired = Run.objects.expire_leases_of_dead_workers(stale=self.times.stale)
             if expired:
                 log.warning("leases_of_dead_workers_expired", runs=expired)
-        for kind in self._slots.kinds:
-            ours, free = self._slots.of(kind)
+        for mode in self._slots.modes:
+            ours, free = self._slots.of(mode)
             found = run_sweeper.claimable_runs(
-                overdue=self.times.overdue, modes=kind, limit=max(free, 0) + len(ours) + 1
+                overdue=self.times.overdue, modes=[mode], limit=max(free, 0) + len(ours) + 1
             )
-            waiting = [(run_id, mode) for run_id, mode in found if run_id not in ours]
-            for run_id, mode in waiting[:free]:
+            waiting = [run_id for run_id in found if run_id not in ours]
+            for run_id in waiting[:free]:
                 log.info("run_found_by_sweeper", run_id=str(run_id))
                 FOUND_BY_SWEEPER.count(worker="run")
                 self._claim(run_id, mode)
             if len(waiting) > free:
-                log.warning("runs_wait_for_a_slot", modes=sorted(kind), capacity=len(ours) + free)
+                log.warning("runs_wait_for_a_slot", mode=mode.value, capacity=len(ours) + free)

@@ -39,6 +39,7 @@ def run_worker(*, max_runs: int | None = None) -> RunWorker:
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
         capacity=settings.RUN_WORKER_CAPACITY,
         sessions=settings.RUN_WORKER_SESSIONS,
+        workspaces=settings.RUN_WORKER_WORKSPACES,
         times=WorkerTimes(
             lease=_milliseconds(settings.RUN_LEASE_DURATION_MS),
             heartbeat=_milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS),

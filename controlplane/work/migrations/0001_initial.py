@@ -21,6 +21,7 @@ class Migration(migrations.Migration):
                 ('capacity', models.PositiveIntegerField(help_text='How many jobs or runs it does at once.')),
                 ('engine_id', models.CharField(blank=True, db_default='', default='', help_text='The engine it works with; empty until that has answered once.', max_length=128)),
                 ('draining', models.BooleanField(default=False)),
+                ('slots', models.JSONField(default=dict, help_text='By kind of slot: {capacity, in_use} at the last heartbeat.')),
                 ('started_at', models.DateTimeField(auto_now_add=True)),
                 ('seen_at', models.DateTimeField()),
             ],
