@@ -1,8 +1,12 @@
 """The build worker: claims build jobs from the queue, and looks after workspaces beside it.
 
-``prefetch`` threads run the jobs. The sweeper looks for jobs that nobody works on, and asks nobody
-but the database; the keeper reconciles containers with rows and removes leftovers, as slowly as the
-engine may be. The loop itself is ``controlplane.work.worker``.
+A message names a job. It is claimed with a start slot; where an image has to be built, it goes on
+with a build slot, or waits for one as a row and is claimed again when one is free. A job whose
+container has started holds no slot (``builds.pipeline.job_slots``).
+
+The sweeper looks for jobs that nobody works on, and asks nobody but the database; the keeper
+reconciles containers with rows and removes leftovers, as slowly as the engine may be. The loop
+itself is ``controlplane.work.worker``.
 
 The first SIGTERM or SIGINT drains: no new job, those under way are finished. The second stops at
 once: builds are killed and their jobs given back for another worker.
@@ -14,24 +18,26 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
 from builds import job_sweeper
+from builds.pipeline.job_slots import BuildSlotNeeded, JobSlots
 from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.runner import JobRunner
 from controlplane.errors import JobError
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
-from controlplane.work.amqp import Delivery, MalformedMessage
+from controlplane.work.amqp import BrokerError, Delivery, MalformedMessage
 from controlplane.work.failure_detector import FailureDetector
 from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
@@ -49,6 +55,39 @@ class ReconcilerTimes:
     keep_ended: timedelta
 
 
+THREADS = 256
+"""Most jobs that a worker is at: those with slots, and the boots that it waits for."""
+
+
+class JobMessage:
+    """The message that named a job, as far as there is one; to be settled once."""
+
+    def __init__(
+        self, job_id: uuid.UUID, delivery: Delivery | None, *, acknowledged: bool = False
+    ) -> None:
+        self._job_id = job_id
+        self._delivery = delivery
+        self._acknowledged = acknowledged
+
+    def settle_early(self) -> None:
+        """Acknowledge it although the job is not done: from now on the row's lease is enough."""
+        if self._delivery is not None:
+            self._delivery.ack()
+            self._delivery = None
+            self._acknowledged = True
+
+    def settle(self, action: Callable[[Delivery], None]) -> None:
+        """Settle it; one that was acknowledged earlier is published again if it has to go on."""
+        if self._delivery is not None:
+            action(self._delivery)
+        elif self._acknowledged and action is not Delivery.ack:
+            try:
+                BUILD_REQUESTED.publish(self._job_id, dead_letter=action is Delivery.reject)
+            except BrokerError as exc:
+                # The row says what becomes of the job; the message would only have been quicker.
+                log.warning("message_not_published", reason=str(exc))
+
+
 class BuildWorker(Worker):
     """One build worker process; ``max_jobs`` ends it after so many jobs."""
 
@@ -60,7 +99,8 @@ class BuildWorker(Worker):
         runner: JobRunner,
         broker_url: str,
         broker_timeout: float,
-        prefetch: int,
+        builds: int,
+        starts: int,
         times: WorkerTimes,
         reconciler: ReconcilerTimes,
         tasks: Sequence[PeriodicTask] = (),
@@ -69,9 +109,9 @@ class BuildWorker(Worker):
         failure_detector: FailureDetector | None = None,
     ) -> None:
         self._runner = runner
-        self._prefetch = prefetch
+        self._slots = JobSlots(start=starts, build=builds)
         self._reconciler = reconciler
-        self._pool = ThreadPoolExecutor(prefetch, thread_name_prefix="job")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="job")
         self._jobs_lock = threading.Lock()
         self._claimed: dict[uuid.UUID, JobState] = {}
         self._submitted: Counter[uuid.UUID] = Counter()
@@ -81,8 +121,9 @@ class BuildWorker(Worker):
             broker_url=broker_url,
             broker_timeout=broker_timeout,
             topology=BUILD_REQUESTED.topology(),
-            prefetch=prefetch,
-            capacity=prefetch,
+            # Each message in hand has a slot, or is the next to get one.
+            prefetch=starts + builds,
+            capacity=builds,
             times=times,
             engine_id=runner.launcher.adapter.engine_id,
             tasks=[*self._own_tasks(times), *tasks],
@@ -138,6 +179,10 @@ class BuildWorker(Worker):
             log.warning("lease_lost", job_id=str(fence.row_id))
             job.lose()
 
+    def slots(self) -> Mapping[str, SlotUsage]:
+        """Return the slots by lane."""
+        return self._slots.usage()
+
     def is_idle(self) -> bool:
         """Whether no thread has a job."""
         with self._jobs_lock:
@@ -163,21 +208,24 @@ class BuildWorker(Worker):
             log.error("message_malformed", reason=str(exc))
             delivery.reject()
             return
-        self._submit(job_id, delivery)
+        self._submit(job_id, JobMessage(job_id, delivery))
 
-    def _submit(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
+    def _submit(self, job_id: uuid.UUID, message: JobMessage, job: JobState | None = None) -> None:
+        """Have a thread work on a job; ``job``: it is claimed already, and has its slot."""
         with self._jobs_lock:
             self._in_pool += 1
             self._submitted[job_id] += 1
-        self._pool.submit(self._work, job_id, delivery)
+            if job is not None:
+                self._claimed[job_id] = job
+        self._pool.submit(self._work, job_id, message, job)
 
-    def _work(self, job_id: uuid.UUID, delivery: Delivery | None) -> None:
+    def _work(self, job_id: uuid.UUID, message: JobMessage, job: JobState | None) -> None:
         """In a job thread: claim, run, settle the message. Nothing may escape."""
         close_old_connections()
         with structlog.contextvars.bound_contextvars(job_id=str(job_id), worker_id=self.worker_id):
             settle: Callable[[Delivery], None] = Delivery.ack
             try:
-                settle = self._claim_and_run(job_id)
+                settle = self._claim_and_run(job_id, message, job)
             except (DatabaseError, InterfaceError) as exc:
                 # The row is the truth: what could not be claimed is found again by a sweeper.
                 log.warning("job_left_for_later", reason=type(exc).__name__)
@@ -186,27 +234,58 @@ class BuildWorker(Worker):
             except Exception:
                 log.exception("job_thread_failed")
             finally:
-                if delivery is not None:
-                    settle(delivery)
+                message.settle(settle)
+                self.guarded("build slots", self._claim_builds)
                 with self._jobs_lock:
                     self._in_pool -= 1
                     self._submitted -= Counter([job_id])
                 structlog.contextvars.unbind_contextvars("run_id")
                 close_old_connections()
 
-    def _claim_and_run(self, job_id: uuid.UUID) -> Callable[[Delivery], None]:
+    def _claim_and_run(
+        self, job_id: uuid.UUID, message: JobMessage, job: JobState | None
+    ) -> Callable[[Delivery], None]:
         """Return how the message of the job is to be settled."""
-        if self.draining.is_set():
-            return Delivery.requeue
-        job = JobState.claim(job_id, worker_id=self.worker_id, lease=self.times.lease)
         if job is None:
-            log.info("job_not_claimable")
-            return Delivery.ack
-        with self._jobs_lock:
-            self._claimed[job.id] = job
+            slot = self._slots.acquire(BuildJob.Lane.START, stopped=self.draining.is_set)
+            if slot is None:
+                return Delivery.requeue
+            try:
+                job = JobState.claim(job_id, worker_id=self.worker_id, lease=self.times.lease)
+            finally:
+                if job is None:
+                    slot.release()
+            if job is None:
+                log.info("job_not_claimable")
+                return Delivery.ack
+            job.slot = slot
+            with self._jobs_lock:
+                self._claimed[job.id] = job
+        job.on_started = partial(self._on_started, job, message)
+        try:
+            return self._run(job)
+        finally:
+            with self._jobs_lock:
+                # Another thread may have claimed it already, with the build slot that it needs.
+                if self._claimed.get(job.id) is job:
+                    del self._claimed[job.id]
+            if job.slot is not None:
+                job.slot.release()
+
+    def _on_started(self, job: JobState, message: JobMessage) -> None:
+        """The container has started: its boot needs no slot, no connection and no message."""
+        assert job.slot is not None
+        message.settle_early()
+        if job.slot.release() is BuildJob.Lane.BUILD:
+            self.guarded("build slots", self._claim_builds)
+        connections.close_all()
+
+    def _run(self, job: JobState) -> Callable[[Delivery], None]:
+        """Run a claimed job; return how its message is to be settled."""
         started = time.monotonic()
         structlog.contextvars.bind_contextvars(run_id=str(job.attempt.run_id))
         log.info("job_claimed", attempt_count=job.row.attempt_count, status=job.row.status)
+        done = True
         try:
             self._runner.run(job)
         except LeaseLost:
@@ -216,6 +295,10 @@ class BuildWorker(Worker):
         except ShutdownError:
             log.warning("job_given_back")
             return Delivery.requeue
+        except BuildSlotNeeded:
+            done = False
+            log.info("job_waits_for_build_slot")
+            return Delivery.ack
         except JobError as exc:
             log.warning("job_failed", code=exc.code, message=exc.message.partition("\n")[0])
             return Delivery.reject
@@ -223,9 +306,8 @@ class BuildWorker(Worker):
             log.exception("job_failed", code="internal-error")
             return Delivery.reject
         finally:
-            with self._jobs_lock:
-                self._claimed.pop(job.id, None)
-            self.count_done()
+            if done:
+                self.count_done()
         log.info("job_done", duration_ms=round((time.monotonic() - started) * 1000))
         return Delivery.ack
 
@@ -234,9 +316,11 @@ class BuildWorker(Worker):
     def _sweep_jobs(self) -> None:
         if self.draining.is_set():
             return
+        self._claim_builds()
         with self._jobs_lock:
-            free = self._prefetch - self._in_pool
             submitted = set(self._submitted)
+            waiting = len(submitted - set(self._claimed))
+        free = self._slots.free(BuildJob.Lane.START) - waiting
         if free <= 0:
             return
         found = job_sweeper.claimable_jobs(
@@ -248,7 +332,23 @@ class BuildWorker(Worker):
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
             FOUND_BY_SWEEPER.count(worker="build")
-            self._submit(job_id, None)
+            self._submit(job_id, JobMessage(job_id, None))
+
+    def _claim_builds(self) -> None:
+        """Give free build slots to the jobs that wait for one, here or in another worker."""
+        while not self.draining.is_set() and BuildJob.objects.waiting_for_build_slot().exists():
+            slot = self._slots.try_acquire(BuildJob.Lane.BUILD)
+            if slot is None:
+                return
+            row = None
+            try:
+                row = BuildJob.objects.claim_build(worker_id=self.worker_id, lease=self.times.lease)
+            finally:
+                if row is None:
+                    slot.release()
+            if row is None:
+                return
+            self._submit(row.pk, JobMessage(row.pk, None, acknowledged=True), JobState(row, slot))
 
     def _reconcile(self) -> None:
         result = reconcile(

@@ -11,7 +11,8 @@ from datetime import timedelta
 from django.db import connection
 
 from controlplane.metrics.exposition import Gauge, single
-from workspaces.models import Transition
+from controlplane.work.models import Heartbeat, SlotUsage
+from workspaces.models import BuildJob, Transition
 
 _QUEUED = """
 SELECT count(*), coalesce(extract(epoch FROM statement_timestamp() - min(queued_at)), 0)
@@ -30,7 +31,7 @@ FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
 _WORKERS = """
 SELECT CASE
     WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
-    WHEN draining THEN 'draining' ELSE 'alive' END AS state, count(*), sum(capacity)
+    WHEN draining THEN 'draining' ELSE 'alive' END AS state, count(*)
 FROM work_heartbeat WHERE kind = 'build' GROUP BY state"""
 
 
@@ -46,7 +47,10 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         cursor.execute(_TRANSITIONS)
         transitions = {kind: (number, age) for kind, number, age in cursor.fetchall()}
         cursor.execute(_WORKERS, [stale.total_seconds()])
-        workers = {state: (number, places) for state, number, places in cursor.fetchall()}
+        workers = dict(cursor.fetchall())
+    unused = SlotUsage(capacity=0, in_use=0)
+    alive = Heartbeat.objects.build().slots_in_use(stale=stale)
+    slots = {lane: alive.get(lane, unused) for lane in BuildJob.Lane.values}
     phases = {"queued": queued, "building": building, "launching": launching}
     return [
         Gauge(
@@ -79,11 +83,18 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "svc_build_workers",
             "Build workers; silent: without a sign of life for so long that others take over.",
             ("state",),
-            {(state,): workers.get(state, (0, 0))[0] for state in ("alive", "draining", "silent")},
+            {(state,): workers.get(state, 0) for state in ("alive", "draining", "silent")},
         ),
-        single(
+        Gauge(
             "svc_build_slots",
-            "Builds that the workers that are alive may do at once.",
-            workers.get("alive", (0, 0))[1],
+            "Builds and starts that the workers that are alive may do at once.",
+            ("lane",),
+            {(lane,): slots[lane]["capacity"] for lane in slots},
+        ),
+        Gauge(
+            "svc_build_slots_in_use",
+            "Builds and starts that they do at present, at their last heartbeat.",
+            ("lane",),
+            {(lane,): slots[lane]["in_use"] for lane in slots},
         ),
     ]

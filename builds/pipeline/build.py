@@ -93,6 +93,7 @@ class ImageBuilder:
         image = self._same_plan(job, plan_hash)
         reused = image is not None
         if image is None:
+            job.require_build_slot()
             image = self._compile_and_push(job, plan, fetcher, resolved, record)
         else:
             record.state("An image of the same plan is there already: nothing has to be built.")

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 from django.db import connections
 
+from builds.pipeline.job_slots import BuildSlotNeeded
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
 from controlplane.logging import carried
@@ -78,6 +79,10 @@ def recording(
     record.open()
     try:
         yield record
+    except BuildSlotNeeded:
+        record.state("An image has to be built: waiting for a build slot.")
+        record.close("stopped")
+        raise
     except BaseException:
         try:
             record.close("failed")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from builds.pipeline.job_slots import BuildSlotNeeded
 from builds.pipeline.job_state import ShutdownError
 from controlplane.errors import JobError
 from controlplane.metrics.families import BUILD_JOBS, BUILD_PHASES
@@ -24,6 +25,9 @@ def counted() -> Iterator[None]:
         raise
     except ShutdownError:
         outcome = "given-back"
+        raise
+    except BuildSlotNeeded:
+        outcome = "waiting"
         raise
     finally:
         BUILD_JOBS.count(outcome=outcome)

@@ -20,6 +20,7 @@ from django.db.models.functions import Now
 
 from builds.images.compiler import PublishedImage
 from builds.pipeline.build_record import RECORD_ENDED
+from builds.pipeline.job_slots import JobSlot
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
 from runs.boot_runs import BootRuns, boot_run
@@ -60,6 +61,10 @@ class JobState:
     """
 
     row: BuildJob
+    slot: JobSlot | None = None
+    """The slot that a worker has given the job; None: nobody counts."""
+    on_started: Callable[[], None] = field(default=lambda: None)
+    """Called once the workspace's container has started, before its boot is waited for."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the work is to stop."""
     shutdown: bool = False
@@ -148,6 +153,18 @@ class JobState:
             )
             self.fail(exhausted, timeout=0)
             raise exhausted
+
+    def require_build_slot(self) -> None:
+        """Go on with a build slot; raise :class:`BuildSlotNeeded` when none is free."""
+        if self.slot is not None:
+            self.slot.require_build()
+        if self.row.lane != BuildJob.Lane.BUILD:
+            self.write(lambda: None, lane=BuildJob.Lane.BUILD)
+
+    def wait_for_build_slot(self) -> None:
+        """Queue the job for a build slot; raise ``LeaseLost``."""
+        if not self.read(lambda: BuildJob.objects.wait_for_build_slot(self.fence)):
+            raise LeaseLost(f"{self.id} is not held any more")
 
     def start(self) -> None:
         """Write that the attempt runs, and its boot run with it.

@@ -145,6 +145,7 @@ class WorkspaceLauncher:
             volumes=volumes_of(blueprint, home=plan.home),
             fresh_volumes=not job.read(lambda: workspaces.was_ever_ready(attempt)),
             before_removal=job.require_lease,
+            on_started=job.on_started,
             collect=partial(BootRuns().collect_from, attempt.run_id),
             credentials=credentials.document if given else None,
             before_discard=partial(keep_renewed, self.adapter, attempt.run_id),

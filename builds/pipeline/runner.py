@@ -13,6 +13,7 @@ from datetime import timedelta
 from builds.images.leftovers import remove_leftovers
 from builds.pipeline.build import ImageBuilder
 from builds.pipeline.job_metrics import counted
+from builds.pipeline.job_slots import BuildSlotNeeded
 from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.launch import JobCredentials, WorkspaceLauncher
 from builds.planner import Catalogue, plan
@@ -33,7 +34,8 @@ class JobRunner:
         """Bring ``job`` to its end: published and launched, or failed.
 
         Raises what made it fail after the failure was written; ``LeaseLost`` when another
-        worker or an operator took the job away; ``ShutdownError`` when it was given back.
+        worker or an operator took the job away; ``ShutdownError`` when it was given back;
+        ``BuildSlotNeeded`` when it waits for a build slot.
         """
         job.require_attempts_left()
         try:
@@ -41,6 +43,13 @@ class JobRunner:
             self._build_and_launch(job)
         except LeaseLost:
             job.end_cancelled_boot_run()
+            raise
+        except BuildSlotNeeded:
+            try:
+                job.wait_for_build_slot()
+            except LeaseLost:
+                job.end_cancelled_boot_run()
+                raise
             raise
         except Exception as exc:
             if job.shutdown:

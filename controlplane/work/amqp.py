@@ -146,9 +146,18 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
 
 
 def publish(
-    url: str, topology: Topology, *, body: bytes, message_id: str, kind: str, timeout: float
+    url: str,
+    topology: Topology,
+    *,
+    body: bytes,
+    message_id: str,
+    kind: str,
+    timeout: float,
+    dead_letter: bool = False,
 ) -> None:
     """Publish one persistent JSON message and wait for the broker to confirm it.
+
+    ``dead_letter`` sends it to the queue of dead letters, as rejecting a delivery would.
 
     Raises ``BrokerError`` when the broker is down, has no such queue, or does not confirm within
     twice ``timeout`` seconds. A connection per message costs a few milliseconds and needs nothing
@@ -162,7 +171,7 @@ def publish(
             channel.confirm_delivery()
             channel.basic_publish(
                 exchange="",
-                routing_key=topology.queue,
+                routing_key=topology.dead_letter_queue if dead_letter else topology.queue,
                 body=body,
                 mandatory=True,
                 properties=BasicProperties(

@@ -39,8 +39,11 @@ class IdMessage:
         """Return the queue of these messages."""
         return amqp.Topology(getattr(settings, self.queue_setting))
 
-    def publish(self, row_id: uuid.UUID) -> None:
-        """Publish a row's message and wait for the broker's confirm; ``BrokerError`` if none."""
+    def publish(self, row_id: uuid.UUID, *, dead_letter: bool = False) -> None:
+        """Publish a row's message and wait for the broker's confirm; ``BrokerError`` if none.
+
+        ``dead_letter`` puts it where a rejected delivery of it would go.
+        """
         amqp.publish(
             settings.RABBITMQ_URL,
             self.topology(),
@@ -48,4 +51,5 @@ class IdMessage:
             message_id=str(row_id),
             kind=self.kind,
             timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
+            dead_letter=dead_letter,
         )

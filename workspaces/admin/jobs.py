@@ -33,6 +33,7 @@ class BuildJobAdmin(HistoryAdmin):
         "error_code",
         "repository",
         "tag",
+        "lane",
         "attempt_count",
         "worker_id",
         "created_at",

@@ -244,6 +244,15 @@ def _waiting(attempt: Attempt, job: BuildJob | None, queue: _Queue) -> Reason:
 
 def _working(attempt: Attempt, job: BuildJob | None, runtime: RuntimeInstance | None) -> Reason:
     since = (job.claimed_at if job else None) or attempt.started_at or attempt.created_at
+    if job is not None and job.status == BuildJob.Status.QUEUED and job.lane == BuildJob.Lane.BUILD:
+        return Reason(
+            "waiting-for-build-slot",
+            "An image has to be built, and all build slots of the workers are in use.",
+            since,
+            "It is built when another build ends, first for owners with the fewest builds under "
+            "way. Raise WORKSPACE_BUILD_QUEUE_PREFETCH or start another build worker if that is "
+            "too slow.",
+        )
     if job is None or job.lease_expires_at is None:
         return Reason(
             "settling",

@@ -176,6 +176,7 @@ class Migration(migrations.Migration):
                 ('lease_expires_at', models.DateTimeField(null=True)),
                 ('id', models.UUIDField(default=controlplane.database.ids.uuid7, editable=False, primary_key=True, serialize=False)),
                 ('status', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', max_length=16)),
+                ('lane', models.CharField(choices=[('start', 'Start'), ('build', 'Build')], default='start', help_text='build: an image has to be built, which needs a build slot.', max_length=8)),
                 ('registry_id', models.CharField(max_length=255)),
                 ('repository', models.CharField(max_length=255)),
                 ('tag', models.CharField(max_length=128)),

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import models
-from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
+from django.db.models import Case, Count, Exists, F, OuterRef, Q, Subquery, Value, When
 from django.db.models.functions import Coalesce, Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
@@ -38,6 +38,53 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
     def give_back(self, fence: Fence) -> int:
         """Release a job that its worker was told to drop; this try does not count."""
         return self.release([fence], max_attempts=F("max_attempts") + 1)
+
+    def wait_for_build_slot(self, fence: Fence) -> bool:
+        """Queue a job for a build slot, which this try does not count; False: the lease is lost."""
+        waiting = self.writable(fence).filter(status=BuildJob.Status.RUNNING)
+        return bool(
+            waiting.update(
+                status=BuildJob.Status.QUEUED,
+                lane=BuildJob.Lane.BUILD,
+                worker_id="",
+                lease_expires_at=None,
+                max_attempts=F("max_attempts") + 1,
+                updated_at=Now(),
+            )
+        )
+
+    def waiting_for_build_slot(self) -> BuildJobQuerySet:
+        """Keep the queued jobs that need a build slot."""
+        return self.filter(status=BuildJob.Status.QUEUED, lane=BuildJob.Lane.BUILD)
+
+    def claim_build(self, *, worker_id: str, lease: timedelta) -> BuildJob | None:
+        """Acquire a job that waits for a build slot, for whoever has one; None when none waits.
+
+        The owner with the fewest builds under way comes first, and of theirs the oldest.
+        """
+        building = (
+            BuildJob.objects.filter(
+                lease_expires_at__isnull=False,
+                status=BuildJob.Status.RUNNING,
+                lane=BuildJob.Lane.BUILD,
+                attempt__workspace__owner_user_id=OuterRef("attempt__workspace__owner_user_id"),
+            )
+            .order_by()
+            .values("lane")
+            .annotate(number=Count("pk"))
+            .values("number")
+        )
+        waiting = self.waiting_for_build_slot().annotate(building=Coalesce(Subquery(building), 0))
+        return (
+            waiting.select_related("attempt")
+            .order_by("building", "queued_at")
+            .acquire(
+                worker_id=worker_id,
+                lease=lease,
+                status=BuildJob.Status.RUNNING,
+                updated_at=Now(),
+            )
+        )
 
     def drop(self, fence: Fence) -> None:
         """Write that the worker of a cancelled job has stopped all work on it."""
@@ -96,10 +143,15 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         return self.filter(~Exists(needing))
 
     def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
-        """Keep queued jobs whose message should have arrived long ago, oldest first."""
-        return self.filter(status=BuildJob.Status.QUEUED, queued_at__lte=Now() - overdue).order_by(
-            "queued_at"
-        )
+        """Keep queued jobs whose message should have arrived long ago, oldest first.
+
+        Those that wait for a build slot have had theirs.
+        """
+        return self.filter(
+            status=BuildJob.Status.QUEUED,
+            lane=BuildJob.Lane.START,
+            queued_at__lte=Now() - overdue,
+        ).order_by("queued_at")
 
 
 class BuildJob(LeasedRow):
@@ -114,6 +166,7 @@ class BuildJob(LeasedRow):
 
     ``running``, and ``succeeded`` while launching, hold a lease. A job is claimed when it is
     ``queued`` or its lease expired; ``attempt_count`` is the fencing token (see :class:`Fence`).
+    A job that has to build and finds no build slot is ``queued`` again, in the lane ``build``.
     """
 
     class Status(models.TextChoices):
@@ -125,12 +178,24 @@ class BuildJob(LeasedRow):
         FAILED = "failed"
         CANCELLED = "cancelled"
 
+    class Lane(models.TextChoices):
+        """Which slot of a worker a job needs."""
+
+        START = "start"
+        BUILD = "build"
+
     TERMINAL = {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
     FENCE = "attempt_count"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
+    lane = models.CharField(
+        max_length=8,
+        choices=Lane.choices,
+        default=Lane.START,
+        help_text="build: an image has to be built, which needs a build slot.",
+    )
     registry_id = models.CharField(max_length=255)
     repository = models.CharField(max_length=255)
     tag = models.CharField(max_length=128)

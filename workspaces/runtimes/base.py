@@ -104,6 +104,8 @@ class LaunchRequest:
     before_removal: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called just before that; raises when the launch is not wanted any more, which then removes
     nothing: the workspace may have been started by others since, and hold somebody's work."""
+    on_started: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called when the container has started, or one was adopted, before its boot is waited for."""
     collect: Collect | None = field(default=None, repr=False)
     """Called with every container of the run that the launch removes."""
     credentials: Callable[[], bytes] | None = field(default=None, repr=False)

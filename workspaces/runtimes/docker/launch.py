@@ -98,6 +98,7 @@ class Launch:
             try:
                 with contextlib.suppress(NotFound):
                     ours = container.id in self._created
+                    self._request.on_started()
                     return self._ready(container, self._deliver(container) if ours else None)
             except BaseException as error:
                 self._clean_up(container, in_order=isinstance(error, JobError))
