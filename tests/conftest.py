@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +16,12 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
-from tests.attempts import pytest_runtest_setup, pytest_runtest_teardown
+from tests import tiers
 from tests.conformance import assert_described, assert_media_described
-from tests.parallel import UnitScheduling, in_order
 
 OWNER = "usr_test"
 JSON_TYPES = {"application/json", "application/problem+json"}
-__all__ = ["OWNER", "Answer", "Api", "pytest_runtest_setup", "pytest_runtest_teardown"]
+__all__ = ["OWNER", "Answer", "Api"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +154,14 @@ def unreachable_broker(settings: Settings) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tell the tests' children where they are, whatever started pytest."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+    # A shell that starts pytest in the background has it ignore SIGINT, and so its children.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling:
-    """Share the tests out by unit, when there are several processes for them."""
-    return UnitScheduling(config, log)
-
-
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long in each of several processes; else keep pytest's order."""
+    """Mark the tests; one of several processes begins with what takes long."""
+    tiers.mark(items)
     if hasattr(config, "workerinput"):
-        in_order(items)
+        tiers.sort(items)
