@@ -35,7 +35,7 @@ from workspaces.runtimes.configured import configured_adapter
 
 TRANSITION_THREADS = 3
 """How many workspaces one worker stops or deletes at a time."""
-LOOK_EVERY = timedelta(milliseconds=250)
+LOOK_EVERY = timedelta(seconds=2)
 """How often each looks for one, with a query of its own index, when nobody tells of any."""
 LISTEN_AGAIN_AFTER = timedelta(seconds=1)
 

@@ -16,10 +16,12 @@ from django.db.models.functions import Coalesce, Now
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import ControlPlaneError
 from controlplane.owner_limits import OwnerLimit
+from controlplane.work.notifications import announce
 from runs.models import Run, RunHead
 from runs.record import store
 from runs.record_limits import RECORD_BYTES
 from runs.recording.collect import drain, drain_container
+from runs.run_messages import CANCELLATIONS
 from runs.services import create_boot_run, request_cancel
 from workspaces.models import Attempt
 from workspaces.runtimes.base import FileReader, LaunchError, RuntimeAdapter
@@ -79,9 +81,10 @@ class BootRuns:
     def request_cancellation(self, attempt: Attempt) -> None:
         """Mark everything that runs in the workspace as to be cancelled."""
         running = Run.objects.open().filter(attempt=attempt, recorded=True)
-        running.exclude(mode=Run.Mode.BOOT).update(
+        if running.exclude(mode=Run.Mode.BOOT).update(
             cancel_requested_at=Coalesce("cancel_requested_at", Now()), updated_at=Now()
-        )
+        ):
+            announce(CANCELLATIONS)
 
     def cancel_commands(
         self, attempt: Attempt, adapter: RuntimeAdapter, *, grace: timedelta

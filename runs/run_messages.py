@@ -64,3 +64,7 @@ def announce_run(run_id: uuid.UUID) -> None:
     For runs that do not depend on it: a sweeper finds one whose message is lost.
     """
     _announcer.announce(run_id)
+
+
+CANCELLATIONS = "run_cancellations"
+"""The channel on which run workers are told that a run is to be cancelled."""

@@ -23,11 +23,12 @@ from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, Val
 from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
 from controlplane.work.amqp import BrokerError
+from controlplane.work.notifications import announce
 from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
-from runs.run_messages import RUN_REQUESTED, announce_run
+from runs.run_messages import CANCELLATIONS, RUN_REQUESTED, announce_run
 from workspaces.models import Attempt, Workspace
 
 log = structlog.get_logger(__name__)
@@ -250,6 +251,7 @@ def request_cancel(run: Run) -> Run:
         ):
             run.refresh_from_db()
             raise refused_transition(run, Run.Status.CANCELLED)
+        announce(CANCELLATIONS)
     run.refresh_from_db()
     return run
 

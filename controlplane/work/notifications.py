@@ -6,14 +6,16 @@ comes. Whoever waits for something looks by itself every now and then, too.
 
 from __future__ import annotations
 
-import threading
+import select
 from collections.abc import Callable
 
 from django.db import connection
 from psycopg import sql
 
-LOOK_SECONDS = 0.25
-"""How often a listener looks whether it is to end."""
+from controlplane.work.stopping import StopEvent
+
+CHECK_SECONDS = 30.0
+"""How often a listener that hears nothing asks whether its connection still lives."""
 
 
 def announce(channel: str) -> None:
@@ -22,22 +24,37 @@ def announce(channel: str) -> None:
         cursor.execute("SELECT pg_notify(%s, '')", [channel])
 
 
-def listen(channel: str, heard: Callable[[], object], stopped: threading.Event) -> None:
+def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> None:
     """Call ``heard`` after each announcement, and once at the beginning, until ``stopped`` is set.
 
-    Several that come together count as one. Takes this thread's connection; raises what it raises
-    when the database goes away.
+    Several that come together count as one. Does nothing between them but to look, every 30 s,
+    whether its connection lives. Takes this thread's connection; raises what it raises when the
+    database goes away.
     """
     with connection.cursor() as cursor:
         cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     try:
         heard()  # what was announced before could not be heard
         while not stopped.is_set():
+            if not _wait(stopped):
+                _ask()
             with connection.wrap_database_errors:
-                notices = connection.connection.notifies(timeout=LOOK_SECONDS, stop_after=1)
-                news = any(True for _ in notices)
+                news = any(True for _ in connection.connection.notifies(timeout=0))
             if news:
                 heard()
     finally:
         # The connection may be used for something else next.
         connection.close()
+
+
+def _wait(stopped: StopEvent) -> bool:
+    """Wait until the connection has something to say or ``stopped`` is set; False: too long."""
+    poll = select.poll()
+    poll.register(connection.connection.fileno(), select.POLLIN)
+    poll.register(stopped.fileno(), select.POLLIN)
+    return bool(poll.poll(CHECK_SECONDS * 1000))
+
+
+def _ask() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")

@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from controlplane.database.retries import database_trouble
 from controlplane.errors import JobError
 from controlplane.metrics.families import SWEEPS
+from controlplane.work.stopping import StopEvent
 
 log = structlog.get_logger(__name__)
 
@@ -28,14 +29,14 @@ class PeriodicTask:
 
     name: str
     every: timedelta
-    run: Callable[[threading.Event], object] | None = None
+    run: Callable[[StopEvent], object] | None = None
     steps: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     first: timedelta | None = None
     """How long to wait before the first time; None: ``every``."""
     woken: threading.Event | None = None
     """Set, it ends the wait; the others wait for the worker's end only."""
 
-    def repeat(self, stopped: threading.Event, *, worker: str) -> None:
+    def repeat(self, stopped: StopEvent, *, worker: str) -> None:
         """Do it until ``stopped`` is set; ``worker`` is the kind of worker, for the metrics."""
         pause = self.every if self.first is None else self.first
         while not self._wait(pause, stopped):
@@ -46,6 +47,11 @@ class PeriodicTask:
                 guarded(name, step, worker=worker)
             pause = self.every
         connections.close_all()
+
+    def interrupt(self) -> None:
+        """End the wait of a task whose ``stopped`` was just set."""
+        if self.woken is not None:
+            self.woken.set()
 
     def _wait(self, pause: timedelta, stopped: threading.Event) -> bool:
         seconds = pause.total_seconds()

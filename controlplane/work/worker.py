@@ -37,6 +37,7 @@ from controlplane.work.failure_detector import FailureDetector
 from controlplane.work.leases import Fence, LeasedQuerySet
 from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.periodic import PeriodicTask, guarded
+from controlplane.work.stopping import StopEvent
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,7 @@ class Worker:
         self.worker_id = worker_id or new_worker_id()
         self.times = times
         self.draining = threading.Event()
-        self.stopped = threading.Event()
+        self.stopped = StopEvent()
         self.failure_detector = failure_detector or FailureDetector(times.heartbeat)
         self._capacity = capacity
         # A task of its own: an engine that hangs must not keep anything else waiting.
@@ -186,6 +187,8 @@ class Worker:
             self.stop_now()
             self.close()
             self.stopped.set()
+            for task in self._tasks:
+                task.interrupt()
             for thread in threads:
                 thread.join()
             self._unregister()

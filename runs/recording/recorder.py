@@ -9,9 +9,7 @@ the rest.
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass, field
 
 import structlog
 from django.db import DatabaseError, DataError, IntegrityError
@@ -24,6 +22,7 @@ from runs.models import Run
 from runs.record import store
 from runs.recording import program_start as execution
 from runs.recording.collect import drain_container
+from runs.recording.control import RunControl
 from runs.recording.endings import GONE, NOT_RUNNING, Endings
 from runs.recording.program_start import RecordLimits, StartUnknownError, time_limit_seconds
 from runs.recording.tail_channel import NO_SUCH_RUN, UNREADABLE, TailChannel, TailEndedError
@@ -35,8 +34,8 @@ log = structlog.get_logger(__name__)
 BATCH_BYTES = 1024 * 1024
 BATCH_EVENTS = 2048
 BATCH_SECONDS = 0.1
-LOOK_SECONDS = 0.5
-"""How often a recorder without news looks whether it is to stop."""
+LOOK_SECONDS = 5.0
+"""How often a recorder without news looks whether a run that should have ended is silent."""
 IDLE_SECONDS = 1.0
 """A database connection that is not used for longer is given back."""
 LAST_ACK_SECONDS = 5.0
@@ -53,14 +52,6 @@ SILENCE_SECONDS = 60.0
 
 class _SilentError(Exception):
     """The run should have ended long ago, and nothing is heard of it."""
-
-
-@dataclass(slots=True)
-class RunControl:
-    """How the worker speaks to the recorder of one run."""
-
-    stopped: threading.Event = field(default_factory=threading.Event)
-    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 class Recorder:
@@ -84,7 +75,7 @@ class Recorder:
         self._limits = limits
         self._database = Database(connections or Connections(1), control.stopped)
         self._endings = Endings(run, self._fence, adapter)
-        self._began = self._heard = self._stored_at = time.monotonic()
+        self._began = self._heard = self._stored_at = self._used_at = time.monotonic()
         self._begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
         self._last_moment = self._began + self._seconds_left()
         self._retry = RETRY_SECONDS
@@ -198,11 +189,13 @@ class Recorder:
         batch: list[bytes] = []
         size = 0
         due = 0.0
+        self._used_at = time.monotonic()
         while True:
             self._look()
-            wait = max(0.0, due - time.monotonic()) if batch else LOOK_SECONDS
+            now = time.monotonic()
+            wait = max(0.0, due - now) if batch else self._seconds_to_next_look(now)
             try:
-                contents = tail.read(wait)
+                contents = tail.read(wait, wake=self._control)
             except (TailEndedError, FrameError):
                 # What came whole before is as good as if more had followed.
                 if batch and self._store(tail, batch):
@@ -218,12 +211,17 @@ class Recorder:
                 self._heard = now
                 batch += contents
                 size += sum(map(len, contents))
-            elif not batch and now - self._stored_at > IDLE_SECONDS:
+            elif not batch and now - self._used_at >= IDLE_SECONDS:
                 self._database.leave()
             if batch and (now >= due or size >= BATCH_BYTES or len(batch) >= BATCH_EVENTS):
                 if self._store(tail, batch):
                     return True
                 batch, size = [], 0
+
+    def _seconds_to_next_look(self, now: float) -> float:
+        """Return how long to wait for news; the worker ends the wait when it asks for something."""
+        until_idle = self._used_at + IDLE_SECONDS - now
+        return until_idle if until_idle > 0 else LOOK_SECONDS
 
     def _store(self, tail: TailChannel, batch: list[bytes]) -> bool:
         """Commit, then acknowledge; True when that was the end of the record."""
@@ -231,7 +229,7 @@ class Recorder:
         if appended.events:
             _, written_us, *_ = HEADER.unpack_from(batch[0])
             INGEST_LAG.observe(max(0.0, time.time() - written_us / 1e6))
-        self._stored_at = self._heard = time.monotonic()
+        self._stored_at = self._used_at = self._heard = time.monotonic()
         self._retry, self._damaged, self._unreadable_since = RETRY_SECONDS, 0, 0.0
         tail.acknowledge(appended.last_sequence)
         if appended.sealed:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
@@ -26,22 +27,25 @@ from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import Delivery, MalformedMessage
 from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
 from controlplane.work.models import Heartbeat, SlotUsage
+from controlplane.work.notifications import listen
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
 from runs.models import Run
 from runs.recording import claims, run_sweeper
+from runs.recording.control import RunControl
 from runs.recording.program_start import RecordLimits
-from runs.recording.recorder import Recorder, RunControl
+from runs.recording.recorder import Recorder
 from runs.recording.slots import Held, Slots
 from runs.recording.thread_connections import Connections, StoppedError
-from runs.run_messages import RUN_REQUESTED
+from runs.run_messages import CANCELLATIONS, RUN_REQUESTED
 from runs.services import end_sessions_not_begun
 from workspaces.runtimes.base import RuntimeAdapter
 
 log = structlog.get_logger(__name__)
 
-LOOK_EVERY = timedelta(seconds=1)
-"""How often a worker asks which runs are to be cancelled."""
+LOOK_EVERY = timedelta(seconds=5)
+"""How often a worker asks which runs are to be cancelled when nobody tells it of any."""
+LISTEN_AGAIN_AFTER = timedelta(seconds=1)
 CLAIM_THREADS = 4
 ANNOUNCED_FOR = timedelta(seconds=60)
 """A session that has not begun for so long will not any more: a gateway has begun it, or has given
@@ -80,6 +84,7 @@ class RunWorker(Worker):
             }
         )
         self._connections = Connections(DATABASE_CONNECTIONS)
+        cancelled = threading.Event()
         super().__init__(
             broker_url=broker_url,
             broker_timeout=broker_timeout,
@@ -91,8 +96,14 @@ class RunWorker(Worker):
             tasks=[
                 PeriodicTask(
                     name="cancellations",
-                    every=min(times.heartbeat, LOOK_EVERY),
+                    every=LOOK_EVERY,
                     steps={"look": self._look},
+                    woken=cancelled,
+                ),
+                PeriodicTask(
+                    name="notifications",
+                    every=LISTEN_AGAIN_AFTER,
+                    run=partial(listen, CANCELLATIONS, cancelled.set),
                 ),
                 PeriodicTask(
                     name="sweeper",
@@ -273,6 +284,7 @@ class RunWorker(Worker):
                 log.exception("recorder_failed")
             finally:
                 connections.close_all()
+                held.control.close()
                 self._release(run.pk, run.mode)
                 self.count_done()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from controlplane.work.leases import Fence
 from controlplane.work.models import SlotUsage
 from runs.models import Run
-from runs.recording.recorder import RunControl
+from runs.recording.control import RunControl
 
 REMEMBERED = 1_000
 """So many refused runs are claimed as soon as a slot is free; a sweeper finds the rest."""

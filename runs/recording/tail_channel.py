@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass
 
 from runs.agent.record.frames import FrameError, next_frame
+from runs.recording.control import RunControl
 from workspaces.runtimes.base import AgentChannel, RuntimeAdapter
 
 NO_SUCH_RUN = 4
@@ -67,14 +68,15 @@ class TailChannel:
             channel.close()
             raise
 
-    def read(self, timeout: float) -> list[bytes]:
+    def read(self, timeout: float, *, wake: RunControl | None = None) -> list[bytes]:
         """Return the contents of the frames that came within ``timeout`` seconds, perhaps none.
 
-        Raises ``TailEndedError`` when there will be no more, ``FrameError`` for what is no frame.
+        ``wake`` ends the wait when its worker asks for something. Raises ``TailEndedError`` when
+        there will be no more, ``FrameError`` for what is no frame.
         """
         found = self._take_frames()
         if not found:
-            self._receive(timeout)
+            self._receive(timeout, wake)
             found = self._take_frames()
         return found
 
@@ -110,9 +112,13 @@ class TailChannel:
         self._buffer = self._buffer[start:]
         return found
 
-    def _receive(self, timeout: float) -> None:
+    def _receive(self, timeout: float, wake: RunControl | None = None) -> None:
         began = time.monotonic()
-        data = self._channel.read(timeout)
+        if wake is None:
+            data = self._channel.read(timeout)
+        else:
+            data = self._channel.read(timeout, wake=wake.fileno())
+            wake.seen()
         if data:
             self._silence = 0.0
             self._buffer = self._buffer + data if self._buffer else data

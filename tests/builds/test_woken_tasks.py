@@ -10,6 +10,7 @@ from django.db import connections
 
 from controlplane.work.notifications import listen
 from controlplane.work.periodic import PeriodicTask
+from controlplane.work.stopping import StopEvent
 from tests.runs.ready import ready_attempt
 from workspaces.lifecycle.transitions import TransitionRequest, request_transition
 from workspaces.models import Transition
@@ -21,7 +22,7 @@ WAIT_SECONDS = 30
 
 
 def test_a_task_that_is_woken_does_not_wait_until_it_is_due() -> None:
-    done, woken, stopped = threading.Semaphore(0), threading.Event(), threading.Event()
+    done, woken, stopped = threading.Semaphore(0), threading.Event(), StopEvent()
     task = PeriodicTask(
         name="test", every=timedelta(hours=1), run=lambda _stopped: done.release(), woken=woken
     )
@@ -41,7 +42,7 @@ def test_a_task_that_is_woken_does_not_wait_until_it_is_due() -> None:
 
 
 def test_a_stop_that_is_asked_for_is_announced_to_the_workers() -> None:
-    heard, stopped = threading.Semaphore(0), threading.Event()
+    heard, stopped = threading.Semaphore(0), StopEvent()
 
     def work() -> None:
         listen(CHANNEL, heard.release, stopped)

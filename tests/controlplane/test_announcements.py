@@ -11,6 +11,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from controlplane.work.notifications import announce, listen
+from controlplane.work.stopping import StopEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +24,7 @@ class Ear:
 
     def __init__(self) -> None:
         self.channel = f"test_{uuid.uuid4().hex}"
-        self.stopped = threading.Event()
+        self.stopped = StopEvent()
         self.heard = threading.Semaphore(0)
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._listen)

@@ -227,7 +227,7 @@ class Tailed:
         self._piece = piece
         self._forget = forget
 
-    def read(self, timeout: float) -> bytes | None:
+    def read(self, timeout: float, *, wake: int = -1) -> bytes | None:
         """Return the next piece; the end once there is none."""
         piece, self._left = self._left[: self._piece], self._left[self._piece :]
         return piece

@@ -17,8 +17,9 @@ from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent, RunHead, RunLoss
 from runs.record import store
 from runs.recording import run_sweeper as sweeper
+from runs.recording.control import RunControl
 from runs.recording.program_start import RecordLimits
-from runs.recording.recorder import Recorder, RunControl
+from runs.recording.recorder import Recorder
 from runs.recording.thread_connections import StoppedError
 from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
@@ -445,7 +446,7 @@ class _Overtaken(Tailed):
         self._tailed, self._run_id = tailed, run_id
         self._waits, self._due = agent.after_greeting, not agent.after_greeting
 
-    def read(self, timeout: float) -> bytes | None:
+    def read(self, timeout: float, *, wake: int = -1) -> bytes | None:
         """Pass on the next piece."""
         if self._due:
             self._waits = False

@@ -178,8 +178,11 @@ class RenewedCredential:
 class AgentChannel(Protocol):
     """A connection to one subcommand of the agent in a workspace. One reader and one writer."""
 
-    def read(self, timeout: float) -> bytes | None:
-        """Return the next bytes of its output, ``b""`` at the end, None when none came in time."""
+    def read(self, timeout: float, *, wake: int = -1) -> bytes | None:
+        """Return the next bytes of its output, ``b""`` at the end, None when none came in time.
+
+        Also None when the descriptor ``wake`` becomes readable first.
+        """
 
     def write(self, data: bytes) -> None:
         """Give it all of ``data`` as input; waits while it does not take any."""

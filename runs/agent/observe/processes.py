@@ -22,6 +22,9 @@ _SHARE = 0.05
 # A key waits for no longer than this.
 _CALL_SECONDS = 0.0015
 _LAST_LOOK_SECONDS = 1.0
+# How long only the run's own processes are looked at, while the kernel says that there are no new
+# ones.
+_TRUST_SECONDS = 30.0
 # A pid that was used again between two polls looks like the stranger it was before; so some of
 # them are looked at again each time.
 _STRANGERS_PER_POLL = 64
@@ -69,6 +72,9 @@ class Processes:
         self._seconds = POLL_SECONDS
         self._interval = POLL_SECONDS
         self.due: Optional[float] = None
+        self._tells_last_pid = False
+        self._last_pid = -1
+        self._looked_at = 0.0
 
     @staticmethod
     def unavailable() -> Optional[str]:
@@ -91,6 +97,8 @@ class Processes:
         self._sessions.add(pid)
         # A look that is under way does not see what it starts.
         self._is_outdated = True
+        # Where the kernel hides it, gVisor's say, the number is older than this process.
+        self._tells_last_pid = _last_pid() >= pid
         # What a quick program has to say is passed on first.
         self.due = time.monotonic() + _FIRST_LOOK_SECONDS
 
@@ -119,7 +127,7 @@ class Processes:
         if self.due is None or started < self.due:
             return
         if self._poll is None:
-            self._poll = self._polled()
+            self._poll = self._polled_if_news(started)
             self._is_outdated = False
         if _drive(self._poll, started + _CALL_SECONDS):
             self._poll = None
@@ -141,6 +149,25 @@ class Processes:
         _drive(self._polled(), time.monotonic() + _LAST_LOOK_SECONDS)
         self.due = None
 
+    def _polled_if_news(self, now: float) -> Iterator[None]:
+        """One look, only at the run's own processes while no new one can be there."""
+        last = _last_pid() if self._tells_last_pid else -1
+        if last >= 0 and last == self._last_pid and now - self._looked_at < _TRUST_SECONDS:
+            return self._polled_members()
+        self._last_pid, self._looked_at = last, now
+        return self._polled()
+
+    def _polled_members(self) -> Iterator[None]:
+        for pid, member in list(self._members.items()):
+            self._look_whether_ended(pid, member)
+            yield
+
+    def _look_whether_ended(self, pid: int, member: Member) -> None:
+        found = _stat_of(pid)
+        gone = found is None or found.state == "Z" or found.start != member.start
+        if gone and self._members.get(pid) is member:
+            self._ended(pid, member)
+
     def _polled(self) -> Iterator[None]:
         """One look at everything, in steps: what begins meanwhile is left for the next one."""
         present = set(_pids())
@@ -148,10 +175,7 @@ class Processes:
         for pid in [pid for pid in self._strangers if pid not in present]:
             del self._strangers[pid]
         for pid, member in members:
-            found = _stat_of(pid) if pid in present else None
-            gone = found is None or found.state == "Z" or found.start != member.start
-            if gone and self._members.get(pid) is member:
-                self._ended(pid, member)
+            self._look_whether_ended(pid, member)
             yield
         if not self._checked:
             self._checked = list(self._strangers)
@@ -263,6 +287,20 @@ def _pids() -> List[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
+
+
+def _last_pid() -> int:
+    """The last pid that the kernel gave out in our namespace; -1 when that is not to be had."""
+    try:
+        fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        return int(os.read(fd, 256).split()[-1])
+    except (OSError, ValueError, IndexError):
+        return -1
+    finally:
+        os.close(fd)
 
 
 def _stat_of(pid: int) -> Optional[Stat]:

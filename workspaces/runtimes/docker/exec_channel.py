@@ -61,8 +61,11 @@ class ExecChannel:
 
     # ------------------------------------------------------------------------------------- reading
 
-    def read(self, timeout: float) -> bytes | None:
-        """Return the next bytes of its output, ``b""`` at the end, None when none came in time."""
+    def read(self, timeout: float, *, wake: int = -1) -> bytes | None:
+        """Return the next bytes of its output, ``b""`` at the end, None when none came in time.
+
+        Also None when the descriptor ``wake`` becomes readable first.
+        """
         deadline = time.monotonic() + timeout
         with self._reading:
             while True:
@@ -71,7 +74,7 @@ class ExecChannel:
                     return found
                 if self._ended or self._closed:
                     return b""
-                if not self._wait(select.POLLIN, deadline):
+                if not self._wait(select.POLLIN, deadline, wake):
                     return None
                 self._receive()
                 # Its standard error alone can keep the connection readable for ever.
@@ -220,15 +223,19 @@ class ExecChannel:
         with self._reading, self._writing:
             self._socket.close()
 
-    def _wait(self, events: int, deadline: float) -> int:
-        """Return what the connection is ready for; 0 when that is nothing until the deadline."""
+    def _wait(self, events: int, deadline: float, wake: int = -1) -> int:
+        """Return what the connection is ready for; 0 when that is nothing until the deadline.
+
+        Also 0 when only ``wake`` is readable.
+        """
         if self._socket.fileno() < 0:
             return events
         poll = select.poll()
         poll.register(self._socket, events)
-        for _, ready in poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return int(ready)
-        return 0
+        if wake >= 0:
+            poll.register(wake, select.POLLIN)
+        found = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        return found.get(self._socket.fileno(), 0)
 
 
 def _lost() -> LaunchError:
