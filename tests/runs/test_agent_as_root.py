@@ -9,7 +9,7 @@ import os
 import pwd
 import stat
 
-from tests.runs.booted import USER, Workspace, step
+from tests.runs.booted import USER, Workspace, bash_step, step
 
 
 def test_user_processes_are_the_users_in_every_respect(workspace: Workspace) -> None:
@@ -25,6 +25,18 @@ def test_user_processes_are_the_users_in_every_respect(workspace: Workspace) -> 
     }
     assert int(facts["CapEff"], 16) == 0
     assert int(facts["CapPrm"], 16) == 0
+
+
+def test_a_program_may_open_its_output_by_name_and_not_read_it(workspace: Workspace) -> None:
+    workspace.boot(
+        startup=[
+            bash_step("echo named >/dev/stderr; echo too >/dev/stdout; echo done > written"),
+            bash_step("chmod 666 /dev/stdout 2>/dev/null; cat </dev/stdout; echo $? > read"),
+        ]
+    ).settle()
+    assert workspace.status()["phase"] == "ready"
+    assert workspace.read("written") == "done\n"
+    assert workspace.read("read") == "1\n"
 
 
 def test_the_working_directory_is_made_for_the_user(workspace: Workspace) -> None:

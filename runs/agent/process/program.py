@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import termios
 from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
@@ -110,6 +111,19 @@ class Stdio(NamedTuple):
     stderr: int
     terminal: bool = False
 
+    def share_with(self, account: Account) -> None:
+        """Let the user open pipes again by their names, `/dev/stderr` say, in their direction only.
+
+        A pipe is its maker's, who is root here. The user's group may write what is output and read
+        what is input: an owner could give itself more, and read what the record is to have.
+        """
+        if os.geteuid() != 0 or self.terminal:
+            return
+        for fd, mode in ((self.stdin, 0o640), (self.stdout, 0o620), (self.stderr, 0o620)):
+            if fd is not None and stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.fchown(fd, 0, account.gid)
+                os.fchmod(fd, mode)
+
     def close(self) -> None:
         """The process has them; ours are not needed any longer."""
         for fd in {self.stdin, self.stdout, self.stderr} - {None}:
@@ -131,6 +145,7 @@ def start(
     kills it when this process ends. Raises StartError.
     """
     prctl = load_prctl() if dies_with_us else None
+    stdio.share_with(account)
     report_read, report_write = os.pipe()
     # No handler of ours may run in the child, where it would write into the parent's wakeup pipe.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
