@@ -152,6 +152,8 @@ def add_shared_parts(
     result: dict[str, Any], generator: Any, request: Any, public: bool
 ) -> dict[str, Any]:
     """Add what all operations share: the problem body, phrases, path parameters in camelCase."""
+    # The API knows no passwords or tokens; who may reach it is the network's decision.
+    result["security"] = []
     schemas = result.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"], schemas["Fault"] = PROBLEM_SCHEMA, FAULT_SCHEMA
     result["components"]["schemas"] = dict(sorted(schemas.items()))

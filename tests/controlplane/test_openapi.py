@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -134,3 +135,26 @@ def test_the_docs_load_nothing_from_elsewhere() -> None:
         assert answer.status_code == 200, link
         assert content, link
         answer.close()
+
+
+def parts(node: object) -> Iterator[dict[str, Any]]:
+    """Yield every object of the description."""
+    if isinstance(node, dict):
+        yield node
+        for value in node.values():
+            yield from parts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from parts(value)
+
+
+def test_generators_of_clients_find_nothing_that_they_cannot_process() -> None:
+    described = document()
+    assert described["security"] == []
+    schemas = list(parts(described["components"]["schemas"]))
+    arrays = [schema for schema in schemas if schema.get("type") == "array"]
+    assert len(arrays) > 20
+    assert [schema for schema in arrays if "items" not in schema] == []
+    alternatives = [schema for schema in schemas if "oneOf" in schema or "anyOf" in schema]
+    assert len(alternatives) > 5
+    assert [one for one in alternatives if isinstance(one.get("default"), dict)] == []

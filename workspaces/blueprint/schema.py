@@ -31,10 +31,14 @@ def _in_place(node: object, definitions: dict[str, object]) -> object:
         return _in_place({**target, **beside}, definitions)
     result: dict[str, object] = {}
     for key, value in node.items():
+        if key == "default" and isinstance(value, dict) and ("oneOf" in node or "anyOf" in node):
+            continue  # generators of clients cannot tell which of the alternatives it is
         if key == "properties" and isinstance(value, dict):
             result[key] = {name: _in_place(entry, definitions) for name, entry in value.items()}
         elif key == "discriminator" or (key == "title" and isinstance(value, str)):
             continue  # the mapping of a discriminator can only point to components
         else:
             result[key] = _in_place(value, definitions)
+    if result.get("type") == "array":
+        result.setdefault("items", {})  # where nothing may be in it, and tools ask for it
     return result
