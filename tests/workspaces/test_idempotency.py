@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from pytest_django.fixtures import Settings
 
-from tests.conftest import Answer, Api
+from tests.conftest import OWNER, Answer, Api
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest, Workspace
 
@@ -100,14 +101,55 @@ def test_any_other_key_is_taken(api: Api, request_body: dict[str, Any], key: str
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("unreachable_broker")
-def test_the_replay_of_a_failed_publish_gets_the_same_502(
+def test_a_repeated_request_tries_the_same_sandbox_again_while_the_queue_is_away(
     api: Api, request_body: dict[str, Any]
 ) -> None:
     first = api.post("/v1/sandboxes", request_body, headers=KEY, expect=502).body
     again = api.post("/v1/sandboxes", request_body, headers=KEY, expect=502).body
-    assert first.pop("requestId") != again.pop("requestId")
-    assert again == first
-    assert again["sandboxId"] == str(Sandbox.objects.get().pk)
+    assert again["code"] == first["code"] == "queue-publish-failed"
+    assert again["sandboxId"] == first["sandboxId"] == str(Sandbox.objects.get().pk)
+    assert again["workspaceId"] == first["workspaceId"]
+    assert again["attemptId"] != first["attemptId"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_repeated_requests_start_one_new_attempt_once_the_queue_is_back(
+    api: Api, request_body: dict[str, Any], settings: Settings
+) -> None:
+    url = settings.RABBITMQ_URL
+    settings.RABBITMQ_URL = "amqp://nobody:nothing@127.0.0.1:1/"
+    failed = api.post("/v1/sandboxes", request_body, headers=KEY, expect=502).body
+    settings.RABBITMQ_URL = url
+
+    def send(_: int) -> Answer:
+        try:
+            return Api().post("/v1/sandboxes", request_body, headers=KEY, expect=202)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(send, range(6)))
+    assert len({answer.content for answer in answers}) == 1
+    started = answers[0].body
+    assert started["sandboxId"] == failed["sandboxId"]
+    assert started["attemptId"] != failed["attemptId"]
+    assert sum("idempotency-replayed" in answer.headers for answer in answers) == 5
+    assert (Sandbox.objects.count(), Attempt.objects.count()) == (1, 2)
+    assert BuildJob.objects.filter(status="queued").count() == 1
+
+
+@pytest.mark.django_db
+def test_a_repeated_request_does_not_start_a_workspace_that_was_deleted_meanwhile(
+    api: Api, request_body: dict[str, Any], settings: Settings
+) -> None:
+    url = settings.RABBITMQ_URL
+    settings.RABBITMQ_URL = "amqp://nobody:nothing@127.0.0.1:1/"
+    failed = api.post("/v1/sandboxes", request_body, headers=KEY, expect=502).body
+    settings.RABBITMQ_URL = url
+    path = f"/v1/workspaces/{failed['workspaceId']}?ownerUserId={OWNER}"
+    api.request("DELETE", path, expect=202)
+    answer = api.post("/v1/sandboxes", request_body, headers=KEY, expect=409)
+    assert answer.body["code"] in ("workspace-deleting", "workspace-deleted")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -124,6 +124,10 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
         if earlier is None:
             raise
         return earlier
+    return _published(job, answer)
+
+
+def _published(job: BuildJob, answer: dict[str, Any]) -> StartedSandbox:
     try:
         publish_or_fail(job)
     except BadGateway:
@@ -200,7 +204,10 @@ def infer_name(request: NewSandbox, blueprint: Blueprint) -> str:
 
 
 def _earlier_answer(request: NewSandbox) -> StartedSandbox | None:
-    """Return the first answer to this key; None when the key is new or absent."""
+    """Return the first answer to this key; None when the key is new or absent.
+
+    When the build queue could not be reached then, the same sandbox gets another attempt.
+    """
     if request.idempotency_key is None:
         return None
     earlier = SandboxRequest.objects.filter(
@@ -220,11 +227,44 @@ def _earlier_answer(request: NewSandbox) -> StartedSandbox | None:
                 )
             ],
         )
+    if _publish_failed(earlier):
+        return _start_again(earlier)
+    return StartedSandbox(earlier.answer, replayed=True)
+
+
+def _publish_failed(earlier: SandboxRequest) -> bool:
     # The job says the same, should the request's own mark not have been written.
     job = BuildJob.objects.filter(pk=earlier.answer["jobId"], error_code=PUBLISH_FAILED)
-    if earlier.publish_failed or job.exists():
-        raise _publish_failure(earlier.answer)
-    return StartedSandbox(earlier.answer, replayed=True)
+    return earlier.publish_failed or job.exists()
+
+
+def _start_again(earlier: SandboxRequest) -> StartedSandbox:
+    """Start another attempt of the sandbox that could not be queued; one of several callers does.
+
+    Raises what :func:`retry_sandbox` raises, and ``BadGateway`` while the failure of the earlier
+    attempt is not written everywhere.
+    """
+    try:
+        return _start_again_locked(earlier)
+    except Conflict as exc:
+        if exc.code == "workspace-active":
+            raise _publish_failure(earlier.answer) from exc
+        raise
+
+
+def _start_again_locked(earlier: SandboxRequest) -> StartedSandbox:
+    with transaction.atomic():
+        locked = SandboxRequest.objects.select_for_update().get(pk=earlier.pk)
+        if not _publish_failed(locked):
+            return StartedSandbox(locked.answer, replayed=True)
+        sandbox = locked.sandbox
+        require_room_to_start(sandbox.owner_user_id, new_workspace=False)
+        job = _retry(
+            sandbox, requested_by=sandbox.owner_user_id, trigger_type=Attempt.TriggerType.API
+        )
+        locked.answer, locked.publish_failed = answer_of(job), False
+        locked.save(update_fields=["answer", "publish_failed"])
+    return _published(job, locked.answer)
 
 
 def _persist(
@@ -351,20 +391,24 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
     the accounts cannot be used any more; ``BadGateway`` when the queue cannot be reached.
     """
     with transaction.atomic():
-        workspace = startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
-        if workspace.latest_sandbox_id != sandbox.pk:
-            raise Conflict("A newer sandbox of this workspace exists.", code="sandbox-superseded")
-        attempt = workspaces.create_attempt(
-            sandbox=sandbox,
-            relation=Sandbox.Relation.RETRY,
-            trigger_type=Attempt.TriggerType.MANUAL,
-            requested_by=requested_by,
-            credentials=same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
-        )
-        records().create_boot_run(attempt)
-        job = create_job(attempt)
+        job = _retry(sandbox, requested_by=requested_by, trigger_type=Attempt.TriggerType.MANUAL)
     publish_or_fail(job)
     return job
+
+
+def _retry(sandbox: Sandbox, *, requested_by: str, trigger_type: Attempt.TriggerType) -> BuildJob:
+    workspace = startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
+    if workspace.latest_sandbox_id != sandbox.pk:
+        raise Conflict("A newer sandbox of this workspace exists.", code="sandbox-superseded")
+    attempt = workspaces.create_attempt(
+        sandbox=sandbox,
+        relation=Sandbox.Relation.RETRY,
+        trigger_type=trigger_type,
+        requested_by=requested_by,
+        credentials=same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
+    )
+    records().create_boot_run(attempt)
+    return create_job(attempt)
 
 
 def cancel_job(job: BuildJob, *, reason: str) -> bool:

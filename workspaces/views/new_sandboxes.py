@@ -25,7 +25,8 @@ IDEMPOTENCY_KEY = OpenApiParameter(
     OpenApiParameter.HEADER,
     description=(
         "Repeating a request with the same key gives the first answer again, with the header "
-        "`idempotency-replayed: true`. Keys belong to the owner."
+        "`idempotency-replayed: true`. Keys belong to the owner. After a 502 because the build "
+        "queue could not be reached, repeating it starts another attempt of the same sandbox."
     ),
 )
 
