@@ -39,6 +39,7 @@ from controlplane.settings_environment import (
     not_above,
     note_fault,
     origins,
+    own_hosts,
     port,
     port_or_none,
     positive,
@@ -90,7 +91,10 @@ SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=cred
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
 ALLOWED_HOSTS: list[str] = env.list(
-    "SVC_ALLOWED_HOSTS", ["*"], subcast=str.strip, validate=hosts_answered
+    "SVC_ALLOWED_HOSTS",
+    own_hosts(SVC_BIND_HOST, SVC_WEB_URL),
+    subcast=str.strip,
+    validate=hosts_answered,
 )
 CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
 # What the API itself is told goes before what the installation is told.
@@ -335,7 +339,9 @@ MIDDLEWARE = [
     "controlplane.http.middleware.RequestIdMiddleware",
     "controlplane.http.middleware.ContentSecurityPolicyMiddleware",
     "controlplane.http.middleware.CanonicalLinkMiddleware",
+    "controlplane.http.origins.HostMiddleware",
     "controlplane.http.middleware.PreflightMiddleware",
+    "controlplane.http.origins.OriginMiddleware",
     "controlplane.http.middleware.BodyLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
