@@ -26,7 +26,9 @@ bind = [
     for port in dict.fromkeys([settings.SVC_API_PORT, settings.SVC_WEB_PORT])
     if port
 ]
-worker_class = "gthread"
+worker_class = "controlplane.serving.worker.RequestWorker"
+# An answer goes through the worker's loop, whatever it is made of.
+sendfile = False
 workers = settings.SVC_API_WORKERS
 threads = settings.SVC_API_THREADS
 # A thread that waits for an upstream longer than this is stuck; upstream time limits are shorter.
