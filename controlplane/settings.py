@@ -35,6 +35,7 @@ from controlplane.settings_environment import (
     host,
     hosts_answered,
     image,
+    is_loopback,
     network,
     not_above,
     note_fault,
@@ -101,6 +102,7 @@ ALLOWED_HOSTS: list[str] = env.list(
     subcast=str.strip,
     validate=hosts_answered,
 )
+SVC_REQUIRE_OWNER: bool = env.bool("SVC_REQUIRE_OWNER", not is_loopback(SVC_BIND_HOST))
 CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
 # What the API itself is told goes before what the installation is told.
 _own_origins: str | None = env.str("CORS_ALLOWED_ORIGINS", None)
@@ -445,7 +447,8 @@ Development and agent workspaces, built from a blueprint, published to your regi
 machines.
 
 **Owners.** Nobody is authenticated: callers say for whom they act, with `ownerUserId` (or `userId`)
-in the body or the query. What belongs to another owner is answered as if it did not exist.
+in the body or the query. What belongs to another owner is answered as if it did not exist. By id
+the owner may be left out, unless the installation requires it.
 
 **Problems.** Every failure has one body, `application/problem+json`: `code` is for programs,
 `detail` for people, and `errors` names every single fault with its place.

@@ -23,7 +23,11 @@ from controlplane.http.serializers import (
     camel_case,
 )
 
-OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
+OWNER_QUERY = OpenApiParameter(
+    "ownerUserId",
+    str,
+    description="Whose; `userId` is a synonym. The installation may require it.",
+)
 OWNER_REQUIRED = OpenApiParameter(
     "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
 )

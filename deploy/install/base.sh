@@ -156,6 +156,14 @@ own_origins() {
     printf '%s' "${origins#,}"
 }
 
+# In its container the API listens everywhere; what counts is where the machine does.
+owner_required() {
+    case "$(setting SVC_BIND_HOST 127.0.0.1)" in
+        127.*) setting SVC_REQUIRE_OWNER false ;;
+        *) setting SVC_REQUIRE_OWNER true ;;
+    esac
+}
+
 # Compose with the settings of .env, what follows from them, and nothing of the caller's environment.
 compose_() {
     local id url_db url_mq push ca app_key path
@@ -185,7 +193,8 @@ compose_() {
         SVC_RABBITMQ_IMAGE=$(setting SVC_RABBITMQ_IMAGE rabbitmq:3.13)
         SVC_REGISTRY_IMAGE=$(setting SVC_REGISTRY_IMAGE registry:2)
         export DATABASE_URL=$url_db RABBITMQ_URL=$url_mq REGISTRY_PUSH_REGISTRY=$push SVC_EXTRA_CA_FILE=$ca
-        export SVC_ALLOWED_HOSTS SVC_CORS_ALLOWED_ORIGINS
+        export SVC_ALLOWED_HOSTS SVC_REQUIRE_OWNER SVC_CORS_ALLOWED_ORIGINS
+        SVC_REQUIRE_OWNER=$(owner_required)
         SVC_ALLOWED_HOSTS=$(answered_hosts)
         SVC_CORS_ALLOWED_ORIGINS=$(setting SVC_CORS_ALLOWED_ORIGINS "$(own_origins)")
         [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key

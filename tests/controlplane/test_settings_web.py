@@ -190,6 +190,19 @@ def test_the_api_answers_to_its_own_names_unless_others_are_given() -> None:
     assert value_of("s.ALLOWED_HOSTS", {"SVC_ALLOWED_HOSTS": "a.example, *"}) == ["a.example", "*"]
 
 
+@pytest.mark.parametrize(
+    ("bound", "required"),
+    [("", False), ("127.0.0.9", False), ("::1", False), ("localhost", False), ("::", True),
+     ("0.0.0.0", True), ("10.0.0.7", True), ("api.example", True)],  # noqa: S104 - not bound
+)  # fmt: skip
+def test_the_owner_has_to_be_said_to_who_listens_beyond_this_machine(
+    bound: str, required: bool
+) -> None:
+    assert value_of("s.SVC_REQUIRE_OWNER", {"SVC_BIND_HOST": bound}) is required
+    told = {"SVC_BIND_HOST": bound, "SVC_REQUIRE_OWNER": str(not required)}
+    assert value_of("s.SVC_REQUIRE_OWNER", told) is not required
+
+
 def test_builds_and_runs_do_not_share_a_queue() -> None:
     done = load({"WORKSPACE_RUN_QUEUE": "one", "WORKSPACE_BUILD_QUEUE": "one"})
     assert "WORKSPACE_RUN_QUEUE: Must be another queue" in done.stderr

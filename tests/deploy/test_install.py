@@ -417,6 +417,8 @@ def test_the_api_in_containers_answers_to_its_own_names_and_pages(composed: dict
     origins = environment["SVC_CORS_ALLOWED_ORIGINS"].split(",")
     assert {f"http://localhost:{port}", f"http://127.0.0.1:{port}"} < set(origins)
     assert "*" not in origins
+    # It listens everywhere in its container, and on loopback as far as the machine is concerned.
+    assert environment["SVC_REQUIRE_OWNER"] == "false"
 
 
 def test_every_setting_reaches_a_process() -> None:
