@@ -102,7 +102,9 @@ class ConnectedAccountViewSet(ViewSet):
     )
     def destroy(self, request: Request, connected_account_id: uuid.UUID) -> Response:
         """Erase the secret and show what is left."""
-        account = delete_account(connected_account_id, owner_user_id=read(request).owner)
+        account = delete_account(
+            connected_account_id, owner_user_id=read(request, by_id=True).owner
+        )
         return Response(ConnectedAccountSerializer(account).data)
 
     @extend_schema(
@@ -116,7 +118,7 @@ class ConnectedAccountViewSet(ViewSet):
     )
     def mark_invalid(self, request: Request, connected_account_id: uuid.UUID) -> Response:
         """Take an account out of use until it is connected again."""
-        given = read(request, body=InvalidationRequestSerializer)
+        given = read(request, body=InvalidationRequestSerializer, by_id=True)
         account = mark_account_invalid(connected_account_id, owner_user_id=given.owner)
         return Response(ConnectedAccountSerializer(account).data)
 
@@ -155,7 +157,7 @@ class ProfileViewSet(ViewSet):
     )
     def credential_bindings(self, request: Request, profile_id: uuid.UUID) -> Response:
         """List what a profile gives, with accounts that became invalid or were deleted."""
-        profile = profiles.get_profile(profile_id, owner_user_id=read(request).owner)
+        profile = profiles.get_profile(profile_id, owner_user_id=read(request, by_id=True).owner)
         return _bindings(profiles.bindings_of(profile))
 
     @extend_schema(

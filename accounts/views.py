@@ -94,7 +94,7 @@ class SshKeyViewSet(ViewSet):
     )
     def destroy(self, request: Request, ssh_key_id: uuid.UUID) -> Response:
         """Delete an SSH key and show what it was."""
-        key = delete_ssh_key(ssh_key_id, owner_user_id=read(request).owner)
+        key = delete_ssh_key(ssh_key_id, owner_user_id=read(request, by_id=True).owner)
         return Response(SshKeySerializer(key).data)
 
     @extend_schema(

@@ -8,6 +8,8 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
+from controlplane.settings_environment import is_loopback
+
 SETTINGS = "settings"
 """The tag of the checks that every process makes as it starts. Those of Django are about the code,
 which no environment changes: a worker has neither pages nor paths, and would read them for that."""
@@ -23,6 +25,32 @@ def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
             "WEB_AUTH_SECRET is not set: sign-ins to the admin end with the process.",
             hint="Set it to 32 random bytes in hex; deploy/.env.example shows how.",
             id="controlplane.W001",
+        )
+    ]
+
+
+OPEN_TO_PAGES = (
+    "SVC_CORS_ALLOWED_ORIGINS is * while the API listens on loopback: any web page that is open "
+    "on this machine can read what it answers."
+)
+
+
+def open_to_pages() -> bool:
+    """Tell whether pages of everywhere may read an API that is meant for this machine alone."""
+    anybody = settings.CORS_ALLOWED_ORIGINS_SETTING.strip() == "*"
+    return anybody and is_loopback(settings.SVC_BIND_HOST)
+
+
+@register(Tags.security)
+def check_cors_on_loopback(**kwargs: Any) -> list[CheckMessage]:
+    """controlplane.W002: loopback keeps nobody out who is let in through a browser."""
+    if not open_to_pages():
+        return []
+    return [
+        Warning(
+            OPEN_TO_PAGES,
+            hint="Name the origins that may read, like http://localhost:3000, or none.",
+            id="controlplane.W002",
         )
     ]
 

@@ -8,6 +8,7 @@
     ├── Unauthorized             401 unauthorized
     ├── Forbidden                403 forbidden
     ├── NotFound                 404 not-found
+    ├── RequestTimeout           408 request-timeout      the client was too slow
     ├── Conflict                 409 conflict
     ├── Gone                     410 gone
     ├── PayloadTooLarge          413 body-too-large
@@ -110,6 +111,12 @@ class NotFound(ControlPlaneError):
     """What the request names does not exist, or belongs to somebody else."""
 
     status, code, title = 404, "not-found", "Not found"
+
+
+class RequestTimeout(ControlPlaneError):
+    """The client did not send all of its request in time."""
+
+    status, code, title = 408, "request-timeout", "Request timeout"
 
 
 class Conflict(ControlPlaneError):

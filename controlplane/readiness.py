@@ -15,6 +15,7 @@ from django.db import Error as AnyDatabaseError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+from controlplane.checks import OPEN_TO_PAGES, open_to_pages
 from controlplane.errors import ControlPlaneError
 from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
@@ -47,6 +48,7 @@ def check_all() -> list[Check]:
         _workers("buildWorker", Heartbeat.Kind.BUILD),
         _workers("runWorker", Heartbeat.Kind.RUN),
         _consumer_timeout(),
+        _pages(),
     ]
 
 
@@ -117,3 +119,10 @@ def _consumer_timeout() -> Check:
         "raise consumer_timeout in rabbitmq.conf and RABBITMQ_CONSUMER_TIMEOUT_MS with it.",
         False,
     )
+
+
+def _pages() -> Check:
+    """Whether web pages of everywhere read what only this machine is meant to reach."""
+    if open_to_pages():
+        return Check("corsOrigins", False, OPEN_TO_PAGES, False)
+    return Check("corsOrigins", True, "Limited to the origins that were named.", False)

@@ -35,10 +35,12 @@ from controlplane.settings_environment import (
     host,
     hosts_answered,
     image,
+    is_loopback,
     network,
     not_above,
     note_fault,
     origins,
+    own_hosts,
     port,
     port_or_none,
     positive,
@@ -69,6 +71,11 @@ SVC_API_PORT = port("SVC_API_PORT", 4000)
 SVC_WEB_PORT = port_or_none("SVC_WEB_PORT", 3000)
 SVC_API_WORKERS = positive("SVC_API_WORKERS", 2)
 SVC_API_THREADS = positive("SVC_API_THREADS", 8)
+SVC_API_MAX_CONNECTIONS = positive("SVC_API_MAX_CONNECTIONS", 1_000)
+SVC_API_MAX_CONNECTIONS_PER_ADDRESS = positive("SVC_API_MAX_CONNECTIONS_PER_ADDRESS", 256)
+SVC_API_HEADER_TIMEOUT_MS = positive("SVC_API_HEADER_TIMEOUT_MS", 10_000)
+SVC_API_BODY_TIMEOUT_MS = positive("SVC_API_BODY_TIMEOUT_MS", 60_000)
+SVC_API_WRITE_TIMEOUT_MS = positive("SVC_API_WRITE_TIMEOUT_MS", 30_000)
 SVC_WEB_URL: str = env.str(
     "SVC_WEB_URL", f"http://localhost:{SVC_WEB_PORT or SVC_API_PORT}", validate=base_url
 )
@@ -90,8 +97,12 @@ SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=cred
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
 ALLOWED_HOSTS: list[str] = env.list(
-    "SVC_ALLOWED_HOSTS", ["*"], subcast=str.strip, validate=hosts_answered
+    "SVC_ALLOWED_HOSTS",
+    own_hosts(SVC_BIND_HOST, SVC_WEB_URL),
+    subcast=str.strip,
+    validate=hosts_answered,
 )
+SVC_REQUIRE_OWNER: bool = env.bool("SVC_REQUIRE_OWNER", not is_loopback(SVC_BIND_HOST))
 CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
 # What the API itself is told goes before what the installation is told.
 _own_origins: str | None = env.str("CORS_ALLOWED_ORIGINS", None)
@@ -296,6 +307,7 @@ OWNER_MAX_RECORD_BYTES = zero_or_more("OWNER_MAX_RECORD_BYTES", 0)
 # ---------------------------------------------------------------- limits of one request
 SVC_MAX_BODY_BYTES = positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
 SVC_MAX_BODY_DEPTH = positive("SVC_MAX_BODY_DEPTH", 64)
+SVC_MAX_BODY_VALUES = positive("SVC_MAX_BODY_VALUES", 10_000)
 
 LOG_LEVEL: str = env.str(
     "SVC_LOG_LEVEL", "INFO", validate=validate.OneOf(["DEBUG", "INFO", "WARNING", "ERROR"])
@@ -337,7 +349,9 @@ MIDDLEWARE = [
     "controlplane.http.middleware.RequestIdMiddleware",
     "controlplane.http.middleware.ContentSecurityPolicyMiddleware",
     "controlplane.http.middleware.CanonicalLinkMiddleware",
+    "controlplane.http.origins.HostMiddleware",
     "controlplane.http.middleware.PreflightMiddleware",
+    "controlplane.http.origins.OriginMiddleware",
     "controlplane.http.middleware.BodyLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -436,7 +450,8 @@ Development and agent workspaces, built from a blueprint, published to your regi
 machines.
 
 **Owners.** Nobody is authenticated: callers say for whom they act, with `ownerUserId` (or `userId`)
-in the body or the query. What belongs to another owner is answered as if it did not exist.
+in the body or the query. What belongs to another owner is answered as if it did not exist. By id
+the owner may be left out, unless the installation requires it.
 
 **Problems.** Every failure has one body, `application/problem+json`: `code` is for programs,
 `detail` for people, and `errors` names every single fault with its place.

@@ -11,6 +11,7 @@ import base64
 import binascii
 import ipaddress
 import re
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,30 @@ def hosts_answered(values: list[str]) -> None:
     if wrong:
         shown = ", ".join(map(repr, wrong))
         raise ValidationError(f"Neither a host name without a port nor '*': {shown}.")
+
+
+def is_loopback(bound: str) -> bool:
+    """Tell whether only this machine reaches what listens on ``bound``."""
+    try:
+        return ipaddress.ip_address(bound).is_loopback
+    except ValueError:
+        return bound.lower().rstrip(".") == "localhost"
+
+
+def own_hosts(bound: str, url: str | None) -> list[str]:
+    """Return the names under which a service that listens on ``bound`` is meant.
+
+    ``url`` is where people find its pages. No page can make one of these names its own, which is
+    what lets a foreign page pass for one of ours (DNS rebinding).
+    """
+    try:
+        public = urlsplit(url or "").hostname or ""
+    except ValueError:
+        public = ""
+    named = ["localhost", "127.0.0.1", "::1", bound, public, socket.gethostname()]
+    everywhere = {"", "0.0.0.0", "::"}  # noqa: S104 - read, not bound
+    names = dict.fromkeys(name.lower() for name in named if name not in everywhere)
+    return [f"[{name}]" if ":" in name else name for name in names]
 
 
 def queue(name: str, default: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 # Here, before there is a process that serves: settings that are wrong end gunicorn itself, with all
 # that is wrong told once, instead of one process of it after the other.
 from controlplane import settings
+from controlplane.checks import OPEN_TO_PAGES, open_to_pages
 from controlplane.logging import logging_config
 
 _host = settings.SVC_BIND_HOST
@@ -25,7 +26,9 @@ bind = [
     for port in dict.fromkeys([settings.SVC_API_PORT, settings.SVC_WEB_PORT])
     if port
 ]
-worker_class = "gthread"
+worker_class = "controlplane.serving.worker.RequestWorker"
+# An answer goes through the worker's loop, whatever it is made of.
+sendfile = False
 workers = settings.SVC_API_WORKERS
 threads = settings.SVC_API_THREADS
 # A thread that waits for an upstream longer than this is stuck; upstream time limits are shorter.
@@ -48,6 +51,9 @@ control_socket_disable = True
 
 def on_starting(server: Any) -> None:
     """End with a clear word when a port is taken, instead of trying again and again."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+    if open_to_pages():
+        server.log.warning(OPEN_TO_PAGES)
     if "GUNICORN_FD" in os.environ or "GUNICORN_PID" in os.environ:
         return  # a successor takes the listening sockets over
     for address in server.cfg.address:

@@ -128,7 +128,7 @@ class RunViewSet(ViewSet):
     )
     def retrieve(self, request: Request, run_id: uuid.UUID) -> Response:
         """Show one run."""
-        run = get_run(run_id, owner_user_id=read(request).owner)
+        run = get_run(run_id, owner_user_id=read(request, by_id=True).owner)
         return Response(present_run(run))
 
     @extend_schema(
@@ -143,7 +143,7 @@ class RunViewSet(ViewSet):
     def partial_update(self, request: Request, run_id: uuid.UUID) -> Response:
         """Cancel a run, or report of one that is not recorded."""
         from_gateway = is_gateway(request)
-        given = read(request, body=RunUpdateSerializer)
+        given = read(request, body=RunUpdateSerializer, by_id=True)
         run = get_run(run_id, owner_user_id=given.owner)
         report = Report(**{**given.body, "status": Run.Status(given.body["status"])})
         named = [name for name in request.data if name in REPORTED]
@@ -160,7 +160,7 @@ class RunViewSet(ViewSet):
     )
     def timeline(self, request: Request, run_id: uuid.UUID) -> HttpResponse:
         """Show a page of the timeline."""
-        given = read(request, query=TimelineParameters)
+        given = read(request, query=TimelineParameters, by_id=True)
         wanted = timeline_query(given.query)
         number = get_record_number(run_id, owner_user_id=given.owner)
         body = timeline_page(run_id, number, wanted)
@@ -175,7 +175,7 @@ class RunViewSet(ViewSet):
     )
     def event(self, request: Request, run_id: uuid.UUID, sequence: str) -> Response:
         """Show everything that is known of one event, its bytes too."""
-        given = read(request)
+        given = read(request, by_id=True)
         number = sequence_number(sequence)
         run = get_run(run_id, owner_user_id=given.owner)
         get_record(run)
@@ -191,7 +191,7 @@ class RunViewSet(ViewSet):
     )
     def scrollback(self, request: Request, run_id: uuid.UUID) -> Response | StreamingHttpResponse:
         """Show a piece of a stream, or send all of it."""
-        given = read(request, query=ScrollbackParameters)
+        given = read(request, query=ScrollbackParameters, by_id=True)
         raw = asks_for(request, BYTES)
         require_scrollback_limit(given.query, raw=raw)
         run = get_run(run_id, owner_user_id=given.owner)
@@ -210,7 +210,7 @@ class RunViewSet(ViewSet):
     )
     def loss(self, request: Request, run_id: uuid.UUID) -> Response:
         """Show the losses of a record, and how far it saw what happened."""
-        run = get_run(run_id, owner_user_id=read(request).owner)
+        run = get_run(run_id, owner_user_id=read(request, by_id=True).owner)
         return Response(present_loss(run, get_record(run)))
 
     @extend_schema(
@@ -222,7 +222,7 @@ class RunViewSet(ViewSet):
     )
     def changes(self, request: Request, run_id: uuid.UUID) -> Response:
         """Show the files and the diff of a run; both are empty until it has ended."""
-        run = get_run(run_id, owner_user_id=read(request).owner)
+        run = get_run(run_id, owner_user_id=read(request, by_id=True).owner)
         get_record(run)
         return Response(present_changes(run))
 
@@ -236,7 +236,7 @@ class RunViewSet(ViewSet):
     )
     def export(self, request: Request, run_id: uuid.UUID) -> StreamingHttpResponse:
         """Send the record in the format that is asked for."""
-        given = read(request, query=ExportParameters)
+        given = read(request, query=ExportParameters, by_id=True)
         run = get_run(run_id, owner_user_id=given.owner)
         lines = export_lines(run, get_record(run), given.query)
         return StreamingHttpResponse(lines, content_type=CONTENT_TYPES[given.query["format"]])

@@ -12,24 +12,19 @@ from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
-from rest_framework.utils.mediatypes import media_type_matches
 
 
 class JsonOnly(BaseContentNegotiation):
-    """Answers JSON whatever ``Accept`` says, and takes a body without a type for JSON.
+    """Answers JSON whatever ``Accept`` says, and reads bodies that say that they are JSON.
 
-    A client that accepts nothing we have is better served by an answer than by a 406.
+    A client that accepts nothing we have is better served by an answer than by a 406. A body has
+    to have the type: any web page may send one without it, and the browser asks nobody first.
     """
 
     def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:
         """Return the parser of the body's type; None, which becomes a 415, when there is none."""
-        for parser in parsers:
-            if not request.content_type or media_type_matches(
-                parser.media_type, request.content_type
-            ):
-                found: BaseParser = parser
-                return found
-        return None
+        given = request.content_type.partition(";")[0].strip().lower()
+        return next((parser for parser in parsers if parser.media_type == given), None)
 
     def select_renderer(
         self, request: Request, renderers: Any, format_suffix: str | None = None

@@ -12,6 +12,7 @@ from django.http import HttpResponse
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.views import SpectacularSwaggerSplitView
 from rest_framework.request import Request
 from rest_framework.viewsets import ViewSet
 
@@ -23,7 +24,11 @@ from controlplane.http.serializers import (
     camel_case,
 )
 
-OWNER_QUERY = OpenApiParameter("ownerUserId", str, description="Whose; `userId` is a synonym.")
+OWNER_QUERY = OpenApiParameter(
+    "ownerUserId",
+    str,
+    description="Whose; `userId` is a synonym. The installation may require it.",
+)
 OWNER_REQUIRED = OpenApiParameter(
     "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
 )
@@ -196,3 +201,14 @@ class DescriptionViewSet(ViewSet):
     def retrieve(self, request: Request) -> HttpResponse:
         """Describe the API."""
         return HttpResponse(document(), content_type="application/json")
+
+
+class DocumentationView(SpectacularSwaggerSplitView):
+    """``GET /docs``: the page that shows the description."""
+
+    url_name = "openapi"
+    template_name = "controlplane/docs.html"
+
+    def options(self, request: Request, *args: object, **kwargs: object) -> HttpResponse:
+        """Answer with ``Allow`` and no content; the page's template is for the page."""
+        return HttpResponse()

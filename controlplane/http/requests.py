@@ -1,7 +1,8 @@
 """Reading one request: owner, query and body, with every fault at once and placed where it is.
 
 The owner comes as ``ownerUserId`` or as its synonym ``userId``, in the body or the query. A route
-that creates or lists requires it; on a route by id it is optional and, when given, has to match.
+that creates or lists requires it; on a route by id it is optional unless ``SVC_REQUIRE_OWNER`` is
+set, and has to match when it is given.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -53,9 +55,15 @@ def read(
     query: type[QuerySerializer] = NoQuery,
     body: type[InputSerializer] | None = None,
     owner_required: bool = False,
+    by_id: bool = False,
 ) -> Reading:
-    """Return what ``request`` says; raise ``ValidationFailed`` naming everything that is wrong."""
-    reading = examine(request, query=query, body=body, owner_required=owner_required)
+    """Return what ``request`` says; raise ``ValidationFailed`` naming everything that is wrong.
+
+    ``by_id`` is for routes that name one thing of an owner: there the operator decides whether the
+    owner has to be said (``SVC_REQUIRE_OWNER``).
+    """
+    required = owner_required or (by_id and settings.SVC_REQUIRE_OWNER)
+    reading = examine(request, query=query, body=body, owner_required=required)
     if reading.faults:
         raise ValidationFailed(reading.faults)
     return reading

@@ -136,6 +136,34 @@ find_compose() {
     fi
 }
 
+# The names the API answers to. The gateway's container calls it `api`, and its health check 127.0.0.1.
+answered_hosts() {
+    local url hosts
+    url=$(setting SVC_WEB_URL http://localhost)
+    url=${url#*://}
+    url=${url%%/*}
+    hosts=localhost,[::1],$(uname -n),${url%:[0-9]*}
+    [ "$(setting SVC_BIND_HOST 127.0.0.1)" = 0.0.0.0 ] || hosts=$hosts,$(setting SVC_BIND_HOST 127.0.0.1)
+    printf '%s' "$(setting SVC_ALLOWED_HOSTS "$hosts"),api,127.0.0.1"
+}
+
+# The origins of our own pages: no other page reads what is answered here unless .env names it.
+own_origins() {
+    local port origins=
+    for port in $(setting SVC_WEB_PORT 3000) $(setting SVC_API_PORT 4000); do
+        [ "$port" = 0 ] || origins=$origins,http://localhost:$port,http://127.0.0.1:$port
+    done
+    printf '%s' "${origins#,}"
+}
+
+# In its container the API listens everywhere; what counts is where the machine does.
+owner_required() {
+    case "$(setting SVC_BIND_HOST 127.0.0.1)" in
+        127.*) setting SVC_REQUIRE_OWNER false ;;
+        *) setting SVC_REQUIRE_OWNER true ;;
+    esac
+}
+
 # Compose with the settings of .env, what follows from them, and nothing of the caller's environment.
 compose_() {
     local id url_db url_mq push ca app_key path
@@ -165,6 +193,10 @@ compose_() {
         SVC_RABBITMQ_IMAGE=$(setting SVC_RABBITMQ_IMAGE rabbitmq:3.13)
         SVC_REGISTRY_IMAGE=$(setting SVC_REGISTRY_IMAGE registry:2)
         export DATABASE_URL=$url_db RABBITMQ_URL=$url_mq REGISTRY_PUSH_REGISTRY=$push SVC_EXTRA_CA_FILE=$ca
+        export SVC_ALLOWED_HOSTS SVC_REQUIRE_OWNER SVC_CORS_ALLOWED_ORIGINS
+        SVC_REQUIRE_OWNER=$(owner_required)
+        SVC_ALLOWED_HOSTS=$(answered_hosts)
+        SVC_CORS_ALLOWED_ORIGINS=$(setting SVC_CORS_ALLOWED_ORIGINS "$(own_origins)")
         [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key
         local files=(-f "$here/compose.yaml")
         [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from deploy.services.errors import SetupError
 from deploy.services.ports import PortBook, is_free
 from deploy.services.process import wait_until
-from deploy.up.environment import current_environ, load_derived, operator_values, save_derived
+from deploy.up.environment import (
+    current_environ,
+    load_derived,
+    operator_values,
+    own_origins,
+    save_derived,
+)
 from deploy.up.layout import Layout
 from deploy.up.progress import Progress
 
@@ -44,6 +50,8 @@ def settle_ports(layout: Layout, environ: Mapping[str, str], progress: Progress)
     for listener in LISTENERS:
         port = _settle(layout, settled, listener, progress)
         settled[listener.setting] = str(port)
+    if environ.get("SVC_CORS_ALLOWED_ORIGINS") == own_origins(environ):
+        settled["SVC_CORS_ALLOWED_ORIGINS"] = own_origins(settled)
     return settled
 
 

@@ -43,7 +43,21 @@ def complete(
         values["WORKSPACE_BUILD_QUEUE"] = f"{queue}.test"
         # Many a test serves the API on a port of its own.
         values["SVC_WEB_PORT"] = "0"
+    elif not values.get("CORS_ALLOWED_ORIGINS"):
+        # The default lets every page read, which suits an API that others find and no workstation.
+        values.setdefault("SVC_CORS_ALLOWED_ORIGINS", own_origins(values))
     return {name: value for name, value in values.items() if name not in _NOT_INHERITED}
+
+
+def own_origins(values: Mapping[str, str]) -> str:
+    """The origins of our own pages on this machine, as `SVC_CORS_ALLOWED_ORIGINS` takes them."""
+    ports = [values.get("SVC_WEB_PORT") or "3000", values.get("SVC_API_PORT") or "4000"]
+    return ",".join(
+        f"http://{host}:{port}"
+        for port in dict.fromkeys(ports)
+        for host in ("localhost", "127.0.0.1")
+        if port != "0"
+    )
 
 
 def save_derived(layout: Layout, derived: Mapping[str, str]) -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from django.core.checks import run_checks
 from pytest_django.fixtures import Settings
+
+
+@pytest.fixture(autouse=True)
+def _sound(settings: Settings) -> None:
+    settings.CORS_ALLOWED_ORIGINS_SETTING = "http://localhost:4000"
 
 
 def found() -> list[str | None]:
@@ -32,6 +38,18 @@ def test_a_certificate_file_that_is_not_there_is_an_error(
     assert found() == []
 
 
+@pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "localhost"])
+def test_pages_of_everywhere_that_may_read_a_loopback_api_are_a_warning(
+    settings: Settings, bound: str
+) -> None:
+    settings.WEB_AUTH_SECRET = "x" * 32
+    settings.CORS_ALLOWED_ORIGINS_SETTING = "*"
+    settings.SVC_BIND_HOST = bound
+    assert found() == ["controlplane.W002"]
+    settings.SVC_BIND_HOST = "0.0.0.0"  # noqa: S104 - a setting, not bound
+    assert found() == []
+
+
 def test_a_lease_shorter_than_two_heartbeats_is_an_error(settings: Settings) -> None:
     settings.WEB_AUTH_SECRET = "x" * 32
     settings.WORKER_HEARTBEAT_INTERVAL_MS = 5_000
@@ -47,4 +65,6 @@ def test_every_finding_has_an_id_and_a_hint(settings: Settings) -> None:
     settings.WEB_AUTH_SECRET = ""
     settings.SVC_EXTRA_CA_FILE = "/nowhere"
     settings.WORKER_HEARTBEAT_STALE_MS = 1
+    settings.CORS_ALLOWED_ORIGINS_SETTING = "*"
+    assert len(run_checks()) == 4
     assert all(message.id and message.hint for message in run_checks())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,31 @@ def test_an_address_that_is_left_empty_does_not_open_the_machine() -> None:
     assert value_of("s.DOCKER_HOST", {"DOCKER_HOST": ""}) == "unix:///var/run/docker.sock"
 
 
+def test_the_api_answers_to_its_own_names_unless_others_are_given() -> None:
+    given = {"SVC_BIND_HOST": "10.0.0.7", "SVC_WEB_URL": "https://web.example/svc"}
+    own = ["localhost", "127.0.0.1", "[::1]", "10.0.0.7", "web.example"]
+    assert value_of("s.ALLOWED_HOSTS", given) == [*own, socket.gethostname().lower()]
+    for everywhere in ("0.0.0.0", "::"):  # noqa: S104 - a setting, not bound
+        hosts = value_of("s.ALLOWED_HOSTS", {"SVC_BIND_HOST": everywhere})
+        assert isinstance(hosts, list)
+        assert "*" not in hosts
+        assert everywhere not in hosts
+    assert value_of("s.ALLOWED_HOSTS", {"SVC_ALLOWED_HOSTS": "a.example, *"}) == ["a.example", "*"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "required"),
+    [("", False), ("127.0.0.9", False), ("::1", False), ("localhost", False), ("::", True),
+     ("0.0.0.0", True), ("10.0.0.7", True), ("api.example", True)],  # noqa: S104 - not bound
+)  # fmt: skip
+def test_the_owner_has_to_be_said_to_who_listens_beyond_this_machine(
+    bound: str, required: bool
+) -> None:
+    assert value_of("s.SVC_REQUIRE_OWNER", {"SVC_BIND_HOST": bound}) is required
+    told = {"SVC_BIND_HOST": bound, "SVC_REQUIRE_OWNER": str(not required)}
+    assert value_of("s.SVC_REQUIRE_OWNER", told) is not required
+
+
 def test_builds_and_runs_do_not_share_a_queue() -> None:
     done = load({"WORKSPACE_RUN_QUEUE": "one", "WORKSPACE_BUILD_QUEUE": "one"})
     assert "WORKSPACE_RUN_QUEUE: Must be another queue" in done.stderr
@@ -207,6 +233,7 @@ def test_addresses_as_people_write_them_are_taken(url: str) -> None:
 
 @pytest.mark.django_db
 def test_pages_name_their_place_under_the_canonical_address(settings: Settings) -> None:
+    settings.ALLOWED_HOSTS = ["10.0.0.7", "testserver"]
     settings.SVC_WEB_URL = "https://web.example/svc/"
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("ada", password="x"))

@@ -44,6 +44,7 @@ def test_liveness_touches_nothing(
 @pytest.mark.django_db
 def test_readiness_is_degraded_without_a_build_worker(api: Api, settings: Settings) -> None:
     settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 10**9
+    settings.CORS_ALLOWED_ORIGINS_SETTING = "http://localhost:4000"
     make_run_worker("run-worker-a")
     answer = api.get("/readyz")
     assert answer.body["status"] == "degraded"
@@ -59,6 +60,7 @@ def test_readiness_is_degraded_without_a_build_worker(api: Api, settings: Settin
 @pytest.mark.django_db
 def test_readiness_is_degraded_without_a_run_worker(api: Api, settings: Settings) -> None:
     settings.RABBITMQ_CONSUMER_TIMEOUT_MS = 10**9
+    settings.CORS_ALLOWED_ORIGINS_SETTING = "http://localhost:4000"
     make_worker("worker-a")
     make_run_worker("worker-dead", seen=timedelta(minutes=5))
     answer = api.get("/readyz")
@@ -77,6 +79,19 @@ def test_a_broker_that_takes_long_jobs_back_is_reported(api: Api, settings: Sett
     found = check(answer, "brokerAcknowledgement")
     assert not found["ok"]
     assert "consumer_timeout" in str(found["detail"])
+
+
+@pytest.mark.django_db
+def test_pages_of_everywhere_that_may_read_a_loopback_api_are_reported(
+    api: Api, settings: Settings
+) -> None:
+    settings.CORS_ALLOWED_ORIGINS_SETTING = "*"
+    settings.SVC_BIND_HOST = "127.0.0.1"
+    found = check(api.get("/readyz"), "corsOrigins")
+    assert (found["ok"], found["required"]) == (False, False)
+    assert "SVC_CORS_ALLOWED_ORIGINS" in str(found["detail"])
+    settings.SVC_BIND_HOST = "10.0.0.7"
+    assert check(api.get("/readyz"), "corsOrigins")["ok"]
 
 
 @pytest.mark.django_db

@@ -22,7 +22,7 @@ from deploy.up.addresses import (
     ssh_port,
     ssh_user,
 )
-from deploy.up.environment import load_derived
+from deploy.up.environment import load_derived, own_origins
 from deploy.up.layout import Layout
 from deploy.up.progress import Progress
 from deploy.up.ready import ssh_problem
@@ -94,6 +94,15 @@ def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(
     assert settled == {**environ, setting: str(chosen)}
     assert load_derived(layout)[setting] == str(chosen)
     assert remembered_ports(layout)[setting] == str(chosen)
+
+
+def test_a_port_that_was_replaced_is_the_one_whose_pages_may_read(layout: Layout) -> None:
+    with _listening() as taken:
+        ports = {"SVC_API_PORT": str(taken), "SVC_SSH_PORT": "0", "SVC_WEB_PORT": "0"}
+        environ = {**ports, "SVC_CORS_ALLOWED_ORIGINS": own_origins(ports)}
+        settled = settle_ports(layout, environ, Progress(io.StringIO()))
+    assert settled["SVC_API_PORT"] != str(taken)
+    assert settled["SVC_CORS_ALLOWED_ORIGINS"] == own_origins(settled)
 
 
 def test_a_taken_port_that_was_asked_for_is_an_error(

@@ -80,6 +80,14 @@ def test_a_test_run_gets_an_instance_and_a_queue_of_its_own(layout: Layout) -> N
     assert test["WORKSPACE_BUILD_QUEUE"] == "sandbox-image-builds.test"
 
 
+def test_pages_of_other_origins_read_nothing_unless_the_operator_says_so(layout: Layout) -> None:
+    name = "SVC_CORS_ALLOWED_ORIGINS"
+    ports = {"SVC_API_PORT": "4100", "SVC_WEB_PORT": "0"}
+    assert complete(layout, {}, ports)[name] == "http://localhost:4100,http://127.0.0.1:4100"
+    assert complete(layout, {name: "*"}, ports)[name] == "*"
+    assert name not in complete(layout, {"CORS_ALLOWED_ORIGINS": "*"}, ports)
+
+
 def test_what_was_found_is_kept_for_the_owner_only(layout: Layout) -> None:
     derived = {"DATABASE_URL": "postgres://svc:secret@127.0.0.1:1/svc", "SVC_API_PORT": "4000"}
     save_derived(layout, derived)

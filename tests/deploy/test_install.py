@@ -407,6 +407,20 @@ def test_the_broker_keeps_its_name_its_data_and_its_timeout(composed: dict[str, 
     assert timeout == int(told) >= 2 * 3_600_000
 
 
+def test_the_api_in_containers_answers_to_its_own_names_and_pages(composed: dict[str, Any]) -> None:
+    environment = _environment(composed["services"]["api"])
+    hosts = environment["SVC_ALLOWED_HOSTS"].split(",")
+    # The gateway asks for `api`, the health check for 127.0.0.1.
+    assert {"localhost", "127.0.0.1", "[::1]", "api"} <= set(hosts)
+    assert "*" not in hosts
+    port = environment["SVC_API_PORT"]
+    origins = environment["SVC_CORS_ALLOWED_ORIGINS"].split(",")
+    assert {f"http://localhost:{port}", f"http://127.0.0.1:{port}"} < set(origins)
+    assert "*" not in origins
+    # It listens everywhere in its container, and on loopback as far as the machine is concerned.
+    assert environment["SVC_REQUIRE_OWNER"] == "false"
+
+
 def test_every_setting_reaches_a_process() -> None:
     example = (CHECKOUT / "deploy" / ".env.example").read_text()
     text = (CHECKOUT / "deploy" / "compose.yaml").read_text()

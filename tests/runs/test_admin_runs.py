@@ -12,6 +12,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
+from pytest_django.fixtures import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from runs.agent.record.frames import Kind, Method, Stream
@@ -241,7 +242,10 @@ def test_the_list_shows_which_worker_records_a_run(staff: Client) -> None:
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_a_browser_replays_each_terminal_of_a_session(live_server: LiveServer, page: Page) -> None:
+def test_a_browser_replays_each_terminal_of_a_session(
+    live_server: LiveServer, page: Page, settings: Settings
+) -> None:
+    settings.SVC_REQUIRE_OWNER = True
     staff = Client()
     staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     run = make_run(mode=Run.Mode.INTERACTIVE)
@@ -259,7 +263,7 @@ def test_a_browser_replays_each_terminal_of_a_session(live_server: LiveServer, p
     shown = page.evaluate("document.querySelector('#replay').innerText")
     assert "output of 1" not in shown
     href = page.evaluate("document.getElementById('asciicast').href")
-    assert href.endswith("/export?format=asciicast&processId=3")
+    assert href.endswith(f"/export?format=asciicast&processId=3&ownerUserId={run.owner_user_id}")
     assert page.console == []
 
 

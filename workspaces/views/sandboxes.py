@@ -50,5 +50,5 @@ class SandboxViewSet(ViewSet):
     )
     def retrieve(self, request: Request, sandbox_id: uuid.UUID) -> Response:
         """Show one sandbox, and why it is not ready."""
-        sandbox = get_sandbox(sandbox_id, owner_user_id=read(request).owner)
+        sandbox = get_sandbox(sandbox_id, owner_user_id=read(request, by_id=True).owner)
         return Response(SandboxSerializer(present_sandbox(sandbox)).data)

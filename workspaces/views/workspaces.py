@@ -123,7 +123,9 @@ class WorkspaceViewSet(ViewSet):
     )
     def retrieve(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Show one workspace, and why it is not ready."""
-        workspace = get_workspace_with_latest(workspace_id, owner_user_id=read(request).owner)
+        workspace = get_workspace_with_latest(
+            workspace_id, owner_user_id=read(request, by_id=True).owner
+        )
         return Response(WorkspaceSerializer(present_workspace(workspace)).data)
 
     @extend_schema(
@@ -136,7 +138,7 @@ class WorkspaceViewSet(ViewSet):
     )
     def destroy(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Have a workspace deleted, whatever it is doing."""
-        owner = read(request).owner
+        owner = read(request, by_id=True).owner
         return _request(workspace_id, Transition.Kind.DELETE, owner)
 
     @extend_schema(
@@ -149,7 +151,7 @@ class WorkspaceViewSet(ViewSet):
     )
     def rename(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Rename a workspace."""
-        given = read(request, body=RenameSerializer)
+        given = read(request, body=RenameSerializer, by_id=True)
         workspace = rename_workspace(
             workspace_id, owner_user_id=given.owner, name=given.body["name"]
         )
@@ -166,7 +168,7 @@ class WorkspaceViewSet(ViewSet):
     )
     def stop(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Have a workspace stopped, or its build cancelled."""
-        owner = read(request, body=StopSerializer).owner
+        owner = read(request, body=StopSerializer, by_id=True).owner
         return _request(workspace_id, Transition.Kind.STOP, owner)
 
     @extend_schema(
@@ -180,7 +182,7 @@ class WorkspaceViewSet(ViewSet):
     )
     def start(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Start another attempt of a workspace that has ended."""
-        given = read(request, body=StartSerializer)
+        given = read(request, body=StartSerializer, by_id=True)
         relation = given.body.get("relation")
         started = start_workspace(
             NewStart(
@@ -201,7 +203,7 @@ class WorkspaceViewSet(ViewSet):
     )
     def list_attempts(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """List the attempts of a workspace, newest first."""
-        given = read(request, query=AttemptListQuery)
+        given = read(request, query=AttemptListQuery, by_id=True)
         rows = list_attempts(workspace_id, owner_user_id=given.owner)
         return _page(AttemptPageSerializer, rows, given, present_attempts)
 
@@ -214,7 +216,7 @@ class WorkspaceViewSet(ViewSet):
     )
     def list_events(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """List what happened to a workspace, newest first."""
-        given = read(request, query=EventListQuery)
+        given = read(request, query=EventListQuery, by_id=True)
         rows = list_events(workspace_id, owner_user_id=given.owner)
         return _page(EventPageSerializer, rows, given, present_events)
 

@@ -13,8 +13,14 @@
     return made;
   }
 
+  // Whose it is has to be said where the operator requires it.
+  function address(path) {
+    const mark = path.includes("?") ? "&" : "?";
+    return `${api}${path}${mark}ownerUserId=${encodeURIComponent(root.dataset.owner)}`;
+  }
+
   async function read(path, accept) {
-    const answer = await fetch(api + path, { headers: { accept: accept || "application/json" } });
+    const answer = await fetch(address(path), { headers: { accept: accept || "application/json" } });
     if (!answer.ok) {
       const problem = await answer.json().catch(() => ({}));
       throw new Error(problem.detail || `The API answered ${answer.status}.`);
@@ -117,7 +123,7 @@
     const path = "/export?format=asciicast" + (terminal ? `&processId=${terminal.dataset.process}` : "");
     wanted = path;
     delete root.dataset.replay;
-    at("asciicast").href = api + path;
+    at("asciicast").href = address(path);
     terminals.forEach((each) => each.setAttribute("aria-pressed", String(each === terminal)));
     const cast = await (await read(path, "*/*")).text();
     if (wanted !== path) return;

@@ -1,0 +1,157 @@
+"""One client's connection: what arrives on it, what it still has to be sent, and by when."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from controlplane.serving.framing import Incoming
+
+HELD_BYTES = 512 * 1024
+"""How much of an answer waits for its reader before the thread that makes it waits as well."""
+PROGRESS_BYTES = 64 * 1024
+"""What a reader has to take within the time limit, or all that is left."""
+_SEND_BYTES = 256 * 1024
+
+
+class Phase(Enum):
+    """What a connection is about, in the order in which connections make room for others."""
+
+    IDLE = 0
+    READING = 1
+    LINGERING = 2
+    FLUSHING = 3
+    SERVING = 4
+
+
+class Outgoing:
+    """The answer's way to the client, as gunicorn writes to a socket.
+
+    A thread puts in; what the client does not take at once is sent by the worker's loop. A thread
+    waits only while more than ``HELD_BYTES`` are left, and gets a ``BrokenPipeError`` once the
+    connection is given up.
+    """
+
+    def __init__(self, sock: socket.socket, wake: Callable[[], None]) -> None:
+        self.pending = bytearray()
+        self.waiting = False
+        self.progressed_at = time.monotonic()
+        self._taken = 0
+        self._broken = False
+        self._sock = sock
+        self._wake = wake
+        self._room = threading.Condition()
+
+    def sendall(self, data: bytes) -> None:
+        """Send ``data``, or keep it for the loop to send."""
+        with self._room:
+            if self._broken:
+                raise BrokenPipeError("the client is gone or too slow")
+            if not self.pending:
+                self.progressed_at, self._taken = time.monotonic(), 0
+            self.pending += data
+            self._send()
+            if not self.pending:
+                return
+            self._wake()
+            self.waiting = True
+            self._room.wait_for(lambda: self._broken or len(self.pending) <= HELD_BYTES)
+            self.waiting = False
+            if self._broken:
+                raise BrokenPipeError("the client is gone or too slow")
+
+    def send(self, data: bytes) -> int:
+        """Send all of ``data``."""
+        self.sendall(data)
+        return len(data)
+
+    def gettimeout(self) -> float:
+        """Tell gunicorn that nothing has to be changed for it to write."""
+        return 0.0
+
+    def shutdown(self, how: int) -> None:
+        """Do nothing: the loop closes."""
+        raise OSError("the loop closes")
+
+    def close(self) -> None:
+        """Do nothing: the loop closes."""
+
+    def flush(self) -> None:
+        """Send what the client takes now. Called by the loop."""
+        with self._room:
+            self._send()
+
+    def give_up(self) -> None:
+        """Drop what is left, and free the thread that waits."""
+        with self._room:
+            self._broken = True
+            self.pending.clear()
+            self._room.notify_all()
+
+    def _send(self) -> None:
+        try:
+            while self.pending and not self._broken:
+                count = self._sock.send(bytes(self.pending[:_SEND_BYTES]))
+                del self.pending[:count]
+                self._taken += count
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken = True
+            self.pending.clear()
+        if self._taken >= PROGRESS_BYTES or not self.pending:
+            self.progressed_at, self._taken = time.monotonic(), 0
+        if self._broken or len(self.pending) <= HELD_BYTES:
+            self._room.notify_all()
+
+
+class Connection:
+    """One accepted connection. Only the worker's loop changes it; a thread reads and answers."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        client: tuple[str, int],
+        server: tuple[str, int],
+        wake: Callable[[Connection], None],
+    ) -> None:
+        self.socket = sock
+        self.client = client
+        self.server = server
+        self.address = network_of(client[0])
+        self.sock = Outgoing(sock, lambda: wake(self))  # the name by which gunicorn writes to it
+        self.phase = Phase.READING
+        self.since = time.monotonic()
+        self.deadline = 0.0
+        self.incoming: Incoming
+        self.surplus = b""
+        self.kept = False
+        self.watched = 0
+        self.open = True
+
+    def enter(self, phase: Phase, seconds: float) -> None:
+        """Begin ``phase``, which ends after so many seconds."""
+        self.phase, self.since = phase, time.monotonic()
+        self.deadline = self.since + seconds
+
+    @property
+    def held(self) -> int:
+        """How many bytes of memory are kept for it."""
+        return len(self.incoming.body) + len(self.sock.pending)
+
+
+def network_of(address: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the IPv6 network of one customer."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return str(ip.ipv4_mapped)
+        return str(ipaddress.IPv6Network((ip, 64), strict=False))
+    return str(ip)
