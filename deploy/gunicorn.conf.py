@@ -9,7 +9,9 @@ database connection: processes x threads stays far below PostgreSQL's `max_conne
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 from typing import Any
 
@@ -64,6 +66,20 @@ def on_starting(server: Any) -> None:
                     f"Cannot listen on {place}: {error.strerror or error}. SVC_API_PORT and "
                     "SVC_WEB_PORT (0: none) say where; deploy/README.md explains them."
                 ) from None
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """Have the kernel end each process with the one that started it, however that one ends.
+
+    An orphan would hold the listening sockets until the last of its connections is over, accept
+    nothing there and keep its successor from listening.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != worker.ppid:
+        os._exit(1)  # it ended before the kernel was asked
 
 
 def post_worker_init(worker: Any) -> None:
