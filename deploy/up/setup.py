@@ -167,8 +167,11 @@ def make_way(
     return settle_ports(layout, environ, progress)
 
 
-def down(layout: Layout, progress: Progress) -> None:
-    """Stop what was started from this checkout, ours first. No data is lost."""
+def down(layout: Layout, progress: Progress, *, said: str = "stopped, data kept") -> None:
+    """Stop what was started from this checkout, ours first. No data is lost.
+
+    `said` is what the person reads of each service.
+    """
     processes = OwnProcesses(layout)
     if processes.running:
         with progress.step("processes") as step:
@@ -180,7 +183,7 @@ def down(layout: Layout, progress: Progress) -> None:
             with progress.step(service.name) as step:
                 step.now("stopping")
                 service.stop()
-                step.done("stopped, data kept")
+                step.done(said)
         else:
             service.stop()
 
