@@ -83,11 +83,13 @@ def post_fork(server: Any, worker: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    """Have each process write what it counts for ``/metrics``."""
+    """Remove what killed processes left; have each process write what it counts."""
+    from controlplane.folders import sweep_scratch
     from controlplane.metrics.services import (
         Flusher,  # settings are read once the application is loaded
     )
 
+    sweep_scratch()
     worker.flusher = Flusher()
     worker.flusher.start()
 
