@@ -233,7 +233,10 @@ SSH_GATEWAY_RECORD_POLICY: str = env.str(
 )
 SSH_GATEWAY_ACCEPT_ENV = words(
     "SSH_GATEWAY_ACCEPT_ENV",
-    ["LANG", "LC_*", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "NO_COLOR"],
+    [
+        *("LANG", "LC_*", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "NO_COLOR"),
+        "GIT_*",
+    ],
     r"[A-Za-z_*?][A-Za-z0-9_*?]*",
 )
 SSH_GATEWAY_FORWARD_HOSTS = words(

@@ -182,7 +182,9 @@ def _queue_name(value: str) -> None:
 
 def engine_address(value: str) -> None:
     """Refuse what is not the address of an engine, as Docker clients write it; unset is fine."""
-    if value and not re.fullmatch(r"unix:///\S+|(tcp|http|https|ssh)://[^\s/]\S*", value):
+    if value and not re.fullmatch(
+        r"unix:///\S([^\t\r\n\f\v]*\S)?|(tcp|http|https|ssh)://[^\s/]\S*", value
+    ):
         raise ValidationError("Must be like unix:///var/run/docker.sock or tcp://HOST:PORT.")
 
 

@@ -9,7 +9,9 @@ database connection: processes x threads stays far below PostgreSQL's `max_conne
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 from typing import Any
 
@@ -72,12 +74,28 @@ def on_starting(server: Any) -> None:
                 ) from None
 
 
+_PR_SET_PDEATHSIG = 1
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """Have the kernel end each process with the one that started it, however that one ends.
+
+    An orphan would hold the listening sockets until the last of its connections is over, accept
+    nothing there and keep its successor from listening.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != worker.ppid:
+        os._exit(1)  # it ended before the kernel was asked
+
+
 def post_worker_init(worker: Any) -> None:
-    """Have each process write what it counts for ``/metrics``."""
+    """Remove what killed processes left; have each process write what it counts."""
+    from controlplane.folders import sweep_scratch
     from controlplane.metrics.services import (
         Flusher,  # settings are read once the application is loaded
     )
 
+    sweep_scratch()
     worker.flusher = Flusher()
     worker.flusher.start()
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from controlplane.folders import scratch_folder
 from controlplane.subprocesses import ProcessStartError, run_process
 
 _PROBE_SECONDS = 60.0
@@ -52,16 +51,16 @@ def _on_path(name: str, path: str) -> list[str]:
 
 def _has_buildkit(program: str, env: Mapping[str, str]) -> bool:
     """Build nothing to speak of into a folder: the classic builder cannot, and no image stays."""
-    with tempfile.TemporaryDirectory(prefix="svc-probe-") as name:
-        context = Path(name) / "context"
+    with scratch_folder("probe") as place:
+        context = place / "context"
         context.mkdir()
         (context / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
-        result = Path(name) / "result"
+        result = place / "result"
         argv = [program, "build", "--output", f"type=local,dest={result}", str(context)]
         if _succeeds(argv, {**env, "DOCKER_BUILDKIT": "1"}) and (result / "Dockerfile").exists():
             return True
         # The same fails on a full disk, which says nothing of the builder and raises here.
-        (Path(name) / "room").write_bytes(bytes(_ROOM_BYTES))
+        (place / "room").write_bytes(bytes(_ROOM_BYTES))
         return False
 
 

@@ -30,6 +30,7 @@ from django.db.backends.signals import connection_created
 
 from controlplane.database.connections import end_sessions_of_dead_workers, name_session
 from controlplane.database.retries import database_trouble
+from controlplane.folders import sweep_scratch
 from controlplane.metrics.families import LEASE_RENEWALS
 from controlplane.metrics.services import try_flush
 from controlplane.work.amqp import Consumer, Delivery, Topology
@@ -159,6 +160,8 @@ class Worker:
     def run(self) -> None:
         """Work until told to stop; the caller's signal handlers are put back afterwards."""
         log.info("worker_started", worker_id=self.worker_id, capacity=self._capacity)
+        if folders := sweep_scratch():
+            log.warning("scratch_folders_removed", folders=folders)
         before = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGTERM, signal.SIGINT)

@@ -114,10 +114,11 @@ find_docker() {
     local candidate major
     socket=$(find_socket)
     while read -r candidate; do
-        DOCKER_HOST=unix://$socket "$candidate" version > /dev/null 2>&1 || continue
+        # Whoever calls this may have another engine, or none, where the client looks by itself.
+        major=$(DOCKER_HOST=unix://$socket "$candidate" version --format '{{.Client.Version}}' 2> /dev/null) || continue
         docker=${docker:-$candidate}
-        major=$("$candidate" version --format '{{.Client.Version}}' 2> /dev/null | cut -d. -f1)
-        if [ "${major:-99}" -lt 23 ] || "$candidate" buildx version > /dev/null 2>&1; then
+        major=${major%%.*}
+        if [ "${major:-99}" -lt 23 ] || DOCKER_HOST=unix://$socket "$candidate" buildx version > /dev/null 2>&1; then
             docker=$candidate
             return 0
         fi
@@ -127,7 +128,7 @@ find_docker() {
 }
 
 find_compose() {
-    if "$docker" compose version > /dev/null 2>&1; then
+    if docker_ compose version > /dev/null 2>&1; then
         compose=("$docker" compose)
     elif command -v docker-compose > /dev/null 2>&1; then
         compose=(docker-compose)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from deploy.services.private import PrivateService, find_program
 from deploy.services.process import running_commands
 
 MINIMUM_API = (1, 41)  # Docker 20.10
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how /proc/mounts writes a space
 _BUILDKIT_NEEDS_BUILDX = 23
 
 
@@ -90,7 +92,10 @@ class PrivateEngine(PrivateService):
 
 def mounts_below(root: Path) -> list[Path]:
     """Every mount at or below a directory, the innermost and latest first."""
-    points = [Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines()]
+    lines = Path("/proc/mounts").read_text().splitlines()
+    points = [
+        Path(_OCTAL.sub(lambda code: chr(int(code[1], 8)), each.split()[1])) for each in lines
+    ]
     return [point for point in reversed(points) if point.is_relative_to(root)]
 
 

@@ -59,6 +59,17 @@ class ProcessRecord:
         stat = _stat(self.pid)
         return stat is not None and stat.started == self.started and self.boot == _boot_id()
 
+    def environ(self) -> dict[str, str]:
+        """The environment that the process was started with; empty when it is not alive."""
+        if not self.alive:
+            return {}
+        try:
+            entries = (_PROC / str(self.pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return {}
+        pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+        return {name: value for name, equals, value in pairs if equals}
+
     def signal(self, number: signal.Signals) -> None:
         """Signal the process if it still is the one recorded."""
         if self.alive:

@@ -27,10 +27,13 @@ from deploy.up.environment import (
     shell_exports,
 )
 from deploy.up.layout import Layout
-from deploy.up.own_processes import OwnProcesses
+from deploy.up.own_processes import PROCESSES, OwnProcesses
 from deploy.up.progress import Progress
 from deploy.up.secrets import ensure_secrets
 from deploy.up.venv import ensure_venv
+
+STOPPED = 3
+"""The exit code of `status` when nothing of ours runs, as of other programs that tell this."""
 
 _TAKES_NOTHING = {errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
@@ -129,7 +132,7 @@ def _become(program: list[str], layout: Layout, *, test: bool) -> int:
 
 
 def _status(layout: Layout) -> int:
-    """Say what runs; exit code 0 when our own processes run."""
+    """Say what runs; exit code 0 when our own processes run, STOPPED when none does."""
     layout.create()
     ensure_secrets(layout.secrets)
     environ = complete(layout, current_environ(), load_derived(layout))
@@ -141,11 +144,12 @@ def _status(layout: Layout) -> int:
         if how != "private":
             print(f"  {key:<18} {how} on this machine or named by a setting")
     states = OwnProcesses(layout).states()
-    for name, state in (states or {}).items():
-        print(f"  {name:<18} {state.lower()}")
+    for process in PROCESSES:
+        state = (states or {}).get(process.name, "stopped")
+        print(f"  {process.name:<18} {state.lower()}")
     if states is None:
-        print("  Nothing of ours runs. Start it: make up")
-        return 1
+        print("\n  Nothing of ours runs. Start it: make up")
+        return STOPPED
     print(f"\n  API  {api_url(environ)}\n  SSH  {_ssh_line(environ)}")
     return 0
 

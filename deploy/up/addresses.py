@@ -41,6 +41,21 @@ def remembered_ports(layout: Layout) -> dict[str, str]:
     return {each.setting: str(book.get(each.name) or each.customary) for each in LISTENERS}
 
 
+def refuse_taken_ports(
+    layout: Layout, environ: Mapping[str, str], *, ours: Mapping[str, str]
+) -> None:
+    """Raise SetupError for a port that the operator asked for and another program has.
+
+    `ours` are the settings with which processes of ours listen now.
+    """
+    held = {_port(ours, each) for each in LISTENERS}
+    for listener in LISTENERS:
+        port = _port(environ, listener)
+        asked = operator_values(layout, current_environ()).get(listener.setting)
+        if asked and port and port not in held and not is_free(port, _host(environ)):
+            raise _taken(listener, environ)
+
+
 def settle_ports(layout: Layout, environ: Mapping[str, str], progress: Progress) -> dict[str, str]:
     """The environment with ports that are free: a taken one is replaced and the new one kept.
 
@@ -87,19 +102,33 @@ def local_host(environ: Mapping[str, str]) -> str:
 def _settle(
     layout: Layout, environ: Mapping[str, str], listener: Listener, progress: Progress
 ) -> int:
-    host = environ.get("SVC_BIND_HOST") or "127.0.0.1"
     setting = listener.setting
-    port = int(environ.get(setting) or listener.customary)
+    port = _port(environ, listener)
     if listener is WEB and port == 0:
         return port  # the operator wants none
     # The processes of a moment ago may still be letting go of it.
-    if wait_until(lambda: is_free(port, host), 3):
+    if wait_until(lambda: is_free(port, _host(environ)), 3):
         return port
     if operator_values(layout, current_environ()).get(setting):
-        raise SetupError(f"{setting} says {port}, but something else listens on {host}:{port}.")
+        raise _taken(listener, environ)
     chosen = PortBook(layout.ports).replace(listener.name)
     progress.note(
         f"  Port {port} is taken by another program: {listener.title} listens on {chosen}."
     )
     save_derived(layout, {**load_derived(layout), setting: str(chosen)})
     return chosen
+
+
+def _host(environ: Mapping[str, str]) -> str:
+    return environ.get("SVC_BIND_HOST") or "127.0.0.1"
+
+
+def _port(environ: Mapping[str, str], listener: Listener) -> int:
+    return int(environ.get(listener.setting) or listener.customary)
+
+
+def _taken(listener: Listener, environ: Mapping[str, str]) -> SetupError:
+    port = _port(environ, listener)
+    return SetupError(
+        f"{listener.setting} says {port}, but something else listens on {_host(environ)}:{port}."
+    )

@@ -11,6 +11,7 @@ from deploy.services.errors import SetupError
 from deploy.services.private import find_program
 from deploy.up.logged import run_logged
 from deploy.up.progress import Progress, Step
+from deploy.up.workplace import workplace
 
 OWN = "svc-base/debian:bookworm"
 PUBLIC = "debian:bookworm-slim"
@@ -67,16 +68,14 @@ def _build(client: str, docker_host: str, log: Path, step: Step) -> None:
             f"{PUBLIC} cannot be pulled, and neither mmdebstrap nor debootstrap is installed. "
             "Install one of them or set SVC_BASE_IMAGE_DEBIAN."
         )
-    with tempfile.TemporaryDirectory(prefix="svc-base-", dir=_workplace()) as name:
-        workplace = Path(name)
-        workplace.chmod(0o755)
-        archive = workplace / "rootfs.tar"
+    with workplace(_roomy()) as place:
+        archive = place / "rootfs.tar"
         step.now(f"building {_SUITE} from the Debian archive")
         mmdebstrap = find_program("mmdebstrap")
         if mmdebstrap is not None:
             _with_mmdebstrap(mmdebstrap, archive, log)
         else:
-            _with_debootstrap(workplace / "root", archive, log)
+            _with_debootstrap(place / "root", archive, log)
         step.now("importing it into the engine")
         run_logged(
             (client, "-H", docker_host, "import", "--change", 'CMD ["bash"]', archive, OWN),
@@ -110,13 +109,13 @@ def _with_debootstrap(root: Path, archive: Path, log: Path) -> None:
     )
 
 
-def _workplace() -> str | None:
+def _roomy() -> Path:
     """Memory, when it has room and allows programs and devices; otherwise the usual place."""
     memory = Path("/dev/shm")  # noqa: S108 - a directory of our own is made below it
     try:
         facts = os.statvfs(memory)
     except OSError:
-        return None
+        return Path(tempfile.gettempdir())
     unfit = facts.f_flag & (os.ST_NOEXEC | os.ST_NODEV | os.ST_NOSUID | os.ST_RDONLY)
     roomy = facts.f_bavail * facts.f_frsize >= _ROOM_NEEDED
-    return str(memory) if roomy and not unfit else None
+    return memory if roomy and not unfit else Path(tempfile.gettempdir())

@@ -53,6 +53,12 @@ class OwnProcesses:
         record = self._record()
         return record is not None and record.alive
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment that they run with; empty when nothing of ours runs."""
+        record = self._record()
+        return record.environ() if record is not None else {}
+
     def is_current(self, environ: Mapping[str, str]) -> bool:
         """True when they run with these settings and with the code as it is now."""
         try:

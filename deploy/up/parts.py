@@ -254,6 +254,9 @@ class EnginePart(Part):
         if refused is not None:
             instead = f"{refused} exists, but this account may not use it: join the group docker"
             return Missing(self.title, (), instead)
+        if os.geteuid() != 0 and find_program("dockerd") is not None:
+            instead = "installed, but none runs: start it, set DOCKER_HOST, or run this as root"
+            return Missing(self.title, (), instead)
         if os.geteuid() != 0:
             return Missing(self.title, self.packages, "and start it, or set DOCKER_HOST")
         return super().missing()

@@ -14,7 +14,7 @@ from deploy.services import engine
 from deploy.services.errors import MissingPartsError, SetupError
 from deploy.services.private import PrivateService, find_program
 from deploy.up import base_image, packages
-from deploy.up.addresses import remembered_ports, settle_ports
+from deploy.up.addresses import refuse_taken_ports, remembered_ports, settle_ports
 from deploy.up.environment import (
     bundle_extra_ca,
     complete,
@@ -127,12 +127,7 @@ def up(layout: Layout, progress: Progress, *, ssh_client: bool = False) -> Syste
             step.done("running, unchanged")
             wait_ready(processes, system.environ)
         return system
-    if processes.running:
-        with progress.step("processes") as step:
-            step.now("settings or code changed: stopping, once work under way is finished")
-            processes.stop()
-            step.done("stopped: settings or code changed")
-    environ = settle_ports(layout, system.environ, progress)
+    environ = make_way(layout, processes, system.environ, progress)
     with progress.step("database") as step:
         step.now("migrating")
         python = layout.venv / "bin/python"
@@ -153,8 +148,30 @@ def up(layout: Layout, progress: Progress, *, ssh_client: bool = False) -> Syste
     return System(system.choices, environ)
 
 
-def down(layout: Layout, progress: Progress) -> None:
-    """Stop what was started from this checkout, ours first. No data is lost."""
+def make_way(
+    layout: Layout, processes: OwnProcesses, environ: Mapping[str, str], progress: Progress
+) -> dict[str, str]:
+    """End what runs of ours, or was left by a supervisor that was killed, and settle the ports.
+
+    Raises SetupError for a port that was asked for and is another program's; what ran runs on.
+    """
+    if processes.running:
+        refuse_taken_ports(layout, environ, ours=processes.environ)
+        with progress.step("processes") as step:
+            step.now("settings or code changed: stopping, once work under way is finished")
+            processes.stop()
+            step.done("stopped: settings or code changed")
+    else:
+        # Ports that our own orphans hold are ours to keep.
+        processes.stop()
+    return settle_ports(layout, environ, progress)
+
+
+def down(layout: Layout, progress: Progress, *, said: str = "stopped, data kept") -> None:
+    """Stop what was started from this checkout, ours first. No data is lost.
+
+    `said` is what the person reads of each service.
+    """
     processes = OwnProcesses(layout)
     if processes.running:
         with progress.step("processes") as step:
@@ -166,7 +183,7 @@ def down(layout: Layout, progress: Progress) -> None:
             with progress.step(service.name) as step:
                 step.now("stopping")
                 service.stop()
-                step.done("stopped, data kept")
+                step.done(said)
         else:
             service.stop()
 

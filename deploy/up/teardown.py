@@ -39,7 +39,7 @@ def clean(layout: Layout, progress: Progress) -> None:
     """Stop everything, then remove what carries our label and all data. The venv stays."""
     with contextlib.suppress(SetupError):
         _remove_labelled(layout, progress)
-    setup.down(layout, progress)
+    setup.down(layout, progress, said="stopped")
     with progress.step("data") as step:
         step.now(f"removing {layout.data}")
         roots = [layout.services, layout.sockets, layout.data]

@@ -217,6 +217,9 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
             self._from = self._link.open(request, self)
         except LinkError:
             return False
+        # Only at a terminal: what a program reads there may be an answer to somebody's script.
+        if self._pty is not None and (notice := self._connection.take_notice()):
+            self.tell(notice)
         return True
 
 

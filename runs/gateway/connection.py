@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, AnyStr, ClassVar, Protocol, cast, runtime_chec
 
 import asyncssh
 from asyncssh.connection import SSHServerConnection
-from asyncssh.constants import MSG_CHANNEL_OPEN, MSG_IGNORE, MSG_USERAUTH_REQUEST
+from asyncssh.constants import (
+    MSG_CHANNEL_EOF,
+    MSG_CHANNEL_OPEN,
+    MSG_IGNORE,
+    MSG_USERAUTH_REQUEST,
+)
 from asyncssh.packet import SSHPacket, SSHPacketLogger
 
 if TYPE_CHECKING:
@@ -40,6 +45,7 @@ LEAST_PACKET_BYTES = 4096
 """Output in smaller pieces would keep everybody else waiting while it is cut up."""
 MAX_DEFERRED_PACKETS = 16 * 1024
 """More than all windows of a connection hold; a key exchange that lasts longer is none."""
+AGENT_REFUSED = "Agent forwarding is not supported by this gateway; the session has no agent."
 MAX_VARIABLES = 64
 MAX_ENVIRONMENT_BYTES = 32 * 1024
 NAME_OF_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -106,6 +112,8 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._farewell: tuple[asyncio.Transport, asyncio.TimerHandle] | None = None
+        self._notices: list[str] = []
+        self._agent_refused = False
 
     @property
     def login(self) -> Login | None:
@@ -306,7 +314,15 @@ class GatewayConnection(_Quiet, SSHServerConnection):
         """Refuse the client's keys to programs in the workspace."""
         if self.login is not None:
             self.login.forwarding_refused("agent")
+        if not self._agent_refused:
+            # OpenSSH's client wants no answer to this, and goes on as if it had been granted.
+            self._agent_refused = True
+            self._notices.append(AGENT_REFUSED)
         return False
+
+    def take_notice(self) -> str:
+        """Return, once, what the person at a terminal has to know; empty for nothing."""
+        return self._notices.pop() if self._notices else ""
 
 
 _SIGNATURES = frozenset(name.encode() for name in SIGNATURES)
@@ -332,6 +348,12 @@ class SessionChannel(_Quiet, asyncssh.SSHServerChannel[bytes]):
         self.variables: dict[str, str] = {}
         self._accept_env = accept_env
         self._environment_bytes = 0
+
+    def _close_send(self) -> None:
+        """Close, after the end of the output: some clients read up to that and wait for it."""
+        if self._send_state == "close_pending":
+            self.send_packet(MSG_CHANNEL_EOF)
+        super()._close_send()
 
     def _process_eow_at_openssh_dot_com_request(self, packet: SSHPacket) -> bool:
         packet.check_end()

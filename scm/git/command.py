@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from controlplane.folders import scratch_folder
 from controlplane.security.redaction import bounded_tail, redact
 from controlplane.subprocesses import ProcessResult, ProcessStartError, run_process
 from scm.git.askpass import GitCredential
@@ -88,8 +88,7 @@ def session(
             config.append(("http.curloptResolve", f"{source.host}:{source.port}:{pinned}"))
     with ExitStack() as stack:
         try:
-            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-git-"))
-            home = Path(name)
+            home = stack.enter_context(scratch_folder("git"))
             if policy.extra_ca_file:
                 config.append(("http.sslCAInfo", str(_ca_bundle(policy.extra_ca_file, home))))
             descriptor = None

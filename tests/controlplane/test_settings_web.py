@@ -70,6 +70,11 @@ def test_the_engines_socket_is_part_of_its_default_address() -> None:
     assert value_of("s.DOCKER_HOST", given) == "unix:///run/other.sock"
 
 
+def test_an_engine_may_lie_in_a_folder_with_spaces() -> None:
+    given = {"DOCKER_HOST": "unix:///home/ada/my checkout/.data/docker.sock"}
+    assert value_of("s.DOCKER_HOST", given) == given["DOCKER_HOST"]
+
+
 def test_the_version_is_the_release_unless_it_is_said() -> None:
     assert value_of("[s.SVC_VERSION == s.SVC_RELEASE]", {"SVC_VERSION": ""}) == [True]
     assert value_of("s.SVC_VERSION", {"SVC_VERSION": "0.4.7"}) == "0.4.7"

@@ -17,7 +17,7 @@ def open_directory() -> Iterator[Path]:
 
     pytest's own temporary directories are closed to everyone else.
     """
-    with tempfile.TemporaryDirectory(prefix="svc-test-") as name:
+    with tempfile.TemporaryDirectory(prefix="svc-test-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory

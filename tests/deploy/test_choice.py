@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import io
+import os
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -228,6 +229,20 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
     assert lines[2] == "  - RabbitMQ  (apt packages: rabbitmq-server; or set RABBITMQ_URL)"
     assert lines[3] == "  - git  (apt packages: git)"
     assert len(lines) in {5, 6}
+
+
+def test_an_engine_that_is_installed_is_not_to_be_installed(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "bin" / "dockerd"
+    server.parent.mkdir()
+    server.write_text("#!/bin/sh\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("PATH", str(server.parent))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    told = str(packages.refuse([EnginePart(layout, _values(layout)).missing()]))
+    assert "apt" not in told
+    assert "installed, but none runs: start it, set DOCKER_HOST, or run this as root" in told
 
 
 def _fail(progress: Progress) -> None:

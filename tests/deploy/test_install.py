@@ -56,6 +56,13 @@ def test_nothing_stands_in_the_way_of_a_good_folder(installation: Installation) 
     assert [path.name for path in installation.home.iterdir()] == [".env"]
 
 
+def test_an_engine_whose_socket_only_the_settings_name_is_used(installation: Installation) -> None:
+    _change(installation, CONTAINER_SOCKET_PATH=DOCKER_HOST.removeprefix("unix://"))
+    elsewhere = {"DOCKER_HOST": "unix:///nothing/is/here.sock"}
+    done = installation.run("check", "--min-free-mb", "1", environ=elsewhere)
+    assert (done.returncode, done.stdout) == (0, "nothing stands in the way\n"), done.stderr
+
+
 def test_all_faults_are_told_at_once(installation: Installation) -> None:
     with listening() as first, listening() as second:
         _change(

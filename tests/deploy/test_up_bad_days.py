@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.services.engine import mounts_below
+from deploy.services.registry import PrivateRegistry
 from deploy.up.secrets import read_settings
 from tests.deploy.installation import CHECKOUT
 from tests.disks import fill, read_only, small_disk
@@ -72,3 +74,40 @@ def test_secrets_that_others_could_read_are_closed_with_a_word(tmp_path: Path) -
     assert secrets.stat().st_mode & 0o777 == 0o600
     assert secrets.read_bytes() == before
     assert call(tmp_path, "env").stderr == ""
+
+
+def test_what_is_stopped_is_no_failure_of_make(tmp_path: Path) -> None:
+    (tmp_path / "services").mkdir()
+    done = subprocess.run(
+        ["make", "-s", "status", f"PYTHON={sys.executable}"],
+        cwd=CHECKOUT,
+        env={"PATH": os.environ["PATH"], "SVC_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("api", "buildworker", "runworker", "sshgateway"):
+        assert [name, "stopped"] in [line.split() for line in done.stdout.splitlines()]
+    assert "Start it: make up" in done.stdout
+    assert call(tmp_path, "status").returncode == 3
+
+
+def test_what_is_removed_is_not_said_to_be_kept(open_directory: Path) -> None:
+    service = PrivateRegistry(open_directory / "services" / "registry")
+    service.start()
+    try:
+        done = call(open_directory, "clean", "--yes")
+    finally:
+        service.stop()
+    assert done.returncode == 0, done.stderr
+    assert "stopped" in done.stdout
+    assert "kept" not in done.stdout
+    assert not open_directory.exists()
+
+
+@pytest.mark.docker
+def test_a_mount_in_a_folder_with_spaces_is_found(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "with a space", "64k") as place:
+        assert mounts_below(tmp_path) == [place]

@@ -43,12 +43,13 @@ def test_the_session_knows_the_run_and_where_the_client_comes_from(hall: Hall) -
 
 
 def test_only_variables_that_are_allowed_get_in(hall: Hall) -> None:
-    given = ("-o", "SetEnv=LC_ALL=C.UTF-8 LANG=de_DE NO_COLOR=1 PATH=/evil LD_PRELOAD=/evil.so")
-    hall.client().said("true", *given)
+    allowed = "LC_ALL=C.UTF-8 LANG=de_DE NO_COLOR=1 GIT_AUTHOR_NAME=Ada"
+    hall.client().said("true", "-o", f"SetEnv={allowed} PATH=/evil LD_PRELOAD=/evil.so")
     (opened,) = _frames(hall, FromClient.OPEN)
     assert json.loads(opened.payload)["env"] == {
         "LC_ALL": "C.UTF-8",
         "LANG": "de_DE",
+        "GIT_AUTHOR_NAME": "Ada",
         "NO_COLOR": "1",
     }
 

@@ -75,7 +75,9 @@ class Relay:
 
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[Relay]:
-    made = Relay(tmp_path / "engine.sock")
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    made = Relay(folder / "engine.sock")
     yield made
     made.close()
 

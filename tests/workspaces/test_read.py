@@ -102,7 +102,7 @@ def test_a_read_takes_few_queries(
     api: Api, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     job = make_job()
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(5):
         api.get(f"/v1/workspaces/{job.attempt.workspace_id}")
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(5):
         api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
 from builds.pipeline.job_state import JobState
@@ -13,6 +16,7 @@ from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job, make_worker
 from workspaces import services as workspaces
+from workspaces.lifecycle import reasons
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.start import cancel_job
 from workspaces.models import BuildJob
@@ -72,6 +76,38 @@ def test_a_queued_job_knows_its_place(api: Api) -> None:
         assert reason["code"] == "queued"
         assert place in reason["message"]
         assert set(reason) == {"code", "message", "since", "next"}
+
+
+def test_a_job_that_is_claimed_while_it_is_read_has_a_place_all_the_same(api: Api) -> None:
+    make_worker("worker-a")
+    job = make_job()
+    claimed: list[uuid.UUID] = []
+
+    def claim_after(
+        execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
+        done = execute(sql, params, many, context)
+        if not claimed and sql.startswith("SELECT") and 'FROM "workspaces_buildjob"' in sql:
+            claimed.append(job.pk)
+            claim(job)
+        return done
+
+    with connection.execute_wrapper(claim_after):
+        reason = api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}").body["reason"]
+    assert claimed
+    assert reason["message"].endswith("build workers, 0 jobs ahead of it.")
+
+
+def test_a_job_far_back_is_not_counted_to_its_place(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reasons, "QUEUE_POSITIONS_SHOWN", 2)
+    make_worker("worker-a")
+    jobs = [make_job() for _ in range(4)]
+    said = [api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}").body["reason"] for job in jobs]
+    places = [reason["message"].partition("workers, ")[2] for reason in said]
+    counted = ["0 jobs ahead of it.", "1 job ahead of it.", "2 jobs ahead of it."]
+    assert places == [*counted, "more than 2 jobs ahead of it."]
 
 
 def test_a_claimed_job_is_building_and_says_who_has_it(api: Api) -> None:

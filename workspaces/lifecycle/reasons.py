@@ -106,13 +106,15 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
     ids = [attempt.pk for attempt in wanted]
     jobs = {
         job.attempt_id: job
-        for job in BuildJob.objects.filter(attempt_id__in=ids).order_by("attempt_id", "id")
+        for job in BuildJob.objects.filter(attempt_id__in=ids)
+        .with_jobs_ahead(at_most=QUEUE_POSITIONS_SHOWN)
+        .order_by("attempt_id", "id")
     }
     runtimes = {
         runtime.attempt_id: runtime
         for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids)
     }
-    queue = _Queue(jobs.values())
+    workers = _living_workers(jobs.values())
     transitions = _open_transitions(ids)
     found = {}
     for attempt in wanted:
@@ -124,7 +126,7 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
         )
         transition = transitions.get(attempt.pk)
         reason = (
-            _ending(transition) if transition else _reason(attempt, job, runtime, status, queue)
+            _ending(transition) if transition else _reason(attempt, job, runtime, status, workers)
         )
         found[attempt.pk] = AttemptState(attempt, job, runtime, status, reason)
     return found
@@ -186,21 +188,12 @@ def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
     raise error
 
 
-class _Queue:
-    """Queue positions and living workers, read only when a job on the page waits."""
-
-    def __init__(self, jobs: Iterable[BuildJob]) -> None:
-        self.positions: dict[uuid.UUID, int] = {}
-        self.workers = 0
-        waiting = any(job.status == BuildJob.Status.QUEUED for job in jobs)
-        if waiting:
-            queued = BuildJob.objects.filter(status=BuildJob.Status.QUEUED).order_by("queued_at")
-            ids = queued.values_list("pk", flat=True)[:QUEUE_POSITIONS_SHOWN]
-            self.positions = {pk: position for position, pk in enumerate(ids)}
-            stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
-            self.workers = (
-                Heartbeat.objects.build().alive(stale=stale).filter(draining=False).count()
-            )
+def _living_workers(jobs: Iterable[BuildJob]) -> int:
+    """Count the workers that could claim a job; they are asked for only when one of these waits."""
+    if not any(job.status == BuildJob.Status.QUEUED for job in jobs):
+        return 0
+    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    return Heartbeat.objects.build().alive(stale=stale).filter(draining=False).count()
 
 
 def _reason(
@@ -208,27 +201,27 @@ def _reason(
     job: BuildJob | None,
     runtime: RuntimeInstance | None,
     status: SurfacedStatus,
-    queue: _Queue,
+    workers: int,
 ) -> Reason | None:
     if status is SurfacedStatus.READY:
         return None
     if status is SurfacedStatus.QUEUED:
-        return _waiting(attempt, job, queue)
+        return _waiting(attempt, job, workers)
     if status is SurfacedStatus.RUNNING:
         return _working(attempt, job, runtime)
     return _ended(attempt, job, runtime, status)
 
 
-def _waiting(attempt: Attempt, job: BuildJob | None, queue: _Queue) -> Reason:
+def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
     since = job.queued_at if job else attempt.queued_at
-    if queue.workers == 0:
+    if workers == 0:
         return Reason(
             "no-worker",
             "The build job waits, and no build worker is alive.",
             since,
             "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
         )
-    ahead = queue.positions.get(job.pk) if job else None
+    ahead = job.jobs_ahead if job else None
     place = (
         f"{ahead} job{'' if ahead == 1 else 's'} ahead of it"
         if ahead is not None
@@ -236,7 +229,7 @@ def _waiting(attempt: Attempt, job: BuildJob | None, queue: _Queue) -> Reason:
     )
     return Reason(
         "queued",
-        f"The build job waits for one of {queue.workers} build workers, {place}.",
+        f"The build job waits for one of {workers} build workers, {place}.",
         since,
         "A build worker claims it, builds the image, publishes it and launches the workspace.",
     )

@@ -6,8 +6,21 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
+from django.contrib.postgres.expressions import ArraySubquery
 from django.db import models
-from django.db.models import Case, Count, Exists, F, OuterRef, Q, Subquery, Value, When
+from django.db.models import (
+    Case,
+    Count,
+    Exists,
+    F,
+    Func,
+    IntegerField,
+    OuterRef,
+    Q,
+    Subquery,
+    Value,
+    When,
+)
 from django.db.models.functions import Coalesce, Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
@@ -34,6 +47,24 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
             started_at=Coalesce("started_at", Now()),
             updated_at=Now(),
         )
+
+    def with_jobs_ahead(self, *, at_most: int) -> BuildJobQuerySet:
+        """Add ``jobs_ahead`` to queued jobs: None for those with more than ``at_most``.
+
+        Place and status are of one statement: a job that is claimed meanwhile is not queued with
+        no place.
+        """
+        queued = BuildJob.objects.filter(
+            status=BuildJob.Status.QUEUED, lane=BuildJob.Lane.START
+        ).order_by("queued_at")
+        place = Func(
+            ArraySubquery(queued.values("pk")[: at_most + 1]),
+            F("pk"),
+            function="array_position",
+            output_field=IntegerField(),
+        )
+        ahead = {"jobs_ahead": Case(When(status=BuildJob.Status.QUEUED, then=place - 1))}
+        return self.annotate(**ahead)
 
     def give_back(self, fence: Fence) -> int:
         """Release a job that its worker was told to drop; this try does not count."""
@@ -186,6 +217,9 @@ class BuildJob(LeasedRow):
 
     TERMINAL = {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
     FENCE = "attempt_count"
+
+    jobs_ahead: int | None = None
+    """Set by ``with_jobs_ahead``."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")

@@ -21,6 +21,7 @@ from typing import IO, Final
 import structlog
 from django.conf import settings
 
+from controlplane.folders import scratch_folder
 from controlplane.security.redaction import bounded_tail, redact
 from controlplane.subprocesses import ProcessResult, ProcessStartError, Tail, run_process
 from workspaces.families import OsFamily
@@ -114,8 +115,8 @@ class PackageEngine:
 
     def _give(self, container: str, family: OsFamily) -> None:
         """Put the script, and the operator's certificates, into the container."""
-        with tempfile.TemporaryDirectory(prefix="svc-packages-") as folder:
-            place = Path(folder) / "svc"
+        with scratch_folder("packages") as folder:
+            place = folder / "svc"
             (place / "install").mkdir(parents=True)
             (place / "packages.sh").write_bytes(reading_script(family.package_manager))
             trust = files("builds.planner").joinpath("install", "trust.sh")
