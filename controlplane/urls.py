@@ -2,9 +2,9 @@
 
 from django.contrib import admin
 from django.urls import include, path
-from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from controlplane.health import SystemViewSet
+from controlplane.http.documentation import DocumentationView
 from controlplane.http.openapi import DescriptionViewSet
 
 admin.autodiscover()
@@ -21,13 +21,7 @@ urlpatterns = [
     path("", include("registries.urls")),
     path("", include("scm.urls")),
     path("openapi.json", DescriptionViewSet.as_view({"get": "retrieve"}), name="openapi"),
-    path(
-        "docs",
-        SpectacularSwaggerSplitView.as_view(
-            url_name="openapi", template_name="controlplane/docs.html"
-        ),
-        name="docs",
-    ),
+    path("docs", DocumentationView.as_view(), name="docs"),
     path("admin/", admin.site.urls),
 ]
 

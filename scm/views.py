@@ -16,7 +16,6 @@ from controlplane.http.pagination import list_query, page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
 from scm import services
-from scm.app_connection import require_app
 from scm.models import Installation, InstallationRepository
 from scm.openapi import (
     IMPORT_DESCRIPTION,
@@ -96,7 +95,6 @@ class InstallationViewSet(ViewSet):
     )
     def import_installation(self, request: Request) -> Response:
         """Read it from the provider, and let its first importer hold it."""
-        require_app()
         given = read(request, body=ImportRequestSerializer, owner_required=True)
         imported = services.import_installation(
             given.body["external_installation_id"], owner_user_id=given.required_owner
@@ -114,7 +112,6 @@ class InstallationViewSet(ViewSet):
     )
     def sync(self, request: Request, installation_id: uuid.UUID) -> Response:
         """Ask the provider."""
-        require_app()
         given = read(request, body=SyncRequestSerializer, owner_required=True)
         synced = sync_installation(installation_id, owner_user_id=given.required_owner)
         return Response(SyncedInstallationSerializer(synced).data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import IO, Any, NoReturn
 
@@ -24,26 +25,26 @@ def escape_pointer(token: str) -> str:
     return token.replace("~", "~0").replace("/", "~1")
 
 
-def _nesting(text: str) -> int:
-    """Return how deep arrays and objects are nested, counting brackets outside strings."""
-    depth = deepest = 0
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                in_string = False
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
+
+
+def _refuse_too_much(text: str) -> None:
+    """Refuse what is nested too deep or has too many values, before anything is made of it."""
+    structure = _STRING.sub("", text)
+    if structure.count(",") >= settings.SVC_MAX_BODY_VALUES:
+        raise BadRequest(
+            f"The body has more than {settings.SVC_MAX_BODY_VALUES} members and elements.",
+            code="body-too-many-values",
+        )
+    depth = 0
+    for bracket in _BRACKET.findall(structure):
+        depth += 1 if bracket in "[{" else -1
+        if depth > settings.SVC_MAX_BODY_DEPTH:
+            raise BadRequest(
+                f"The body is nested deeper than {settings.SVC_MAX_BODY_DEPTH} levels.",
+                code="body-too-deep",
+            )
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -104,7 +105,8 @@ def parse_json(body: bytes) -> Any:
     """Parse ``body`` as one JSON value that can be stored and answered.
 
     Raises ``PayloadTooLarge`` past ``SVC_MAX_BODY_BYTES``; ``BadRequest`` (``malformed-json``,
-    ``body-too-deep``, ``duplicate-member``) or ``ValidationFailed`` otherwise.
+    ``body-too-deep``, ``body-too-many-values``, ``duplicate-member``) or ``ValidationFailed``
+    otherwise.
     """
     if len(body) > settings.SVC_MAX_BODY_BYTES:
         raise PayloadTooLarge(f"The body is larger than {settings.SVC_MAX_BODY_BYTES} bytes.")
@@ -116,11 +118,7 @@ def parse_json(body: bytes) -> Any:
         ) from exc
     if text.startswith("\ufeff"):
         raise BadRequest("The body begins with a byte order mark.", code="malformed-json")
-    if _nesting(text) > settings.SVC_MAX_BODY_DEPTH:
-        raise BadRequest(
-            f"The body is nested deeper than {settings.SVC_MAX_BODY_DEPTH} levels.",
-            code="body-too-deep",
-        )
+    _refuse_too_much(text)
     try:
         value = json.loads(
             text,

@@ -87,6 +87,13 @@ def test_options_answers_with_the_allowed_methods_and_no_body(api: Api) -> None:
     assert answer.content == b""
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/metrics", "/healthz"])
+def test_options_of_what_is_no_resource_is_answered_too(api: Api, path: str) -> None:
+    answer = api.request("OPTIONS", path, expect=200)
+    assert answer.headers["Allow"] == "GET, HEAD, OPTIONS"
+    assert answer.content == b""
+
+
 @pytest.mark.django_db
 def test_head_answers_like_get_without_a_body(api: Api) -> None:
     for path in ("/", "/healthz", "/v1/workspaces?ownerUserId=a"):

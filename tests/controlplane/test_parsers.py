@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -63,6 +64,33 @@ def test_the_depth_that_is_allowed_is_read(settings: Settings) -> None:
     assert parse_json(b'[{"a":[1]}]') == [{"a": [1]}]
     with pytest.raises(BadRequest, match="deeper than 3"):
         parse_json(b'[{"a":[[1]]}]')
+
+
+def test_the_values_that_are_allowed_are_read(settings: Settings) -> None:
+    settings.SVC_MAX_BODY_VALUES = 4
+    assert parse_json(b'{"a":[1,",,,,,,"],"b":"\\",,"}') == {"a": [1, ",,,,,,"], "b": '",,'}
+    for body in (b"[1,2,3,4,5]", b'{"a":1,"b":[2,3],"c":{"d":4,"e":5}}'):
+        with pytest.raises(BadRequest, match="more than 4") as refusal:
+            parse_json(body)
+        assert refusal.value.code == "body-too-many-values"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({f"k{index}": 1 for index in range(80_000)}),
+        "[" + "1," * 500_000 + "1]",
+        "[" * 1_000_000,
+        '["' + '\\"' * 500_000,
+        '"' * 1_000_000,
+    ],
+    ids=["keys", "elements", "depth", "an open string", "strings"],
+)
+def test_what_is_too_much_is_refused_before_it_costs_anything(body: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(BadRequest):
+        parse_json(body.encode())
+    assert time.thread_time() - began < 0.5
 
 
 def test_brackets_in_strings_do_not_count(settings: Settings) -> None:

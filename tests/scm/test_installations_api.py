@@ -204,13 +204,16 @@ def test_reading_needs_no_app(api: Api, provider: FakeProvider, settings: Settin
     assert len(provider.requests) == asked
 
 
-def test_without_an_app_that_is_said_before_anything_else(api: Api) -> None:
+def test_without_an_app_a_sound_request_is_told_so_and_another_one_what_is_wrong(api: Api) -> None:
+    owner = {"ownerUserId": "usr_ada"}
     for answered in (
-        api.post(f"{PATH}/import", {"nonsense": 1}, expect=503),
-        api.post(f"{PATH}/import", raw=b"{", expect=503),
-        api.post(f"{PATH}/{uuid.uuid4()}/sync", {"nonsense": 1}, expect=503),
+        api.post(f"{PATH}/import", {**owner, "externalInstallationId": "7"}, expect=503),
+        api.post(f"{PATH}/{uuid.uuid4()}/sync", owner, expect=503),
     ):
         assert answered.body["code"] == "scm-app-unconfigured"
+    api.post(f"{PATH}/import", {"nonsense": 1}, expect=400)
+    api.post(f"{PATH}/import", raw=b"{", expect=400)
+    api.post(f"{PATH}/{uuid.uuid4()}/sync", {"nonsense": 1}, expect=400)
 
 
 def test_a_provider_that_fails_is_told_with_its_status_and_nothing_internal(
