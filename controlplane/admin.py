@@ -14,10 +14,13 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from controlplane.logins.forms import LoginForm
+
 admin.site.site_header = "Control plane"
 admin.site.site_title = "Control plane"
 admin.site.index_title = "Workspaces and their builds"
 admin.site.site_url = "/docs"
+admin.site.login_form = LoginForm
 
 
 class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time

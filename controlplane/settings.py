@@ -94,6 +94,8 @@ WEB_AUTH_SECRET = secret("WEB_AUTH_SECRET", check=signing_secret)
 WORKSPACE_SSH_GATEWAY_TOKEN = secret("WORKSPACE_SSH_GATEWAY_TOKEN")
 SVC_CREDENTIALS_KEY = secret("SVC_CREDENTIALS_KEY", check=credentials_key)
 SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=credentials_key)
+SVC_ADMIN_FAILED_LOGINS = positive("SVC_ADMIN_FAILED_LOGINS", 10)
+SVC_ADMIN_FAILED_LOGIN_WINDOW_MS = positive("SVC_ADMIN_FAILED_LOGIN_WINDOW_MS", 900_000)
 DEBUG: bool = env.bool("SVC_DEBUG", False)
 SECRET_KEY = WEB_AUTH_SECRET or stdlib_secrets.token_hex(32)
 ALLOWED_HOSTS: list[str] = env.list(
@@ -340,6 +342,7 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "controlplane.metrics.apps.MetricsConfig",
     "controlplane.work.apps.WorkConfig",
+    "controlplane.logins.apps.LoginsConfig",
     "accounts.apps.AccountsConfig",
     "workspaces.apps.WorkspacesConfig",
     "runs.apps.RunsConfig",

@@ -4,7 +4,8 @@ from django.contrib import admin
 from django.urls import include, path
 
 from controlplane.health import SystemViewSet
-from controlplane.http.openapi import DescriptionViewSet, DocumentationView
+from controlplane.http.documentation import DocumentationView
+from controlplane.http.openapi import DescriptionViewSet
 
 admin.autodiscover()
 

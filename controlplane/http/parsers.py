@@ -105,7 +105,8 @@ def parse_json(body: bytes) -> Any:
     """Parse ``body`` as one JSON value that can be stored and answered.
 
     Raises ``PayloadTooLarge`` past ``SVC_MAX_BODY_BYTES``; ``BadRequest`` (``malformed-json``,
-    ``body-too-deep``, ``body-too-many-values``, ``duplicate-member``) or ``ValidationFailed`` otherwise.
+    ``body-too-deep``, ``body-too-many-values``, ``duplicate-member``) or ``ValidationFailed``
+    otherwise.
     """
     if len(body) > settings.SVC_MAX_BODY_BYTES:
         raise PayloadTooLarge(f"The body is larger than {settings.SVC_MAX_BODY_BYTES} bytes.")

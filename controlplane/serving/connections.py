@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
 from collections.abc import Callable
 from enum import Enum
 
+from controlplane.security.addresses import network_of
 from controlplane.serving.framing import Incoming
 
 HELD_BYTES = 512 * 1024
@@ -142,16 +142,3 @@ class Connection:
     def held(self) -> int:
         """How many bytes of memory are kept for it."""
         return len(self.incoming.body) + len(self.sock.pending)
-
-
-def network_of(address: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the IPv6 network of one customer."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return str(ip.ipv4_mapped)
-        return str(ipaddress.IPv6Network((ip, 64), strict=False))
-    return str(ip)

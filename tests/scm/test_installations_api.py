@@ -207,7 +207,7 @@ def test_reading_needs_no_app(api: Api, provider: FakeProvider, settings: Settin
 def test_without_an_app_a_sound_request_is_told_so_and_another_one_what_is_wrong(api: Api) -> None:
     owner = {"ownerUserId": "usr_ada"}
     for answered in (
-        api.post(f"{PATH}/import", {**owner, "externalInstallationId": 7}, expect=503),
+        api.post(f"{PATH}/import", {**owner, "externalInstallationId": "7"}, expect=503),
         api.post(f"{PATH}/{uuid.uuid4()}/sync", owner, expect=503),
     ):
         assert answered.body["code"] == "scm-app-unconfigured"
