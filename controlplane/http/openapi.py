@@ -12,7 +12,6 @@ from django.http import HttpResponse
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from drf_spectacular.views import SpectacularSwaggerSplitView
 from rest_framework.request import Request
 from rest_framework.viewsets import ViewSet
 
@@ -201,14 +200,3 @@ class DescriptionViewSet(ViewSet):
     def retrieve(self, request: Request) -> HttpResponse:
         """Describe the API."""
         return HttpResponse(document(), content_type="application/json")
-
-
-class DocumentationView(SpectacularSwaggerSplitView):
-    """``GET /docs``: the page that shows the description."""
-
-    url_name = "openapi"
-    template_name = "controlplane/docs.html"
-
-    def options(self, request: Request, *args: object, **kwargs: object) -> HttpResponse:
-        """Answer with ``Allow`` and no content; the page's template is for the page."""
-        return HttpResponse()
