@@ -35,6 +35,7 @@ KEEPALIVE_SECONDS = 5.0
 # of sessions may be open and idle for hours.
 _LOOKS = ((30.0, 0.2, 5.0), (2.0, 0.03, 1.0), (0.0, 0.01, 0.25))
 _BETWEEN_SENDS_SECONDS = 0.005
+_LITTLE_BYTES = 16 * 1024
 _BURST_BYTES = 8 * 1024 * 1024
 _BYTES_PER_SECOND = 16 * 1024 * 1024
 _LOOK_FOR_ROOM_SECONDS = 0.1
@@ -241,7 +242,10 @@ class _Tail:
         if batch.last >= self._start:
             skipped = self._start - batch.first
             _write(data[_end_of(data, skipped) :] if skipped > 0 else data)
-        pause = max(_BETWEEN_SENDS_SECONDS, self._pace.pause(len(data)))
+        pause = self._pace.pause(len(data))
+        if len(data) < _LITTLE_BYTES:
+            # Whoever writes line by line would have each one sent alone.
+            pause = max(pause, _BETWEEN_SENDS_SECONDS)
         self._send_at = time.monotonic() + pause
         if batch.sealed:
             # Also when the reader has it already: only the acknowledgement was lost then.
