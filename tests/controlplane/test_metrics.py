@@ -277,12 +277,15 @@ def test_workers_are_alive_draining_or_silent() -> None:
             capacity=3,
             draining=draining,
             seen_at=Now() - seen,
+            slots={"build": {"capacity": 3, "in_use": 2}},
         )
     after = scrape()
     for state in ("alive", "draining", "silent"):
         grown = [page.value("svc_build_workers", state=state) for page in (before, after)]
         assert grown[1] == grown[0] + 1, state
-    assert after.value("svc_build_slots") == before.value("svc_build_slots") + 3
+    for name, grown_by in (("svc_build_slots", 3), ("svc_build_slots_in_use", 2)):
+        values = [page.value(name, lane="build") for page in (before, after)]
+        assert values[1] == values[0] + grown_by, name
 
 
 @pytest.mark.django_db
