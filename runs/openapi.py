@@ -56,6 +56,7 @@ CREATE_DESCRIPTION = """\
 A one-shot run with a `command` or a `prompt` is executed in the workspace, which has to be ready,
 and recorded. A prompt becomes the one-shot command of the harness `harnessId`: `opencode run`,
 `codex exec`, `claude -p`, `bash -lc` for `shell`, and the blueprint's own command for `custom`.
+Nobody is asked: harnesses work with full rights inside of the workspace, as its user.
 Any other run only gets its row: its client does the work and reports with `PATCH`.
 
 | Status | `code` | When |

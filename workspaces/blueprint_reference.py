@@ -89,7 +89,7 @@ def _harnesses() -> list[str]:
     lines.append("|---|---|---|---|")
     for harness in HARNESSES.values():
         installed = ", ".join(f"`{package}`" for package in harness.npm_packages) or "nothing"
-        prompt = " ".join([*harness.one_shot, "PROMPT"])
+        prompt = f"{harness.shown or ' '.join(harness.one_shot)} PROMPT"
         families = ", ".join(f"`{family}`" for family in harness.packages)
         lines.append(f"| `{harness.id}` | {installed} | `{prompt}` | {families} |")
     lines.append("| `custom` | what `install` installs | `command` and the prompt | all |")

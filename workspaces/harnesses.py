@@ -29,7 +29,13 @@ class Harness:
     command: tuple[str, ...]
     """Starts the harness."""
     one_shot: tuple[str, ...]
-    """Runs one prompt, which is appended as the last argument."""
+    """Runs one prompt, which is appended as the last argument.
+
+    Nobody is there to answer questions, and the workspace is the sandbox: the harness works with
+    full rights inside of it, as the user of the workspace.
+    """
+    shown: str = ""
+    """The same for people, where it is not just ``one_shot``."""
 
 
 _NODE_WITH_GLIBC: Final = MappingProxyType(
@@ -53,7 +59,13 @@ OPENCODE: Final = Harness(
     packages=_NODE_WITH_GLIBC,
     superfluous=MappingProxyType({}),
     command=("opencode",),
-    one_shot=("opencode", "run"),
+    one_shot=("opencode", "run", "--auto"),
+)
+
+_CODEX_EXEC: Final = (
+    "exec codex exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check "
+    r"""${OPENAI_BASE_URL:+-c "openai_base_url=\"$OPENAI_BASE_URL\""} """
+    '"$@"'
 )
 
 CODEX: Final = Harness(
@@ -62,7 +74,14 @@ CODEX: Final = Harness(
     packages=_NODE,
     superfluous=MappingProxyType({}),
     command=("codex",),
-    one_shot=("codex", "exec"),
+    # It reads the address of its API from its configuration only.
+    one_shot=(
+        "sh",
+        "-c",
+        _CODEX_EXEC,
+        "codex",
+    ),
+    shown="codex exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check",
 )
 
 CLAUDE_CODE: Final = Harness(
@@ -82,7 +101,9 @@ CLAUDE_CODE: Final = Harness(
         }
     ),
     command=("claude",),
-    one_shot=("claude", "-p"),
+    # It refuses to do this as root unless it is told that it is in a sandbox.
+    one_shot=("env", "IS_SANDBOX=1", "claude", "-p", "--dangerously-skip-permissions"),
+    shown="claude -p --dangerously-skip-permissions",
 )
 
 SHELL: Final = Harness(

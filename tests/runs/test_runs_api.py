@@ -20,6 +20,7 @@ from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, make_run, record
 from tests.worker_process import eventually
 from workspaces import services as workspaces
+from workspaces.harnesses import CLAUDE_CODE, CODEX
 from workspaces.models import Attempt
 
 pytestmark = pytest.mark.django_db
@@ -105,11 +106,11 @@ def _queued(settings: Settings) -> list[uuid.UUID]:
 @pytest.mark.parametrize(
     ("harness", "prompt", "argv"),
     [
-        ("claude-code", "Fix it.", ["claude", "-p", "Fix it."]),
-        ("codex", "Fix it.", ["codex", "exec", "Fix it."]),
-        ("opencode", "Fix\nit.", ["opencode", "run", "Fix\nit."]),
+        ("claude-code", "Fix it.", [*CLAUDE_CODE.one_shot, "Fix it."]),
+        ("codex", "Fix it.", [*CODEX.one_shot, "Fix it."]),
+        ("opencode", "Fix\nit.", ["opencode", "run", "--auto", "Fix\nit."]),
         ("shell", "echo $HOME", ["bash", "-lc", "echo $HOME"]),
-        ("claude-code", "--help", ["claude", "-p", "--", "--help"]),
+        ("claude-code", "--help", [*CLAUDE_CODE.one_shot, "--", "--help"]),
         ("shell", "-x", ["bash", "-lc", "--", "-x"]),
     ],
 )
