@@ -8,7 +8,6 @@ import io
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,6 +22,7 @@ from deploy.up.layout import Layout
 from deploy.up.own_processes import PROCESSES, OwnProcesses, Process
 from deploy.up.progress import Progress
 from deploy.up.setup import make_way
+from tests.deploy.conftest import make_venv
 from tests.deploy.installation import CHECKOUT, free_ports, listening
 
 pytestmark = pytest.mark.slow
@@ -125,9 +125,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
 def processes(layout: Layout) -> Iterator[OwnProcesses]:
     """Under supervisord, a process that listens where the API would."""
     (layout.checkout / "listening.py").write_text(LISTENING)
-    (layout.venv / "bin").mkdir(parents=True)
-    for name in ("python", "supervisord", "supervisorctl"):
-        (layout.venv / "bin" / name).symlink_to(Path(sys.executable).parent / name)
+    make_venv(layout)
     own = OwnProcesses(layout, (Process("api", "{bin}/python listening.py", 10),))
     yield own
     own.stop()
