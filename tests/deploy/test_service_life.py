@@ -33,9 +33,9 @@ server = socket.create_server(("127.0.0.1", int(os.environ["SVC_API_PORT"])))
 time.sleep(600)
 """
 
-BACK_SECONDS = 15.0
-"""On an idle machine it takes three; a busy one needs longer to load the code. The half-sent
-request alone would be waited for twice as long."""
+BACK_SECONDS = 25.0
+"""On an idle machine it takes three; a busy one needs longer to load the code. A half-sent request
+was waited for longer than this, before anything was loaded."""
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def test_an_api_whose_master_was_killed_is_back_although_a_request_is_half_sent(
         master.signal(signal.SIGKILL)
         killed = time.monotonic()
         assert master.wait_gone(10)
-        assert wait_until(lambda: is_free(api), 1), "orphans keep the port"
+        assert wait_until(lambda: is_free(api), 5), "orphans keep the port"
         assert wait_until(lambda: answers(api), 60, every=0.05), "it never came back"
         took = time.monotonic() - killed
     assert took < BACK_SECONDS, f"it was away for {took:.1f} s"
