@@ -21,7 +21,7 @@ from deploy.services.process import ProcessRecord, wait_until
 from deploy.up.layout import Layout
 from deploy.up.own_processes import PROCESSES, OwnProcesses, Process
 from deploy.up.progress import Progress
-from deploy.up.setup import make_way
+from deploy.up.setup import down, make_way
 from tests.deploy.conftest import make_venv
 from tests.deploy.installation import CHECKOUT, free_ports, listening
 
@@ -144,15 +144,30 @@ def start(processes: OwnProcesses, environ: dict[str, str]) -> None:
     assert wait_until(lambda: not is_free(int(environ["SVC_API_PORT"])), 30)
 
 
+def kill_supervisor(layout: Layout) -> None:
+    """Leave its processes without a parent."""
+    supervisor = ProcessRecord.load(layout.data / "supervisord.json")
+    assert supervisor is not None
+    supervisor.signal(signal.SIGKILL)
+    assert supervisor.wait_gone(60)
+
+
+def test_orphans_of_ours_are_ended_by_a_stop_too(
+    layout: Layout, processes: OwnProcesses, port: int
+) -> None:
+    start(processes, environ_with(port))
+    kill_supervisor(layout)
+    assert not is_free(port)
+    down(layout, Progress(io.StringIO()))
+    assert wait_until(lambda: is_free(port), 10)
+
+
 def test_the_ports_of_orphans_of_ours_are_kept(
     layout: Layout, processes: OwnProcesses, port: int
 ) -> None:
     environ = environ_with(port)
     start(processes, environ)
-    supervisor = ProcessRecord.load(layout.data / "supervisord.json")
-    assert supervisor is not None
-    supervisor.signal(signal.SIGKILL)
-    assert supervisor.wait_gone(60)
+    kill_supervisor(layout)
     assert not is_free(port)
 
     said = io.StringIO()
@@ -168,10 +183,7 @@ def test_orphans_of_ours_do_not_stand_in_the_way_of_a_port_that_was_asked_for(
     monkeypatch.setenv("SVC_API_PORT", str(port))
     environ = environ_with(port)
     start(processes, environ)
-    supervisor = ProcessRecord.load(layout.data / "supervisord.json")
-    assert supervisor is not None
-    supervisor.signal(signal.SIGKILL)
-    assert supervisor.wait_gone(60)
+    kill_supervisor(layout)
     assert make_way(layout, processes, environ, Progress(io.StringIO())) == environ
 
 
