@@ -34,7 +34,7 @@ time.sleep(600)
 """
 
 BACK_SECONDS = 25.0
-"""On an idle machine it takes three; a busy one needs longer to load the code. A half-sent request
+"""Nearly all of it is loading the code, for which a busy machine takes long. A half-sent request
 was waited for longer than this, before anything was loaded."""
 
 
