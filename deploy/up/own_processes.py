@@ -22,6 +22,7 @@ from deploy.up.layout import Layout
 from deploy.up.secrets import write_private
 
 _START_SECONDS = 20.0
+_SUPERVISOR = Path(__file__).resolve().parents[1] / "supervisor.py"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class OwnProcesses:
         log = self.layout.log / "supervisord.log"
         record = spawn_detached(
             [
-                str(self.layout.venv / "bin/supervisord"),
+                # -P: the script's folder is no place to import from.
+                *(str(self.layout.venv / "bin/python"), "-P", str(_SUPERVISOR)),
                 "--nodaemon",
                 f"--configuration={self._configuration_path}",
             ],

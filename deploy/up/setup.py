@@ -178,6 +178,8 @@ def down(layout: Layout, progress: Progress, *, said: str = "stopped, data kept"
             step.now("stopping, once work under way is finished")
             processes.stop()
             step.done("stopped")
+    else:
+        processes.stop()  # its supervisor was killed, perhaps, and left some of them
     for service in reversed(private_services(layout)):
         if service.running:
             with progress.step(service.name) as step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,3 +33,13 @@ def layout(tmp_path: Path) -> Layout:
     made = Layout(tmp_path, tmp_path / ".data", tmp_path / ".data" / "services")
     made.create()
     return made
+
+
+def make_venv(layout: Layout) -> None:
+    """Have the checkout use the suite's own Python and supervisor."""
+    folder = layout.venv / "bin"
+    folder.mkdir(parents=True)
+    # No link: Python finds its packages by where it was started.
+    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "python").chmod(0o755)
+    (folder / "supervisorctl").symlink_to(Path(sys.executable).parent / "supervisorctl")
