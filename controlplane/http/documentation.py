@@ -12,6 +12,8 @@ class DocumentationView(SpectacularSwaggerSplitView):
     url_name = "openapi"
     template_name = "controlplane/docs.html"
 
-    def options(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
+    def options(  # type: ignore[override]  # a plain response, as the page has no renderer for it
+        self, request: HttpRequest, *args: object, **kwargs: object
+    ) -> HttpResponse:
         """Answer with ``Allow`` and no content."""
         return HttpResponse()
