@@ -139,12 +139,15 @@ class ProfileViewSet(ViewSet):
         responses=ProfilePageSerializer,
     )
     def list(self, request: Request) -> Response:
-        """List an owner's profiles; the first call makes the one called ``default``."""
+        """List an owner's profiles; one called ``default`` is always there."""
         given = read(request, query=ProfileListQuery, owner_required=True)
-        rows = profiles.list_profiles(owner_user_id=given.required_owner)
-        query = given.query
+        rows, default = profiles.list_profiles(owner_user_id=given.required_owner)
         answer = page(
-            rows, limit=query["limit"], cursor=query.get("cursor"), present=_present_profiles
+            rows,
+            limit=given.query["limit"],
+            cursor=given.query.get("cursor"),
+            present=_present_profiles,
+            oldest=default,
         )
         return Response(answer)
 

@@ -70,8 +70,8 @@ Nothing uses the account until it is connected again. Marking it twice changes n
 """
 
 PROFILES_DESCRIPTION = """\
-Every owner has a profile called `default` from the first call on. Operators make more of them in
-the admin.
+Every owner has a profile called `default`, which is stored once it is given accounts. Operators
+make more of them in the admin.
 """
 
 BINDINGS_DESCRIPTION = """\

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import structlog
 from django.db import transaction
@@ -18,6 +20,9 @@ from controlplane.errors import Conflict, Fault, NotFound, ValidationFailed
 
 log = structlog.get_logger(__name__)
 
+BEFORE_ALL = datetime.fromtimestamp(0, UTC)
+"""Since when every owner has a profile ``default``, until it is stored."""
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -27,16 +32,37 @@ class Binding:
     account_id: uuid.UUID
 
 
-def list_profiles(*, owner_user_id: str) -> QuerySet[Profile]:
-    """Return an owner's profiles; the first call makes the one called ``default``."""
-    ensure_default_profile(owner_user_id)
-    return Profile.objects.owned_by(owner_user_id)
+def list_profiles(*, owner_user_id: str) -> tuple[QuerySet[Profile], Profile | None]:
+    """Return an owner's profiles, and the one called ``default`` while it is not among them."""
+    rows = Profile.objects.owned_by(owner_user_id)
+    stored = rows.filter(slug=Profile.DEFAULT_SLUG).exists()
+    return rows, None if stored else default_profile(owner_user_id)
+
+
+def default_profile(owner_user_id: str) -> Profile:
+    """Return the profile ``default`` as every owner has it: not stored, and without accounts.
+
+    Its id follows from the owner, so that it is the same before and after it is stored; as a
+    UUIDv7 it is older than every other one.
+    """
+    chance = int.from_bytes(hashlib.sha256(f"profile:{owner_user_id}".encode()).digest()[:8])
+    return Profile(
+        id=uuid.UUID(int=(0x7 << 76) | (0b10 << 62) | (chance >> 2)),
+        owner_user_id=owner_user_id,
+        slug=Profile.DEFAULT_SLUG,
+        name="Default",
+        created_at=BEFORE_ALL,
+        updated_at=BEFORE_ALL,
+    )
 
 
 def ensure_default_profile(owner_user_id: str) -> Profile:
-    """Return the owner's profile ``default``, made when it is asked for the first time."""
+    """Return the owner's profile ``default``, stored when that is asked for the first time."""
+    made = default_profile(owner_user_id)
     profile, _ = Profile.objects.get_or_create(
-        owner_user_id=owner_user_id, slug=Profile.DEFAULT_SLUG, defaults={"name": "Default"}
+        owner_user_id=owner_user_id,
+        slug=Profile.DEFAULT_SLUG,
+        defaults={"id": made.pk, "name": made.name},
     )
     return profile
 
@@ -44,9 +70,17 @@ def ensure_default_profile(owner_user_id: str) -> Profile:
 def get_profile(profile_id: uuid.UUID, *, owner_user_id: str | None) -> Profile:
     """Return a profile; a foreign one is as absent as an unknown one (``NotFound``)."""
     profile = Profile.objects.owned_by(owner_user_id).filter(pk=profile_id).first()
+    if profile is None and owner_user_id is not None:
+        profile = unstored_default(profile_id, owner_user_id)
     if profile is None:
         raise _profile_not_found()
     return profile
+
+
+def unstored_default(profile_id: uuid.UUID, owner_user_id: str) -> Profile | None:
+    """Return the owner's profile ``default`` when ``profile_id`` means it and it is not stored."""
+    _, default = list_profiles(owner_user_id=owner_user_id)
+    return default if default is not None and default.pk == profile_id else None
 
 
 def bindings_of(profile: Profile) -> Sequence[CredentialBinding]:
@@ -65,6 +99,8 @@ def replace_bindings(
     the members that are wrong.
     """
     with transaction.atomic():
+        if unstored_default(profile_id, owner_user_id) is not None:
+            ensure_default_profile(owner_user_id)
         profile = (
             Profile.objects.owned_by(owner_user_id)
             .select_for_update()

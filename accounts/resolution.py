@@ -27,7 +27,7 @@ from typing import Any
 from django.db.models import Q
 
 from accounts.models import ConnectedAccount, Profile
-from accounts.profiles import bindings_of
+from accounts.profiles import bindings_of, unstored_default
 from accounts.providers import Provider, variables_of
 from controlplane.errors import Conflict, ControlPlaneError, Fault, NotFound, ValidationFailed
 from controlplane.http.serializers import camel_case
@@ -149,6 +149,8 @@ class _Choice:
         wanted = _as_uuid(str(profile_id))
         mine = Profile.objects.owned_by(self.owner_user_id)
         profile = mine.filter(pk=wanted).first() if wanted else None
+        if wanted and profile is None:
+            profile = unstored_default(wanted, self.owner_user_id)
         if profile is None:
             self._fault(NOT_FOUND, "There is no such profile.", pointer)
         elif profile.status == Profile.Status.ARCHIVED:

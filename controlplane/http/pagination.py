@@ -79,14 +79,18 @@ def page(
     cursor: str | None,
     key: str = "pk",
     present: Callable[[Sequence[M]], list[Any]],
+    oldest: M | None = None,
 ) -> dict[str, Any]:
     """Return one page of ``rows``, newest first, as ``{items, nextCursor}``.
 
     ``key`` is the UUIDv7 column that orders the list. ``nextCursor`` is absent on the last page.
+    ``oldest`` is an item that is not stored, with a lower key than any that is.
     """
     if cursor is not None:
         rows = rows.filter(**{f"{key}__lt": decode_cursor(cursor)})
     found = list(rows.order_by(f"-{key}")[: limit + 1])
+    if oldest is not None and len(found) <= limit:
+        found.append(oldest)
     shown = found[:limit]
     answer: dict[str, Any] = {"items": present(shown)}
     if len(found) > limit:

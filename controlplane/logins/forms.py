@@ -25,8 +25,7 @@ class LoginForm(AdminAuthenticationForm):
         except TooManyLogins:
             minutes = -(-settings.SVC_ADMIN_FAILED_LOGIN_WINDOW_MS // 60_000)
             raise ValidationError(
-                f"There were too many failed logins. Try again in {minutes} minutes.",
-                code="too-many-logins",
+                f"There were too many failed logins. Try again in {minutes} minutes."
             ) from None
         cleaned = super().clean()
         login_succeeded(attempt)

@@ -16,7 +16,9 @@ from pytest_django.fixtures import Settings
 
 from accounts.connected import connect_account, delete_account, mark_account_invalid
 from accounts.models import ConnectedAccount, CredentialBinding, Profile
+from accounts.profiles import ensure_default_profile
 from accounts.providers import Provider
+from accounts.resolution import resolve_credentials
 from tests.conftest import OWNER, Answer, Api
 
 pytestmark = pytest.mark.django_db
@@ -70,17 +72,48 @@ def test_every_owner_has_a_default_profile_from_the_first_moment(api: Api) -> No
     assert default_profile(api, "usr_b") != first[0]["profileId"]
 
 
-def test_many_first_questions_at_once_make_one_default_profile(
+def test_reading_profiles_stores_nothing(api: Api) -> None:
+    profile = default_profile(api)
+    assert bound(api, profile) == []
+    path = f"/v1/profiles/{profile}/credential-bindings"
+    api.get(f"{path}?ownerUserId=usr_b", expect=404)
+    api.get(path, expect=404)
+    assert resolve_credentials({"profile_id": profile}, owner_user_id=OWNER).references == ()
+    assert not Profile.objects.exists()
+    bind(api, profile, ("claude", account("claude")))
+    assert default_profile(api) == profile
+    assert str(Profile.objects.get().pk) == profile
+
+
+def test_a_default_profile_that_is_not_stored_is_the_last_of_the_list(api: Api) -> None:
+    made = [Profile.objects.create(owner_user_id=OWNER, slug=f"p{n}", name="P") for n in range(2)]
+    for limit in (1, 2, 3):
+        slugs, cursor = [], ""
+        while True:
+            path = f"/v1/profiles?ownerUserId={OWNER}&limit={limit}{cursor}"
+            answer = api.get(path).body
+            slugs += [item["slug"] for item in answer["items"]]
+            if "nextCursor" not in answer:
+                break
+            cursor = f"&cursor={answer['nextCursor']}"
+        assert slugs == ["p1", "p0", "default"]
+    assert Profile.objects.count() == len(made)
+
+
+def test_many_first_bindings_at_once_make_one_default_profile(
     transactional_db: None, api: Api
 ) -> None:
-    def ask(_: int) -> str:
+    profile, claude = default_profile(api), account("claude")
+
+    def first(_: int) -> int:
         try:
-            return default_profile(Api())
+            return bind(Api(), profile, ("claude", claude)).status
         finally:
             connections.close_all()
 
     with ThreadPoolExecutor(6) as pool:
-        assert len(set(pool.map(ask, range(12)))) == 1
+        assert set(pool.map(first, range(12))) == {200}
+    assert Profile.objects.count() == 1
 
 
 def test_the_whole_set_is_replaced(api: Api) -> None:
@@ -149,7 +182,7 @@ def test_a_foreign_and_an_unknown_profile_are_absent_alike(api: Api) -> None:
 
 
 def test_an_archived_profile_is_listed_and_takes_nothing(api: Api) -> None:
-    profile = default_profile(api)
+    profile = str(ensure_default_profile(OWNER).pk)
     Profile.objects.update(status="archived")
     assert bind(api, profile, expect=409).body["code"] == "profile-archived"
     assert default_profile(api) == profile

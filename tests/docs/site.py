@@ -89,7 +89,11 @@ def _ssh_clients(home: Path) -> Path:
 @contextlib.contextmanager
 def site_of(stack: Stack, folder: Path) -> Iterator[Site]:
     """Serve the API and the SSH gateway beside a stack with its workers."""
-    token = {"WORKSPACE_SSH_GATEWAY_TOKEN": "the-gateway-of-the-pages"}
+    token = {
+        "WORKSPACE_SSH_GATEWAY_TOKEN": "the-gateway-of-the-pages",
+        # As `make up` has it.
+        "SVC_CORS_ALLOWED_ORIGINS": f"http://localhost:{API_PORT}",
+    }
     with contextlib.ExitStack() as rest:
         api = ApiProcess(folder / "api.log", SVC_SSH_PORT=SSH_PORT, SVC_WEB_PORT="0", **token)
         rest.callback(api.stop)
