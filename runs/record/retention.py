@@ -31,7 +31,7 @@ from runs.models import (
     RunLoss,
     RunProcess,
 )
-from runs.record import partitions
+from runs.record import partitions, room
 from runs.record.partitions import State, name_of
 
 BATCH = 100
@@ -160,6 +160,7 @@ def _remove(members: Sequence[int], removed: Removed, *, with_events: bool) -> N
             _delete_events(locked)
         for model in (RunProcess, RunLoss, RunChange, RunCheckpoint):
             model.objects.filter(run_number__in=locked).delete()
+        room.give_back(locked)
         heads = list(RunHead.objects.filter(run_number__in=locked))
         for head in heads:
             _, head.removed_bytes = sizes.get(head.run_number, (0, 0))

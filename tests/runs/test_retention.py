@@ -6,7 +6,7 @@ import io
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +32,7 @@ from runs.record import retention
 from runs.record.partitions import name_of
 from runs.record.verify import verify_run
 from tests.runs.booted import eventually
+from tests.runs.killed import Killed, killed_before
 from tests.runs.record_factory import Source, make_run, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -189,24 +190,6 @@ def test_the_permission_to_delete_ends_with_the_deletion() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('svc.retention', true)")
         assert cursor.fetchone()[0] != "on"
-
-
-class Killed(Exception):
-    """The command ends here, as if it had been killed."""
-
-
-def killed_before(statement: str, occurrence: int = 1) -> AbstractContextManager[None]:
-    """Let nothing from the first statement on that begins so reach the database any more."""
-    seen = 0
-
-    def execute(run: Any, sql: str, *rest: Any) -> Any:
-        nonlocal seen
-        seen += sql.startswith(statement)
-        if seen >= occurrence and not sql.startswith(("RESET", "SELECT pg_advisory_unlock")):
-            raise Killed
-        return run(sql, *rest)
-
-    return connection.execute_wrapper(execute)
 
 
 def old_partition() -> tuple[str, list[Run]]:
