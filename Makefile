@@ -13,7 +13,7 @@ TEST_RUN := $(UP) run --test --
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh bench-packages bench-operate schema \
+.PHONY: help demo up status down clean staff test lint format bench-builds bench-record bench-ssh bench-packages bench-operate bench-volume schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema
 
 help: ## list the targets
@@ -107,3 +107,7 @@ bench-packages: ## measure resolving packages against a bare SELECT through Djan
 bench-operate: ## measure stop, start, memory and reconciling (not a test)
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.operate
+
+bench-volume: ## measure reads of 300,000 runs against their SQL alone (not a test)
+	@$(UP) prepare-test >&2
+	@$(TEST_RUN) python -m tests.bench.volume

@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.database.ids import OWNER_MAX_LENGTH, IdOrder, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from workspaces.models import ERROR_CODE_MAX_LENGTH
 
@@ -123,7 +123,7 @@ class Run(LeasedRow):
         indexes = [
             models.Index(fields=["workspace", "-id"], name="run_workspace"),
             models.Index(fields=["owner_user_id", "-id"], name="run_of_owner"),
-            models.Index(fields=["owner_user_id", "status", "-id"], name="run_owner_status"),
+            models.Index("owner_user_id", "status", IdOrder("id").desc(), name="run_owner_status"),
             models.Index(
                 fields=["id"],
                 name="run_open",

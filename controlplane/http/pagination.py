@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 from django.db.models import Model, QuerySet
 from rest_framework import serializers
 
+from controlplane.database.ids import IdOrder
 from controlplane.errors import Fault, ValidationFailed
 from controlplane.http.serializers import QuerySerializer
 
 M = TypeVar("M", bound=Model)
+ORDER = "order_of_list"
 
 
 def encode_cursor(*position: object) -> str:
@@ -78,15 +80,20 @@ def page(
     limit: int,
     cursor: str | None,
     key: str = "pk",
+    order: IdOrder | None = None,
     present: Callable[[Sequence[M]], list[Any]],
 ) -> dict[str, Any]:
     """Return one page of ``rows``, newest first, as ``{items, nextCursor}``.
 
-    ``key`` is the UUIDv7 column that orders the list. ``nextCursor`` is absent on the last page.
+    ``key`` is the UUIDv7 column that orders the list, by ``order`` of it when that is given.
+    ``nextCursor`` is absent on the last page.
     """
+    ordered, by = (rows, key) if order is None else (rows.alias(**{ORDER: order}), ORDER)
     if cursor is not None:
-        rows = rows.filter(**{f"{key}__lt": decode_cursor(cursor)})
-    found = list(rows.order_by(f"-{key}")[: limit + 1])
+        position = decode_cursor(cursor)
+        before = position if order is None else position.bytes
+        ordered = ordered.filter(**{f"{by}__lt": before})
+    found = list(ordered.order_by(f"-{by}")[: limit + 1])
     shown = found[:limit]
     answer: dict[str, Any] = {"items": present(shown)}
     if len(found) > limit:

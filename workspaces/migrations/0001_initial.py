@@ -270,7 +270,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='workspace',
-            index=models.Index(fields=['owner_user_id', '-id'], name='workspace_owner'),
+            index=models.Index(fields=['owner_user_id'], name='workspace_owner'),
+        ),
+        migrations.AddIndex(
+            model_name='workspace',
+            index=models.Index(condition=models.Q(('deleted_at__isnull', True)), fields=['owner_user_id', '-id'], name='workspace_present'),
+        ),
+        migrations.AddIndex(
+            model_name='workspace',
+            index=models.Index(condition=models.Q(('deleted_at__isnull', False)), fields=['owner_user_id', '-id'], name='workspace_deleted'),
         ),
         migrations.AddIndex(
             model_name='workspace',
@@ -299,6 +307,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='sandbox',
             index=models.Index(fields=['status', 'id'], name='sandbox_status'),
+        ),
+        migrations.AddIndex(
+            model_name='sandbox',
+            index=models.Index(models.F('owner_user_id'), models.F('status'), models.OrderBy(controlplane.database.ids.IdOrder('workspace_id'), descending=True), name='sandbox_of_owner'),
         ),
         migrations.AddConstraint(
             model_name='sandbox',
