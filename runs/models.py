@@ -122,7 +122,7 @@ class Run(LeasedRow):
     class Meta:
         indexes = [
             models.Index(fields=["workspace", "-id"], name="run_workspace"),
-            models.Index(fields=["owner_user_id", "-id"], name="run_of_owner"),
+            models.Index("owner_user_id", IdOrder("id").desc(), name="run_of_owner"),
             models.Index("owner_user_id", "status", IdOrder("id").desc(), name="run_owner_status"),
             models.Index(
                 fields=["id"],

@@ -185,7 +185,7 @@ def list_runs(
     """
     wanted = {"workspace_id": workspace_id, "status": status}
     named = {name: value for name, value in wanted.items() if value is not None}
-    order = IdOrder("id") if status is not None and workspace_id is None else None
+    order = IdOrder("id") if workspace_id is None else None
     return Run.objects.owned_by(owner_user_id).filter(**named), order
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
 
 from controlplane.database.ids import IdOrder
 from controlplane.errors import NotFound
@@ -15,10 +15,10 @@ from workspaces.status import DELETED
 
 def list_workspaces(
     *, owner_user_id: str, status: str | None
-) -> tuple[QuerySet[Workspace], IdOrder | None]:
+) -> tuple[QuerySet[Workspace], IdOrder]:
     """Return an owner's workspaces with their latest attempts; deleted ones only when asked for.
 
-    With the order in which they can be paged through; None: that of the ids, by themselves.
+    With the order in which they can be paged through.
     """
     rows = (
         Workspace.objects.select_related("latest_sandbox__latest_attempt")
@@ -26,15 +26,13 @@ def list_workspaces(
         .defer("latest_sandbox__spec", "latest_sandbox__latest_attempt__spec")
     )
     if status == DELETED:
-        return rows.filter(owner_user_id=owner_user_id, deleted_at__isnull=False), None
+        return rows.filter(owner_user_id=owner_user_id, deleted_at__isnull=False), IdOrder("id")
     rows = rows.filter(deleted_at__isnull=True)
     if status is None:
-        return rows.filter(owner_user_id=owner_user_id), None
+        return rows.filter(owner_user_id=owner_user_id), IdOrder("id")
     # Asked of the sandbox, which has its workspace's owner: the list follows the index over these.
     of_status = rows.filter(
-        latest_sandbox__owner_user_id=owner_user_id,
-        latest_sandbox__status=status,
-        latest_sandbox__workspace=F("pk"),
+        latest_sandbox__owner_user_id=owner_user_id, latest_sandbox__status=status
     )
     return of_status, IdOrder("latest_sandbox__workspace_id")
 

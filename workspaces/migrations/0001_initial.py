@@ -274,11 +274,11 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='workspace',
-            index=models.Index(condition=models.Q(('deleted_at__isnull', True)), fields=['owner_user_id', '-id'], name='workspace_present'),
+            index=models.Index(models.F('owner_user_id'), models.OrderBy(controlplane.database.ids.IdOrder('id'), descending=True), condition=models.Q(('deleted_at__isnull', True)), name='workspace_present'),
         ),
         migrations.AddIndex(
             model_name='workspace',
-            index=models.Index(condition=models.Q(('deleted_at__isnull', False)), fields=['owner_user_id', '-id'], name='workspace_deleted'),
+            index=models.Index(models.F('owner_user_id'), models.OrderBy(controlplane.database.ids.IdOrder('id'), descending=True), condition=models.Q(('deleted_at__isnull', False)), name='workspace_deleted'),
         ),
         migrations.AddIndex(
             model_name='workspace',

@@ -51,12 +51,14 @@ class Workspace(models.Model):
         indexes = [
             models.Index(fields=["owner_user_id"], name="workspace_owner"),
             models.Index(
-                fields=["owner_user_id", "-id"],
+                "owner_user_id",
+                IdOrder("id").desc(),
                 name="workspace_present",
                 condition=Q(deleted_at__isnull=True),
             ),
             models.Index(
-                fields=["owner_user_id", "-id"],
+                "owner_user_id",
+                IdOrder("id").desc(),
                 name="workspace_deleted",
                 condition=Q(deleted_at__isnull=False),
             ),
