@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_permission_codename
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
@@ -53,10 +54,12 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
     whole_fields: Sequence[str] = ()
     """Indexed text columns: who searches for all of a value finds every row that has it."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        if self.search_help_text:
-            self.search_help_text += f" (words: in the newest {LOOKED_THROUGH:,} rows)"
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Say how far a search for words looks."""
+        changes = super().get_changelist_instance(request)
+        if changes.search_help_text:
+            changes.search_help_text += f" (words: in the newest {LOOKED_THROUGH:,} rows)"
+        return changes
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

@@ -97,9 +97,9 @@ def _heard(note: Callable[[str, Any], None]) -> Iterator[None]:
             note(str(query), params)
             return super().execute(query, params, **options)
 
-    original = rows.Cursor
-    rows.Cursor = Listening  # type: ignore[misc]
+    reader: Any = rows
+    original, reader.Cursor = reader.Cursor, Listening
     try:
         yield
     finally:
-        rows.Cursor = original  # type: ignore[misc]
+        reader.Cursor = original

@@ -186,7 +186,8 @@ def _events(volume: Volume, runs: list[Run]) -> None:
     others, more = divmod(volume.events - volume.long_run, len(runs) - 1)
     counts = [volume.long_run, *(others + (n < more) for n in range(len(runs) - 1))]
     size = 100 + len(CHUNK)
-    heads, taken = [], {}
+    heads: list[dict[str, Any]] = []
+    taken: dict[str, int] = {}
     with connection.cursor() as cursor:
         first, last = runs[0].number // PARTITION_RUNS, runs[-1].number // PARTITION_RUNS
         for part in range(first, last + 1):

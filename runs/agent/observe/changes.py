@@ -219,7 +219,7 @@ def _begin(send: Send, root: str, home: str) -> None:
         entries = reader.all(walk(root))
         texts = Texts(home, set())
         texts.keep(reader, entries)
-        told = {"repository": None, "ignored": [], "entries": entries, "tree": None}
+        told: Dict[str, Any] = {"repository": None, "ignored": [], "entries": entries, "tree": None}
         send({**told, "binary": sorted(texts.binary)}, b"")
         return
     reader = Reader(root, repository.hasher, GIT_HASH_BYTES, {}, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Iterator, List, Optional, Set, Tuple
+from typing import Any, Iterator, List, Optional, Set, Tuple
 
 from .diff import FILE_PATCH_BYTES, Change, compare
 from .git import tree_mode
@@ -159,7 +159,7 @@ def _with_patch(texts: Texts, reader: Reader, change: Change) -> Change:
 def _hunks(old: List[bytes], new: List[bytes]) -> Iterator[bytes]:
     import difflib
 
-    matcher = difflib.SequenceMatcher(None, [], [])
+    matcher: Any = difflib.SequenceMatcher(None, [], [])
     matcher.opcodes = _opcodes(old, new)
     for group in matcher.get_grouped_opcodes(_CONTEXT):
         first, last = group[0], group[-1]
@@ -185,7 +185,7 @@ def _opcodes(old: List[bytes], new: List[bytes]) -> List[Tuple[str, int, int, in
         import difflib
 
         differing = difflib.SequenceMatcher(None, old[head:old_end], new[head:new_end])
-        middle = [tuple(each) for each in differing.get_opcodes()]
+        middle = [(str(each[0]), *each[1:]) for each in differing.get_opcodes()]
     codes = [("equal", 0, head, 0, head)] if head else []
     codes += [
         (tag, head + from_old, head + to_old, head + from_new, head + to_new)
