@@ -13,7 +13,7 @@ from django.db.models import DateTimeField, Field, JSONField, Model
 from psycopg.types.json import Jsonb
 
 from controlplane.database.ids import uuid7
-from runs.models import PARTITION_RUNS, Run, RunHead, RunOwner, RunProcess
+from runs.models import PARTITION_RUNS, Run, RunHead, RunLoss, RunOwner, RunProcess
 from runs.record.ingest.new_rows import COLUMNS
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Workspace
 
@@ -217,6 +217,10 @@ def _events(volume: Volume, runs: list[Run]) -> None:
             }
         )
     _copy(RunHead, heads)
+    lost = runs[::10]
+    _copy(
+        RunLoss, ({"run_number": run.number, "position": 1, "kind": "early_close"} for run in lost)
+    )
     _copy(RunProcess, ({"run_number": run.number, "process_number": 1} for run in runs))
     _copy(
         RunOwner,

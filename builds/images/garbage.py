@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 IMAGES_AT_A_TIME = 100
 """How many manifests one pass removes at the most."""
 
-IMAGES_LOOKED_AT = 2_000
+IMAGES_LOOKED_AT = 200
 """How many images one pass looks at; the next one goes on from there, and then begins again."""
 
 
