@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_permission_codename
+from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -23,6 +26,23 @@ admin.site.site_url = "/docs"
 admin.site.login_form = LoginForm
 
 
+MOST_LISTED = 10_000
+"""How many rows the pages of a list lead to."""
+
+LOOKED_THROUGH = 20_000
+"""How many of the newest rows a search for words looks through."""
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # no generic at run time
+    """Counts no further than the pages lead: counting a growing table reads all of it."""
+
+    @cached_property
+    def count(self) -> int:
+        """Return how many rows there are, at most ``MOST_LISTED``."""
+        rows: Any = self.object_list
+        return min(int(rows.order_by()[: MOST_LISTED + 1].count()), MOST_LISTED)
+
+
 class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at run time
     """Shows rows and lets nobody add, change or delete them by hand."""
 
@@ -30,25 +50,45 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
         css = {"all": ["controlplane/admin.css"]}
 
     show_full_result_count = False
+    paginator = BoundedPaginator
     list_per_page = 50
     id_fields: Sequence[str] = ()
     """UUID columns, also of related rows, that a search for an id looks into."""
+    whole_fields: Sequence[str] = ()
+    """Indexed text columns: who searches for all of a value finds every row that has it."""
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Say how far a search for words looks."""
+        changes = super().get_changelist_instance(request)
+        if changes.search_help_text:
+            changes.search_help_text += f" (words: in the newest {LOOKED_THROUGH:,} rows)"
+        return changes
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find an id through its index; search everything else as text.
+        """Find an id or a whole value through its index; search the newest rows for all else.
 
-        Django compares UUID columns as text, which reads every row.
+        Django compares UUID columns as text, which reads every row; so do words in a text.
         """
         try:
             wanted = uuid.UUID(search_term.strip())
         except ValueError:
             wanted = None
-        if wanted is None or not self.id_fields:
-            return super().get_search_results(request, queryset, search_term)
-        anywhere = Q.create([(name, wanted) for name in self.id_fields], connector=Q.OR)
-        return queryset.filter(anywhere), False
+        if wanted is not None and self.id_fields:
+            anywhere = Q.create([(name, wanted) for name in self.id_fields], connector=Q.OR)
+            return queryset.filter(anywhere), False
+        for name in self.whole_fields:
+            whole = Q((name, search_term.strip()))
+            if self.model._default_manager.filter(whole).exists():
+                return queryset.filter(whole), False
+        newest = queryset if not search_term else queryset.filter(self._among_the_newest())
+        return super().get_search_results(request, newest, search_term)
+
+    def _among_the_newest(self) -> Q:
+        ids = self.model._default_manager.order_by("-pk").values_list("pk", flat=True)
+        oldest = ids[LOOKED_THROUGH - 1 : LOOKED_THROUGH].first()
+        return Q() if oldest is None else Q(pk__gte=oldest)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Show every column, also those that Django hides because no form could edit them."""

@@ -35,6 +35,7 @@ class RunAdmin(HistoryAdmin):
     list_filter = ["mode", "status", "created_at"]
     id_fields = ["id", "workspace_id", "attempt_id"]
     search_fields = ["owner_user_id", "harness_id", "error_code"]
+    whole_fields = ["owner_user_id"]
     search_help_text = "Run, workspace or attempt id, owner, harness or error code"
     readonly_fields = ["record"]
     ordering = ["-id"]

@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.database.ids import OWNER_MAX_LENGTH, IdOrder, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from workspaces.models import ERROR_CODE_MAX_LENGTH
 
@@ -122,7 +122,8 @@ class Run(LeasedRow):
     class Meta:
         indexes = [
             models.Index(fields=["workspace", "-id"], name="run_workspace"),
-            models.Index(fields=["owner_user_id", "-id"], name="run_owner"),
+            models.Index("owner_user_id", IdOrder("id").desc(), name="run_of_owner"),
+            models.Index("owner_user_id", "status", IdOrder("id").desc(), name="run_owner_status"),
             models.Index(
                 fields=["id"],
                 name="run_open",
@@ -162,6 +163,7 @@ class RunHead(models.Model):
     """
 
     run_number = models.BigIntegerField(primary_key=True)
+    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH, help_text="That of the run.")
     source_id = models.CharField(max_length=64, blank=True)
     source_base = models.BigIntegerField(default=0)
     process_base = models.IntegerField(default=0)
@@ -200,9 +202,32 @@ class RunHead(models.Model):
 
     class Meta:
         db_table = "run_head"
+        indexes = [
+            models.Index(
+                fields=["owner_user_id"],
+                name="head_going_on",
+                condition=Q(sealed_at__isnull=True),
+            )
+        ]
 
     def __str__(self) -> str:
         return f"head of run {self.run_number} at {self.last_sequence}"
+
+
+class RunOwner(models.Model):
+    """What the records of one owner take that are sealed and not removed.
+
+    Written with the seal and with the removal; ``runs.record.room`` adds those that go on.
+    """
+
+    owner_user_id = models.CharField(primary_key=True, max_length=OWNER_MAX_LENGTH)
+    sealed_bytes = models.BigIntegerField()
+
+    class Meta:
+        db_table = "run_owner"
+
+    def __str__(self) -> str:
+        return f"{self.sealed_bytes} bytes of {self.owner_user_id}"
 
 
 class RunEvent(models.Model):

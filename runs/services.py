@@ -19,6 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 from structlog.contextvars import bind_contextvars
 
+from controlplane.database.ids import IdOrder
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
 from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
@@ -111,8 +112,8 @@ def get_record_number(run_id: uuid.UUID, *, owner_user_id: str | None) -> int:
 
 
 _RECORD = """
-    SELECT number, removed_at FROM runs_run LEFT JOIN run_head ON run_number = number
-    WHERE id = %(run)s AND (%(owner)s::text IS NULL OR owner_user_id = %(owner)s)
+    SELECT number, removed_at FROM runs_run AS run LEFT JOIN run_head ON run_number = number
+    WHERE id = %(run)s AND (%(owner)s::text IS NULL OR run.owner_user_id = %(owner)s)
 """
 
 
@@ -178,11 +179,15 @@ def create_boot_run(attempt: Attempt) -> Run:
 
 def list_runs(
     *, owner_user_id: str, workspace_id: uuid.UUID | None, status: str | None
-) -> RunQuerySet:
-    """Return an owner's runs, boot runs too; of one workspace and in one status when named."""
+) -> tuple[RunQuerySet, IdOrder | None]:
+    """Return an owner's runs, boot runs too; of one workspace and in one status when named.
+
+    With the order in which they can be paged through; None: that of the ids, by themselves.
+    """
     wanted = {"workspace_id": workspace_id, "status": status}
     named = {name: value for name, value in wanted.items() if value is not None}
-    return Run.objects.owned_by(owner_user_id).filter(**named)
+    order = IdOrder("id") if workspace_id is None else None
+    return Run.objects.owned_by(owner_user_id).filter(**named), order
 
 
 def update_run(run: Run, report: Report, *, named: Sequence[str], from_gateway: bool) -> Run:

@@ -89,13 +89,10 @@ class RunViewSet(ViewSet):
         """List an owner's runs, boot runs too, newest first."""
         given = read(request, query=RunListQuery, owner_required=True)
         query = given.query
-        rows = list_runs(
-            owner_user_id=given.required_owner,
-            workspace_id=query.get("workspace_id"),
-            status=query.get("status"),
-        )
+        named = {name: query.get(name) for name in ("workspace_id", "status")}
+        rows, order = list_runs(owner_user_id=given.required_owner, **named)
         limit, cursor = query["limit"], query.get("cursor")
-        return Response(page(rows, limit=limit, cursor=cursor, present=present_runs))
+        return Response(page(rows, limit=limit, cursor=cursor, order=order, present=present_runs))
 
     @extend_schema(
         operation_id="runs.create",

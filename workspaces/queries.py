@@ -6,24 +6,35 @@ import uuid
 
 from django.db.models import QuerySet
 
+from controlplane.database.ids import IdOrder
 from controlplane.errors import NotFound
 from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
 from workspaces.services import get_workspace
 from workspaces.status import DELETED
 
 
-def list_workspaces(*, owner_user_id: str, status: str | None) -> QuerySet[Workspace]:
-    """Return an owner's workspaces with their latest attempts; deleted ones only when asked for."""
+def list_workspaces(
+    *, owner_user_id: str, status: str | None
+) -> tuple[QuerySet[Workspace], IdOrder]:
+    """Return an owner's workspaces with their latest attempts; deleted ones only when asked for.
+
+    With the order in which they can be paged through.
+    """
     rows = (
-        Workspace.objects.owned_by(owner_user_id)
-        .select_related("latest_sandbox__latest_attempt")
+        Workspace.objects.select_related("latest_sandbox__latest_attempt")
         # A blueprint may be large, and a list shows none.
         .defer("latest_sandbox__spec", "latest_sandbox__latest_attempt__spec")
     )
     if status == DELETED:
-        return rows.filter(deleted_at__isnull=False)
+        return rows.filter(owner_user_id=owner_user_id, deleted_at__isnull=False), IdOrder("id")
     rows = rows.filter(deleted_at__isnull=True)
-    return rows if status is None else rows.filter(latest_sandbox__status=status)
+    if status is None:
+        return rows.filter(owner_user_id=owner_user_id), IdOrder("id")
+    # Asked of the sandbox, which has its workspace's owner: the list follows the index over these.
+    of_status = rows.filter(
+        latest_sandbox__owner_user_id=owner_user_id, latest_sandbox__status=status
+    )
+    return of_status, IdOrder("latest_sandbox__workspace_id")
 
 
 def get_workspace_with_latest(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Workspace:

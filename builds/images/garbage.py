@@ -31,6 +31,9 @@ log = structlog.get_logger(__name__)
 IMAGES_AT_A_TIME = 100
 """How many manifests one pass removes at the most."""
 
+IMAGES_LOOKED_AT = 200
+"""How many images one pass looks at; the next one goes on from there, and then begins again."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ImageKeeper:
@@ -42,6 +45,8 @@ class ImageKeeper:
     keep: timedelta
     _refuses: bool = field(default=False, init=False)
     """The registry deletes nothing; said once for each process."""
+    _looked_up_to: str = field(default="", init=False)
+    """The last digest that was looked at; none when a pass came to the end."""
     _tagged_by_others: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def tidy(self, stopped: threading.Event) -> None:
@@ -57,10 +62,9 @@ class ImageKeeper:
     # ------------------------------------------------------------ the registry
 
     def _tidy_registry(self, stopped: threading.Event) -> None:
-        unneeded = self._published().unneeded_images().values_list("repository", "published_digest")
-        old = unneeded.annotate(since=_SINCE).filter(since__lt=Now() - self.keep)
+        images, self._looked_up_to = long_unneeded(self._looked_up_to, keep=self.keep)
         removed = 0
-        for repository, digest, _ in old.order_by("since")[:IMAGES_AT_A_TIME]:
+        for repository, digest in images:
             if stopped.is_set() or self._refuses:
                 break
             if (repository, digest) not in self._tagged_by_others:
@@ -69,12 +73,9 @@ class ImageKeeper:
         if removed:
             log.info("images_removed_from_registry", images=removed)
 
-    def _published(self) -> BuildJobQuerySet:
-        return BuildJob.objects.with_image().filter(registry_id=settings.REGISTRY_NAME)
-
     def _remove_manifest(self, repository: str, digest: str) -> bool:
         """Remove a manifest with its tags; False when it is needed after all, or has to stay."""
-        mine = self._published().filter(repository=repository, published_digest=digest)
+        mine = _published().filter(repository=repository, published_digest=digest)
         if not mine.unneeded_images().exists():
             return False
         try:
@@ -136,3 +137,23 @@ _SINCE = Max(
     )
 )
 """Since when an image that nobody needs is not needed, as far as its jobs tell."""
+
+
+def long_unneeded(after: str, *, keep: timedelta) -> tuple[list[tuple[str, str]], str]:
+    """Return images that nobody has needed for so long, as repository and digest, oldest first.
+
+    Looks at ``IMAGES_LOOKED_AT`` digests behind ``after``, in the order of the index over them. The
+    second value is the digest to go on after; it is empty when the next call begins again.
+    """
+    following = BuildJob.objects.with_image().filter(published_digest__gt=after)
+    digests = following.order_by("published_digest").values_list("published_digest", flat=True)
+    looked_at = list(digests.distinct()[:IMAGES_LOOKED_AT])
+    unneeded = _published().filter(published_digest__in=looked_at).unneeded_images()
+    images = unneeded.values_list("repository", "published_digest").annotate(since=_SINCE)
+    old = images.filter(since__lt=Now() - keep).order_by("since")[:IMAGES_AT_A_TIME]
+    last = looked_at[-1] if len(looked_at) == IMAGES_LOOKED_AT else ""
+    return [(repository, digest) for repository, digest, _ in old], last
+
+
+def _published() -> BuildJobQuerySet:
+    return BuildJob.objects.with_image().filter(registry_id=settings.REGISTRY_NAME)

@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 from django.db.models import Model, QuerySet
 from rest_framework import serializers
 
+from controlplane.database.ids import IdOrder
 from controlplane.errors import Fault, ValidationFailed
 from controlplane.http.serializers import QuerySerializer
 
 M = TypeVar("M", bound=Model)
+ORDER = "order_of_list"
 
 
 def encode_cursor(*position: object) -> str:
@@ -78,17 +80,22 @@ def page(
     limit: int,
     cursor: str | None,
     key: str = "pk",
+    order: IdOrder | None = None,
     present: Callable[[Sequence[M]], list[Any]],
     oldest: M | None = None,
 ) -> dict[str, Any]:
     """Return one page of ``rows``, newest first, as ``{items, nextCursor}``.
 
-    ``key`` is the UUIDv7 column that orders the list. ``nextCursor`` is absent on the last page.
-    ``oldest`` is an item that is not stored, with a lower key than any that is.
+    ``key`` is the UUIDv7 column that orders the list, by ``order`` of it when that is given.
+    ``nextCursor`` is absent on the last page. ``oldest`` is an item that is not stored, with a
+    lower key than any that is.
     """
+    ordered, by = (rows, key) if order is None else (rows.alias(**{ORDER: order}), ORDER)
     if cursor is not None:
-        rows = rows.filter(**{f"{key}__lt": decode_cursor(cursor)})
-    found = list(rows.order_by(f"-{key}")[: limit + 1])
+        position = decode_cursor(cursor)
+        before = position if order is None else position.bytes
+        ordered = ordered.filter(**{f"{by}__lt": before})
+    found = list(ordered.order_by(f"-{by}")[: limit + 1])
     if oldest is not None and len(found) <= limit:
         found.append(oldest)
     shown = found[:limit]

@@ -85,6 +85,7 @@ class Migration(migrations.Migration):
             name='RunHead',
             fields=[
                 ('run_number', models.BigIntegerField(primary_key=True, serialize=False)),
+                ('owner_user_id', models.CharField(help_text='That of the run.', max_length=200)),
                 ('source_id', models.CharField(blank=True, max_length=64)),
                 ('source_base', models.BigIntegerField(default=0)),
                 ('process_base', models.IntegerField(default=0)),
@@ -108,6 +109,17 @@ class Migration(migrations.Migration):
             ],
             options={
                 'db_table': 'run_head',
+                'indexes': [models.Index(condition=models.Q(('sealed_at__isnull', True)), fields=['owner_user_id'], name='head_going_on')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RunOwner',
+            fields=[
+                ('owner_user_id', models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ('sealed_bytes', models.BigIntegerField()),
+            ],
+            options={
+                'db_table': 'run_owner',
             },
         ),
         migrations.CreateModel(
@@ -188,7 +200,7 @@ class Migration(migrations.Migration):
                 ('workspace', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='workspaces.workspace')),
             ],
             options={
-                'indexes': [models.Index(fields=['workspace', '-id'], name='run_workspace'), models.Index(fields=['owner_user_id', '-id'], name='run_owner'), models.Index(condition=models.Q(('status__in', ['queued', 'running'])), fields=['id'], name='run_open'), models.Index(condition=models.Q(('lease_expires_at__isnull', False)), fields=['lease_expires_at'], name='run_leased')],
+                'indexes': [models.Index(fields=['workspace', '-id'], name='run_workspace'), models.Index(models.F('owner_user_id'), models.OrderBy(controlplane.database.ids.IdOrder('id'), descending=True), name='run_of_owner'), models.Index(models.F('owner_user_id'), models.F('status'), models.OrderBy(controlplane.database.ids.IdOrder('id'), descending=True), name='run_owner_status'), models.Index(condition=models.Q(('status__in', ['queued', 'running'])), fields=['id'], name='run_open'), models.Index(condition=models.Q(('lease_expires_at__isnull', False)), fields=['lease_expires_at'], name='run_leased')],
                 'constraints': [models.UniqueConstraint(condition=models.Q(('mode', 'boot')), fields=('attempt',), name='run_one_boot_per_attempt'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', True), ('status__in', ['queued', 'running'])), models.Q(('finished_at__isnull', False), ('status__in', ['completed', 'failed', 'cancelled'])), _connector='OR'), name='run_finished_when_final'), models.CheckConstraint(condition=models.Q(('lease_expires_at__isnull', True), ('status__in', ['queued', 'running']), _connector='OR'), name='run_lease_only_while_open')],
             },
         ),

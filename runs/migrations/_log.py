@@ -43,17 +43,24 @@ CREATE TRIGGER run_event_append_only BEFORE UPDATE OR DELETE ON run_event
 CREATE TRIGGER run_event_no_truncate BEFORE TRUNCATE ON run_event
     FOR EACH STATEMENT EXECUTE FUNCTION run_event_refuse();
 
+-- Asked of the tables, as they are now: to_regclass() may still say what was so before a wait.
+CREATE FUNCTION run_event_has_partition(name text) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_class JOIN pg_inherits ON inhrelid = pg_class.oid
+        WHERE relname = name AND inhparent = 'run_event'::regclass AND NOT inhdetachpending
+    );
+$$;
 CREATE FUNCTION run_event_ensure_partition(number bigint, per_partition bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     part bigint := number / per_partition;
     name text := 'run_event_p' || part;
 BEGIN
-    IF to_regclass(name) IS NOT NULL THEN
+    IF run_event_has_partition(name) THEN
         RETURN;
     END IF;
     PERFORM pg_advisory_xact_lock(hashtextextended('run_event_ensure_partition', 0));
-    IF to_regclass(name) IS NOT NULL THEN
+    IF run_event_has_partition(name) THEN
         RETURN;
     END IF;
     -- Attached afterwards, because that lets readers and writers of other partitions go on.
@@ -68,6 +75,7 @@ SELECT run_event_ensure_partition(0, 1000), run_event_ensure_partition(1000, 100
 """
 DROP_LOG = """
 DROP FUNCTION run_event_ensure_partition(bigint, bigint);
+DROP FUNCTION run_event_has_partition(text);
 DROP TABLE run_event;
 DROP FUNCTION run_event_refuse();
 """

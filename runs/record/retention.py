@@ -3,6 +3,11 @@
 The row of the run stays, and the head of its record with counters, seal and signature; the head
 says when the record was removed. Everything that the record told goes: events, processes, changes,
 loss spans, checkpoints.
+
+Of a partition that goes whole, the heads are marked first, in small transactions; from then on
+nobody reads its events, and it is taken out (``runs.record.partitions``). A command that dies in
+between leaves marked records whose events are still there, or a partition that is detached or half
+so: the next one begins with these.
 """
 
 from __future__ import annotations
@@ -12,10 +17,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from django.db import OperationalError, connection, transaction
-from django.db.models import Exists, OuterRef
+from django.db import connection, transaction
+from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
+from controlplane.database.locks import try_advisory_lock
 from runs.models import (
     PARTITION_RUNS,
     Run,
@@ -25,12 +31,17 @@ from runs.models import (
     RunLoss,
     RunProcess,
 )
+from runs.record import partitions, room
+from runs.record.partitions import State, name_of
 
 BATCH = 100
 """Runs whose records are removed in one transaction, so that none holds its locks for long."""
 
-LOCK_TIMEOUT = "2s"
-"""Dropping a partition stops all writers for a moment; when it cannot at once, it does not."""
+_LOCK = "prune-records"
+
+
+class PruneUnderWay(Exception):
+    """Another process is removing records."""
 
 
 @dataclass
@@ -43,6 +54,8 @@ class Removed:
     partitions: list[str] = field(default_factory=list)
     kept_partitions: list[str] = field(default_factory=list)
     """Those that were busy: their records were removed row by row."""
+    left_partitions: list[str] = field(default_factory=list)
+    """Those that are no longer read, and still there because somebody was reading them."""
 
 
 def prunable(
@@ -67,77 +80,125 @@ def prunable(
 def prune(numbers: Sequence[int], *, dry_run: bool = False) -> Removed:
     """Remove the records of runs that :func:`prunable` named; return what was removed.
 
-    A partition of which no record would be left is dropped whole.
+    A partition of which no record would be left is dropped whole, and so is what an earlier call
+    did not get done. To be called outside of transactions; raises ``PruneUnderWay``.
     """
-    removed = Removed()
     by_partition: dict[int, list[int]] = {}
     for number in numbers:
         by_partition.setdefault(number // PARTITION_RUNS, []).append(number)
-    for part, members in sorted(by_partition.items()):
-        if _goes_whole(part, members):
-            if dry_run:
-                _count(removed, members)
-                removed.partitions.append(_name(part))
-                continue
-            if _drop(part, members, removed):
-                continue
-        for batch in _batches(members):
-            if dry_run:
-                _count(removed, batch)
-            else:
-                _delete(batch, removed)
+    if dry_run:
+        return _would_remove(by_partition)
+    removed = Removed()
+    with try_advisory_lock(_LOCK) as alone:
+        if not alone:
+            raise PruneUnderWay("another process is removing records")
+        for part, state in partitions.partitions().items():
+            _take_up(part, state, removed)
+        for part, members in sorted(by_partition.items()):
+            _prune(part, members, removed)
     return removed
 
 
-def _name(part: int) -> str:
-    return f"run_event_p{part}"
+def _would_remove(by_partition: dict[int, list[int]]) -> Removed:
+    removed = Removed()
+    for part, members in sorted(by_partition.items()):
+        if _goes_whole(part, members):
+            removed.partitions.append(name_of(part))
+        for batch in _batches(members):
+            _add(removed, batch, _sizes(batch))
+    return removed
 
 
-def _goes_whole(part: int, members: Sequence[int]) -> bool:
-    """Return whether a partition will hold nothing when these records are gone, now and later."""
-    start, end = part * PARTITION_RUNS, (part + 1) * PARTITION_RUNS
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT last_value FROM run_number_seq")
-        (last,) = cursor.fetchone()
-        cursor.execute("SELECT to_regclass(%s)", [_name(part)])
-        (exists,) = cursor.fetchone()
-    if last < end - 1 or exists is None:
+def _take_up(part: int, state: State, removed: Removed) -> None:
+    """Finish what an earlier call has begun with a partition."""
+    if state is not State.ATTACHED or _goes_whole(part):
+        _drop(part, state, removed)
+    if partitions.partitions().get(part) is State.ATTACHED:
+        _delete_marked(part)
+
+
+def _prune(part: int, members: Sequence[int], removed: Removed) -> None:
+    """Remove records of one partition."""
+    whole = _goes_whole(part, members) and partitions.wait_for_new_runs()
+    # Looked at again, now that no run can get a number of this partition any more.
+    whole = whole and _goes_whole(part, members)
+    for batch in _batches(members):
+        _remove(batch, removed, with_events=not whole)
+    if whole and not (_goes_whole(part) and _drop(part, State.ATTACHED, removed)):
+        _delete_marked(part)
+
+
+def _goes_whole(part: int, members: Sequence[int] = ()) -> bool:
+    """Return whether a partition holds only records that are removed, or these, now and later."""
+    if not partitions.is_past(part):
         return False
-    others = RunHead.objects.filter(run_number__gte=start, run_number__lt=end)
-    return not others.exclude(run_number__in=members).filter(removed_at__isnull=True).exists()
-
-
-def _drop(part: int, members: Sequence[int], removed: Removed) -> bool:
-    """Drop a partition; False, and nothing done, when it is busy or not to go whole after all."""
-    try:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-            locked = _lock(members)
-            # The whole before its part, as readers and writers lock them.
-            cursor.execute("LOCK TABLE ONLY run_event IN ACCESS EXCLUSIVE MODE")
-            cursor.execute(f"LOCK TABLE {_name(part)} IN ACCESS EXCLUSIVE MODE")
-            # Looked at again now that nobody else can write there.
-            if len(locked) != len(members) or not _goes_whole(part, members):
-                return False
-            sizes = _sizes(members)
-            cursor.execute(f"DROP TABLE {_name(part)}")
-            _mark(members, sizes, removed)
-    except OperationalError:
-        removed.kept_partitions.append(_name(part))
+    if partitions.partitions().get(part) is not State.ATTACHED:
         return False
-    removed.partitions.append(_name(part))
+    heads = _heads(part)
+    others = heads.exclude(run_number__in=members).filter(removed_at__isnull=True)
+    return heads.exists() and not others.exists()
+
+
+def _drop(part: int, state: State, removed: Removed) -> bool:
+    """Take a partition out; False when it is still attached, because it is busy."""
+    if partitions.remove(part, state):
+        removed.partitions.append(name_of(part))
+        return True
+    if partitions.partitions().get(part) is State.ATTACHED:
+        removed.kept_partitions.append(name_of(part))
+        return False
+    removed.left_partitions.append(name_of(part))
     return True
 
 
-def _delete(members: Sequence[int], removed: Removed) -> None:
-    with transaction.atomic(), connection.cursor() as cursor:
+def _remove(members: Sequence[int], removed: Removed, *, with_events: bool) -> None:
+    """Mark the heads of records as removed, with all but the events; with these if wanted."""
+    with transaction.atomic(durable=True):
         locked = _lock(members)
         sizes = _sizes(locked)
+        if with_events:
+            _delete_events(locked)
+        for model in (RunProcess, RunLoss, RunChange, RunCheckpoint):
+            model.objects.filter(run_number__in=locked).delete()
+        room.give_back(locked)
+        heads = list(RunHead.objects.filter(run_number__in=locked))
+        for head in heads:
+            _, head.removed_bytes = sizes.get(head.run_number, (0, 0))
+            head.removed_at = Now()
+        RunHead.objects.bulk_update(heads, ["removed_at", "removed_bytes"])
+    _add(removed, locked, sizes)
+
+
+def _delete_marked(part: int) -> None:
+    """Delete the events of records that are marked as removed, where there still are some."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT run_number FROM run_head AS head WHERE removed_at IS NOT NULL"  # noqa: S608
+            " AND run_number >= %s AND run_number < %s AND EXISTS"
+            f" (SELECT FROM {name_of(part)} AS event WHERE event.run_number = head.run_number)",
+            _numbers(part),
+        )
+        marked = [number for (number,) in cursor.fetchall()]
+    for batch in _batches(marked):
+        with transaction.atomic(durable=True):
+            _delete_events(batch)
+
+
+def _delete_events(members: Sequence[int]) -> None:
+    with connection.cursor() as cursor:
         cursor.execute("SET LOCAL svc.retention = 'on'")
-        cursor.execute("DELETE FROM run_event WHERE run_number = ANY(%s)", [locked])
-        # The permission ends with the statement that needs it, not with a transaction around.
+        cursor.execute("DELETE FROM run_event WHERE run_number = ANY(%s)", [list(members)])
+        # The permission ends with the statement that needs it.
         cursor.execute("SET LOCAL svc.retention = 'off'")
-        _mark(locked, sizes, removed)
+
+
+def _numbers(part: int) -> tuple[int, int]:
+    return part * PARTITION_RUNS, (part + 1) * PARTITION_RUNS
+
+
+def _heads(part: int) -> QuerySet[RunHead]:
+    start, end = _numbers(part)
+    return RunHead.objects.filter(run_number__gte=start, run_number__lt=end)
 
 
 def _lock(members: Sequence[int]) -> list[int]:
@@ -159,21 +220,6 @@ def _sizes(members: Sequence[int]) -> dict[int, tuple[int, int]]:
             [list(members)],
         )
         return {number: (events, size) for number, events, size in cursor.fetchall()}
-
-
-def _mark(members: Sequence[int], sizes: dict[int, tuple[int, int]], removed: Removed) -> None:
-    for model in (RunProcess, RunLoss, RunChange, RunCheckpoint):
-        model.objects.filter(run_number__in=members).delete()
-    heads = list(RunHead.objects.filter(run_number__in=members))
-    for head in heads:
-        _, head.removed_bytes = sizes.get(head.run_number, (0, 0))
-        head.removed_at = Now()
-    RunHead.objects.bulk_update(heads, ["removed_at", "removed_bytes"])
-    _add(removed, members, sizes)
-
-
-def _count(removed: Removed, members: Sequence[int]) -> None:
-    _add(removed, members, _sizes(members))
 
 
 def _add(removed: Removed, members: Sequence[int], sizes: dict[int, tuple[int, int]]) -> None:

@@ -25,7 +25,7 @@ from controlplane.metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_E
 from runs.agent.record import frames
 from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunHead
-from runs.record import chain, seal, settlement
+from runs.record import chain, room, seal, settlement
 from runs.record.ingest import meta as metas
 from runs.record.ingest import tables
 from runs.record.ingest.batch import LAST_SEQUENCE, Batch
@@ -73,7 +73,11 @@ def ensure_head(run: Run) -> None:
     To be called in the transaction that creates the run.
     """
     _ensure_partition(run.number)
-    head = RunHead(run_number=run.number, chain_head=chain.genesis(run.pk))
+    head = RunHead(
+        run_number=run.number,
+        owner_user_id=run.owner_user_id,
+        chain_head=chain.genesis(run.pk),
+    )
     RunHead.objects.bulk_create([head], ignore_conflicts=True)
 
 
@@ -303,6 +307,7 @@ def _seal(head: RunHead) -> Run:
     run = Run.objects.get(number=head.run_number)
     seal.seal(run, head)
     head.save()
+    room.count_sealed(head)
     return run
 
 

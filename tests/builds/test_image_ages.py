@@ -17,6 +17,7 @@ from django.conf import settings as django_settings
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
+from builds.images import garbage
 from builds.images.compiler import Compiler, repository_lock
 from builds.images.garbage import ImageKeeper
 from controlplane.database.locks import shared_advisory_lock, try_advisory_lock
@@ -101,6 +102,29 @@ def test_the_image_of_a_workspace_deleted_long_ago_goes_with_its_tag(
     one.job.refresh_from_db()
     assert one.job.image_removed_at is not None
     assert one.job.published_digest == one.digest  # what was published stays told
+
+
+def test_images_beyond_those_of_one_pass_are_looked_at_by_the_next(
+    keeper: ImageKeeper,
+    registry: RegistryClient,
+    repository: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "IMAGES_LOOKED_AT", 1)
+    images = [published(repository, tag=tag) for tag in ("a", "b", "c")]
+    for one in images:
+        delete(one)
+        one.age()
+    for left in (2, 1, 0, 0):
+        tidy(keeper)
+        there = [one for one in images if registry.head_manifest(repository, one.digest)]
+        assert len(there) == left
+    again = published(repository, tag="d")
+    delete(again)
+    again.age()
+    tidy(keeper)
+    tidy(keeper)
+    assert registry.head_manifest(repository, again.digest) is None
 
 
 def test_an_image_stays_until_it_was_not_needed_for_long_enough(

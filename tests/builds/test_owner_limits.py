@@ -15,6 +15,7 @@ from pytest_django.fixtures import Settings
 
 from runs.models import Run, RunHead
 from runs.record import store
+from runs.record.retention import prunable, prune
 from tests.conftest import OWNER, Answer, Api
 from tests.factories import claim, make_job
 from tests.runs.ready import ready_attempt
@@ -160,7 +161,7 @@ def test_records_beyond_the_limit_refuse_new_runs_and_starts_and_let_the_old_go_
 
     going_on = Run.objects.get(pk=begun["runId"])
     assert store.end_in_order(going_on.number, reason="test", status=Run.Status.COMPLETED)
-    RunHead.objects.update(removed_at=Now())
+    prune(prunable())
     api.post("/v1/runs", run_body(attempt), expect=201)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runs.agent.observe import texts
 from runs.agent.observe.changes import Changes, ChangesFailed, Difference, Snapshot
+from runs.agent.observe.diff import Change
 from runs.agent.record.frames import Kind
 from tests.runs.observed import ACCOUNT, Watching, git
 
@@ -278,6 +282,105 @@ def test_without_a_repository_a_manifest_says_what_changed(tmp_path: Path) -> No
     assert compared.kinds() == {"new": "renamed", "gone": "deleted"}
 
 
+def plain_folder(tmp_path: Path) -> Path:
+    """A folder without a repository, which git would not find one around either."""
+    root = tmp_path / "plain"
+    root.mkdir()
+    return root
+
+
+def changes_by_path(compared: Compared) -> dict[str, Change]:
+    return {change.path: change for change in compared.end()[1].changes}
+
+
+def test_without_a_repository_small_text_files_have_patches(tmp_path: Path) -> None:
+    root = plain_folder(tmp_path)
+    (root / "notes").write_text("one\ntwo\nthree\n")
+    (root / "gone").write_text("was here")
+    (root / "raw").write_bytes(b"\0\1\2")
+    compared = Compared(tmp_path, root)
+    (root / "notes").write_text("one\n2\nthree\n")
+    (root / "gone").unlink()
+    (root / "raw").write_bytes(b"text now\n")
+    (root / "new file").write_text("hello\n")
+    (root / "image").write_bytes(b"\x89PNG\0\0")
+    found = changes_by_path(compared)
+    assert found["notes"].patch == (
+        b"diff --git a/notes b/notes\n--- a/notes\n+++ b/notes\n"
+        b"@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
+    )
+    assert (found["notes"].added_lines, found["notes"].removed_lines) == (1, 1)
+    assert found["gone"].patch == (
+        b"diff --git a/gone b/gone\ndeleted file mode 100644\n--- a/gone\n+++ /dev/null\n"
+        b"@@ -1 +0,0 @@\n-was here\n\\ No newline at end of file\n"
+    )
+    assert found["new file"].patch == (
+        b"diff --git a/new file b/new file\nnew file mode 100644\n--- /dev/null\n"
+        b"+++ b/new file\t\n@@ -0,0 +1 @@\n+hello\n"
+    )
+    for name in ("raw", "image"):
+        assert (found[name].binary, found[name].patch) == (True, b"")
+
+
+def test_what_is_kept_without_a_repository_is_bounded_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "TEXT_BYTES", 100)
+    monkeypatch.setattr(texts, "KEPT_BYTES", 150)
+    root = plain_folder(tmp_path)
+    for name, size in (("a", 90), ("b", 90), ("c", 60), ("large", 101)):
+        (root / name).write_text(name * size)
+    compared = Compared(tmp_path, root)
+    kept = sum(path.stat().st_size for path in tmp_path.glob("*/work/texts/*"))
+    assert kept == 150
+    for name in ("a", "b", "c", "large"):
+        (root / name).write_text("changed\n")
+    found = changes_by_path(compared)
+    assert {name for name, change in found.items() if change.patch} == {"a", "c"}
+    assert {name for name, change in found.items() if change.patch is None} == {"b", "large"}
+    assert not list(tmp_path.glob("*/work"))
+
+
+def test_patches_without_a_repository_have_the_limits_of_all_patches(tmp_path: Path) -> None:
+    root = plain_folder(tmp_path)
+    compared = Compared(tmp_path, root, patch_bytes=1000, most=3)
+    for name in "abcd":
+        (root / name).write_text(name * 400 + "\n")
+    _, difference = compared.end()
+    assert [change.patch is None for change in difference.changes] == [False, False, True]
+    assert difference.truncated
+    assert difference.counts == {"added": 4}
+
+
+def test_files_of_very_many_differing_lines_are_compared_in_time(tmp_path: Path) -> None:
+    root = plain_folder(tmp_path)
+    (root / "many").write_text("a\nb\n" * 30_000)
+    compared = Compared(tmp_path, root)
+    (root / "many").write_text("b\nc\n" * 30_000)
+    began = time.monotonic()
+    change = changes_by_path(compared)["many"]
+    assert time.monotonic() - began < 10
+    assert change.kind == "modified"
+    assert (change.added_lines, change.removed_lines) == (60_000, 60_000)
+
+
+def test_the_record_of_a_run_without_a_repository_has_masked_patches(tmp_path: Path) -> None:
+    root = plain_folder(tmp_path)
+    (root / "kept").write_text("kept\n")
+    watching = Watching(tmp_path, root, files=True)
+    coverage = watching.observers.coverage()["files"]
+    assert coverage["state"] == "limited"
+    assert coverage["reason"].endswith("patches of small text files only")
+    watching.observers.before_start()
+    (root / "kept").write_text("a-secret-value\n")
+    watching.observers.finish()
+    (entry,) = watching.events(Kind.FILE_DIFF_ENTRY)
+    assert entry.body.endswith(b"-kept\n+**************\n")
+    (meta,) = watching.metas(Kind.FILE_DIFF_ENTRY)
+    assert (meta["patchTruncated"], meta["addedLines"], meta["removedLines"]) == (False, 1, 1)
+    watching.close()
+
+
 def test_the_record_has_snapshots_and_masked_patches(repository: Path, tmp_path: Path) -> None:
     watching = Watching(tmp_path, repository, files=True)
     assert watching.observers.coverage()["files"]["state"] == "on"
@@ -330,3 +433,50 @@ def test_changes_are_those_of_a_naive_comparison(
                 assert change.kind in ("renamed", "added") or before[path] != after[path]
                 told[path] = after[path]
         assert told == after
+
+
+_LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"\n", b"c \n", b"\xff\n"]), max_size=25)
+_TEXTS = st.dictionaries(
+    _NAMES,
+    st.builds(bytes.__add__, _LINES.map(b"".join), st.sampled_from([b"", b"end"])),
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(before=_TEXTS, after=_TEXTS)
+def test_git_makes_what_came_after_of_what_was_before_with_the_patches(
+    before: dict[bytes, bytes], after: dict[bytes, bytes]
+) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        root, copy = Path(base) / "plain", Path(base) / "copy"
+        root.mkdir()
+        copy.mkdir()
+        for place in (root, copy):
+            _write(place, before)
+        compared = Compared(Path(base), root)
+        for name in before:
+            Path(os.fsdecode(os.fsencode(root) + b"/" + name)).unlink()
+        _write(root, after)
+        patches = b""
+        for change in compared.end()[1].changes:
+            old_path = change.old_path
+            if old_path is not None:
+                # One that only moved has no text.
+                (copy / old_path).rename(copy / change.path)
+                continue
+            assert change.patch is not None
+            patches += change.patch
+        if patches:
+            command = ["git", "apply", "--unidiff-zero", "--whitespace=nowarn", "-"]
+            subprocess.run(command, cwd=copy, input=patches, check=True, capture_output=True)
+        assert _read(copy) == _read(root)
+
+
+def _write(root: Path, files: dict[bytes, bytes]) -> None:
+    for name, content in files.items():
+        Path(os.fsdecode(os.fsencode(root) + b"/" + name)).write_bytes(content)
+
+
+def _read(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in root.iterdir()}

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import DatabaseError, connection, transaction
 from django.db.models.functions import Now
 
+from controlplane.database.locks import advisory_lock
 from runs.models import (
     PARTITION_RUNS,
     Run,
@@ -21,11 +27,15 @@ from runs.models import (
     RunLoss,
     RunProcess,
 )
+from runs.record import partitions as log
 from runs.record import retention
+from runs.record.partitions import name_of
 from runs.record.verify import verify_run
+from tests.runs.booted import eventually
+from tests.runs.killed import Killed, killed_before
 from tests.runs.record_factory import Source, make_run, record
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def ended(days_ago: float = 0, output: bytes = b"hello\n") -> Run:
@@ -179,24 +189,215 @@ def test_the_permission_to_delete_ends_with_the_deletion() -> None:
     prune("--older-than", "30")
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('svc.retention', true)")
-        assert cursor.fetchone() == ("off",)
+        assert cursor.fetchone()[0] != "on"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_busy_partition_is_emptied_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT", "50ms")
+def old_partition() -> tuple[str, list[Run]]:
+    """A partition with two records that are to go, and its name."""
     next_partition()
-    old = ended(40)
-    name = f"run_event_p{old.number // PARTITION_RUNS}"
+    runs = [ended(40), ended(40, b"x" * 5000)]
     next_partition()
+    return f"run_event_p{runs[0].number // PARTITION_RUNS}", runs
+
+
+def other_session() -> psycopg.Connection[Any]:
     parameters = connection.get_connection_params()
     keys = ("dbname", "user", "password", "host", "port")
-    chosen = {key: parameters[key] for key in keys if key in parameters}
-    with psycopg.connect(**chosen) as reader:
-        reader.execute(f"SELECT count(*) FROM {name}")  # noqa: S608
-        told = prune("--older-than", "30")
+    return psycopg.connect(**{key: parameters[key] for key in keys if key in parameters})
+
+
+@contextmanager
+def read_by_somebody(name: str) -> Iterator[None]:
+    """Have a transaction under way that has read of a partition, through the whole log."""
+    number = int(name.removeprefix("run_event_p")) * PARTITION_RUNS
+    with other_session() as reader:
+        reader.execute(
+            "SELECT count(*) FROM run_event WHERE run_number BETWEEN %s AND %s",
+            [number, number + PARTITION_RUNS - 1],
+        )
+        yield
         reader.rollback()
+
+
+def tables() -> dict[str, str]:
+    return {name_of(part): str(state) for part, state in log.partitions().items()}
+
+
+def nothing_is_left_of(name: str, runs: list[Run]) -> bool:
+    heads = RunHead.objects.filter(pk__in=[run.number for run in runs])
+    marked = all(head.removed_at is not None for head in heads)
+    return marked and size_of(*runs) == (0, 0) and name not in tables()
+
+
+@pytest.mark.parametrize(
+    ("statement", "occurrence", "state"),
+    [
+        ('UPDATE "run_head"', 1, "attached"),
+        ('UPDATE "run_head"', 2, "attached"),
+        ("ALTER TABLE", 1, "attached"),
+        ("DROP TABLE", 1, "detached"),
+    ],
+)
+def test_what_a_killed_command_left_is_taken_up_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, statement: str, occurrence: int, state: str
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 1)
+    name, runs = old_partition()
+    young = ended(1)
+    with pytest.raises(Killed), killed_before(statement, occurrence):
+        prune("--older-than", "30")
+    assert tables()[name] == state
+    assert f"1 whole partitions ({name})" in prune("--older-than", "30")
+    assert nothing_is_left_of(name, runs)
+    assert verify_run(young).ok
+
+
+def test_marked_records_lose_their_events_though_their_partition_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 1)
+    _, (first, second) = old_partition()
+    with pytest.raises(Killed), killed_before('UPDATE "run_head"', 2):
+        prune("--older-than", "30")
+    assert size_of(first) != (0, 0)
+    Run.objects.filter(pk=second.pk).update(finished_at=Now())
+    assert "0 whole partitions" in prune("--older-than", "30")
+    assert size_of(first) == (0, 0)
+    assert verify_run(second).ok
+
+
+def test_a_detachment_that_was_cut_off_is_finished_by_the_next_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log, "LOCK_TIMEOUT_MS", 100)
+    name, runs = old_partition()
+    with read_by_somebody(name):
+        told = prune("--older-than", "30")
+        assert tables()[name] == "detaching"
+        assert f"Still being read, to be dropped by the next pruneruns: {name}." in told
+        assert "Busy" not in told
+        assert RunHead.objects.get(pk=runs[0].number).removed_at is not None
+        assert f"Still being read, to be dropped by the next pruneruns: {name}." in prune(
+            "--older-than", "30"
+        )
+    assert f"1 whole partitions ({name})" in prune("--older-than", "30")
+    assert nothing_is_left_of(name, runs)
+
+
+def test_a_session_that_is_cut_while_it_waits_leaves_what_the_next_command_finishes() -> None:
+    name, runs = old_partition()
+
+    def doomed() -> None:
+        try:
+            prune("--older-than", "30")
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool, other_session() as admin:
+        admin.autocommit = True
+        with read_by_somebody(name):
+            work = pool.submit(doomed)
+            eventually(lambda: tables()[name] == "detaching")
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND query LIKE 'ALTER TABLE%%DETACH%%'"
+            )
+            with pytest.raises(DatabaseError):
+                work.result(60)
+    assert tables()[name] == "detaching"
+    assert f"1 whole partitions ({name})" in prune("--older-than", "30")
+    assert nothing_is_left_of(name, runs)
+
+
+def test_others_read_and_write_while_a_partition_waits_for_its_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log, "LOCK_TIMEOUT_MS", 30_000)
+    name, runs = old_partition()
+    young = ended(1)
+
+    def pruned() -> str:
+        try:
+            return prune("--older-than", "30")
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        with read_by_somebody(name), connection.cursor() as cursor:
+            work = pool.submit(pruned)
+            eventually(lambda: tables()[name] == "detaching")
+            cursor.execute("SET lock_timeout = '1s'")
+            assert verify_run(young).ok
+            assert verify_run(ended(1)).ok
+            next_partition()
+            # Another partition begins, which was made before.
+            assert verify_run(ended(1)).ok
+            assert not work.done()
+            cursor.execute("RESET lock_timeout")
+        assert f"1 whole partitions ({name})" in work.result(60)
+    assert nothing_is_left_of(name, runs)
+
+
+def test_two_commands_at_once_do_not_meet() -> None:
+    never = threading.Event()
+    with ThreadPoolExecutor(1) as pool, advisory_lock("prune-records", timeout=1, cancelled=never):
+        work = pool.submit(pruned_alone)
+        with pytest.raises(CommandError, match="Another pruneruns is under way"):
+            work.result(60)
+
+
+def pruned_alone() -> None:
+    try:
+        prune("--older-than", "30")
+    finally:
+        connection.close()
+
+
+def test_a_partition_stays_while_a_run_with_one_of_its_numbers_is_being_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log, "LOCK_TIMEOUT_MS", 100)
+    next_partition()
+    old = ended(40)
+    made, pruned_meanwhile = threading.Event(), threading.Event()
+    numbers = []
+
+    def late() -> None:
+        try:
+            with transaction.atomic():
+                run = make_run()
+                numbers.append(run.number)
+                made.set()
+                pruned_meanwhile.wait(60)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(late)
+        made.wait(60)
+        next_partition()
+        told = prune("--older-than", "30")
+        pruned_meanwhile.set()
+        work.result(60)
+    assert "0 whole partitions" in told
+    assert size_of(old) == (0, 0)
+    assert numbers[0] // PARTITION_RUNS == old.number // PARTITION_RUNS
+    late_run = Run.objects.get(number=numbers[0])
+    record(late_run)
+    assert verify_run(late_run).ok
+
+
+def test_a_busy_partition_is_emptied_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "LOCK_TIMEOUT_MS", 50)
+    name, runs = old_partition()
+    with other_session() as admin:
+        # As the making of a partition does, or an ANALYZE.
+        admin.execute("LOCK TABLE ONLY run_event IN SHARE UPDATE EXCLUSIVE MODE")
+        told = prune("--older-than", "30")
+        admin.rollback()
     assert f"Busy, so their records went row by row: {name}." in told
     assert name in partitions()
-    assert size_of(old) == (0, 0)
-    assert RunHead.objects.get(pk=old.number).removed_at is not None
+    assert size_of(*runs) == (0, 0)
+    assert RunHead.objects.get(pk=runs[0].number).removed_at is not None
+    assert f"1 whole partitions ({name})" in prune("--older-than", "30")
+    assert nothing_is_left_of(name, runs)

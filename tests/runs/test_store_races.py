@@ -10,9 +10,10 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, connections, transaction
 
-from runs.models import Run, RunEvent, RunHead, RunLoss
+from runs.models import PARTITION_RUNS, Run, RunEvent, RunHead, RunLoss
 from runs.record import store
 from runs.record.verify import verify_run
+from tests.runs.booted import eventually
 from tests.runs.record_factory import Source, make_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -170,3 +171,44 @@ def test_a_run_number_of_a_partition_that_is_not_there_gets_one() -> None:
     source = told(run, 1)
     source.append()
     assert verify_run(run).ok
+
+
+def test_two_that_need_the_same_new_partition_get_one(
+    in_threads: Callable[..., list[object]],
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT nextval('run_number_seq')")
+        part = cursor.fetchone()[0] // PARTITION_RUNS + 2
+        cursor.execute("SELECT setval('run_number_seq', %s)", [part * PARTITION_RUNS - 1])
+    first_has_made_it, ended = threading.Event(), []
+
+    def first() -> None:
+        with transaction.atomic():
+            make_run()
+            first_has_made_it.set()
+            # The second one waits for the lock by now, having seen that there is no partition.
+            eventually(waits_for_advisory_lock)
+        ended.append("first")
+
+    def second() -> None:
+        first_has_made_it.wait(60)
+        make_run()
+        ended.append("second")
+
+    in_threads(first, second)
+    assert sorted(ended) == ["first", "second"]
+    runs = Run.objects.filter(number__gte=part * PARTITION_RUNS)
+    assert runs.count() == 2
+    for run in runs:
+        told(run, 1).append()
+        assert verify_run(run).ok
+
+
+def waits_for_advisory_lock() -> bool:
+    """Whether somebody in this database does."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        return bool(cursor.fetchone()[0])

@@ -50,6 +50,7 @@ class WorkspaceAdmin(HistoryAdmin):
     list_filter = ["latest_sandbox__status", "created_at", "deleted_at"]
     id_fields = ["id"]
     search_fields = ["name", "owner_user_id"]
+    whole_fields = ["owner_user_id"]
     search_help_text = "Workspace id, name or owner"
     readonly_fields = ["status", "history"]
     list_select_related = ["latest_sandbox"]
@@ -163,6 +164,7 @@ class SandboxAdmin(HistoryAdmin):
     list_filter = ["status", StateFilter, "relation", "created_at"]
     id_fields = ["id", "workspace_id"]
     search_fields = ["owner_user_id", "repository", "tag"]
+    whole_fields = ["owner_user_id"]
     search_help_text = "Sandbox or workspace id, owner, repository or tag"
     list_select_related = ["workspace"]
     readonly_fields = ["blueprint"]

@@ -271,7 +271,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='workspace',
-            index=models.Index(fields=['owner_user_id', '-id'], name='workspace_owner'),
+            index=models.Index(fields=['owner_user_id'], name='workspace_owner'),
+        ),
+        migrations.AddIndex(
+            model_name='workspace',
+            index=models.Index(models.F('owner_user_id'), models.OrderBy(controlplane.database.ids.IdOrder('id'), descending=True), condition=models.Q(('deleted_at__isnull', True)), name='workspace_present'),
+        ),
+        migrations.AddIndex(
+            model_name='workspace',
+            index=models.Index(models.F('owner_user_id'), models.OrderBy(controlplane.database.ids.IdOrder('id'), descending=True), condition=models.Q(('deleted_at__isnull', False)), name='workspace_deleted'),
         ),
         migrations.AddIndex(
             model_name='workspace',
@@ -300,6 +308,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='sandbox',
             index=models.Index(fields=['status', 'id'], name='sandbox_status'),
+        ),
+        migrations.AddIndex(
+            model_name='sandbox',
+            index=models.Index(models.F('owner_user_id'), models.F('status'), models.OrderBy(controlplane.database.ids.IdOrder('workspace_id'), descending=True), name='sandbox_of_owner'),
         ),
         migrations.AddConstraint(
             model_name='sandbox',

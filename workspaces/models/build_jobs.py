@@ -168,10 +168,11 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
 
     def unneeded_images(self) -> BuildJobQuerySet:
         """Keep the jobs whose image no job needs that has published the same one there."""
-        needing = BuildJob.objects.needing_their_image().filter(
+        needing = BuildJob.objects.with_image().needing_their_image()
+        same = needing.filter(
             repository=OuterRef("repository"), published_digest=OuterRef("published_digest")
         )
-        return self.filter(~Exists(needing))
+        return self.filter(~Exists(same))
 
     def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
         """Keep queued jobs whose message should have arrived long ago, oldest first.

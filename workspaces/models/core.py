@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
+from controlplane.database.ids import OWNER_MAX_LENGTH, IdOrder, uuid7
 from workspaces.status import SurfacedStatus
 
 ERROR_CODE_MAX_LENGTH = 64
@@ -49,7 +49,19 @@ class Workspace(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["owner_user_id", "-id"], name="workspace_owner"),
+            models.Index(fields=["owner_user_id"], name="workspace_owner"),
+            models.Index(
+                "owner_user_id",
+                IdOrder("id").desc(),
+                name="workspace_present",
+                condition=Q(deleted_at__isnull=True),
+            ),
+            models.Index(
+                "owner_user_id",
+                IdOrder("id").desc(),
+                name="workspace_deleted",
+                condition=Q(deleted_at__isnull=False),
+            ),
             models.Index(
                 fields=["expires_at"],
                 name="workspace_expiring",
@@ -101,6 +113,9 @@ class Sandbox(models.Model):
         indexes = [
             models.Index(fields=["workspace", "-id"], name="sandbox_workspace"),
             models.Index(fields=["status", "id"], name="sandbox_status"),
+            models.Index(
+                "owner_user_id", "status", IdOrder("workspace_id").desc(), name="sandbox_of_owner"
+            ),
         ]
         constraints = [
             models.CheckConstraint(

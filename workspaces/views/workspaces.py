@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
+from controlplane.database.ids import IdOrder
 from controlplane.errors import NotFound
 from controlplane.http.gateway_token import principal, require_gateway
 from controlplane.http.openapi import GATEWAY_TOKEN_REQUIRED, OWNER_QUERY, OWNER_REQUIRED, PRINCIPAL
@@ -93,8 +94,9 @@ class WorkspaceViewSet(ViewSet):
     def list(self, request: Request) -> Response:
         """List an owner's workspaces, newest first."""
         given = read(request, query=WorkspaceListQuery, owner_required=True)
-        rows = list_workspaces(owner_user_id=given.required_owner, status=given.query.get("status"))
-        return _page(WorkspacePageSerializer, rows, given, present_workspaces)
+        status = given.query.get("status")
+        rows, order = list_workspaces(owner_user_id=given.required_owner, status=status)
+        return _page(WorkspacePageSerializer, rows, given, present_workspaces, order=order)
 
     @extend_schema(
         operation_id="workspaces.create",
@@ -243,9 +245,11 @@ def _page(
     rows: QuerySet[Any],
     given: Reading,
     present: Callable[[Sequence[Any]], Any],
+    *,
+    order: IdOrder | None = None,
 ) -> Response:
     limit, cursor = given.query["limit"], given.query.get("cursor")
-    answer = page(rows, limit=limit, cursor=cursor, present=present)
+    answer = page(rows, limit=limit, cursor=cursor, order=order, present=present)
     next_cursor = answer.pop("nextCursor", None)
     return Response(serializer({**answer, "next_cursor": next_cursor}).data)
 

@@ -2,8 +2,8 @@
 
 With git, a snapshot is a tree: tracked and untracked files, nothing that is ignored, of
 repositories in the repository only their commit; very large files count by size and time.
-Elsewhere it is a manifest, without patches. What lies between the two snapshots is not seen: what
-a run changed and restored is no change.
+Elsewhere it is a manifest, with the first versions of small text files. What lies between the two
+snapshots is not seen: what a run changed and restored is no change.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .manifest import (
     plain_hasher,
     walk,
 )
+from .texts import Texts, compare_with_texts
 
 SNAPSHOT_SECONDS = 20.0
 GIT_HASH_BYTES = 32 * 1024 * 1024
@@ -79,6 +80,7 @@ class Changes:
         self._run_id = run_id
         self._holder: Optional[str] = None
         self._repository: Optional[Repository] = None
+        self._binary: Set[str] = set()
         self._place = ""
         self._before: Optional[Manifest] = None
         self._before_ns = 0
@@ -92,6 +94,7 @@ class Changes:
         if told["repository"] is not None:
             self._repository = Repository(*told["repository"])
         self.ignored = set(told["ignored"])
+        self._binary = set(told.get("binary", ()))
         self._before = {path: Entry(*entry) for path, entry in told["entries"].items()}
         return self._snapshot(told["tree"], len(self._before), started)
 
@@ -143,12 +146,17 @@ class Changes:
         tree = _tree_name(store, after)
         changed = {path: after[path] for path in paths if path in after}
         send({"tree": tree, "files": len(after), "paths": paths, "changed": changed}, b"")
-        if store is None:
+        limits = self._patch_bytes, self._most
+        if store is not None:
+            _keep(store, reader, changed)
+            changes = compare_with_git(store, before, after, *limits)
+        elif self._repository is None:
+            changes = compare_with_texts(Texts(home, self._binary), reader, before, after, *limits)
+        else:
             return
-        _keep(store, reader, changed)
         counts: Dict[str, int] = {}
         total = 0
-        for change in compare_with_git(store, before, after, self._patch_bytes, self._most):
+        for change in changes:
             total += 1
             counts[change.kind] = counts.get(change.kind, 0) + 1
             if total <= self._most:
@@ -209,7 +217,10 @@ def _begin(send: Send, root: str, home: str) -> None:
     if repository is None or git is None:
         reader = Reader(root, plain_hasher, PLAIN_HASH_BYTES, {}, 0)
         entries = reader.all(walk(root))
-        send({"repository": None, "ignored": [], "entries": entries, "tree": None}, b"")
+        texts = Texts(home, set())
+        texts.keep(reader, entries)
+        told: Dict[str, Any] = {"repository": None, "ignored": [], "entries": entries, "tree": None}
+        send({**told, "binary": sorted(texts.binary)}, b"")
         return
     reader = Reader(root, repository.hasher, GIT_HASH_BYTES, {}, 0)
     found = repository.files(git)

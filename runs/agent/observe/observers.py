@@ -214,9 +214,9 @@ class Observers:
         told: Dict[str, Any] = {"state": "on", "method": "inotify", "detail": _FILES_DETAIL}
         told["intervalMs"] = int(GATHER_SECONDS * 1000)
         if git.program() is None:
-            told.update(state="limited", reason="no git: changes have no patches")
+            told.update(state="limited", reason="no git: patches of small text files only")
         elif not _is_in_repository(self._root):
-            told.update(state="limited", reason="no repository: changes have no patches")
+            told.update(state="limited", reason="no repository: patches of small text files only")
         return told
 
     def _open_runs(self) -> List[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.checks import SETTINGS
-from runs.record.retention import prunable, prune
+from runs.record.retention import PruneUnderWay, prunable, prune
 
 _LONGEST_DAYS = 36_500
 
@@ -49,7 +49,10 @@ class Command(BaseCommand):
         numbers = prunable(older_than=older_than, run_id=run_id)
         if run_id is not None and not numbers:
             raise CommandError(f"Run {run_id} has no record that may be removed.")
-        removed = prune(numbers, dry_run=options["dry_run"])
+        try:
+            removed = prune(numbers, dry_run=options["dry_run"])
+        except PruneUnderWay as exc:
+            raise CommandError("Another pruneruns is under way.") from exc
         verb = "Would remove" if options["dry_run"] else "Removed"
         self.stdout.write(
             f"{verb} the records of {removed.runs} runs: {removed.events} events, "
@@ -60,4 +63,9 @@ class Command(BaseCommand):
         if removed.kept_partitions:
             self.stdout.write(
                 f"Busy, so their records went row by row: {', '.join(removed.kept_partitions)}."
+            )
+        if removed.left_partitions:
+            self.stdout.write(
+                "Still being read, to be dropped by the next pruneruns: "
+                f"{', '.join(removed.left_partitions)}."
             )

@@ -129,7 +129,8 @@ class StreamView:
         while limit is None or limit > 0:
             # A range of offsets rather than a number of rows: however wrong PostgreSQL guesses how
             # much is behind, it never sorts more than is sent.
-            near = min(self.end, offset + BATCH_BYTES)
+            wanted = BATCH_BYTES if limit is None else max(position - offset, 0) + limit
+            near = min(self.end, offset + min(wanted, BATCH_BYTES))
             batch = fetch(_BATCH, place | {"offset": offset, "end": near})
             if not batch:
                 (following,) = fetch(_NEXT, place | {"offset": near, "end": self.end})[0]
