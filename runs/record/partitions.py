@@ -88,7 +88,7 @@ def remove(part: int, state: State) -> bool:
     """
     name = name_of(part)
     try:
-        with _patience(), connection.cursor() as cursor:
+        with _lock_timeout(), connection.cursor() as cursor:
             if state is State.ATTACHED:
                 _make_next()
                 cursor.execute(f"ALTER TABLE run_event DETACH PARTITION {name} CONCURRENTLY")
@@ -116,7 +116,7 @@ def _make_next() -> None:
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
+def _lock_timeout() -> Iterator[None]:
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = %s", [LOCK_TIMEOUT_MS])
     try:

@@ -18,7 +18,7 @@ INSTEAD = {
     "door": "engine proxy",
     "duty": "task",
     "fulfil": "carry out",
-    "intents": "transitions",
+    "intent": "transition, or request",
     "patience": "timeout, or how many seconds are waited",
     "parting": "before_discard",
     "salvage": "collect",

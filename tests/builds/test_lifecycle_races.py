@@ -178,7 +178,7 @@ def told(attempt: Attempt) -> list[str]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_simultaneous_stops_and_deletes_are_one_intent_and_the_delete_wins() -> None:
+def test_simultaneous_stops_and_deletes_are_one_transition_and_the_delete_wins() -> None:
     kinds = [STOP, DELETE, STOP, DELETE, STOP, DELETE]
     for _ in range(ROUNDS):
         workspace_id = ready_attempt().workspace_id
@@ -249,7 +249,7 @@ def test_simultaneous_workers_each_claim_what_nobody_else_has() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_intent_that_is_being_written_is_passed_over_for_the_next_one() -> None:
+def test_a_transition_that_is_being_written_is_passed_over_for_the_next_one() -> None:
     first, second = asked(), asked()
     make_worker("worker-a")
     waits_longest = Transition.objects.get(workspace_id=first.workspace_id)
@@ -436,7 +436,7 @@ def test_an_engine_that_is_away_is_waited_for_and_named() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_intent_that_fails_for_a_reason_of_ours_keeps_no_other_waiting() -> None:
+def test_one_transition_that_fails_for_a_reason_of_ours_keeps_no_other_waiting() -> None:
     first, second = asked(), asked()
     engine = Engine(running={second.run_id})
 
@@ -530,7 +530,7 @@ def test_a_dead_worker_lets_go_of_a_cancelled_build_by_being_dead() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_that_stops_gives_its_intent_back() -> None:
+def test_a_worker_that_stops_gives_its_transition_back() -> None:
     asked()
     stopped = threading.Event()
     engine = Engine()

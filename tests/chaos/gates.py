@@ -32,8 +32,8 @@ _DELIVERED = (
 )
 
 
-_INTENT_CLAIM = ("workspaces_transition", "old.claim_count <> new.claim_count")
-_INTENT_STEP = (
+_TRANSITION_CLAIM = ("workspaces_transition", "old.claim_count <> new.claim_count")
+_TRANSITION_STEP = (
     "workspaces_transition",
     "old.claim_count = new.claim_count and old.lease_expires_at < new.lease_expires_at",
 )
@@ -56,8 +56,8 @@ class Gate(Enum):
     BEFORE_STORED = (71007, *_STORED, False)
     AFTER_STORED = (71008, *_STORED, True)
     AFTER_RUN_SETTLED = (71009, *_RUN_SETTLED, True)
-    AFTER_INTENT_CLAIM = (71010, *_INTENT_CLAIM, True)
-    AT_INTENT_STEP = (71011, *_INTENT_STEP, False)
+    AFTER_TRANSITION_CLAIM = (71010, *_TRANSITION_CLAIM, True)
+    AT_TRANSITION_STEP = (71011, *_TRANSITION_STEP, False)
     BEFORE_STOPPED = (71012, *_STOPPED, False)
     AFTER_STOPPED = (71013, *_STOPPED, True)
     BEFORE_DELETED = (71014, *_DELETED, False)

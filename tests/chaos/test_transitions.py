@@ -97,7 +97,7 @@ def assert_deleted(stack: Stack, job: Started) -> None:
 @pytest.mark.parametrize("step", STEPS_OF_A_STOP)
 def test_a_worker_killed_at_any_step_of_a_stop_is_replaced(stack: Stack, step: int) -> None:
     job, worker = running(stack)
-    with closed(Gate.AT_INTENT_STEP, stack.postgres.url) as gate:
+    with closed(Gate.AT_TRANSITION_STEP, stack.postgres.url) as gate:
         stop(stack, job)
         for _ in range(step - 1):
             gate.wait_reached()
@@ -108,7 +108,7 @@ def test_a_worker_killed_at_any_step_of_a_stop_is_replaced(stack: Stack, step: i
     assert_stopped(stack, job)
 
 
-@pytest.mark.parametrize("gate_name", ["AFTER_INTENT_CLAIM", "BEFORE_STOPPED", "AFTER_STOPPED"])
+@pytest.mark.parametrize("gate_name", ["AFTER_TRANSITION_CLAIM", "BEFORE_STOPPED", "AFTER_STOPPED"])
 def test_a_worker_killed_at_any_write_of_a_stop_is_replaced(stack: Stack, gate_name: str) -> None:
     job, worker = running(stack)
     with closed(Gate[gate_name], stack.postgres.url) as gate:
@@ -134,7 +134,7 @@ def test_a_stop_without_any_worker_is_done_when_there_is_one(stack: Stack) -> No
 
 def test_a_database_that_restarts_in_the_middle_of_a_stop_is_waited_for(stack: Stack) -> None:
     job, _ = running(stack)
-    with closed(Gate.AT_INTENT_STEP, stack.postgres.url) as gate:
+    with closed(Gate.AT_TRANSITION_STEP, stack.postgres.url) as gate:
         stop(stack, job)
         gate.wait_reached()
     stack.postgres.restart()
@@ -165,7 +165,7 @@ def test_a_worker_killed_while_it_resumes_a_workspace_is_replaced(stack: Stack) 
 def test_a_worker_killed_at_any_step_of_a_delete_is_replaced(stack: Stack, step: int) -> None:
     job, worker = running(stack, persistence="persistent")
     assert len(stack.engine.volumes()) == 2
-    with closed(Gate.AT_INTENT_STEP, stack.postgres.url) as gate:
+    with closed(Gate.AT_TRANSITION_STEP, stack.postgres.url) as gate:
         delete(stack, job)
         for _ in range(step - 1):
             gate.wait_reached()
@@ -177,7 +177,7 @@ def test_a_worker_killed_at_any_step_of_a_delete_is_replaced(stack: Stack, step:
 
 
 @pytest.mark.parametrize(
-    "gate_name", ["AFTER_INTENT_CLAIM", "BEFORE_STOPPED", "BEFORE_DELETED", "AFTER_DELETED"]
+    "gate_name", ["AFTER_TRANSITION_CLAIM", "BEFORE_STOPPED", "BEFORE_DELETED", "AFTER_DELETED"]
 )
 def test_a_worker_killed_at_any_write_of_a_delete_is_replaced(stack: Stack, gate_name: str) -> None:
     job, worker = running(stack, persistence="persistent")

@@ -38,7 +38,7 @@ def workspace(attempt: Attempt) -> Workspace:
     return Workspace.objects.get(pk=attempt.workspace_id)
 
 
-def test_a_stop_by_an_operator_is_an_intent_that_says_who_asked(staff: Client) -> None:
+def test_a_stop_by_an_operator_is_a_transition_that_says_who_asked(staff: Client) -> None:
     attempt = ready_attempt()
     told = act(staff, Workspace, "stop", [workspace(attempt)])
     assert told == [f"{attempt.workspace_id}: is being stopped."]

@@ -88,7 +88,7 @@ class BuildJobAdmin(HistoryAdmin):
 
 
 @admin.register(Transition)
-class IntentAdmin(HistoryAdmin):
+class TransitionAdmin(HistoryAdmin):
     """What is wanted of workspaces, and what it waits for."""
 
     list_display = [
