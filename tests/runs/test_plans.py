@@ -13,6 +13,7 @@ from django.test import Client
 
 from builds.images import garbage
 from controlplane import admin
+from runs.models import Run
 from runs.record.room import taken_by
 from tests.conftest import Api
 from tests.plans import rows_read, sequential_scans, statements
@@ -128,3 +129,14 @@ def test_a_search_of_the_admin_looks_through_the_newest_rows_only(
     assert too_much(lambda: look("?q=wholly-unheard-of"), most=201) == {}
     assert too_much(lambda: look("?q=shell"), most=201) == {}
     assert too_much(lambda: look("?q=usr_3"), most=201) == {}
+
+    def found(query: str) -> int:
+        return int(client.get(f"/admin/runs/run/?q={query}").context["cl"].result_count)
+
+    owned = Run.objects.filter(owner_user_id="usr_3").count()
+    newest = [run.owner_user_id for run in Run.objects.order_by("-pk")[:100]]
+    assert found("usr_3") == owned > 100  # a whole value: all that there are
+    assert found("usr_1") == Run.objects.filter(owner_user_id="usr_1").count()
+    assert found("sr_1") == sum("sr_1" in owner for owner in newest)
+    assert found("hell") == 100
+    assert found("") == 200
