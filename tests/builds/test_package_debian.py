@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from django.conf import settings as configured
@@ -22,12 +23,17 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.django_db]
 
 @pytest.fixture(scope="module")
 def debian(
-    django_db_setup: None, django_db_blocker: DjangoDbBlocker
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, instance_id: str
 ) -> Iterator[dict[str, Package]]:
-    """Read Debian's index once for this module's questions, and take it away again."""
+    """Read Debian's index once for this module's questions, and take it away again.
+
+    Under the session's own id: what reads for another session removes what it takes for leftovers
+    of its own.
+    """
+    engine = replace(configured_engine(), instance_id=instance_id)
     with django_db_blocker.unblock():
         try:
-            sync_family("debian", engine=configured_engine(), cancelled=threading.Event())
+            sync_family("debian", engine=engine, cancelled=threading.Event())
             yield {package.name: package for package in Package.objects.filter(family="debian")}
         finally:
             Package.objects.all().delete()
