@@ -25,7 +25,10 @@ def pause_beside(container: Container, subcommand: str) -> None:
 
 def _runs(container: Container, subcommand: str) -> bool:
     try:
-        processes = container.top()["Processes"]
+        processes = container.top(ps_args="-eo pid,comm,args")["Processes"]
     except APIError:
         return False  # it is not up yet
-    return any(f"/usr/lib/svc/agent {subcommand}" in " ".join(each) for each in processes or ())
+    # Started by the engine, or served by the agent that is PID 1.
+    shown = [" ".join(each) for each in processes or ()]
+    names = (f"/usr/lib/svc/agent {subcommand}", f" agent {subcommand}")
+    return any(name in each for name in names for each in shown)

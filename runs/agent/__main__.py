@@ -31,7 +31,7 @@ def main(arguments: Optional[List[str]] = None, *, compiled: Optional[str] = Non
 def _boot(options: SimpleNamespace) -> int:
     from .boot.sequence import boot
 
-    return boot(options.config, options.state_dir)
+    return boot(options.config, options.state_dir, main)
 
 
 def _status(options: SimpleNamespace) -> int:

@@ -27,6 +27,7 @@ from ..record.spool import SpoolFailed
 from ..record.tail import bounded_text
 from ..status_file import StatusFile, StepStatus
 from .boot_record import BootRecord, Ending, RecordError, ending_of, start_failed
+from .callers import Callers, Serve
 from .markers import DOTFILES_DONE, SETUP_DONE, Markers, setup_step_done
 from .steps import Command, Runner, StepFailed, Stopped, command_of
 from .supervisor import Running, Supervisor
@@ -46,8 +47,11 @@ _MESSAGE_BYTES = 4096
 _DEFAULT_BOOTSTRAP = "if [ -f ./install.sh ] && [ -x ./install.sh ]; then exec ./install.sh; fi"
 
 
-def boot(config_path: str, state_directory: str) -> int:
-    """Boot the workspace and stay until it ends; returns the exit code of the container."""
+def boot(config_path: str, state_directory: str, serve: Serve) -> int:
+    """Boot the workspace and stay until it ends; returns the exit code of the container.
+
+    `serve` runs a subcommand in a process of its own and returns its exit code.
+    """
     os.umask(0o022)
     try:
         os.makedirs(state_directory, mode=0o755, exist_ok=True)
@@ -56,6 +60,7 @@ def boot(config_path: str, state_directory: str) -> int:
         return EXIT_FAILED
     status = StatusFile(state_directory)
     supervisor = Supervisor(stdout_fd=1)
+    supervisor.callers = _callers(state_directory, serve)
     masker = Masker(())
     grace_seconds = _DEFAULT_GRACE_SECONDS
     ending: Ending = {"code": EXIT_FAILED, "signal": None, "reason": "exited"}
@@ -96,6 +101,17 @@ def boot(config_path: str, state_directory: str) -> int:
         reaper.signal_everything(signal.SIGKILL)
     _end_record(supervisor, "ended", ending)
     return EXIT_FAILED
+
+
+def _callers(state_directory: str, serve: Serve) -> Optional[Callers]:
+    """Serve the control plane's calls, as PID 1 of a container; without, the engine starts them."""
+    if os.getpid() != 1:
+        return None
+    try:
+        return Callers(state_directory, serve)
+    except OSError as error:
+        print(f"agent: no calls are served: {error.strerror}", file=sys.stderr, flush=True)
+        return None
 
 
 def _report(
@@ -285,7 +301,7 @@ class _Boot:
         record = self._supervisor.record
         if record is not None and not self._config.record.restart:
             # Read now, nobody has to take it out of the ended container.
-            reaper.wait_for_readers(record.runs_root, _READERS_SECONDS)
+            self._supervisor.wait_for_readers(record.runs_root, _READERS_SECONDS)
 
 
 def _check_harness(command: Sequence[str], account: Account, env: Dict[str, str]) -> None:

@@ -20,10 +20,12 @@ from ..process.reaper import (
     anything_left,
     signal_everything,
     terminate_signals,
+    wait_for_readers,
 )
 from ..process.signals import SignalQueue, name_of
 from ..record.tail import Tail
 from .boot_record import BootRecord, RecordedProcess, ending_of
+from .callers import Callers
 
 # Processes that entered the container from outside (`docker exec`) are not our children: their end
 # sends no signal, so a shutdown looks for them at this interval.
@@ -57,7 +59,8 @@ class Running:
 class Supervisor:
     """Owns all children, their pipes, the container's stdout and the arriving signals.
 
-    `record` is set before the first process starts. `shows_masked`: the container's stdout gets
+    `record` is set before the first process starts; `callers` where the control plane may call.
+    `shows_masked`: the container's stdout gets
     what the record gets, without secrets; otherwise it gets every byte as it comes.
     """
 
@@ -65,6 +68,7 @@ class Supervisor:
         adopt_orphans()
         self.record: Optional[BootRecord] = None
         self.shows_masked = False
+        self.callers: Optional[Callers] = None
         self._signals = SignalQueue()
         self._reaper = Reaper()
         self._output = ContainerOutput(stdout_fd)
@@ -123,6 +127,14 @@ class Supervisor:
             )
         running.child.signal_group(number)
 
+    def wait_for_readers(self, runs_root: str, seconds: float) -> None:
+        """Give those that pass records on the time to pass the ends on, but no more than this."""
+        wait_for_readers(runs_root, seconds, self._readers)
+
+    def _readers(self) -> Dict[int, str]:
+        self._collect()
+        return self.callers.readers() if self.callers is not None else {}
+
     def kill_everything(self) -> None:
         """KILL for every process that can be found."""
         if self.record is not None:
@@ -144,6 +156,8 @@ class Supervisor:
     def _collect(self) -> bool:
         """Reap, and record the ends of what we started; whether any children are left."""
         have_children = self._reaper.collect()
+        if self.callers is not None:
+            self.callers.finish()
         for running in self._running:
             if running.child.exit is not None and self.record is not None:
                 running.finish()
@@ -163,25 +177,43 @@ class Supervisor:
                 poll.register(descriptor, select.POLLIN)
         if self._output.has_pending:
             poll.register(self._output.fd, select.POLLOUT)
+        calling = self.callers.fds() if self.callers is not None else []
+        for descriptor in calling:
+            poll.register(descriptor, select.POLLIN)
 
-        due = record.deadline() if record is not None else None
-        if due is not None and (deadline is None or due < deadline):
-            deadline = due
+        for due in (
+            record.deadline() if record is not None else None,
+            self.callers.deadline() if self.callers is not None else None,
+        ):
+            if due is not None and (deadline is None or due < deadline):
+                deadline = due
         events = poll.poll(None if deadline is None else _milliseconds_until(deadline))
         for descriptor, _ in events:
             if descriptor == self._signals.wake_fd:
                 self._signals.drain()
             elif descriptor == self._output.fd:
                 self._output.flush()
-            else:
+            elif descriptor in readable:
                 readable[descriptor].read()
+            else:
+                self._serve(descriptor)
+        if self.callers is not None:
+            self.callers.drop_silent()
         if record is not None:
             record.tick()
+
+    def _serve(self, descriptor: int) -> None:
+        if self.callers is not None:
+            child = self.callers.ready(descriptor)
+            if child is not None:
+                self._reaper.watch(child)
 
     def _wait_for_nobody(self, deadline: float) -> bool:
         while True:
             have_children = self._collect()
-            if not have_children and not anything_left():
+            # Readers that we serve are our children, and have to go on until the end.
+            readers = self.callers.readers() if self.callers is not None else {}
+            if (not have_children or readers) and not anything_left(readers):
                 return True
             now = time.monotonic()
             if now >= deadline:

@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import time
-from typing import Dict, List
+from typing import Callable, Container, Dict, List
 
 from .program import Child, Exit
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_SECONDS = 0.005
+_RECORDERS = (b"agent exec", b"agent session")
 
 
 def adopt_orphans() -> None:
@@ -71,7 +72,10 @@ def signal_everything(number: int) -> None:
 
 
 def terminate_recorders() -> None:
-    """Ask the recorders of other runs in this container to end their runs and their records."""
+    """Ask the recorders of other runs in this container to end their runs and their records.
+
+    Those that are forked from us have our command line, and a name of their own.
+    """
     program = os.fsencode(os.path.abspath(sys.argv[0]))
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
@@ -79,16 +83,25 @@ def terminate_recorders() -> None:
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
                 command = file.read().split(b"\0")
-            if program in command and (b"exec" in command or b"session" in command):
+            if program not in command:
+                continue
+            if b"exec" in command or b"session" in command or _served_name(entry) in _RECORDERS:
                 os.kill(int(entry), signal.SIGTERM)
         except OSError:
             continue
 
 
-def anything_left() -> bool:
+def _served_name(entry: str) -> bytes:
+    """What a process that was forked from us, or from such a one, calls itself."""
+    with open(f"/proc/{entry}/comm", "rb") as file:
+        return file.read().strip()
+
+
+def anything_left(readers: Container[int] = ()) -> bool:
     """Whether the container, or the tree below us, has another process (unreaped ones included).
 
-    Those that pass records on do not count: they have to go on until the end.
+    Those that pass records on do not count: they have to go on until the end. `readers` are those
+    of them that are forked from us.
     """
     if os.getpid() != 1:
         return bool(descendants(os.getpid()))
@@ -96,17 +109,22 @@ def anything_left() -> bool:
         os.kill(-1, 0)
     except ProcessLookupError:
         return False
-    return any(entry.isdigit() and not _is_spared(int(entry)) for entry in os.listdir("/proc"))
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return any(pid not in readers and not _is_spared(pid) for pid in pids)
 
 
-def wait_for_readers(runs_root: str, seconds: float) -> None:
+def wait_for_readers(
+    runs_root: str, seconds: float, served: Callable[[], Dict[int, str]] = dict
+) -> None:
     """Give those that pass records on the time to pass the ends on, but no more than this.
 
-    A record whose end has arrived has no folder any more.
+    A record whose end has arrived has no folder any more. `served` tells of the readers that are
+    forked from us, and whose record each passes on.
     """
     deadline = time.monotonic() + seconds
     while os.getpid() == 1 and time.monotonic() < deadline:
-        runs = (_read_by(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+        runs = [_read_by(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()]
+        runs += served().values()
         if not any(run and os.path.isdir(os.path.join(runs_root, run)) for run in runs):
             return
         time.sleep(_LOOK_SECONDS)

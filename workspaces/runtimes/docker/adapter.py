@@ -26,7 +26,7 @@ from workspaces.runtimes.base import (
     ObservedRuntime,
     RenewedCredential,
 )
-from workspaces.runtimes.docker import volumes, wire
+from workspaces.runtimes.docker import agent_socket, volumes, wire
 from workspaces.runtimes.docker.engine_api import (
     RUN_LABEL,
     Engine,
@@ -45,7 +45,8 @@ class DockerAdapter:
     ``docker_host`` is a ``unix://`` or ``tcp://`` address; ``network_pool`` an IPv4 network that
     nothing else on the engine's machine uses; ``engine_timeout`` limits each call, in seconds, and
     ``agent_silence`` how long a live container may leave every question unanswered. The
-    registry's name and password are for pulling. Safe to use from several threads: no
+    registry's name and password are for pulling. ``agent_socket``: the agent is called without the
+    engine where that is possible. Safe to use from several threads: no
     two calls use one connection at a time.
     """
 
@@ -61,6 +62,7 @@ class DockerAdapter:
         agent_silence: float = 120.0,
         registry_username: str | None = None,
         registry_password: str | None = None,
+        agent_socket: bool = True,
     ) -> None:
         self.instance_id = instance_id
         self._docker_host = docker_host
@@ -68,6 +70,7 @@ class DockerAdapter:
         self._connections = EngineConnections(docker_host, instance_id)
         self._timeout = engine_timeout
         self._silence = agent_silence
+        self._calls_directly = agent_socket
         self._registry_auth = (
             {"username": registry_username, "password": registry_password or ""}
             if registry_username
@@ -240,6 +243,8 @@ class DockerAdapter:
     def _open(
         self, engine: Engine, container: Container, arguments: Sequence[str], timeout: float
     ) -> ExecChannel:
+        if self._calls_directly and (channel := agent_socket.call(container, arguments)):
+            return channel
         try:
             exec_id = engine.client.api.exec_create(
                 container.id, [boot.AGENT, *arguments], stdin=True, user="root"

@@ -39,6 +39,9 @@ class ExecChannel:
     failures are this channel's "not known".
     """
 
+    tick_seconds = TICK_SECONDS
+    """How often the exit code is asked for once the output has ended."""
+
     def __init__(
         self,
         connection: socket.socket,
@@ -192,7 +195,7 @@ class ExecChannel:
         code = self.exit_code()
         if code is None:
             raise LaunchError("runtime-not-running", "The workspace's container ended meanwhile.")
-        return AgentAnswer(code, b"".join(said), self._said.bytes())
+        return AgentAnswer(code, b"".join(said), self._said_errors())
 
     def exit_code(self) -> int | None:
         """Return how it ended; None while it runs, and when that cannot be known any more.
@@ -207,12 +210,15 @@ class ExecChannel:
                 return None
             if not running or not self._ended or time.monotonic() > until:
                 break
-            time.sleep(TICK_SECONDS)
+            time.sleep(self.tick_seconds)
         return self._exit_code
 
     def errors(self) -> str:
         """Return the end of what it said on its standard error, for the log."""
-        return self._said.bytes().decode("utf-8", "replace")
+        return self._said_errors().decode("utf-8", "replace")
+
+    def _said_errors(self) -> bytes:
+        return self._said.bytes()
 
     def close(self) -> None:
         """Give the connection up, whatever the other side does; the others' calls end."""
