@@ -11,15 +11,18 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID, uuid4
 
 import docker
 import pytest
 from docker.models.containers import Container
 
+from runs.agent_archive import agent_archive
+from tests.worker_process import eventually
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, tar_of
 from workspaces.runtimes.base import AgentAnswer, AgentChannel, LaunchError
-from workspaces.runtimes.docker import DockerAdapter
+from workspaces.runtimes.docker import DockerAdapter, agent_socket
 
 pytestmark = pytest.mark.docker
 
@@ -60,20 +63,76 @@ CMD ["sleep", "infinity"]
     return str(image.id)
 
 
-@pytest.fixture
-def place(docker_client: docker.DockerClient, shell_image: str) -> Iterator[Place]:
-    """A container of its own for every test."""
+SERVER = b"""\
+import os, signal, sys
+sys.path.insert(0, "/usr/lib/svc/agent.zip")
+from agent.boot.callers import Callers
+from agent.boot.supervisor import Supervisor
+
+def serve(arguments):
+    os.execvp(arguments[0], arguments)
+
+supervisor = Supervisor(1)
+supervisor.callers = Callers("/var/lib/svc", serve)
+while signal.SIGTERM not in supervisor.turn():
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def serving_image(docker_client: docker.DockerClient, shell_image: str) -> str:
+    """The same, and its first process serves calls as the agent's does."""
+    dockerfile = f"""\
+FROM {BASE_IMAGE}
+RUN apt-get update && apt-get install -y --no-install-recommends python3
+COPY --from={shell_image} /usr/lib/svc/agent /usr/lib/svc/agent
+COPY --from={shell_image} /var/lib/svc/runs /var/lib/svc/runs
+COPY agent.zip serve.py /usr/lib/svc/
+CMD ["python3", "/usr/lib/svc/serve.py"]
+"""
+    files = {"Dockerfile": dockerfile.encode(), "agent.zip": agent_archive(), "serve.py": SERVER}
+    image, _ = docker_client.images.build(
+        fileobj=io.BytesIO(tar_of(**files)),
+        custom_context=True,
+        forcerm=True,
+        network_mode="host",
+    )
+    return str(image.id)
+
+
+@pytest.fixture(params=["engine", "socket"])
+def place(
+    request: pytest.FixtureRequest,
+    docker_client: docker.DockerClient,
+    shell_image: str,
+    serving_image: str,
+) -> Iterator[Place]:
+    """A container of its own for every test, reached in both ways."""
     instance_id, run_id = str(uuid4()), uuid4()
+    served = request.param == "socket"
     container = docker_client.containers.run(
-        shell_image,
+        serving_image if served else shell_image,
         name=f"svc-{run_id}",
         labels={"svc.instance": instance_id, "svc.run": str(run_id)},
         network_mode="none",
-        init=True,
+        init=not served,
         detach=True,
     )
-    yield Place(DockerAdapter(DOCKER_HOST, instance_id), run_id, container)
+    container.reload()
+    if served:
+        eventually(lambda: is_served(container), what="PID 1 serves calls")
+    yield Place(DockerAdapter(DOCKER_HOST, instance_id, agent_socket=served), run_id, container)
     container.remove(force=True)
+
+
+def is_served(container: Container) -> bool:
+    """Whether a call needs no engine."""
+    channel = agent_socket.call(container, ["true"])
+    if channel is None:
+        return False
+    with contextlib.closing(channel):
+        read_all(channel)
+        return channel.exit_code() == 0
 
 
 def read_all(channel: AgentChannel) -> bytes:
@@ -269,12 +328,87 @@ def test_files_that_are_not_there_are_none(place: Place) -> None:
 
 def test_the_agent_is_reached_over_tcp_as_well(place: Place) -> None:
     with tcp_engine() as address:
-        adapter = DockerAdapter(address, place.adapter.instance_id)
+        adapter = DockerAdapter(address, place.adapter.instance_id, agent_socket=False)
         answer = adapter.call_agent(place.run_id, ["cat"], stdin=b"x" * MIB, timeout=WAIT_SECONDS)
         assert (answer.exit_code, len(answer.stdout)) == (0, MIB)
         with adapter.read_files(place.run_id, "/var/lib/svc/runs") as chunks:
             assert chunks is not None
             assert sum(map(len, chunks)) > MIB
+
+
+# ---------------------------------------------------------------- what a workspace may put there
+
+
+POSING = """
+import os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind("/var/lib/svc/agent.sock")
+server.listen(8)
+print("listening", flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.recv(1000)
+    connection.send(b"+forged")
+"""
+
+
+@pytest.mark.parametrize("place", ["socket"], indirect=True)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "ln -sf /run/elsewhere.sock agent.sock",
+        "rm agent.sock && touch agent.sock",
+        "rm agent.sock && mkfifo agent.sock",
+        "rm agent.sock && mkdir agent.sock",
+        "rm agent.sock",
+        "cd .. && mv svc other && ln -s other svc",
+    ],
+)
+def test_the_engine_is_asked_when_something_else_lies_in_the_sockets_place(
+    place: Place, script: str
+) -> None:
+    done = place.container.exec_run(["sh", "-ec", f"cd /var/lib/svc && {script}"])
+    assert done.exit_code == 0, done.output
+
+    assert agent_socket.call(place.container, ["echo", "served"]) is None
+
+    assert place.call("echo", "here").stdout == b"here\n"
+
+
+@pytest.mark.parametrize("place", ["socket"], indirect=True)
+def test_a_program_that_poses_as_the_first_process_is_not_believed(place: Place) -> None:
+    place.container.exec_run(["rm", "/var/lib/svc/agent.sock"])
+    output: Any = place.container.exec_run(["python3", "-c", POSING], stream=True).output
+    assert next(output) == b"listening\n"
+
+    assert agent_socket.call(place.container, ["true"]) is None
+    assert place.call("echo", "here").stdout == b"here\n"
+
+
+@pytest.mark.parametrize("place", ["socket"], indirect=True)
+def test_garbage_at_the_socket_stops_nobody_else(place: Place) -> None:
+    garbage = (
+        "import socket\n"
+        "for text in (b'{}\\n', b'no json\\n', b'[' * 60000, b'{\"arguments\": [7]}\\n',"
+        " b'{\"arguments\": [\"boot\"]}\\n', b''):\n"
+        "    peer = socket.socket(socket.AF_UNIX)\n"
+        "    peer.connect('/var/lib/svc/agent.sock')\n"
+        "    peer.send(text)\n"
+        "    if text: assert peer.recv(10) == b'', text[:20]\n"
+        "idle = [socket.socket(socket.AF_UNIX) for _ in range(30)]\n"
+        "for peer in idle: peer.connect('/var/lib/svc/agent.sock')\n"
+        "print('done')\n"
+    )
+    done = place.container.exec_run(["python3", "-c", garbage])
+    assert done.output == b"done\n"
+    assert is_served(place.container)
+
+
+@pytest.mark.parametrize("place", ["socket"], indirect=True)
+def test_who_is_not_root_cannot_connect(place: Place) -> None:
+    connect = "import socket; socket.socket(socket.AF_UNIX).connect('/var/lib/svc/agent.sock')"
+    done = place.container.exec_run(["python3", "-c", connect], user="1000")
+    assert b"PermissionError" in done.output
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Calls of the control plane that PID 1 serves itself: each one in a process forked from it.
 
 Who is on the machine connects to a socket in the container and sends a line of JSON,
-`{"arguments": [...]}`, with one descriptor: the file that takes what goes to standard error and, in
-the end, how the process ended (`ENDED`). PID 1 answers `+`; from then on the connection is the
+`{"arguments": [...]}`, with two descriptors: the standard error of the process, and a file that
+PID 1 writes to how it ended (`ENDED`). PID 1 answers `+`; from then on the connection is the
 process's standard input and output. So a call costs no start of an interpreter, and shares its
 memory with PID 1. Only root may connect, and root may call the agent anyway.
 """
@@ -24,8 +24,8 @@ from ..process.program import Child
 from ..process.signals import restore_defaults
 
 SOCKET_NAME = "agent.sock"
-ENDED = b"\0exit %d\n"
-"""What follows standard error in the file that was sent."""
+ENDED = b"exit %d\n"
+"""What the file has in the end."""
 
 _BACKLOG = 64
 _MOST_WAITING = 64
@@ -41,10 +41,10 @@ Serve = Callable[[List[str]], int]
 class _Call:
     """A process that serves a call."""
 
-    def __init__(self, child: Child, arguments: List[str], errors: int) -> None:
+    def __init__(self, child: Child, arguments: List[str], ending: int) -> None:
         self.child = child
         self.arguments = arguments
-        self.errors = errors
+        self.ending = ending
 
 
 class Callers:
@@ -101,10 +101,10 @@ class Callers:
             if call.child.exit is not None:
                 del self._calls[pid]
                 try:
-                    os.write(call.errors, ENDED % call.child.exit.status)
+                    os.write(call.ending, ENDED % call.child.exit.status)
                 except OSError:
                     pass  # nobody can be told
-                os.close(call.errors)
+                os.close(call.ending)
 
     def readers(self) -> Dict[int, str]:
         """The processes that pass records on, and whose record."""
@@ -132,9 +132,11 @@ class Callers:
     def _start(self, connection: socket.socket) -> Optional[Child]:
         arguments, fds = _request(connection)
         try:
-            if arguments is None or len(fds) != 1 or not stat.S_ISREG(os.fstat(fds[0]).st_mode):
+            if arguments is None or len(fds) != 2:
                 return None
-            errors = fds[0]
+            errors, ending = fds
+            if not stat.S_ISREG(os.fstat(ending).st_mode):
+                return None  # a write to anything else might take for ever
             # What the process writes comes behind it.
             connection.send(b"+")
             sys.stdout.flush()
@@ -147,14 +149,14 @@ class Callers:
                     self._become(connection, errors, arguments)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            fds.clear()
+            fds.remove(ending)
         except OSError:
             return None
         finally:
             for fd in fds:
                 os.close(fd)
         child = Child(pid)
-        self._calls[pid] = _Call(child, arguments, errors)
+        self._calls[pid] = _Call(child, arguments, ending)
         return child
 
     def _become(self, connection: socket.socket, errors: int, arguments: List[str]) -> NoReturn:

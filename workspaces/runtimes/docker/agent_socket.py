@@ -10,27 +10,29 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import json
 import os
 import re
+import select
 import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from docker.models.containers import Container
 
-from workspaces.runtimes.docker.exec_channel import ERROR_TAIL_BYTES, ExecChannel
+from workspaces.runtimes.docker.exec_channel import ExecChannel
 
 FOLDERS = ("var", "lib", "svc")
 NAME = "agent.sock"
+ERROR_BYTES = 64 * 1024
 ANSWER_SECONDS = 5.0
 """How long PID 1 may take to accept a call; then the engine is asked."""
 
-_ENDED = re.compile(rb"\0exit (\d{1,3})\n\Z")
+_ENDED = re.compile(rb"exit (\d{1,3})\n")
 _PEER = struct.Struct("3i")
 
 
@@ -55,17 +57,20 @@ def _call(pid: int, arguments: Sequence[str]) -> SocketChannel | None:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[0] != pid:
             return None
-        errors = os.memfd_create("agent errors", os.MFD_CLOEXEC)
+        ending = os.memfd_create("agent ending", os.MFD_CLOEXEC)
+        on_failure.callback(os.close, ending)
+        errors, theirs = os.pipe2(os.O_CLOEXEC)
         on_failure.callback(os.close, errors)
-        fcntl.fcntl(errors, fcntl.F_SETFL, os.O_APPEND)
-        request = json.dumps({"arguments": list(arguments)}).encode() + b"\n"
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [errors]))
-        if connection.sendmsg([request], [rights]) != len(request):
-            return None
-        if connection.recv(1) != b"+":
+        try:
+            request = json.dumps({"arguments": list(arguments)}).encode() + b"\n"
+            rights = array.array("i", [theirs, ending])
+            sent = connection.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        finally:
+            os.close(theirs)
+        if sent != len(request) or connection.recv(1) != b"+":
             return None
         on_failure.pop_all()
-    return SocketChannel(connection, pid, errors)
+    return SocketChannel(connection, pid, errors, ending)
 
 
 @contextlib.contextmanager
@@ -88,33 +93,67 @@ def _opened(pid: int) -> Iterator[int]:
 
 
 class SocketChannel(ExecChannel):
-    """The streams of one call: the connection itself, and a file for its errors and its end."""
+    """The streams of one call: the connection, a pipe of errors, and a file for how it ended."""
 
     tick_seconds = 0.002
 
-    def __init__(self, connection: socket.socket, pid: int, errors: int) -> None:
+    def __init__(self, connection: socket.socket, pid: int, errors: int, ending: int) -> None:
         super().__init__(connection, b"", self._status)
+        os.set_blocking(errors, False)
         self._pid = pid
         self._errors = errors
-        self._errors_lock = threading.Lock()
+        self._ending = ending
+        self._lock = threading.Lock()
 
     def _take_pending(self) -> bytes:
         found, self._pending = self._pending, b""
         return found
 
-    def _said_errors(self) -> bytes:
-        return _ENDED.sub(b"", self._end_of_errors())[-ERROR_TAIL_BYTES:]
+    def _wait(self, events: int, deadline: float, wake: int = -1) -> int:
+        while True:
+            connection, errors = self._socket.fileno(), self._errors
+            if connection < 0:
+                return events
+            poll = select.poll()
+            poll.register(connection, events)
+            for fd in (errors, wake):
+                if fd >= 0:
+                    poll.register(fd, select.POLLIN)
+            left = deadline - time.monotonic()
+            found = dict(poll.poll(max(0.0, left) * 1000))
+            if errors in found:
+                self._take_errors()
+                if len(found) == 1 and left > 0:
+                    continue
+            return found.get(connection, 0)
 
-    def _end_of_errors(self) -> bytes:
-        with self._errors_lock:
-            if self._errors < 0:
-                return b""
-            size = os.fstat(self._errors).st_size
-            room = ERROR_TAIL_BYTES + 64
-            return os.pread(self._errors, room, max(0, size - room))
+    def _take_errors(self) -> None:
+        """Keep the end of what it says, so that it never waits for somebody to read it."""
+        with self._lock:
+            while self._errors >= 0:
+                try:
+                    said = os.read(self._errors, ERROR_BYTES)
+                except OSError:
+                    return
+                if not said:
+                    self._close_errors()
+                    return
+                self._said.feed(said)
+                if len(said) < ERROR_BYTES:
+                    return
+
+    def _close_errors(self) -> None:
+        errors, self._errors = self._errors, -1
+        os.close(errors)
+
+    def _said_errors(self) -> bytes:
+        self._take_errors()
+        return super()._said_errors()
 
     def _status(self) -> tuple[bool, int | None]:
-        ended = _ENDED.search(self._end_of_errors())
+        with self._lock:
+            told = b"" if self._ending < 0 else os.pread(self._ending, 64, 0)
+        ended = _ENDED.fullmatch(told)
         if ended is not None:
             return False, int(ended[1])
         # Without its PID 1 nobody tells any more how it ended.
@@ -123,7 +162,9 @@ class SocketChannel(ExecChannel):
     def close(self) -> None:
         """Give the connection up; how it ended can still be asked for where it was known."""
         super().close()
-        with self._errors_lock:
-            errors, self._errors = self._errors, -1
-        if errors >= 0:
-            os.close(errors)
+        with self._lock:
+            if self._errors >= 0:
+                self._close_errors()
+            ending, self._ending = self._ending, -1
+        if ending >= 0:
+            os.close(ending)
