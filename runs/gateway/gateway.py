@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 from collections.abc import Coroutine
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import asyncssh
 import structlog
 
+from controlplane.open_files import allow_many_open_files
 from runs.gateway.configuration import Configuration
 from runs.gateway.connection import SIGNATURES, GatewayConnection
 from runs.gateway.control_plane import ControlPlane
@@ -176,7 +176,7 @@ def run_gateway(configuration: Configuration) -> None:
     # At INFO asyncssh tells what people type on command lines.
     asyncssh.set_log_level("WARNING")
     key = load_host_key(configuration.host_key_path)
-    _raise_file_limit()
+    allow_many_open_files()  # each connection takes two
     asyncio.run(_run(configuration, key))
 
 
@@ -191,11 +191,3 @@ async def _run(configuration: Configuration, key: asyncssh.SSHKey) -> None:
         recorded=configuration.recorded,
     )
     await gateway.serve()
-
-
-def _raise_file_limit() -> None:
-    """Have as many files open as the system lets us: each connection takes two."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
+from controlplane.open_files import allow_many_open_files
 from runs.recording.run_worker_setup import run_worker
 
 
@@ -33,6 +34,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
+        allow_many_open_files()  # four for each run
         worker = run_worker(max_runs=options["max_runs"])
         with named_process(worker_id=worker.worker_id):
             worker.run()

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -20,6 +19,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.logging import named_process
+from controlplane.open_files import allow_many_open_files
 from workspaces.runtimes.docker.engine_proxy import EngineProxy
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
-        _raise_open_files()
+        allow_many_open_files()  # two for each connection
         engine_proxy_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with (
@@ -104,10 +104,3 @@ def _listener(path: Path, mode: int) -> Iterator[socket.socket]:
                 yield listener
             finally:
                 path.unlink(missing_ok=True)
-
-
-def _raise_open_files() -> None:
-    """Two files for each connection: as many as the system allows."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
