@@ -66,9 +66,10 @@ SELECT %(family)s, name, folded, squeezed, length(squeezed), stem, repository, v
     providers, virtual
 FROM fresh, lower(name) AS folded,
     regexp_replace(lower(name), '[^a-z0-9+]', '', 'g') AS squeezed
-WHERE NOT EXISTS (SELECT FROM workspaces_package AS old WHERE family = %(family)s
-    AND old.name = fresh.name)
+ON CONFLICT (family, name) DO NOTHING
 """
+"""Not with a condition on the table itself: it grows meanwhile, and after a change of many rows the
+planner may think it empty and read all of it for each new one."""
 
 
 def replace_index(

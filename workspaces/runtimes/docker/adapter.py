@@ -102,6 +102,7 @@ class DockerAdapter:
                 silence=self._silence,
                 reader=self._reader,
                 open_agent=self._open,
+                calls_directly=self._calls_directly,
             ).run()
 
     def observe(self, run_id: UUID) -> ObservedRuntime | None:

@@ -31,14 +31,38 @@ NAME = "agent.sock"
 ERROR_BYTES = 64 * 1024
 ANSWER_SECONDS = 5.0
 """How long PID 1 may take to accept a call; then the engine is asked."""
+SERVING_SECONDS = 0.5
+"""How long after its start PID 1 may take until it serves calls."""
+SERVING_TICK_SECONDS = 0.01
 
 _ENDED = re.compile(rb"exit (\d{1,3})\n")
 _PEER = struct.Struct("3i")
 
 
+def call_soon(
+    container: Container, arguments: Sequence[str], cancelled: threading.Event
+) -> SocketChannel | None:
+    """Start the agent in a container that has just started, and may not serve calls yet.
+
+    None when the engine has to do that: after a moment, and at once where the container's first
+    process cannot be seen, or is gone.
+    """
+    until = time.monotonic() + SERVING_SECONDS
+    pid = _pid_of(container)
+    while (channel := call(container, arguments)) is None:
+        gone = pid <= 1 or not Path(f"/proc/{pid}").is_dir()
+        if gone or time.monotonic() >= until or cancelled.wait(SERVING_TICK_SECONDS):
+            return None
+    return channel
+
+
+def _pid_of(container: Container) -> int:
+    return int(container.attrs.get("State", {}).get("Pid") or 0)
+
+
 def call(container: Container, arguments: Sequence[str]) -> SocketChannel | None:
     """Start the agent in a running container; None when the engine has to do that."""
-    pid = int(container.attrs.get("State", {}).get("Pid") or 0)
+    pid = _pid_of(container)
     if pid <= 1:
         return None
     try:

@@ -33,10 +33,12 @@ from docker.types import Mount
 from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
-from workspaces.runtimes.docker import volumes
+from workspaces.runtimes.docker import agent_socket, volumes
 from workspaces.runtimes.docker.creation import NetworkInTheMaking, create_container, labels_for
 from workspaces.runtimes.docker.credential_files import deliver
 from workspaces.runtimes.docker.engine_api import (
+    EXEC_GRACE_SECONDS,
+    STATUS_WAIT_SECONDS,
     TICK_SECONDS,
     Engine,
     container_name,
@@ -70,6 +72,7 @@ class Launch:
         silence: float,
         reader: Callable[[Engine, Container], FileReader],
         open_agent: Callable[[Engine, Container, Sequence[str], float], ExecChannel],
+        calls_directly: bool,
     ) -> None:
         self._engine = engine
         self._request = request
@@ -80,6 +83,7 @@ class Launch:
         self._silence = silence
         self._reader = reader
         self._open_agent = open_agent
+        self._calls_directly = calls_directly
         self._name = container_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
@@ -339,7 +343,7 @@ class Launch:
             self._proceed(status)
             if answer is None:
                 left = self._deadline - time.monotonic()
-                answer = self._engine.ask(container, self._cancelled, limit=left)
+                answer = self._ask(container, left)
             status = answer or status
             container.reload()
             if status is not None and status.phase in ("failed", "stopped"):
@@ -370,6 +374,20 @@ class Launch:
             engine_id=self._engine_id,
         )
 
+    def _ask(self, container: Container, left: float) -> boot.BootStatus | None:
+        """Ask the agent how the boot is getting on, without the engine where that is possible."""
+        if self._calls_directly:
+            container.reload()
+            arguments = ("status", "--wait", str(STATUS_WAIT_SECONDS))
+            channel = agent_socket.call_soon(container, arguments, self._cancelled)
+            if channel is not None:
+                seconds = min(left, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
+                with contextlib.closing(channel), contextlib.suppress(LaunchError):
+                    answer = channel.answer(b"", seconds, cancelled=self._cancelled.is_set)
+                    return None if answer is None else boot.parse_status(answer.stdout)
+                return None
+        return self._engine.ask(container, self._cancelled, limit=left)
+
     def _deliver(self, container: Container) -> boot.BootStatus | None:
         """Give the container any credentials; what its agent then says of the boot, if it does."""
         make_document = self._request.credentials
@@ -394,7 +412,7 @@ class Launch:
         while container.status not in ("exited", "dead"):
             self._proceed()
             left = self._deadline - time.monotonic()
-            status = self._engine.ask(container, self._cancelled, limit=left)
+            status = self._ask(container, left)
             if status is not None and status.phase in ("failed", "stopped"):
                 return status
             if status is not None and status.phase != "starting":
