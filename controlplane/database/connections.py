@@ -22,10 +22,13 @@ def name_session(session: BaseDatabaseWrapper, worker_id: str) -> None:
         )
 
 
-def end_sessions_of_dead_workers(heartbeats: type[models.Model], *, stale: timedelta) -> int:
-    """Close the database connections of workers that stopped beating ``stale`` ago.
+def end_sessions_of_dead_workers(
+    heartbeats: type[models.Model], *, kind: str, stale: timedelta
+) -> int:
+    """Close the database connections of workers of a kind that stopped beating ``stale`` ago.
 
-    ``heartbeats`` has the columns ``worker_id`` and ``seen_at``. A process that stands still, or
+    ``heartbeats`` has the columns ``worker_id``, ``kind`` and ``seen_at``. Other kinds may beat more
+    slowly, and are for their own workers to judge. A process that stands still, or
     whose machine is gone, keeps its connections open and with them its locks. One that wakes up
     connects anew. Returns how many connections there were.
     """
@@ -35,9 +38,9 @@ def end_sessions_of_dead_workers(heartbeats: type[models.Model], *, stale: timed
             "SELECT count(*) FILTER (WHERE pg_terminate_backend(session.pid))"  # noqa: S608 - ours
             f" FROM pg_stat_activity AS session JOIN {table} AS worker"
             " ON session.application_name = right(worker.worker_id, %s)"
-            " WHERE worker.seen_at <= now() - make_interval(secs => %s)"
+            " WHERE worker.kind = %s AND worker.seen_at <= now() - make_interval(secs => %s)"
             " AND session.usename = current_user AND session.datname = current_database()",
-            [SESSION_NAME_LENGTH, stale.total_seconds()],
+            [SESSION_NAME_LENGTH, kind, stale.total_seconds()],
         )
         row = cursor.fetchone()
     ended = int(row[0]) if row else 0

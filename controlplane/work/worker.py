@@ -312,4 +312,4 @@ class Worker:
     def end_sessions_of_dead_workers(self) -> None:
         """Close the database connections of workers that died, and with them their locks."""
         if self.failure_detector.is_reliable():
-            end_sessions_of_dead_workers(Heartbeat, stale=self.times.stale)
+            end_sessions_of_dead_workers(Heartbeat, kind=self.kind.value, stale=self.times.stale)
