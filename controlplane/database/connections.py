@@ -27,10 +27,10 @@ def end_sessions_of_dead_workers(
 ) -> int:
     """Close the database connections of workers of a kind that stopped beating ``stale`` ago.
 
-    ``heartbeats`` has the columns ``worker_id``, ``kind`` and ``seen_at``. Other kinds may beat more
-    slowly, and are for their own workers to judge. A process that stands still, or
-    whose machine is gone, keeps its connections open and with them its locks. One that wakes up
-    connects anew. Returns how many connections there were.
+    ``heartbeats`` has the columns ``worker_id``, ``kind`` and ``seen_at``. Other kinds may beat
+    more slowly, and are for their own workers to judge. A process that stands still, or whose
+    machine is gone, keeps its connections open and with them its locks. One that wakes up connects
+    anew. Returns how many connections there were.
     """
     table = connection.ops.quote_name(heartbeats._meta.db_table)
     with connection.cursor() as cursor:

@@ -42,7 +42,9 @@ def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: Stack) -
     assert stack.sandbox(failed)["error"]["code"] == "queue-publish-failed"
 
 
-def test_a_sandbox_that_could_not_be_queued_has_failed_for_good(stack: Stack) -> None:
+def test_a_sandbox_that_could_not_be_queued_is_started_when_its_request_is_repeated(
+    stack: Stack,
+) -> None:
     stack.rabbitmq.kill()
     body = stack.request_body(blueprint())
     refused = stack.send(body, key="chaos-key")
@@ -52,7 +54,9 @@ def test_a_sandbox_that_could_not_be_queued_has_failed_for_good(stack: Stack) ->
     stack.start_worker()
     assert_ended(stack, job, "failed", code="queue-publish-failed", claims=0)
     again = stack.send(body, key="chaos-key")
-    assert (again.status_code, again.json()["sandboxId"]) == (502, job.sandbox_id)
+    assert (again.status_code, again.json()["sandboxId"]) == (202, job.sandbox_id)
+    names = {"repository": body["repository"], "tag": body["tag"]}
+    stack.wait_status(started({**again.json(), **names}), "ready", 180)
 
 
 def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stack) -> None:

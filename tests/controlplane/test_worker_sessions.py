@@ -1,4 +1,4 @@
-"""The database connections of dead workers are closed, and those of live ones of any kind are not."""
+"""The database connections of dead workers are closed, and those of live ones are not."""
 
 from __future__ import annotations
 
