@@ -89,7 +89,7 @@ class JobMessage:
 
 
 class BuildWorker(Worker):
-    """One build worker process; ``max_jobs`` ends it after so many jobs."""
+    """One build worker process; ``max_jobs`` ends it after so many, done one after the other."""
 
     kind = Heartbeat.Kind.BUILD
 
@@ -110,6 +110,7 @@ class BuildWorker(Worker):
     ) -> None:
         self._runner = runner
         self._slots = JobSlots(start=starts, build=builds)
+        self._one_at_a_time = max_jobs is not None
         self._reconciler = reconciler
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="job")
         self._jobs_lock = threading.Lock()
@@ -122,7 +123,7 @@ class BuildWorker(Worker):
             broker_timeout=broker_timeout,
             topology=BUILD_REQUESTED.topology(),
             # Each message in hand has a slot, or is the next to get one.
-            prefetch=starts + builds,
+            prefetch=1 if self._one_at_a_time else starts + builds,
             capacity=builds,
             times=times,
             engine_id=runner.launcher.adapter.engine_id,
@@ -275,6 +276,8 @@ class BuildWorker(Worker):
     def _on_started(self, job: JobState, message: JobMessage) -> None:
         """The container has started: its boot needs no slot, no connection and no message."""
         assert job.slot is not None
+        if self._one_at_a_time:
+            return
         message.settle_early()
         if job.slot.release() is BuildJob.Lane.BUILD:
             self.guarded("build slots", self._claim_builds)
@@ -320,7 +323,10 @@ class BuildWorker(Worker):
         with self._jobs_lock:
             submitted = set(self._submitted)
             waiting = len(submitted - set(self._claimed))
+            idle = self._in_pool == 0
         free = self._slots.free(BuildJob.Lane.START) - waiting
+        if self._one_at_a_time:
+            free = int(idle)
         if free <= 0:
             return
         found = job_sweeper.claimable_jobs(
@@ -336,6 +342,8 @@ class BuildWorker(Worker):
 
     def _claim_builds(self) -> None:
         """Give free build slots to the jobs that wait for one, here or in another worker."""
+        if self._one_at_a_time and not self.is_idle():
+            return
         while not self.draining.is_set() and BuildJob.objects.waiting_for_build_slot().exists():
             slot = self._slots.try_acquire(BuildJob.Lane.BUILD)
             if slot is None:
