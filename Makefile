@@ -12,7 +12,7 @@ TEST_RUN := $(UP) run --test --
 # Three processes on two cores: much of what the tests do is waiting. They have to agree on the order,
 # also where a set lists the tests. A run that hangs ends; a single test has a limit of its own.
 PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT 80m \
-	python -m pytest -n 3 --dist=loadgroup --no-loadscope-reorder
+	python -m pytest -n 3 --dist=loadfile --no-loadscope-reorder
 
 # Options for pytest: make test PYTEST_ARGS="-k planner -x -n 0"
 PYTEST_ARGS ?=

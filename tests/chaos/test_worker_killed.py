@@ -121,10 +121,11 @@ def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: Stack)
         worker = stack.launch_worker()
         gate.wait_reached()
         worker.kill()
-    wait_for(lambda: stack.broker.depth() == 1, "the message was given back")
+    # The message was settled when the container had started: since then the row's lease counts.
+    assert stack.broker.depth() == 0
     successor = stack.start_worker()
-    wait_for(lambda: successor.says("job_not_claimable"), "the successor sees nothing to do")
     assert_ready(stack, job, claims=1)
+    assert not successor.says('"job_claimed"')
 
 
 def test_a_job_that_kills_every_worker_fails_after_the_third(stack: Stack) -> None:
