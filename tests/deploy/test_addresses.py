@@ -161,6 +161,7 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
         ("openssh-client",),
         ("rsync",),
         ("strace",),
+        ("npm",),
         ("curl",),
         ("jq",),
         ("postgresql-client",),
