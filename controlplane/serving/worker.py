@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+import structlog
 from gunicorn import http
 from gunicorn.http.errors import NoMoreData
 from gunicorn.workers.gthread import ThreadWorker
@@ -28,6 +29,8 @@ from controlplane.errors import ControlPlaneError, RequestTimeout, ServiceUnavai
 from controlplane.http.body_limits import body_limit
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
+
+log = structlog.get_logger(__name__)
 
 _ACCEPTED_AT_ONCE = 64
 _RECEIVED_BYTES = 64 * 1024
@@ -195,7 +198,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         except (NoMoreData, StopIteration):
             return False
         except ConnectionError:
-            self.log.debug("The client was gone before it was answered.")
+            self.log.debug("client_gone")
         except Exception as error:
             self.handle_error(request, connection.sock, connection.client, error)
         return False
@@ -283,8 +286,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _report(self, now: float) -> None:
         if self.closed and now - self.reported_at >= _REPORT_SECONDS:
-            told = ", ".join(f"{reason} {count}" for reason, count in sorted(self.closed.items()))
-            self.log.warning("Connections were closed by the limits: %s.", told)
+            log.warning("connections_closed_by_limits", reasons=dict(self.closed))
             self.closed.clear()
             self.reported_at = now
 

@@ -71,7 +71,8 @@ def test_what_is_bound_appears_on_later_lines() -> None:
 def test_a_request_is_logged_once_with_its_id_and_outcome() -> None:
     (line,) = lines(
         "from django.test import Client\n"
-        "Client().get('/healthz?secret=hunter2', headers={'x-request-id': 'r-1'})"
+        "Client(SERVER_NAME='localhost').get("
+        "'/healthz?secret=hunter2', headers={'x-request-id': 'r-1'})"
     )
     assert line["event"] == "request_answered"
     assert (line["method"], line["path"], line["status"]) == ("GET", "/healthz", 200)
