@@ -38,7 +38,7 @@ from accounts.openapi import (
 )
 from accounts.providers import Provider
 from accounts.sealing import require_key
-from controlplane.http.openapi import CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.openapi import CONFLICTS, CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import list_query, page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
@@ -170,7 +170,7 @@ class ProfileViewSet(ViewSet):
         description=BINDINGS_DESCRIPTION,
         examples=BINDINGS_EXAMPLES,
         request=BindingsRequestSerializer,
-        responses=BindingListSerializer,
+        responses={200: BindingListSerializer, **CONFLICTS},
     )
     def replace_credential_bindings(self, request: Request, profile_id: uuid.UUID) -> Response:
         """Replace the whole set at once."""

@@ -12,7 +12,7 @@ from rest_framework.viewsets import ViewSet
 
 from controlplane.http.gateway_token import is_gateway
 from controlplane.http.negotiation import asks_for
-from controlplane.http.openapi import OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.openapi import CONFLICTS, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
@@ -102,7 +102,7 @@ class RunViewSet(ViewSet):
         parameters=[GATEWAY_TOKEN, LOCATION],
         examples=CREATE_EXAMPLES,
         request=RunRequestSerializer,
-        responses={201: RunSerializer},
+        responses={201: RunSerializer, **CONFLICTS},
     )
     def create(self, request: Request) -> Response:
         """Create a run, and have it executed when there is something to execute."""
@@ -135,7 +135,7 @@ class RunViewSet(ViewSet):
         description=UPDATE_DESCRIPTION,
         parameters=[OWNER_QUERY, GATEWAY_TOKEN],
         request=RunUpdateSerializer,
-        responses=RunSerializer,
+        responses={200: RunSerializer, **CONFLICTS},
     )
     def partial_update(self, request: Request, run_id: uuid.UUID) -> Response:
         """Cancel a run, or report of one that is not recorded."""
