@@ -86,10 +86,10 @@ class RunViewSet(ViewSet):
         responses=RunPageSerializer,
     )
     def list(self, request: Request) -> Response:
-        """List an owner's runs, boot runs too, newest first."""
+        """List an owner's runs, newest first; boot runs only when that mode is asked for."""
         given = read(request, query=RunListQuery, owner_required=True)
         query = given.query
-        named = {name: query.get(name) for name in ("workspace_id", "status")}
+        named = {name: query.get(name) for name in ("workspace_id", "status", "mode")}
         rows, order = list_runs(owner_user_id=given.required_owner, **named)
         limit, cursor = query["limit"], query.get("cursor")
         return Response(page(rows, limit=limit, cursor=cursor, order=order, present=present_runs))
