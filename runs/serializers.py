@@ -249,8 +249,8 @@ class TimelineItemSerializer(OutputSerializer):
         help_text="What the event says, as its kind has it; of I/O: stream, byteCount, "
         "streamOffset, the ranges that are masked, and `streamKind`, the stream's number (1 stdin, "
         "2 stdout, 3 stderr, 4 ptyInput, 5 pty); of the start of a process: `executable` and "
-        "`args` beside `argv`; of its end: `exitCode` beside `code`, and `durationMicros` as a decimal; "
-        "of the start of a session: `origin`, who "
+        "`args` beside `argv`; of its end: `exitCode` beside `code`, and `durationMicros` as a "
+        "decimal; of the start of a session: `origin`, who "
         "connected from where; of what a session started: `channel` and `kind`. `omitted` when it "
         "is long.",
     )
