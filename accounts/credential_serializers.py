@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_serializer
@@ -72,8 +73,20 @@ class ConnectedAccountSerializer(OutputSerializer):
     metadata = serializers.DictField(help_text="What may be shown of it; depends on the provider.")
     connected_at = TimestampField(source="created_at")
     updated_at = TimestampField()
-    last_used_at = TimestampField(required=False)
-    last_synced_at = TimestampField(required=False)
+    last_used_at = TimestampField(
+        allow_null=True, help_text="When a workspace was last given it; null: never."
+    )
+    last_synced_at = TimestampField(
+        allow_null=True, help_text="When a secret that was renewed was last stored; null: never."
+    )
+
+
+class TextOrNullField(serializers.CharField):
+    """A text for answers; an empty one is shown as null."""
+
+    def to_representation(self, value: str) -> str | None:  # type: ignore[override]
+        """Return the text."""
+        return value or None
 
 
 class ProfileSerializer(OutputSerializer):
@@ -83,14 +96,13 @@ class ProfileSerializer(OutputSerializer):
     owner_user_id = serializers.CharField()
     slug = serializers.CharField()
     name = serializers.CharField()
-    description = serializers.SerializerMethodField(required=False)
+    description = TextOrNullField(allow_null=True)
     status = serializers.ChoiceField(choices=Profile.Status.choices)
+    active_revision_id = serializers.CharField(
+        allow_null=True, default=None, help_text="Always null: profiles have no revisions here."
+    )
     created_at = TimestampField()
     updated_at = TimestampField()
-
-    def get_description(self, profile: Profile) -> str | None:
-        """Leave an empty description out."""
-        return profile.description or None
 
 
 @extend_schema_serializer(component_name="WantedBinding")
@@ -101,11 +113,45 @@ class WantedBindingSerializer(InputSerializer):
     connected_account_id = IdField()
 
 
+def _faults(names: Iterable[str], detail: str, code: str) -> serializers.ValidationError:
+    return serializers.ValidationError({name: [detail] for name in names}, code=code)
+
+
 @extend_schema_serializer(component_name="ReplaceCredentialBindings")
 class BindingsRequestSerializer(OwnedInputSerializer):
-    """All accounts that the profile is to give; those that are not named are taken away."""
+    """All accounts that the profile is to give, or the account of one provider."""
 
-    bindings = serializers.ListField(child=WantedBindingSerializer(), max_length=MAX_BINDINGS)
+    bindings = serializers.ListField(
+        child=WantedBindingSerializer(),
+        max_length=MAX_BINDINGS,
+        required=False,
+        help_text="All accounts; those that are not named are taken away.",
+    )
+    provider = serializers.ChoiceField(
+        choices=Provider.choices,
+        required=False,
+        help_text="Instead of `bindings`: the provider whose account is to be another.",
+    )
+    connected_account_id = IdField(
+        required=False,
+        allow_null=True,
+        help_text="With `provider`: its account. null takes away what there is of the provider; a "
+        "`generic` account is added to the others.",
+    )
+
+    def to_internal_value(self, data: Any) -> Any:
+        values = super().to_internal_value(data)
+        whole = "bindings" in values
+        single = {"provider": values, "connectedAccountId": data}
+        given = [name for name, where in single.items() if name in where]
+        if whole and any(data[name] is not None for name in given):
+            raise _faults(given, "Give this or bindings, not both.", "not-allowed")
+        if not whole and not given:
+            raise _faults(["bindings"], "This field is required.", "required")
+        if not whole and len(given) == 1:
+            missing = single.keys() - given
+            raise _faults(missing, "This field is required.", "required")
+        return {"connected_account_id": None, **values} if "provider" in values else values
 
 
 class BindingSerializer(OutputSerializer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
@@ -38,7 +38,7 @@ from accounts.openapi import (
 )
 from accounts.providers import Provider
 from accounts.sealing import require_key
-from controlplane.http.openapi import CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.openapi import CONFLICTS, CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import list_query, page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
@@ -170,21 +170,28 @@ class ProfileViewSet(ViewSet):
         description=BINDINGS_DESCRIPTION,
         examples=BINDINGS_EXAMPLES,
         request=BindingsRequestSerializer,
-        responses=BindingListSerializer,
+        responses={200: BindingListSerializer, **CONFLICTS},
     )
     def replace_credential_bindings(self, request: Request, profile_id: uuid.UUID) -> Response:
-        """Replace the whole set at once."""
+        """Replace the whole set at once, or the account of one provider."""
         given = read(request, body=BindingsRequestSerializer, owner_required=True)
-        wanted = [
-            profiles.Binding(Provider(entry["provider"]), entry["connected_account_id"])
-            for entry in given.body["bindings"]
-        ]
-        bound = profiles.replace_bindings(profile_id, wanted, owner_user_id=given.required_owner)
-        return _bindings(bound)
+        owner = given.required_owner
+        if "bindings" in given.body:
+            wanted = [_wanted(entry) for entry in given.body["bindings"]]
+            rows = profiles.replace_bindings(profile_id, wanted, owner_user_id=owner)
+        else:
+            provider = Provider(given.body["provider"])
+            one = _wanted(given.body) if given.body["connected_account_id"] else None
+            rows = profiles.replace_binding(profile_id, provider, one, owner_user_id=owner)
+        return _bindings(rows)
 
 
 def _present_profiles(rows: Sequence[Profile]) -> list[Any]:
     return list(ProfileSerializer(rows, many=True).data)
+
+
+def _wanted(entry: Mapping[str, Any]) -> profiles.Binding:
+    return profiles.Binding(Provider(entry["provider"]), entry["connected_account_id"])
 
 
 def _bindings(rows: Sequence[CredentialBinding]) -> Response:

@@ -75,8 +75,10 @@ make more of them in the admin.
 """
 
 BINDINGS_DESCRIPTION = """\
-The whole set is replaced at once or not at all. A profile gives one account of each provider, and
-any number of `generic` ones.
+With `bindings`, the whole set is replaced at once or not at all. With `provider` and
+`connectedAccountId`, only the account of this provider is, and null takes it away; a `generic`
+account is added to the others. A profile gives one account of each provider, and any number of
+`generic` ones.
 
 | Status | `code` | When |
 |---|---|---|
@@ -101,7 +103,7 @@ CONNECT_EXAMPLES = [
 
 BINDINGS_EXAMPLES = [
     OpenApiExample(
-        "One account",
+        "The whole set",
         value={
             "ownerUserId": "usr_local",
             "bindings": [
@@ -112,5 +114,14 @@ BINDINGS_EXAMPLES = [
             ],
         },
         request_only=True,
-    )
+    ),
+    OpenApiExample(
+        "One provider's account",
+        value={
+            "ownerUserId": "usr_local",
+            "provider": "claude",
+            "connectedAccountId": None,
+        },
+        request_only=True,
+    ),
 ]

@@ -99,58 +99,97 @@ def replace_bindings(
     the members that are wrong.
     """
     with transaction.atomic():
-        if unstored_default(profile_id, owner_user_id) is not None:
-            ensure_default_profile(owner_user_id)
-        profile = (
-            Profile.objects.owned_by(owner_user_id)
-            .select_for_update()
-            .filter(pk=profile_id)
-            .first()
-        )
-        if profile is None:
-            raise _profile_not_found()
-        if profile.status == Profile.Status.ARCHIVED:
-            raise Conflict("The profile is archived.", code="profile-archived")
-        # Locked, so that none of them is deleted before it is bound.
-        wanted = sorted({binding.account_id for binding in bindings})
-        rows = ConnectedAccount.objects.owned_by(owner_user_id).select_for_update()
-        accounts = {row.pk: row for row in rows.filter(pk__in=wanted).order_by("id")}
-        _refuse_wrong(bindings, accounts)
+        profile = _locked_profile(profile_id, owner_user_id)
+        _refuse_wrong(bindings, _locked_accounts(bindings, owner_user_id), "/bindings/{}")
         CredentialBinding.objects.filter(profile=profile).delete()
-        CredentialBinding.objects.bulk_create(
-            CredentialBinding(profile=profile, account_id=b.account_id, provider=b.provider)
-            for b in bindings
-        )
-        Profile.objects.filter(pk=profile.pk).update(updated_at=Now())
+        _bind(profile, bindings)
     log.info("bindings_replaced", profile=str(profile.pk), accounts=len(bindings))
     return bindings_of(profile)
 
 
-def _refuse_wrong(bindings: Sequence[Binding], accounts: dict[uuid.UUID, ConnectedAccount]) -> None:
-    """Raise for what cannot be bound: what is unknown first, then what is wrong, then its state."""
+def replace_binding(
+    profile_id: uuid.UUID, provider: Provider, binding: Binding | None, *, owner_user_id: str
+) -> Sequence[CredentialBinding]:
+    """Give a profile this account of ``provider``, or none; return all that it gives.
+
+    A ``generic`` account is added to the others. Raises as :func:`replace_bindings` does.
+    """
+    wanted = [] if binding is None else [binding]
+    with transaction.atomic():
+        profile = _locked_profile(profile_id, owner_user_id)
+        _refuse_wrong(wanted, _locked_accounts(wanted, owner_user_id), "")
+        replaced = CredentialBinding.objects.filter(profile=profile, provider=provider)
+        if binding is not None and provider == Provider.GENERIC:
+            replaced = replaced.filter(account_id=binding.account_id)
+        replaced.delete()
+        _bind(profile, wanted)
+    log.info("binding_replaced", profile=str(profile.pk), provider=provider, accounts=len(wanted))
+    return bindings_of(profile)
+
+
+def _locked_profile(profile_id: uuid.UUID, owner_user_id: str) -> Profile:
+    """Return a profile that is in use, locked; raise ``NotFound`` or ``Conflict``."""
+    if unstored_default(profile_id, owner_user_id) is not None:
+        ensure_default_profile(owner_user_id)
+    rows = Profile.objects.owned_by(owner_user_id).select_for_update()
+    profile = rows.filter(pk=profile_id).first()
+    if profile is None:
+        raise _profile_not_found()
+    if profile.status == Profile.Status.ARCHIVED:
+        raise Conflict("The profile is archived.", code="profile-archived")
+    return profile
+
+
+def _locked_accounts(
+    bindings: Sequence[Binding], owner_user_id: str
+) -> dict[uuid.UUID, ConnectedAccount]:
+    """Return the accounts by their ids, locked, so that none of them is deleted before it is bound.
+
+    Unknown and foreign ones are not among them.
+    """
+    wanted = sorted({binding.account_id for binding in bindings})
+    rows = ConnectedAccount.objects.owned_by(owner_user_id).select_for_update()
+    return {row.pk: row for row in rows.filter(pk__in=wanted).order_by("id")}
+
+
+def _bind(profile: Profile, bindings: Sequence[Binding]) -> None:
+    CredentialBinding.objects.bulk_create(
+        CredentialBinding(profile=profile, account_id=b.account_id, provider=b.provider)
+        for b in bindings
+    )
+    Profile.objects.filter(pk=profile.pk).update(updated_at=Now())
+
+
+def _refuse_wrong(
+    bindings: Sequence[Binding], accounts: dict[uuid.UUID, ConnectedAccount], pointer: str
+) -> None:
+    """Raise for what cannot be bound: what is unknown first, then what is wrong, then its state.
+
+    ``pointer`` leads to a binding in the body, with its index put in.
+    """
     unknown, wrong, unfit = [], [], []
     providers: set[str] = set()
     bound: set[uuid.UUID] = set()
     for index, binding in enumerate(bindings):
-        place = f"/bindings/{index}"
+        place = pointer.format(index)
         account = accounts.get(binding.account_id)
         if account is None:
-            pointer = f"{place}/connectedAccountId"
-            unknown.append(Fault("not-found", "There is no such account.", pointer=pointer))
+            where = f"{place}/connectedAccountId"
+            unknown.append(Fault("not-found", "There is no such account.", pointer=where))
             continue
         if account.provider != binding.provider:
             detail = f"The account's provider is {account.provider}."
             wrong.append(Fault("provider-mismatch", detail, pointer=f"{place}/provider"))
         if account.pk in bound:
-            pointer = f"{place}/connectedAccountId"
-            wrong.append(Fault("repeated", "The account is bound twice.", pointer=pointer))
+            where = f"{place}/connectedAccountId"
+            wrong.append(Fault("repeated", "The account is bound twice.", pointer=where))
         elif binding.provider in providers and binding.provider != Provider.GENERIC:
             detail = f"A profile has one {binding.provider} account at the most."
             wrong.append(Fault("repeated", detail, pointer=f"{place}/provider"))
         if account.status != ConnectedAccount.Status.ACTIVE:
             detail = f"The account is {account.status}: connect it again."
-            pointer = f"{place}/connectedAccountId"
-            unfit.append(Fault("not-active", detail, pointer=pointer))
+            where = f"{place}/connectedAccountId"
+            unfit.append(Fault("not-active", detail, pointer=where))
         bound.add(account.pk)
         providers.add(binding.provider)
     if unknown:

@@ -32,6 +32,7 @@ from accounts.services import (
 )
 from controlplane.http.gateway_token import require_gateway
 from controlplane.http.openapi import (
+    CONFLICTS,
     CREATED_LOCATION,
     GATEWAY_TOKEN_REQUIRED,
     OWNER_QUERY,
@@ -71,7 +72,7 @@ class SshKeyViewSet(ViewSet):
         parameters=[CREATED_LOCATION],
         examples=REGISTER_EXAMPLES,
         request=SshKeyRequestSerializer,
-        responses={201: SshKeySerializer},
+        responses={201: SshKeySerializer, **CONFLICTS},
     )
     def create(self, request: Request) -> Response:
         """Register a public key to enter workspaces with."""

@@ -537,6 +537,7 @@ SPECTACULAR_SETTINGS = {
         "PackageStatus": "workspaces.packages.serializers.STATUSES",
         "PackageReason": "workspaces.packages.serializers.REASONS",
         "PackageSource": "workspaces.packages.serializers.SOURCES",
+        "PackageOrigin": "workspaces.packages.serializers.ORIGINS",
     },
     "TAGS": [
         {"name": "System", "description": "What this installation is and how it is doing."},

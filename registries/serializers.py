@@ -118,7 +118,3 @@ class RegistryManifestSerializer(OutputSerializer):
         allow_null=True, help_text="The manifest's media type; null when the registry told none."
     )
     manifest = DocumentField(help_text="The manifest's JSON.")
-
-    def to_representation(self, instance: Any) -> dict[str, Any]:
-        """Return the members; this one is shown also when it is null."""
-        return {"contentType": None, **super().to_representation(instance)}

@@ -94,20 +94,21 @@ def _refuse_members_of_executions(values: Mapping[str, Any]) -> None:
 def harness_command(harness_id: str, prompt: str, attempt: Attempt | None) -> list[str]:
     """Return the command that runs one prompt with a harness.
 
-    ``custom`` is the harness that the workspace's blueprint describes. Raises ``ValidationFailed``
-    for a harness that there is not.
+    ``custom``, and any other name that is not built in, is the harness that the workspace's
+    blueprint describes. Raises ``ValidationFailed`` for a harness that there is not.
     """
     known = HARNESSES.get(harness_id)
     if known is not None:
         # What begins with a dash would be read as an option, and options may undo safeguards.
         return [*known.one_shot, *(["--"] if prompt.startswith("-") else []), prompt]
     harness = (attempt.spec if attempt else {}).get("harness", {})
-    if harness_id == CUSTOM and harness.get("id") == CUSTOM:
+    if harness.get("id") == CUSTOM:
         return [*harness["command"], prompt]
     names = [*HARNESSES, CUSTOM]
     detail = (
         "The workspace's blueprint describes no custom harness."
         if harness_id == CUSTOM
-        else f"A prompt needs one of {', '.join(names)}.{suggestion(harness_id, names)}"
+        else f"A prompt needs one of {', '.join(names)}, a command, or a blueprint with a harness "
+        f"of its own.{suggestion(harness_id, names)}"
     )
     raise ValidationFailed([Fault("not-allowed", detail, pointer="/harnessId")])

@@ -122,8 +122,28 @@ class Run(LeasedRow):
     class Meta:
         indexes = [
             models.Index(fields=["workspace", "-id"], name="run_workspace"),
-            models.Index("owner_user_id", IdOrder("id").desc(), name="run_of_owner"),
-            models.Index("owner_user_id", "status", IdOrder("id").desc(), name="run_owner_status"),
+            # What a list shows that does not ask for a mode.
+            models.Index(
+                "owner_user_id",
+                IdOrder("id").desc(),
+                name="run_of_owner",
+                condition=~Q(mode="boot"),
+            ),
+            models.Index(
+                "owner_user_id",
+                "status",
+                IdOrder("id").desc(),
+                name="run_owner_status",
+                condition=~Q(mode="boot"),
+            ),
+            models.Index("owner_user_id", "mode", IdOrder("id").desc(), name="run_owner_mode"),
+            models.Index(
+                "owner_user_id",
+                "mode",
+                "status",
+                IdOrder("id").desc(),
+                name="run_owner_mode_status",
+            ),
             models.Index(
                 fields=["id"],
                 name="run_open",

@@ -56,6 +56,8 @@ CREATE_DESCRIPTION = """\
 A one-shot run with a `command` or a `prompt` is executed in the workspace, which has to be ready,
 and recorded. A prompt becomes the one-shot command of the harness `harnessId`: `opencode run`,
 `codex exec`, `claude -p`, `bash -lc` for `shell`, and the blueprint's own command for `custom`.
+With a blueprint whose harness is `custom`, any name that is not built in means that one; otherwise
+it is a 400 that names those there are. With a `command`, `harnessId` may be any name.
 Nobody is asked: harnesses work with full rights inside of the workspace, as its user.
 Any other run only gets its row: its client does the work and reports with `PATCH`.
 

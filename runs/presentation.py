@@ -63,7 +63,8 @@ def present_event(run: Run, number: int) -> Any:
     event = raw_event(run.pk, run.number, number)
     if event is None:
         raise NotFound("The run has no such event.", code="event-not-found")
-    return event
+    runtime = run.attempt.run_id if run.attempt else None
+    return {**event, "runtimeId": None if runtime is None else str(runtime)}
 
 
 # ---------------------------------------------------------------- streams

@@ -133,6 +133,11 @@ RunListQuery = list_query(
     maximum=200,
     workspace_id=IdField(required=False, help_text="Of one workspace."),
     status=serializers.ChoiceField(choices=Run.Status.choices, required=False),
+    mode=serializers.ChoiceField(
+        choices=Run.Mode.choices,
+        required=False,
+        help_text="Of one mode; absent: all but the boot runs of sandboxes.",
+    ),
 )
 
 
@@ -242,7 +247,10 @@ class TimelineItemSerializer(OutputSerializer):
     ref = AnyField(
         required=False,
         help_text="What the event says, as its kind has it; of I/O: stream, byteCount, "
-        "streamOffset, and the ranges that are masked; of the start of a session: `origin`, who "
+        "streamOffset, the ranges that are masked, and `streamKind`, the stream's number (1 stdin, "
+        "2 stdout, 3 stderr, 4 ptyInput, 5 pty); of the start of a process: `executable` and "
+        "`args` beside `argv`; of its end: `exitCode` beside `code`, and `durationMicros` as a "
+        "decimal; of the start of a session: `origin`, who "
         "connected from where; of what a session started: `channel` and `kind`. `omitted` when it "
         "is long.",
     )
@@ -270,6 +278,10 @@ class RunEventSerializer(OutputSerializer):
 
     event_id = serializers.CharField()
     run_id = serializers.UUIDField()
+    runtime_id = serializers.UUIDField(
+        allow_null=True,
+        help_text="The boot run of the attempt in whose container it happened.",
+    )
     schema_version = serializers.IntegerField()
     sequence = DecimalTextField()
     observed_at = serializers.DateTimeField(help_text="Wall clock of the workspace.")

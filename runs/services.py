@@ -178,16 +178,18 @@ def create_boot_run(attempt: Attempt) -> Run:
 
 
 def list_runs(
-    *, owner_user_id: str, workspace_id: uuid.UUID | None, status: str | None
+    *, owner_user_id: str, workspace_id: uuid.UUID | None, status: str | None, mode: str | None
 ) -> tuple[RunQuerySet, IdOrder | None]:
-    """Return an owner's runs, boot runs too; of one workspace and in one status when named.
+    """Return an owner's runs; of one workspace, in one status and of one mode when named.
 
-    With the order in which they can be paged through; None: that of the ids, by themselves.
+    Boot runs are among them only when their mode is named. With the order in which the runs can be
+    paged through; None: that of the ids, by themselves.
     """
-    wanted = {"workspace_id": workspace_id, "status": status}
+    wanted = {"workspace_id": workspace_id, "status": status, "mode": mode}
     named = {name: value for name, value in wanted.items() if value is not None}
     order = IdOrder("id") if workspace_id is None else None
-    return Run.objects.owned_by(owner_user_id).filter(**named), order
+    rows = Run.objects.owned_by(owner_user_id).filter(**named)
+    return (rows.exclude(mode=Run.Mode.BOOT) if mode is None else rows), order
 
 
 def update_run(run: Run, report: Report, *, named: Sequence[str], from_gateway: bool) -> Run:

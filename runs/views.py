@@ -12,7 +12,7 @@ from rest_framework.viewsets import ViewSet
 
 from controlplane.http.gateway_token import is_gateway
 from controlplane.http.negotiation import asks_for
-from controlplane.http.openapi import OWNER_QUERY, OWNER_REQUIRED
+from controlplane.http.openapi import CONFLICTS, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
@@ -86,10 +86,10 @@ class RunViewSet(ViewSet):
         responses=RunPageSerializer,
     )
     def list(self, request: Request) -> Response:
-        """List an owner's runs, boot runs too, newest first."""
+        """List an owner's runs, newest first; boot runs only when that mode is asked for."""
         given = read(request, query=RunListQuery, owner_required=True)
         query = given.query
-        named = {name: query.get(name) for name in ("workspace_id", "status")}
+        named = {name: query.get(name) for name in ("workspace_id", "status", "mode")}
         rows, order = list_runs(owner_user_id=given.required_owner, **named)
         limit, cursor = query["limit"], query.get("cursor")
         return Response(page(rows, limit=limit, cursor=cursor, order=order, present=present_runs))
@@ -102,7 +102,7 @@ class RunViewSet(ViewSet):
         parameters=[GATEWAY_TOKEN, LOCATION],
         examples=CREATE_EXAMPLES,
         request=RunRequestSerializer,
-        responses={201: RunSerializer},
+        responses={201: RunSerializer, **CONFLICTS},
     )
     def create(self, request: Request) -> Response:
         """Create a run, and have it executed when there is something to execute."""
@@ -135,7 +135,7 @@ class RunViewSet(ViewSet):
         description=UPDATE_DESCRIPTION,
         parameters=[OWNER_QUERY, GATEWAY_TOKEN],
         request=RunUpdateSerializer,
-        responses=RunSerializer,
+        responses={200: RunSerializer, **CONFLICTS},
     )
     def partial_update(self, request: Request, run_id: uuid.UUID) -> Response:
         """Cancel a run, or report of one that is not recorded."""

@@ -11,6 +11,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
+ALWAYS_DESCRIBED = {400, 409}
+"""Problems that an operation has to declare by their status."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -45,6 +47,9 @@ def assert_described(method: str, path: str, status: int, content_type: str, bod
         schema: Any = {"$ref": "#/components/schemas/Problem"}
     else:
         responses = document()["paths"][template][method.lower()]["responses"]
+        assert str(status) in responses or status not in ALWAYS_DESCRIBED, (
+            f"{method} {template} answered {status}, which it does not declare"
+        )
         response = responses.get(str(status), responses["default"])
         media = "application/problem+json" if problem else "application/json"
         assert media in response.get("content", {}), (

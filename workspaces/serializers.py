@@ -132,6 +132,14 @@ class StartSerializer(OwnedInputSerializer):
     )
 
 
+class WarningSerializer(OutputSerializer):
+    """Something of a request that was taken and has no effect."""
+
+    pointer = serializers.CharField(help_text="JSON pointer (RFC 6901) into the body.")
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
 class StartedSandboxSerializer(OutputSerializer):
     """The identifiers of what was started."""
 
@@ -145,6 +153,9 @@ class StartedSandboxSerializer(OutputSerializer):
     registry_id = serializers.CharField()
     repository = serializers.CharField()
     tag = serializers.CharField()
+    warnings = WarningSerializer(
+        many=True, help_text="Members of the blueprint that only other planners know: ignored."
+    )
 
 
 class RenameSerializer(OwnedInputSerializer):

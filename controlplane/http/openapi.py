@@ -11,7 +11,7 @@ from typing import Any
 from django.http import HttpResponse
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.viewsets import ViewSet
 
@@ -49,7 +49,16 @@ PRINCIPAL = OpenApiParameter(
     description="The owner whose key the gateway has verified, in UTF-8.",
 )
 
+PROBLEM_WORDS = {
+    "400": "The request is wrong; `errors` says where.",
+    "409": "The request does not fit the present state; see `code`.",
+    "default": "Anything else that went wrong.",
+}
+CONFLICTS = {409: OpenApiResponse(description=PROBLEM_WORDS["409"])}
+"""To be among the ``responses`` of every operation that can answer 409."""
+
 PROBLEM_EXAMPLE: dict[str, Any] = {
+    "_tag": "WorkspaceBadRequestError",
     "type": "urn:controlplane:problem:validation-failed",
     "title": "Validation failed",
     "status": 400,
@@ -75,8 +84,24 @@ PROBLEM_EXAMPLE: dict[str, Any] = {
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "description": "What went wrong (RFC 9457). Some problems add members of their own.",
-    "required": ["type", "title", "status", "detail", "code", "message", "errors", "requestId"],
+    "required": [
+        "_tag",
+        "type",
+        "title",
+        "status",
+        "detail",
+        "code",
+        "message",
+        "errors",
+        "requestId",
+    ],
     "properties": {
+        "_tag": {
+            "type": "string",
+            "pattern": "^[A-Z][A-Za-z]+Error$",
+            "description": "The error's class, for typed clients: group of the path and kind of "
+            "the status.",
+        },
         "type": {"type": "string", "description": "A URI that names the kind of problem."},
         "title": {"type": "string", "description": "The kind of problem in words."},
         "status": {"type": "integer", "description": "The HTTP status."},
@@ -172,16 +197,20 @@ def add_shared_parts(
                     parameter["name"] = camel_case(parameter["name"])
             for status, response in operation["responses"].items():
                 response["description"] = response["description"] or HTTPStatus(int(status)).phrase
-            operation["responses"]["default"] = {
-                "description": "Anything that went wrong.",
-                "content": {
-                    "application/problem+json": {
-                        "schema": {"$ref": "#/components/schemas/Problem"},
-                        "example": PROBLEM_EXAMPLE,
-                    }
-                },
-            }
+            for status in PROBLEM_WORDS:
+                if operation["responses"].pop(status, None) or status != "409":
+                    operation["responses"][status] = _problem_response(status)
     return result
+
+
+def _problem_response(status: str) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    if status == "default":
+        content["example"] = PROBLEM_EXAMPLE
+    return {
+        "description": PROBLEM_WORDS[status],
+        "content": {"application/problem+json": content},
+    }
 
 
 @cache

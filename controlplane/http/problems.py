@@ -1,8 +1,9 @@
 """One body for every failure: ``application/problem+json`` (RFC 9457).
 
 ``type title status detail`` are the standard's; ``code`` is stable and documented, ``message``
-equals ``detail`` for clients that read it, ``errors[]`` says what is wrong where, ``requestId``
-finds the failure in the logs. DRF's exceptions, Django's own pages and ours all end here.
+equals ``detail`` and ``_tag`` is the error's class, for clients that read them, ``errors[]`` says
+what is wrong where, ``requestId`` finds the failure in the logs. DRF's exceptions, Django's own
+pages and ours all end here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from controlplane.errors import (
     ServiceUnavailable,
     ValidationFailed,
 )
+from controlplane.http.error_tags import error_tag
 from controlplane.http.parsers import escape_pointer
 
 log = structlog.get_logger(__name__)
@@ -35,9 +37,10 @@ CONTENT_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:controlplane:problem:"
 
 
-def problem(error: ControlPlaneError, request_id: str) -> dict[str, Any]:
-    """Return the members of the problem body for ``error``."""
+def problem(error: ControlPlaneError, request_id: str, path: str = "") -> dict[str, Any]:
+    """Return the members of the problem body for ``error`` at ``path``."""
     return {
+        "_tag": error_tag(path, error.status),
         "type": f"{TYPE_PREFIX}{error.code}",
         "title": error.title,
         "status": error.status,
@@ -56,9 +59,9 @@ def _request_id(request: HttpRequest | None) -> str:
 
 def problem_response(error: ControlPlaneError, request: HttpRequest | None) -> JsonResponse:
     """Return ``error`` as a response outside of DRF (middleware, Django's handlers)."""
-    return JsonResponse(
-        problem(error, _request_id(request)), status=error.status, content_type=CONTENT_TYPE
-    )
+    path = request.path_info if request is not None else ""
+    body = problem(error, _request_id(request), path)
+    return JsonResponse(body, status=error.status, content_type=CONTENT_TYPE)
 
 
 def faults_of(detail: Any, pointer: str = "") -> list[Fault]:

@@ -84,10 +84,15 @@ class CamelCaseMixin:
 
 
 class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
-    # Shapes an answer; absent optional members are left out rather than sent as null.
+    # Shapes an answer; absent members are null where the field allows it, and left out elsewhere.
     def to_representation(self, instance: Any) -> dict[str, Any]:
         shown = super().to_representation(instance)
-        return {name: value for name, value in shown.items() if value is not None}
+        fields = self.fields
+        return {
+            name: value
+            for name, value in shown.items()
+            if value is not None or fields[name].allow_null
+        }
 
 
 class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):

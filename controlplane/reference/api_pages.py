@@ -73,7 +73,7 @@ def _operation(path: str, method: str, operation: Schema) -> list[str]:
     told += [
         f"Answer {status}: {_content(answer) or 'without a body'}."
         for status, answer in operation["responses"].items()
-        if status != "default"
+        if "application/problem+json" not in answer.get("content", {})
     ]
     return [*lines, "", " ".join(told), ""]
 

@@ -7,6 +7,7 @@ import json
 import secrets
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from io import StringIO
 from threading import Barrier
 from typing import Any
@@ -75,8 +76,18 @@ def test_an_account_is_connected_and_shown_without_its_secret(api: Api) -> None:
     )  # fmt: skip
     assert shown["name"] == "default"
     assert shown["metadata"] == {"tokenSuffix": "cccc", "connectedVia": "paste"}
+    assert (shown["lastUsedAt"], shown["lastSyncedAt"]) == (None, None)
     assert CLAUDE not in answer.content.decode()
     assert reveal(stored(shown["connectedAccountId"])) == CLAUDE
+
+
+def test_an_account_tells_when_it_was_last_given_and_renewed(api: Api) -> None:
+    account_id = generic(api)["connectedAccountId"]
+    used, synced = datetime(2026, 1, 2, 3, tzinfo=UTC), datetime(2026, 1, 2, 4, tzinfo=UTC)
+    ConnectedAccount.objects.filter(pk=account_id).update(last_used_at=used, last_synced_at=synced)
+    (shown,) = api.get(f"{PATH}?ownerUserId={OWNER}").body["items"]
+    assert shown["lastUsedAt"] == "2026-01-02T03:00:00.000Z"
+    assert shown["lastSyncedAt"] == "2026-01-02T04:00:00.000Z"
 
 
 def test_connecting_again_replaces_the_secret_and_wakes_the_account(api: Api) -> None:

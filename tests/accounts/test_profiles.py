@@ -126,6 +126,68 @@ def test_the_whole_set_is_replaced(api: Api) -> None:
     assert bind(api, profile).body == {"items": []}
 
 
+def test_a_profile_shows_null_for_what_it_lacks(api: Api) -> None:
+    (default,) = api.get(f"/v1/profiles?ownerUserId={OWNER}").body["items"]
+    assert (default["description"], default["activeRevisionId"]) == (None, None)
+    Profile.objects.create(owner_user_id=OWNER, slug="ci", name="CI", description="For builds")
+    shown = api.get(f"/v1/profiles?ownerUserId={OWNER}").body["items"][0]
+    assert (shown["description"], shown["activeRevisionId"]) == ("For builds", None)
+
+
+def bind_one(api: Api, profile: str, *, expect: int = 200, **members: Any) -> Answer:
+    path = f"/v1/profiles/{profile}/credential-bindings"
+    return api.request("PUT", path, {"ownerUserId": OWNER, **members}, expect=expect)
+
+
+def test_the_account_of_one_provider_is_replaced_alone(api: Api) -> None:
+    profile = default_profile(api)
+    first, second = account("claude", "one"), account("claude", "two")
+    github = account("github")
+    bind(api, profile, ("claude", first), ("github", github))
+    items = bind_one(api, profile, provider="claude", connectedAccountId=second).body["items"]
+    assert [item["connectedAccountId"] for item in items] == [second, github]
+    for _ in range(2):
+        items = bind_one(api, profile, provider="claude", connectedAccountId=None).body["items"]
+        assert [item["connectedAccountId"] for item in items] == [github]
+
+
+def test_one_variable_is_added_and_null_takes_all_of_them_away(api: Api) -> None:
+    profile, variables = default_profile(api), [account("generic", name) for name in ("A", "B")]
+    for variable in [*variables, variables[0]]:
+        shown = bind_one(api, profile, provider="generic", connectedAccountId=variable)
+    assert [item["connectedAccountId"] for item in shown.body["items"]] == variables
+    emptied = bind_one(api, profile, provider="generic", connectedAccountId=None)
+    assert emptied.body == {"items": []}
+
+
+def test_one_binding_is_refused_as_a_whole_set_is(api: Api) -> None:
+    profile, claude = default_profile(api), account("claude")
+    wrong = bind_one(api, profile, provider="github", connectedAccountId=claude, expect=400)
+    assert wrong.codes == {"/provider": "provider-mismatch"}
+    foreign = account("claude", owner="usr_b")
+    absent = bind_one(api, profile, provider="claude", connectedAccountId=foreign, expect=404)
+    assert absent.codes == {"/connectedAccountId": "not-found"}
+    mark_account_invalid(uuid.UUID(claude), owner_user_id=OWNER)
+    unfit = bind_one(api, profile, provider="claude", connectedAccountId=claude, expect=409)
+    assert unfit.codes == {"/connectedAccountId": "not-active"}
+    assert bound(api, profile) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "codes"),
+    [
+        ({}, {"/bindings": "required"}),
+        ({"provider": "claude"}, {"/connectedAccountId": "required"}),
+        ({"connectedAccountId": None}, {"/provider": "required"}),
+        ({"bindings": [], "provider": "claude"}, {"/provider": "not-allowed"}),
+    ],
+)
+def test_bindings_are_either_all_or_one(
+    api: Api, members: dict[str, Any], codes: dict[str, str]
+) -> None:
+    assert bind_one(api, default_profile(api), expect=400, **members).codes == codes
+
+
 def test_many_variables_are_given_but_one_account_of_each_provider(api: Api) -> None:
     profile = default_profile(api)
     first, second = account("generic", "A"), account("generic", "B")

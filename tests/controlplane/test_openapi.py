@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from jsonschema import Draft202012Validator
 
+from controlplane.http.error_tags import GROUPS
 from controlplane.http.openapi import PROBLEM_EXAMPLE
 from controlplane.http.openapi import document as generate
 from tests.conformance import document
@@ -83,6 +84,23 @@ def test_every_operation_has_texts_an_id_and_the_problem_body() -> None:
         assert all(response["description"] for response in operation["responses"].values())
         problem = operation["responses"]["default"]["content"]["application/problem+json"]
         assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
+
+
+def test_400_and_409_are_declared_wherever_they_are_answered() -> None:
+    problem = {"$ref": "#/components/schemas/Problem"}
+    for path, method, operation in operations():
+        declared = operation["responses"]
+        told = {"400", "409"} & declared.keys()
+        assert "400" in told, (path, method)
+        assert ("409" in told) == ("409" in operation["description"]), (path, method)
+        for status in told:
+            media = declared[status]["content"]["application/problem+json"]
+            assert media["schema"] == problem, (path, method, status)
+
+
+def test_every_group_of_paths_has_its_name_in_the_classes_of_errors() -> None:
+    paths = [path for path, _, _ in operations() if path.startswith("/v1/")]
+    assert {path.split("/")[2] for path in paths} == GROUPS.keys()
 
 
 def test_components_have_names_that_a_person_would_give() -> None:

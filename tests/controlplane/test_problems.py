@@ -15,7 +15,7 @@ from tests.conftest import Api
 pytestmark = pytest.mark.django_db
 
 MISSING = "019af2c0-0000-7000-8000-00000000000a"
-MEMBERS = {"type", "title", "status", "detail", "code", "message", "errors", "requestId"}
+MEMBERS = {"_tag", "type", "title", "status", "detail", "code", "message", "errors", "requestId"}
 
 
 def assert_problem(answer: Any, code: str) -> None:
@@ -34,6 +34,30 @@ def assert_problem(answer: Any, code: str) -> None:
 def test_an_unknown_route_is_a_404_in_the_common_shape(api: Api, path: str) -> None:
     assert_problem(api.get(path, expect=404), "not-found")
     assert_problem(api.post(path, {}, expect=404), "not-found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "tag"),
+    [
+        ("GET", f"/v1/workspaces/{MISSING}", 404, "WorkspaceNotFoundError"),
+        ("POST", "/v1/sandboxes", 400, "WorkspaceBadRequestError"),
+        ("GET", f"/v1/runs/{MISSING}/loss", 404, "RunNotFoundError"),
+        ("POST", "/v1/ssh-keys/resolve-principal", 503, "SshKeyServiceUnavailableError"),
+        ("GET", "/v1/connected-accounts", 400, "ConnectedAccountBadRequestError"),
+        ("GET", f"/v1/profiles/{MISSING}/credential-bindings", 404, "ProfileNotFoundError"),
+        ("GET", "/v1/registries/another", 404, "RegistriesNotFoundError"),
+        ("GET", "/v1/scm/installations", 400, "ScmBadRequestError"),
+        ("GET", "/v1/packages/resolve", 400, "PackagesBadRequestError"),
+        ("GET", "/v1/nothing", 404, "SystemNotFoundError"),
+        ("DELETE", "/v1/runs", 405, "RunMethodNotAllowedError"),
+    ],
+)
+def test_a_problem_names_the_class_that_typed_clients_know_it_by(
+    api: Api, settings: Settings, method: str, path: str, status: int, tag: str
+) -> None:
+    settings.WORKSPACE_SSH_GATEWAY_TOKEN = ""
+    answer = api.request(method, path, expect=status)
+    assert answer.body["_tag"] == tag
 
 
 @pytest.mark.parametrize("name", ["x", "1", "%F0%9F%92%A9", MISSING.upper(), "a" * 5000])

@@ -135,7 +135,30 @@ def test_a_prompt_for_a_harness_that_is_not_there_is_refused(
 ) -> None:
     answer = api.post(PATH, {**body, "harnessId": harness, "prompt": "x"}, expect=400)
     assert answer.codes == {"/harnessId": "not-allowed"}
+    if harness != "custom":
+        (fault,) = answer.body["errors"]
+        for known in ("opencode", "codex", "claude-code", "shell", "custom"):
+            assert known in fault["detail"]
     assert not made().exists()
+
+
+def test_a_name_that_is_not_built_in_means_the_harness_of_the_blueprint(
+    api: Api, body: dict[str, Any]
+) -> None:
+    spec = {"harness": {"id": "custom", "command": ["agent", "--once"]}}
+    body["workspaceId"] = str(ready_attempt(spec=spec).workspace_id)
+    shown = api.post(PATH, {**body, "harnessId": "aider", "prompt": "x"}, expect=201).body
+    assert shown["command"] == {"executable": "agent", "args": ["--once", "x"]}
+    assert (shown["harnessId"], shown["prompt"]) == ("aider", "x")
+
+
+def test_a_command_explains_a_prompt_for_a_harness_of_any_name(
+    api: Api, body: dict[str, Any]
+) -> None:
+    command = {"executable": "aider", "args": ["--message", "x"]}
+    told = {**body, "harnessId": "aider", "prompt": "x", "command": command}
+    shown = api.post(PATH, told, expect=201).body
+    assert (shown["command"], shown["prompt"]) == (command, "x")
 
 
 def test_a_run_without_anything_to_execute_is_its_clients(
@@ -372,6 +395,19 @@ def test_lists_can_be_narrowed(api: Api) -> None:
     assert _listed(api, f"workspaceId={uuid.uuid4()}") == []
 
 
+def test_boot_runs_are_listed_only_when_their_mode_is_asked_for(api: Api) -> None:
+    attempt = make_job().attempt
+    one_shot = make_run(workspace=attempt.workspace)
+    session = make_run(mode=Run.Mode.INTERACTIVE, workspace=attempt.workspace)
+    boot, workspace = str(attempt.run_id), f"&workspaceId={attempt.workspace_id}"
+    assert _listed(api, "limit=200") == [str(session.pk), str(one_shot.pk)]
+    assert _listed(api, workspace) == [str(session.pk), str(one_shot.pk)]
+    for narrowed in ("", workspace, "&status=queued"):
+        assert _listed(api, f"mode=boot{narrowed}") == [boot]
+    assert _listed(api, "mode=interactive") == [str(session.pk)]
+    assert _listed(api, f"mode=one-shot{workspace}") == [str(one_shot.pk)]
+
+
 def _listed(api: Api, query: str) -> list[str]:
     items = api.get(f"{PATH}?ownerUserId={OWNER}&{query}").body["items"]
     return [item["runId"] for item in items]
@@ -386,7 +422,7 @@ def _listed(api: Api, query: str) -> list[str]:
         (f"ownerUserId={OWNER}&status=done", "status"),
         (f"ownerUserId={OWNER}&workspaceId=x", "workspaceId"),
         (f"ownerUserId={OWNER}&cursor=!", "cursor"),
-        (f"ownerUserId={OWNER}&mode=boot", "mode"),
+        (f"ownerUserId={OWNER}&mode=batch", "mode"),
     ],
 )
 def test_a_wrong_list_parameter_is_named(api: Api, query: str, parameter: str) -> None:

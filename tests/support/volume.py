@@ -161,7 +161,7 @@ def _workspaces(volume: Volume) -> Iterator[Place]:
 
 
 def _runs(volume: Volume, places: list[Place], last: int) -> Iterator[Run]:
-    """Make runs, the first one of each workspace before all second ones."""
+    """Make runs, the first one of each workspace, its boot run, before all second ones."""
     for position in range(volume.runs):
         workspace, attempt, owner = places[position % len(places)]
         # Few of the busy owner's were cancelled, and those long ago.
@@ -172,7 +172,7 @@ def _runs(volume: Volume, places: list[Place], last: int) -> Iterator[Run]:
             attempt_id=attempt,
             owner_user_id=owner,
             harness_id="shell",
-            mode=Run.Mode.ONE_SHOT,
+            mode=Run.Mode.BOOT if position < len(places) else Run.Mode.ONE_SHOT,
             status=Run.Status.CANCELLED if cancelled else Run.Status.COMPLETED,
             recorded=True,
             command={"executable": "/bin/true", "args": []},

@@ -335,3 +335,39 @@ def test_creating_a_workspace_does_not_take_a_workspace(
     body = {**request_body, "workspaceId": str(uuid.uuid4())}
     answer = api.post("/v1/workspaces", body, expect=400)
     assert answer.codes == {"/workspaceId": "unknown-member"}
+
+
+def test_members_of_other_planners_are_ignored_and_listed(
+    api: Api, request_body: dict[str, Any]
+) -> None:
+    switches = {"enableDaemon": True, "enableX11": {"any": ["value"]}}
+    request_body["spec"]["customization"] = {"defaultShell": "zsh", **switches}
+    key = {"idempotency-key": "switches"}
+    body = api.post("/v1/sandboxes", request_body, headers=key).body
+    assert body["warnings"] == [
+        {
+            "pointer": f"/spec/customization/{name}",
+            "code": "member-ignored",
+            "detail": "Another planner's member; it was ignored.",
+        }
+        for name in switches
+    ]
+    assert api.post("/v1/sandboxes", request_body, headers=key).body == body
+    spec = api.get(f"/v1/workspaces/{body['workspaceId']}").body["spec"]
+    assert spec["customization"]["defaultShell"] == "zsh"
+    assert not switches.keys() & spec["customization"].keys()
+    del request_body["spec"]["customization"]
+    assert api.post("/v1/workspaces", request_body).body["warnings"] == []
+
+
+@pytest.mark.parametrize("name", ["enable", "enabledX", "Enablex", "enable_x", "enableX\n"])
+def test_only_switches_of_other_planners_are_ignored(
+    api: Api, request_body: dict[str, Any], name: str
+) -> None:
+    request_body["spec"]["customization"] = {name: True}
+    answer = api.post("/v1/sandboxes", request_body, expect=400)
+    assert set(answer.codes.values()) == {"unknown-member"}
+    request_body["spec"] = {"harness": {"id": "shell"}, "runtime": {"enableDaemon": True}}
+    assert api.post("/v1/sandboxes", request_body, expect=400).codes == {
+        "/spec/runtime/enableDaemon": "unknown-member"
+    }

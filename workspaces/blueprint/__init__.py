@@ -7,6 +7,7 @@ again: what a blueprint holds is bounded, trimmed and free of control characters
 - :mod:`.grammar` what kinds of text there are
 - :mod:`.contents`  what is in the workspace; :mod:`.running` how it starts and runs;
   :mod:`.blueprint` both together
+- :mod:`.ignored`  what only other planners know
 - :mod:`.faults`  what can be wrong, and how it is said
 - :mod:`.schema`  the JSON Schema of the API's documentation
 """
@@ -23,6 +24,7 @@ from .contents import (
     Sources,
     Tooling,
 )
+from .ignored import warnings_of
 from .running import (
     CommandForeground,
     HarnessForeground,
@@ -54,4 +56,5 @@ __all__ = [
     "Step",
     "Tooling",
     "blueprint_schema",
+    "warnings_of",
 ]

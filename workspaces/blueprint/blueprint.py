@@ -12,6 +12,7 @@ from controlplane.errors import ValidationFailed
 from .contents import Access, Customization, Harness, Sources, Tooling
 from .faults import MAX_FAULTS, faults_of, without_lone_surrogates
 from .grammar import Line
+from .ignored import without_ignored
 from .part import Many, Part
 from .running import Lifecycle, Runtime, Target
 
@@ -71,13 +72,15 @@ class Blueprint(Part):
     def parse(cls, data: object, *, pointer: str = "/spec") -> Self:
         """Return the blueprint that ``data``, any JSON value, describes.
 
+        Members of other planners are left out; :func:`.ignored.warnings_of` tells of them.
+
         :param pointer: JSON pointer of ``data`` in the request's body; the pointers of the faults
             begin with it.
         :raises ValidationFailed: naming every fault, and nothing else is ever raised.
         """
         data, faults = without_lone_surrogates(data, pointer)
         try:
-            blueprint = cls.model_validate(data)
+            blueprint = cls.model_validate(without_ignored(data))
         except ValidationError as error:
             faults += faults_of(error, model=cls, pointer=pointer, known=faults)
         if faults:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from .grammar import (
@@ -18,6 +18,7 @@ from .grammar import (
     Script,
     SourceUrl,
 )
+from .ignored import IGNORED
 from .part import Many, Part
 
 MAX_PACKAGES: Final = 200
@@ -160,6 +161,14 @@ class Tooling(Part):
 
 class Customization(Part):
     """Whose workspace it is and how it feels."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "patternProperties": {
+                IGNORED: {"description": "Another planner's member: ignored, with a warning."}
+            }
+        }
+    )
 
     default_shell: Literal["bash", "zsh", "fish"] = Field(
         default="bash", description="The login shell."

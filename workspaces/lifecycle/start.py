@@ -32,7 +32,7 @@ from controlplane.errors import (
 )
 from controlplane.work.amqp import BrokerError
 from workspaces import services as workspaces
-from workspaces.blueprint import Blueprint
+from workspaces.blueprint import Blueprint, warnings_of
 from workspaces.credentials.choice import choose_credentials, same_credentials
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import attempt_all, fail_unclaimed_job
@@ -262,7 +262,8 @@ def _start_again_locked(earlier: SandboxRequest) -> StartedSandbox:
         job = _retry(
             sandbox, requested_by=sandbox.owner_user_id, trigger_type=Attempt.TriggerType.API
         )
-        locked.answer, locked.publish_failed = answer_of(job), False
+        warnings = {"warnings": locked.answer["warnings"]}
+        locked.answer, locked.publish_failed = answer_of(job) | warnings, False
         locked.save(update_fields=["answer", "publish_failed"])
     return _published(job, locked.answer)
 
@@ -306,7 +307,7 @@ def _persist(
         )
         records().create_boot_run(attempt)
         job = create_job(attempt)
-        answer = answer_of(job)
+        answer = answer_of(job) | {"warnings": warnings_of(request.spec)}
         if request.idempotency_key is not None:
             SandboxRequest.objects.create(
                 owner_user_id=request.owner_user_id,
@@ -332,6 +333,7 @@ def answer_of(job: BuildJob) -> dict[str, Any]:
         "registryId": job.registry_id,
         "repository": job.repository,
         "tag": job.tag,
+        "warnings": [],
     }
 
 

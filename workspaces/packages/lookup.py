@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 
@@ -15,12 +15,15 @@ from .names import MalformedQueryError, Query
 from .resolver import Reason, Resolution, Source, Status, resolve, with_similar
 from .standardization import index_unavailable
 
+UNBUILT: Final = {"nix": "Nix"}
+"""Families that clients may ask about and no image is made of, with their titles."""
+
 
 def look_up(text: str, os_family: str) -> dict[str, Any]:
     """Return the answer to ``text``, by the names of its serializer.
 
     :raises BadGateway: the answer takes the family's index, and that was never read.
-    :raises KeyError: there is no such family.
+    :raises KeyError: there is no such family, built or unbuilt.
     """
     requested = text.strip()
     answer: dict[str, Any] = {"requested": requested, "normalized": requested.lower()}
@@ -30,22 +33,25 @@ def look_up(text: str, os_family: str) -> dict[str, Any]:
         return {
             **answer,
             "status": Status.INVALID,
-            "source": Source.INDEX,
+            "source": Source.INDEX.for_clients,
+            "origin": Source.INDEX,
             "reason": Reason.NAME_INVALID,
             "detail": "A package's name is letters, digits and . _ + - @, perhaps with "
             ":architecture and =version behind it.",
             "packages": [],
-            "os_support": {family: {"supported": False} for family in FAMILIES},
+            "os_support": {family: {"supported": False} for family in (*FAMILIES, *UNBUILT)},
             "alternatives": [],
         }
     facts = gather([query], FAMILIES)
     by_family = {family: resolve(query, family, facts) for family in FAMILIES}
+    by_family |= {family: _unbuilt(title, by_family) for family, title in UNBUILT.items()}
     found = _settle(query, os_family, by_family, facts)
     if found.reason == Reason.INDEX_UNREAD:
         raise index_unavailable(os_family)
     answer |= {
         "status": found.status,
-        "source": found.source,
+        "source": found.source.for_clients,
+        "origin": found.source,
         "packages": found.packages,
         "os_support": {family: _support(other) for family, other in by_family.items()},
         "alternatives": [{"project_name": name} for name in found.alternatives],
@@ -73,15 +79,30 @@ def _settle(
         # Not a name of this family, and nothing to look for similar ones in.
         return found
     found = with_similar(found, query, near_names(query, os_family))
-    elsewhere = [FAMILIES[name].title for name, other in by_family.items() if other.is_resolved]
+    elsewhere = _packaged_for(by_family)
     if found.status == Status.NOT_FOUND and elsewhere:
         return Resolution(
             Status.UNSUPPORTED,
             Source.INDEX,
             reason=Reason.NOT_PACKAGED,
-            detail=f"{found.detail} It is packaged for {', '.join(elsewhere)}.",
+            detail=found.detail + elsewhere,
         )
     return found
+
+
+def _unbuilt(title: str, by_family: dict[str, Resolution]) -> Resolution:
+    """Return the answer of a family that no image is made of."""
+    return Resolution(
+        Status.UNSUPPORTED,
+        Source.INDEX,
+        reason=Reason.OS_UNSUPPORTED,
+        detail=f"No images of {title} are built here.{_packaged_for(by_family)}",
+    )
+
+
+def _packaged_for(by_family: dict[str, Resolution]) -> str:
+    titles = [FAMILIES[name].title for name, other in by_family.items() if other.is_resolved]
+    return f" It is packaged for {', '.join(titles)}." if titles else ""
 
 
 def _support(found: Resolution) -> dict[str, Any]:

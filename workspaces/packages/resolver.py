@@ -37,6 +37,11 @@ class Source(StrEnum):
     ALIAS = "alias"
     INDEX = "index"
 
+    @property
+    def for_clients(self) -> str:
+        """What existing clients of this API call it: a table is one override of many."""
+        return "cache" if self is Source.INDEX else "override"
+
 
 class Reason(StrEnum):
     """Why a query is not resolved."""
@@ -52,6 +57,7 @@ class Reason(StrEnum):
     VERSION_AMBIGUOUS = "version-ambiguous"
     ARCHITECTURE_UNAVAILABLE = "architecture-unavailable"
     INDEX_UNREAD = "index-unread"
+    OS_UNSUPPORTED = "unsupported-os"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,13 @@ from controlplane.http.serializers import (
 )
 from workspaces.families import FAMILIES
 
+from .lookup import UNBUILT
 from .names import MAX_QUERY_LENGTH
 from .resolver import Reason, Source, Status
 
 STATUSES = [status.value for status in Status]
-SOURCES = [source.value for source in Source]
+ORIGINS = [source.value for source in Source]
+SOURCES = ["cache", "repology", "override"]
 REASONS = [reason.value for reason in Reason]
 
 
@@ -32,9 +34,10 @@ class PackageQuery(QuerySerializer):
         "`:architecture` and `=version` behind it if need be.",
     )
     target_os = serializers.ChoiceField(
-        choices=list(FAMILIES),
+        choices=[*FAMILIES, *UNBUILT],
         required=False,
-        help_text="The family that it is for. Absent: the installation's default family.",
+        help_text="The family that it is for. Absent: the installation's default family. Of `nix` "
+        "no images are made: every package is `unsupported`.",
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +85,7 @@ class OsSupportsSerializer(OutputSerializer):
     fedora = OsSupportSerializer()
     arch = OsSupportSerializer()
     alpine = OsSupportSerializer()
+    nix = OsSupportSerializer(help_text="Never supported.")
 
 
 class AlternativeSerializer(OutputSerializer):
@@ -98,6 +102,11 @@ class PackageResolutionSerializer(OutputSerializer):
     status = serializers.ChoiceField(choices=STATUSES)
     source = serializers.ChoiceField(  # type: ignore[assignment]  # a member, not the argument
         choices=SOURCES,
+        help_text="`override`: a table decided, the operator's or the curated one; `cache`: the "
+        "distribution's index as it was last read. `repology` is never asked.",
+    )
+    origin = serializers.ChoiceField(
+        choices=ORIGINS,
         help_text="Who decided: the operator's `override`, the curated `alias` table or the "
         "distribution's `index`.",
     )

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
-from controlplane.http.openapi import OWNER_QUERY
+from controlplane.http.openapi import CONFLICTS, OWNER_QUERY
 from controlplane.http.requests import read
 from workspaces.lifecycle.start import start_sandbox
 from workspaces.openapi import ACCEPTED_HEADERS, CREATE_EXAMPLES, START_DESCRIPTION
@@ -34,7 +34,7 @@ class SandboxViewSet(ViewSet):
         parameters=[IDEMPOTENCY_KEY, *ACCEPTED_HEADERS],
         examples=CREATE_EXAMPLES,
         request=SandboxRequestSerializer,
-        responses={202: StartedSandboxSerializer},
+        responses={202: StartedSandboxSerializer, **CONFLICTS},
     )
     def create(self, request: Request) -> Response:
         """Start a sandbox."""

@@ -16,7 +16,13 @@ from rest_framework.viewsets import ViewSet
 from controlplane.database.ids import IdOrder
 from controlplane.errors import NotFound
 from controlplane.http.gateway_token import principal, require_gateway
-from controlplane.http.openapi import GATEWAY_TOKEN_REQUIRED, OWNER_QUERY, OWNER_REQUIRED, PRINCIPAL
+from controlplane.http.openapi import (
+    CONFLICTS,
+    GATEWAY_TOKEN_REQUIRED,
+    OWNER_QUERY,
+    OWNER_REQUIRED,
+    PRINCIPAL,
+)
 from controlplane.http.pagination import list_query, page
 from controlplane.http.requests import Reading, read
 from controlplane.http.serializers import page_of
@@ -103,13 +109,13 @@ class WorkspaceViewSet(ViewSet):
         tags=["Workspaces"],
         summary="Create a workspace and start its first sandbox",
         description=(
-            "As `POST /v1/sandboxes` for a new workspace, with the same problems; poll "
-            "`GET /v1/workspaces/{workspaceId}`."
+            "As `POST /v1/sandboxes` for a new workspace, with the same problems (409 among them); "
+            "poll `GET /v1/workspaces/{workspaceId}`."
         ),
         parameters=[IDEMPOTENCY_KEY, *ACCEPTED_HEADERS],
         examples=CREATE_EXAMPLES,
         request=WorkspaceRequestSerializer,
-        responses={202: StartedSandboxSerializer},
+        responses={202: StartedSandboxSerializer, **CONFLICTS},
     )
     def create(self, request: Request) -> Response:
         """Create a workspace and start its first sandbox."""
@@ -166,7 +172,7 @@ class WorkspaceViewSet(ViewSet):
         description=STOP_DESCRIPTION,
         parameters=[OWNER_QUERY, *ACCEPTED_HEADERS[:1]],
         request=StopSerializer,
-        responses={202: WorkspaceSummarySerializer},
+        responses={202: WorkspaceSummarySerializer, **CONFLICTS},
     )
     def stop(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Have a workspace stopped, or its build cancelled."""
@@ -180,7 +186,7 @@ class WorkspaceViewSet(ViewSet):
         description=RESTART_DESCRIPTION,
         parameters=[OWNER_QUERY, *ACCEPTED_HEADERS[:1]],
         request=StartSerializer,
-        responses={202: StartedSandboxSerializer},
+        responses={202: StartedSandboxSerializer, **CONFLICTS},
     )
     def start(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Start another attempt of a workspace that has ended."""
@@ -228,7 +234,7 @@ class WorkspaceViewSet(ViewSet):
         summary="Tell the SSH gateway where a workspace runs",
         description=SSH_TARGET_DESCRIPTION,
         parameters=[GATEWAY_TOKEN_REQUIRED, PRINCIPAL],
-        responses=SshTargetSerializer,
+        responses={200: SshTargetSerializer, **CONFLICTS},
     )
     def ssh_target(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Show where a workspace that is ready runs, to its owner's gateway session."""

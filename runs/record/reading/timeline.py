@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from controlplane.http.serializers import format_timestamp
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Kind
 from runs.record.reading.rows import Row, fetch, fetch_in_order
-from runs.record.reading.summaries import summary
+from runs.record.reading.summaries import summary, text
 
 MAX_SEQUENCE = 2**63 - 1
 SCHEMA_VERSION = 1
@@ -146,7 +146,7 @@ def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
                 f'{head}{number}","sequence":"{number}","kind":"ioChunk","occurredAt":"'
                 f"{monotonic_ns}{seconds[second]}{_FRACTIONS[wall_us // 1000 % 1000]}"
                 f'"{name}: {size} bytes at {place}","ref":{{"stream":"{name}",'
-                f'"byteCount":"{size}","streamOffset":"{place}"}},{end}'
+                f'"streamKind":{stream},"byteCount":"{size}","streamOffset":"{place}"}},{end}'
             )
             continue
         parsed, reference = _reference(kind, stream, offset, length, meta, meta_length)
@@ -184,6 +184,9 @@ def _reference(
         members: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
         chunk = chunk_members(stream, offset, length, members)
         written = json.dumps(chunk, separators=(",", ":"))
+    elif more := process_members(kind, parsed):
+        # Put in as text: what was told stays as it was told.
+        written = f"{written.rstrip()[:-1]},{json.dumps(more, separators=(',', ':'))[1:]}"
     return parsed, f'"ref":{written},' if written else ""
 
 
@@ -211,10 +214,33 @@ def _is_finite(value: object) -> bool:
     return True
 
 
+def process_members(kind: int, told: object) -> dict[str, Any]:
+    """Return what is told of a process's start or end in the words of other clients as well.
+
+    Members that the event itself has are left as they are.
+    """
+    members: dict[str, Any] = {}
+    if not isinstance(told, dict):
+        return members
+    argv, code, duration = told.get("argv"), told.get("code"), told.get("durationUs")
+    if kind == Kind.PROCESS_STARTED and isinstance(argv, list) and argv:
+        words = [text(word) for word in argv]
+        members = {"executable": words[0], "args": words[1:]}
+    elif kind == Kind.PROCESS_EXITED:
+        members |= {"exitCode": code} if _is_number(code) else {}
+        members |= {"durationMicros": str(duration)} if _is_number(duration) else {}
+    return {name: value for name, value in members.items() if name not in told}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SEQUENCE
+
+
 def chunk_members(stream: int, offset: int, length: int, meta: dict[str, Any]) -> dict[str, Any]:
     """Return what is told of an I/O chunk; ``masked`` is ranges ``[from, to)`` of raw offsets."""
     members: dict[str, Any] = {
         "stream": STREAM_NAMES.get(stream, "unknown"),
+        "streamKind": stream,
         "byteCount": str(length),
         "streamOffset": str(offset),
     }
@@ -243,6 +269,8 @@ def raw_event(run_id: uuid.UUID, run_number: int, sequence: int) -> dict[str, An
     payload = parsed if _is_finite(parsed) else {"base64": base64.b64encode(meta).decode()}
     if kind == Kind.IO_CHUNK:
         payload = chunk_members(stream, offset, length, parsed if isinstance(parsed, dict) else {})
+    elif isinstance(payload, dict):
+        payload = {**payload, **process_members(kind, payload)}
     second, micros = divmod(wall_us, 1_000_000)
     event: dict[str, Any] = {
         "eventId": f"{run_id}:{sequence}",

@@ -11,11 +11,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs.agent.record.frames import KIND_NAMES, Kind, Stream
+from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Kind, Stream
 from runs.models import Run
 from runs.record.chain import genesis
 from runs.record.reading import timeline
 from tests.conftest import Api
+from tests.factories import make_job
+from tests.runs.executable import make_executable
 from tests.runs.record_factory import START_US, Source, make_run, record
 
 pytestmark = pytest.mark.django_db
@@ -65,7 +67,7 @@ def test_events_come_in_order_with_all_that_the_timeline_promises(api: Api, run:
         "occurredAt": "3000000",
         "observedAt": "2025-06-15T15:06:40.003Z",
         "summary": "stdout: 6 bytes at 0",
-        "ref": {"stream": "stdout", "byteCount": "6", "streamOffset": "0"},
+        "ref": {"stream": "stdout", "streamKind": 2, "byteCount": "6", "streamOffset": "0"},
         "processId": "1",
         "captureMethod": 1,
         "confidence": 1,
@@ -214,8 +216,52 @@ def test_masked_ranges_are_told(api: Api, run: Run, source: Source) -> None:
     )
     source.append()
     assert items(api, run)[1]["ref"] == {
-        "stream": "stdout", "byteCount": "10", "streamOffset": "0", "masked": [[4, 10]]
+        "stream": "stdout", "streamKind": 2, "byteCount": "10", "streamOffset": "0",
+        "masked": [[4, 10]],
     }  # fmt: skip
+
+
+def test_a_process_is_told_in_the_words_of_other_clients_too(
+    api: Api, run: Run, source: Source
+) -> None:
+    latin = {"text": "caf\ufffd", "base64": "Y2Fm6Q=="}
+    source.event(Kind.PROCESS_STARTED, {"argv": ["/bin/ls", "-l", latin]}, process=1)
+    source.event(Kind.PROCESS_EXITED, {"code": 3, "reason": "exited", "durationUs": 41}, process=1)
+    source.event(Kind.PROCESS_EXITED, {"code": None, "signal": "SIGKILL"}, process=2)
+    source.event(Kind.PROCESS_STARTED, {"argv": ["x"], "executable": "told", "args": 1}, process=3)
+    source.event(Kind.PROCESS_STARTED, {"argv": []}, process=4)
+    source.append()
+    refs = [item["ref"] for item in items(api, run)]
+    events = [api.get(f"/v1/runs/{run.pk}/events/{number}").body for number in range(1, 6)]
+    assert refs == [event["payload"] for event in events]
+    started, exited, killed, forged, nothing = refs
+    assert (started["executable"], started["args"]) == ("/bin/ls", ["-l", "caf\ufffd"])
+    assert started["argv"][2] == latin
+    assert (exited["exitCode"], exited["code"], exited["durationMicros"]) == (3, 3, "41")
+    assert "exitCode" not in killed
+    assert (forged["executable"], forged["args"]) == ("told", 1)
+    assert nothing == {"argv": []}
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [Stream.STDIN, Stream.STDOUT, Stream.STDERR, Stream.PTY_INPUT, Stream.PTY_OUTPUT],
+)
+def test_a_stream_has_its_number_beside_its_name(
+    api: Api, run: Run, source: Source, stream: int
+) -> None:
+    source.output(source.process(), b"x", stream=stream)
+    source.append()
+    ref = items(api, run)[1]["ref"]
+    assert (ref["stream"], ref["streamKind"]) == (STREAM_NAMES[stream], stream)
+
+
+def test_an_event_names_the_runtime_that_it_comes_from(api: Api) -> None:
+    attempt = make_job().attempt
+    for run in (Run.objects.get(pk=attempt.run_id), make_executable(attempt=attempt)):
+        record(run)
+        event = api.get(f"/v1/runs/{run.pk}/events/1").body
+        assert event["runtimeId"] == str(attempt.run_id)
 
 
 FORGED = [
@@ -400,6 +446,7 @@ def test_an_event_shows_everything_that_is_known_of_it(api: Api, run: Run) -> No
     assert body == {
         "eventId": f"{run.pk}:3",
         "runId": str(run.pk),
+        "runtimeId": str(run.attempt.run_id) if run.attempt else None,
         "schemaVersion": 1,
         "sequence": "3",
         "observedAt": "2025-06-15T15:06:40.003Z",
@@ -411,7 +458,7 @@ def test_an_event_shows_everything_that_is_known_of_it(api: Api, run: Run) -> No
         "captureMethod": 1,
         "confidence": 1,
         "payloadCase": "ioChunk",
-        "payload": {"stream": "stdout", "byteCount": "2", "streamOffset": "0"},
+        "payload": {"stream": "stdout", "streamKind": 2, "byteCount": "2", "streamOffset": "0"},
         "contentBase64": base64.b64encode(b"\xff\0").decode(),
         "link": head[:8].hex(),
     }

@@ -41,7 +41,8 @@ def test_it_wins_over_the_table_and_the_index(api: Api, request_body: dict[str, 
     override("node", "nodejs-22", family="debian")
     override("RG", "nodejs-22", "rg")
     body = api.get(f"{RESOLVE}Node").body
-    assert (body["status"], body["source"]) == ("resolved", "override")
+    assert (body["status"], body["origin"]) == ("resolved", "override")
+    assert body["source"] == "override"
     assert body["packages"] == [{"name": "nodejs-22", "offered": "22", "repository": "main"}]
     post(api, request_body, "node", "rg", expect=202)
     assert stored() == [{"id": "nodejs-22"}, {"id": "rg"}]
@@ -82,9 +83,9 @@ def test_versions_are_checked_all_the_same(api: Api) -> None:
 
 def test_taking_it_away_puts_things_back(api: Api) -> None:
     row = override("rg", "other")
-    assert api.get(f"{RESOLVE}rg").body["source"] == "override"
+    assert api.get(f"{RESOLVE}rg").body["origin"] == "override"
     row.delete()
-    assert api.get(f"{RESOLVE}rg").body["source"] == "alias"
+    assert api.get(f"{RESOLVE}rg").body["origin"] == "alias"
 
 
 @pytest.mark.parametrize("package", ["ends-", "-x", "a b", "UPPER", "a=1", "*", "a;b"])

@@ -75,7 +75,7 @@ class TestWhatIsResolved:
         self, api: Api, query: str, source: str, packages: list[str]
     ) -> None:
         body = ask(api, query).body
-        assert (body["status"], body["source"]) == ("resolved", source)
+        assert (body["status"], body["origin"]) == ("resolved", source)
         assert [package["name"] for package in body["packages"]] == packages
         assert body["selectedProject"] == packages[0]
         assert body["alternatives"] == []
@@ -88,7 +88,8 @@ class TestWhatIsResolved:
             "requested": "Node=18.13.0+dfsg1-1",
             "normalized": "node=18.13.0+dfsg1-1",
             "status": "ambiguous",
-            "source": "alias",
+            "source": "override",
+            "origin": "alias",
             "canonicalId": "nodejs",
             "packages": [],
             "osSupport": {
@@ -97,6 +98,7 @@ class TestWhatIsResolved:
                 "fedora": {"supported": False, "status": "version-ambiguous"},
                 "arch": {"supported": False, "status": "version-unsupported"},
                 "alpine": {"supported": False, "status": "version-ambiguous"},
+                "nix": {"supported": False, "status": "unsupported-os"},
             },
             "alternatives": [{"projectName": "nodejs"}, {"projectName": "npm"}],
             "reason": "version-ambiguous",
@@ -207,6 +209,21 @@ class TestWhatIsNotResolved:
         assert "Arch Linux" in body["detail"]
         assert body["osSupport"]["arch"]["supported"]
 
+    def test_nix_is_unsupported_and_the_answer_says_what_supports_it(self, api: Api) -> None:
+        for query in ("rg", "libsasl2-dev"):
+            body = ask(api, query, "nix").body
+            assert (body["status"], body["reason"]) == ("unsupported", "unsupported-os")
+            assert "Debian" in body["detail"]
+            assert body["packages"] == []
+            assert body["osSupport"]["debian"]["supported"]
+            assert body["osSupport"]["nix"] == {"supported": False, "status": "unsupported-os"}
+        assert ask(api, "!!", "nix").body["status"] == "invalid"
+
+    def test_the_source_is_told_in_the_words_of_other_clients_too(self, api: Api) -> None:
+        shown = [ask(api, query).body for query in ("rg", "libsasl2-dev", "wholly-unheard-of")]
+        assert [body["source"] for body in shown] == ["override", "cache", "cache"]
+        assert [body["origin"] for body in shown] == ["alias", "index", "index"]
+
     @pytest.mark.parametrize("value", ["", "%20", "a%00b", "x" * 256, "a%0Ab"])
     def test_a_malformed_query_is_a_fault_of_the_request(self, api: Api, value: str) -> None:
         answer = api.get(f"/v1/packages/resolve?query={value}", expect=400)
@@ -227,7 +244,7 @@ class TestWithoutAnIndex:
 
     def test_what_the_table_knows_is_answered(self, api: Api) -> None:
         body = ask(api, "rg").body
-        assert (body["status"], body["source"]) == ("resolved", "alias")
+        assert (body["status"], body["origin"]) == ("resolved", "alias")
         assert body["packages"] == [{"name": "ripgrep"}]
         assert "fetchedAt" not in body
 
@@ -238,7 +255,7 @@ class TestWithoutAnIndex:
     def test_a_failed_reading_is_not_an_index(self, api: Api) -> None:
         PackageIndex.objects.create(family="debian", failures=3, error="mirror is away")
         answer = ask(api, "tree", expect=200)
-        assert answer.body["source"] == "alias"
+        assert answer.body["origin"] == "alias"
         answer = ask(api, "libsasl2-dev", expect=502)
         assert "mirror is away" not in answer.content.decode()
 
