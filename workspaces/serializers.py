@@ -17,6 +17,7 @@ from controlplane.http.serializers import (
     TimestampField,
 )
 from controlplane.oci_names import REPOSITORY, TAG
+from workspaces.env_warnings import SECRET_IN_ENV
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import WORKSPACE_STATUSES, SurfacedStatus
 
@@ -132,6 +133,14 @@ class StartSerializer(OwnedInputSerializer):
     )
 
 
+class WarningSerializer(OutputSerializer):
+    """What is accepted and had better be done otherwise."""
+
+    code = serializers.ChoiceField(choices=[SECRET_IN_ENV])
+    detail = serializers.CharField(help_text="What is wrong with it, and what to do instead.")
+    pointer = serializers.CharField(help_text="Where it is in the request (RFC 6901).")
+
+
 class StartedSandboxSerializer(OutputSerializer):
     """The identifiers of what was started."""
 
@@ -145,6 +154,7 @@ class StartedSandboxSerializer(OutputSerializer):
     registry_id = serializers.CharField()
     repository = serializers.CharField()
     tag = serializers.CharField()
+    warnings = WarningSerializer(many=True)
 
 
 class RenameSerializer(OwnedInputSerializer):

@@ -34,6 +34,7 @@ from controlplane.work.amqp import BrokerError
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint
 from workspaces.credentials.choice import choose_credentials, same_credentials
+from workspaces.env_warnings import env_warnings
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import attempt_all, fail_unclaimed_job
 from workspaces.lifecycle.records import records
@@ -332,6 +333,7 @@ def answer_of(job: BuildJob) -> dict[str, Any]:
         "registryId": job.registry_id,
         "repository": job.repository,
         "tag": job.tag,
+        "warnings": env_warnings(attempt.sandbox.spec.get("runtime", {}).get("env", {})),
     }
 
 
