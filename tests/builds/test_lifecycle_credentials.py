@@ -12,10 +12,10 @@ from pytest_django.fixtures import Settings
 
 from builds.pipeline.runner import JobRunner
 from controlplane.errors import Conflict
-from tests.accounts.connected import KEY, codex, connect, delete
+from tests.accounts.connected import KEY, codex, connect, delete, renewed_secrets
 from tests.bench.empty_jobs import empty_runner
 from tests.builds.credential_engine import HoldingEngine
-from tests.builds.test_credential_upkeep import PERSISTENT, SHELL, secret_of, started
+from tests.builds.test_credential_upkeep import PERSISTENT, SHELL, started
 from tests.builds.test_lifecycle_races import observed
 from tests.conftest import OWNER
 from tests.factories import make_worker
@@ -96,7 +96,7 @@ def test_what_is_renewed_is_kept_and_nothing_stays_in_a_home_that_is_kept(
     stop(engine, job)
 
     assert acts(engine) == expected
-    assert secret_of(account) == later
+    assert renewed_secrets(account) == [later]
 
 
 def test_a_start_gives_the_accounts_again_that_the_workspace_had(
