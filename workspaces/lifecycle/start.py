@@ -38,6 +38,7 @@ from workspaces.env_warnings import env_warnings
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import attempt_all, fail_unclaimed_job
 from workspaces.lifecycle.records import records
+from workspaces.lifecycle.repositories import refuse_taken
 from workspaces.lifecycle.sources import remember_references, select_sources
 from workspaces.lifecycle.start_limits import require_room_to_start
 from workspaces.lifecycle.startable import startable_workspace
@@ -89,7 +90,8 @@ class StartedSandbox:
 def start_sandbox(request: NewSandbox) -> StartedSandbox:
     """Store the request for a sandbox and queue its build job.
 
-    Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
+    Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``, ``repository-taken``),
+    ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
     ``ValidationFailed``, ``OwnerLimitReached``, what ``workspaces.lifecycle.sources`` and
     ``accounts.resolution`` raise, or ``BadGateway`` (``queue-publish-failed``) after the failure
@@ -108,6 +110,7 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
     )
     blueprint = selected.blueprint
     check_ceilings(blueprint)
+    refuse_taken(request.registry_id, request.repository, owner_user_id=request.owner_user_id)
     credentials = choose_credentials(
         blueprint,
         beside_spec=request.credentials,
