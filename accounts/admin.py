@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 
 from accounts.connected import delete_account, mark_account_invalid
-from accounts.models import ConnectedAccount, CredentialBinding, Profile, SshKey
+from accounts.models import ConnectedAccount, CredentialBinding, Profile, RenewedSecret, SshKey
 from accounts.providers import Provider
+from accounts.renewal import approve_renewal
 from accounts.services import delete_ssh_key
 from controlplane.admin import HistoryAdmin
-from controlplane.errors import NotFound
+from controlplane.errors import ControlPlaneError, NotFound
 
 
 @admin.register(SshKey)
@@ -92,6 +93,33 @@ class ConnectedAccountAdmin(HistoryAdmin):
                 continue
             changed += 1
         self.message_user(request, f"{changed} {done}.")
+
+
+@admin.register(RenewedSecret)
+class RenewedSecretAdmin(HistoryAdmin):
+    """What workspaces have renewed, without the secrets, and the action that approves it."""
+
+    list_display = ["account", "workspace_id", "collected_at"]
+    list_select_related = ["account"]
+    exclude = ["sealed"]
+    id_fields = ["id", "account_id", "workspace_id"]
+    search_fields = ["account__name", "account__owner_user_id"]
+    search_help_text = "Renewal, account or workspace id, account's name or owner"
+    ordering = ["-id"]
+    actions = ["approve"]
+
+    @admin.action(
+        permissions=["operate"], description="Approve: all workspaces are given it from now on"
+    )
+    def approve(self, request: HttpRequest, queryset: QuerySet[RenewedSecret]) -> None:
+        """Put each in the place of its account's secret."""
+        for renewal in queryset.order_by("pk"):
+            try:
+                approve_renewal(renewal.account_id, renewal.pk, owner_user_id=None)
+            except ControlPlaneError as exc:
+                self.message_user(request, f"{renewal.pk}: {exc.detail}", messages.ERROR)
+            else:
+                self.message_user(request, f"{renewal.pk}: approved.")
 
 
 class BindingForm(forms.ModelForm):  # type: ignore[type-arg]  # no generic at run time

@@ -10,7 +10,7 @@ from django.db.models import Case, F, QuerySet, Value, When
 from django.db.models.functions import Now
 
 from accounts import sealing
-from accounts.models import ConnectedAccount
+from accounts.models import ConnectedAccount, RenewedSecret
 from accounts.providers import Provider, SecretRefused, read_secret
 from controlplane.database.ids import uuid7
 from controlplane.database.locks import lock_until_commit
@@ -55,6 +55,7 @@ def connect_account(
         account.status = ConnectedAccount.Status.ACTIVE
         account.sealed = sealing.seal(given.value, place_of(account))
         account.save()
+        account.renewed_secrets.all().delete()
     log.info("account_connected", account=str(account.pk), provider=provider)
     return account
 
@@ -96,8 +97,10 @@ def mark_account_invalid(account_id: uuid.UUID, *, owner_user_id: str | None) ->
 
 def _change(account_id: uuid.UUID, owner_user_id: str | None, **values: Value | Case) -> None:
     rows = ConnectedAccount.objects.owned_by(owner_user_id).kept().filter(pk=account_id)
-    if not rows.update(**{"updated_at": Now(), **values}):
-        raise account_not_found()
+    with transaction.atomic():
+        if not rows.update(**{"updated_at": Now(), **values}):
+            raise account_not_found()
+        RenewedSecret.objects.filter(account_id=account_id).delete()
 
 
 def account_not_found() -> NotFound:
@@ -124,6 +127,8 @@ def reseal(account_id: uuid.UUID, *, dry_run: bool) -> bool:
         account = ConnectedAccount.objects.kept().select_for_update().filter(pk=account_id).first()
         if account is None or account.sealed is None:
             return False
+        if not dry_run:
+            _reseal_renewed(account)
         sealed = bytes(account.sealed)
         if sealing.is_present(sealed, place_of(account)):
             return False
@@ -134,6 +139,23 @@ def reseal(account_id: uuid.UUID, *, dry_run: bool) -> bool:
     return True
 
 
+def _reseal_renewed(account: ConnectedAccount) -> None:
+    """Seal what workspaces have renewed under the present key; what no key opens goes."""
+    for kept in account.renewed_secrets.all():
+        place = place_of_renewed(account, kept.workspace_id)
+        try:
+            kept.sealed = sealing.seal(sealing.unseal(bytes(kept.sealed), place), place)
+        except sealing.SealError:
+            kept.delete()
+        else:
+            kept.save(update_fields=["sealed"])
+
+
 def place_of(account: ConnectedAccount) -> sealing.Place:
     """Return where the account's seal belongs."""
     return sealing.Place(account.pk, account.owner_user_id)
+
+
+def place_of_renewed(account: ConnectedAccount, workspace_id: uuid.UUID) -> sealing.Place:
+    """Return where the seal belongs of what a workspace has renewed of the account."""
+    return sealing.Place(account.pk, account.owner_user_id, workspace_id)

@@ -89,6 +89,27 @@ class TextOrNullField(serializers.CharField):
         return value or None
 
 
+class RenewalSerializer(OutputSerializer):
+    """What a tool in a workspace has renewed of an account, without the secret."""
+
+    renewal_id = serializers.UUIDField(source="pk")
+    connected_account_id = serializers.UUIDField(source="account_id")
+    workspace_id = serializers.UUIDField(help_text="Where it was renewed.")
+    metadata = serializers.DictField(help_text="What may be shown of it; depends on the provider.")
+    collected_at = TimestampField()
+
+
+class RenewalListSerializer(OutputSerializer):
+    """Everything that waits for approval, the latest first."""
+
+    items = RenewalSerializer(many=True)
+
+
+@extend_schema_serializer(component_name="ApproveRenewal")
+class ApprovalRequestSerializer(OwnedInputSerializer):
+    """Nothing but whose account it is."""
+
+
 class ProfileSerializer(OutputSerializer):
     """A set of connected accounts under one name."""
 

@@ -20,14 +20,17 @@ from accounts.connected import (
 )
 from accounts.credential_serializers import (
     AccountRequestSerializer,
+    ApprovalRequestSerializer,
     BindingListSerializer,
     BindingsRequestSerializer,
     ConnectedAccountSerializer,
     InvalidationRequestSerializer,
     ProfileSerializer,
+    RenewalListSerializer,
 )
 from accounts.models import ConnectedAccount, CredentialBinding, Profile
 from accounts.openapi import (
+    APPROVE_DESCRIPTION,
     BINDINGS_DESCRIPTION,
     BINDINGS_EXAMPLES,
     CONNECT_DESCRIPTION,
@@ -35,8 +38,10 @@ from accounts.openapi import (
     DISCONNECT_DESCRIPTION,
     INVALID_DESCRIPTION,
     PROFILES_DESCRIPTION,
+    RENEWALS_DESCRIPTION,
 )
 from accounts.providers import Provider
+from accounts.renewal import approve_renewal, list_renewals
 from accounts.sealing import require_key
 from controlplane.http.openapi import CONFLICTS, CREATED_LOCATION, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import list_query, page
@@ -120,6 +125,38 @@ class ConnectedAccountViewSet(ViewSet):
         """Take an account out of use until it is connected again."""
         given = read(request, body=InvalidationRequestSerializer, by_id=True)
         account = mark_account_invalid(connected_account_id, owner_user_id=given.owner)
+        return Response(ConnectedAccountSerializer(account).data)
+
+    @extend_schema(
+        operation_id="connectedAccounts.listRenewals",
+        tags=["Connected accounts"],
+        summary="List what workspaces have renewed of a connected account",
+        description=RENEWALS_DESCRIPTION,
+        parameters=[OWNER_QUERY],
+        responses=RenewalListSerializer,
+    )
+    def renewals(self, request: Request, connected_account_id: uuid.UUID) -> Response:
+        """List what waits for approval, the latest first."""
+        owner = read(request, by_id=True).owner
+        waiting = list_renewals(connected_account_id, owner_user_id=owner)
+        return Response(RenewalListSerializer({"items": waiting}).data)
+
+    @extend_schema(
+        operation_id="connectedAccounts.approveRenewal",
+        tags=["Connected accounts"],
+        summary="Approve what a workspace has renewed",
+        description=APPROVE_DESCRIPTION,
+        request=ApprovalRequestSerializer,
+        responses={200: ConnectedAccountSerializer},
+    )
+    def approve_renewal(
+        self, request: Request, connected_account_id: uuid.UUID, renewal_id: uuid.UUID
+    ) -> Response:
+        """Put a renewed secret in the place of the account's."""
+        given = read(request, body=ApprovalRequestSerializer, owner_required=True)
+        account = approve_renewal(
+            connected_account_id, renewal_id, owner_user_id=given.required_owner
+        )
         return Response(ConnectedAccountSerializer(account).data)
 
 

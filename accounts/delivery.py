@@ -26,9 +26,9 @@ from django.db import DatabaseError, InterfaceError
 from django.db.models.functions import Now
 
 from accounts import sealing
-from accounts.connected import reveal
 from accounts.models import ConnectedAccount
 from accounts.providers import Provider, maskable
+from accounts.renewal import secret_for
 from accounts.resolution import Reference
 from controlplane.errors import JobError, ServiceUnavailable
 
@@ -66,10 +66,12 @@ def open_accounts(
     references: Sequence[Reference],
     *,
     owner_user_id: str,
+    workspace_id: uuid.UUID | None = None,
     leave_out: Callable[[Reference, DeliveryError], None] | None = None,
 ) -> Sequence[OpenedAccount]:
     """Return the accounts of a workspace, opened, in the order of ``references``.
 
+    What this workspace has renewed of an account itself it is given again, whoever approved it.
     Raises ``DeliveryError`` for the first that cannot be given. With ``leave_out`` it is told
     instead, and the others are returned; only a missing key, and too much of everything, raise.
     """
@@ -87,7 +89,7 @@ def open_accounts(
     opened = []
     for reference in references:
         try:
-            opened.append(_open(reference, accounts.get(reference.account_id)))
+            opened.append(_open(reference, accounts.get(reference.account_id), workspace_id))
         except DeliveryError as exc:
             if leave_out is None:
                 raise
@@ -104,7 +106,9 @@ def open_accounts(
     return opened
 
 
-def _open(reference: Reference, account: ConnectedAccount | None) -> OpenedAccount:
+def _open(
+    reference: Reference, account: ConnectedAccount | None, workspace_id: uuid.UUID | None
+) -> OpenedAccount:
     if account is None or account.status == ConnectedAccount.Status.ARCHIVED:
         raise DeliveryError(
             GONE,
@@ -119,7 +123,7 @@ def _open(reference: Reference, account: ConnectedAccount | None) -> OpenedAccou
             MISMATCH, f"{called} was to be given as one of {reference.provider}: name it again."
         )
     try:
-        secret = reveal(account)
+        secret = secret_for(account, workspace_id)
     except sealing.SealError as exc:
         raise DeliveryError(
             UNOPENED,

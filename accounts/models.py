@@ -138,6 +138,33 @@ class ConnectedAccount(models.Model):
         return f"{self.provider} {self.name} of {self.owner_user_id}"
 
 
+class RenewedSecret(models.Model):
+    """What a tool in a workspace has renewed of an account, until its owner approves it.
+
+    Of each workspace one. It goes when the account is renewed, connected again, marked invalid or
+    deleted.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    account = models.ForeignKey(
+        ConnectedAccount, on_delete=models.CASCADE, related_name="renewed_secrets"
+    )
+    workspace_id = models.UUIDField(help_text="Where it was renewed.")
+    sealed = models.BinaryField(editable=False)
+    metadata = models.JSONField(default=dict, help_text="What may be shown of it.")
+    collected_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["account", "workspace_id"], name="renewed_secret_once_a_workspace"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"renewal of {self.account_id} in workspace {self.workspace_id}"
+
+
 class ProfileQuerySet(models.QuerySet["Profile"]):
     """Profiles of an owner."""
 

@@ -69,6 +69,25 @@ Nothing uses the account until it is connected again. Marking it twice changes n
 `connected-account-not-found` for what is unknown, deleted or another owner's.
 """
 
+RENEWALS_DESCRIPTION = """\
+Codex renews its tokens by itself, in the workspace. Anybody who works there could have put other
+tokens into its file, so what was renewed stays in that workspace, also when it is started again,
+until its owner approves it here. 404 `connected-account-not-found` for what is unknown, deleted or
+another owner's.
+"""
+
+APPROVE_DESCRIPTION = """\
+The account gets the renewed secret, which workspaces are given from their next start on; nothing
+else waits for approval then. Approve what comes out of a workspace whose work you trust; connecting
+the account again does away with all renewals.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `connected-account-not-found` | unknown, deleted, or another owner's |
+| 404 | `renewal-not-found` | it was approved or replaced meanwhile, or never was |
+| 409 | `renewal-outdated` | the account has a later secret, or is marked invalid |
+"""
+
 PROFILES_DESCRIPTION = """\
 Every owner has a profile called `default`, which is stored once it is given accounts. Operators
 make more of them in the admin.

@@ -20,14 +20,20 @@ __all__ = ["Place", "SealError", "is_present", "require_key", "same_keys", "seal
 
 
 class Place(NamedTuple):
-    """The row that a sealed value belongs to; it opens nowhere else."""
+    """The row that a sealed value belongs to; it opens nowhere else.
+
+    ``workspace_id`` is that of the workspace that has renewed the account's secret.
+    """
 
     account_id: uuid.UUID
     owner_user_id: str
+    workspace_id: uuid.UUID | None = None
 
     @property
     def context(self) -> str:
         """The associated data of its seal."""
+        if self.workspace_id is not None:
+            return f"renewed-secret:{self.account_id}:{self.workspace_id}:{self.owner_user_id}"
         return f"connected-account:{self.account_id}:{self.owner_user_id}"
 
 

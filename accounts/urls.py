@@ -16,6 +16,11 @@ urlpatterns = [
     ),
     path(account, ConnectedAccountViewSet.as_view({"delete": "destroy"})),
     path(f"{account}/mark-invalid", ConnectedAccountViewSet.as_view({"post": "mark_invalid"})),
+    path(f"{account}/renewals", ConnectedAccountViewSet.as_view({"get": "renewals"})),
+    path(
+        f"{account}/renewals/<uuid:renewal_id>/approve",
+        ConnectedAccountViewSet.as_view({"post": "approve_renewal"}),
+    ),
     path("v1/profiles", ProfileViewSet.as_view({"get": "list"})),
     path(
         "v1/profiles/<uuid:profile_id>/credential-bindings",

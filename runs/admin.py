@@ -38,6 +38,7 @@ class RunAdmin(HistoryAdmin):
     whole_fields = ["owner_user_id"]
     search_help_text = "Run, workspace or attempt id, owner, harness or error code"
     readonly_fields = ["record"]
+    exclude = ["sealed_input"]
     ordering = ["-id"]
     actions = ["cancel"]
 

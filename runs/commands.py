@@ -13,6 +13,7 @@ from typing import Any
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.serializers import suggestion
 from runs.models import Run
+from runs.run_input import RunInput
 from runs.services import NewRun
 from workspaces.harnesses import HARNESSES
 from workspaces.lifecycle.reasons import require_ready
@@ -49,6 +50,7 @@ def new_run(*, owner_user_id: str, values: Mapping[str, Any], from_gateway: bool
         recorded=recorded,
         prompt=values.get("prompt", ""),
         command=command,
+        given=RunInput(values.get("env", {}), values.get("stdin")),
         time_limit_ms=values.get("time_limit_ms"),
     )
 
@@ -67,16 +69,14 @@ def _attempt(workspace: Workspace, attempt_id: uuid.UUID | None) -> Attempt | No
 def _command(
     values: Mapping[str, Any], attempt: Attempt | None, *, executed: bool
 ) -> dict[str, Any] | None:
-    """Return ``{executable, args, cwd?, env?, stdin?}``; None when there is nothing to execute."""
+    """Return ``{executable, args, cwd?}``; None when there is nothing to execute."""
     if not executed:
         _refuse_members_of_executions(values)
         return dict(values["command"]) if "command" in values else None
     if "command" in values:
-        command = dict(values["command"])
-    else:
-        executable, *args = harness_command(values["harness_id"], values["prompt"], attempt)
-        command = {"executable": executable, "args": args}
-    return command | {name: values[name] for name in ("env", "stdin") if name in values}
+        return dict(values["command"])
+    executable, *args = harness_command(values["harness_id"], values["prompt"], attempt)
+    return {"executable": executable, "args": args}
 
 
 def _refuse_members_of_executions(values: Mapping[str, Any]) -> None:

@@ -51,6 +51,7 @@ class RunQuerySet(LeasedQuerySet["Run"]):
             updated_at=Now(),
             worker_id="",
             lease_expires_at=None,
+            sealed_input=None,
             **values,
         )
 
@@ -102,6 +103,9 @@ class Run(LeasedRow):
     prompt = models.TextField(blank=True)
     command = models.JSONField(
         null=True, help_text="{executable, args, cwd?} as it is to be executed; null: not executed."
+    )
+    sealed_input = models.BinaryField(
+        null=True, editable=False, help_text="Its env and stdin, until it has started."
     )
     time_limit_ms = models.BigIntegerField(null=True)
     exit_code = models.IntegerField(null=True)
@@ -167,6 +171,10 @@ class Run(LeasedRow):
             models.CheckConstraint(
                 condition=Q(lease_expires_at__isnull=True) | Q(status__in=["queued", "running"]),
                 name="run_lease_only_while_open",
+            ),
+            models.CheckConstraint(
+                condition=Q(sealed_input__isnull=True) | Q(status__in=["queued", "running"]),
+                name="run_input_erased_when_final",
             ),
         ]
 

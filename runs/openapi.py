@@ -70,6 +70,11 @@ Any other run only gets its row: its client does the work and reports with `PATC
 | 429 | `owner-limit-reached` | the owner's records take all the room that the operator allows |
 | 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
 | 503 | `gateway-token-unset` | a gateway token is shown, and none is set here |
+| 503 | `record-signing-key-unset` | `env` or `stdin` is given, and no key can seal it |
+
+`env` and `stdin` are stored sealed, and erased once the run has started. Values of variables whose
+names say that they are secret (`…TOKEN`, `…SECRET`, `…PASSWORD`, `…API_KEY` and the like) are
+masked in its record.
 """
 
 UPDATE_DESCRIPTION = """\

@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 from structlog.contextvars import bind_contextvars
 
-from controlplane.database.ids import IdOrder
+from controlplane.database.ids import IdOrder, uuid7
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
 from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
@@ -29,6 +29,7 @@ from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
+from runs.run_input import RunInput, seal_input
 from runs.run_messages import CANCELLATIONS, RUN_REQUESTED, announce_run
 from workspaces.models import Attempt, Workspace
 
@@ -47,7 +48,7 @@ TRANSITIONS: Mapping[str, frozenset[str]] = {
 class NewRun:
     """What is to be recorded, and perhaps executed, in a workspace.
 
-    ``command`` is ``{executable, args, cwd?, env?, stdin?}``. A run is ``recorded`` when the
+    ``command`` is ``{executable, args, cwd?}``. A run is ``recorded`` when the
     control plane or its gateway sees what happens; only a one-shot run is executed here.
     """
 
@@ -59,6 +60,7 @@ class NewRun:
     recorded: bool
     prompt: str = ""
     command: Mapping[str, Any] | None = None
+    given: RunInput = field(default_factory=RunInput)
     time_limit_ms: int | None = None
 
     @property
@@ -134,14 +136,18 @@ def record_removed(when: datetime) -> Gone:
 def create_run(new_run: NewRun) -> Run:
     """Create a queued run, and have it executed when that is intended.
 
-    Raises ``OwnerLimitReached`` for one that is to be recorded, and ``BadGateway``
+    Raises ``OwnerLimitReached`` for one that is to be recorded, ``ServiceUnavailable``
+    (``record-signing-key-unset``) for one whose input cannot be sealed, and ``BadGateway``
     (``queue-publish-failed``), with the run failed, when the queue cannot be reached. A crash
     before the message leaves a queued run, which any run worker's sweeper finds.
     """
+    run_id = uuid7()
+    sealed_input = seal_input(new_run.given, run_id=run_id)
     with transaction.atomic():
         if new_run.recorded:
             require_room(new_run.owner_user_id, [RECORD_BYTES])
         run = Run.objects.create(
+            id=run_id,
             workspace=new_run.workspace,
             attempt=new_run.attempt,
             owner_user_id=new_run.owner_user_id,
@@ -150,6 +156,7 @@ def create_run(new_run: NewRun) -> Run:
             recorded=new_run.recorded,
             prompt=new_run.prompt,
             command=dict(new_run.command) if new_run.command is not None else None,
+            sealed_input=sealed_input,
             time_limit_ms=new_run.time_limit_ms,
         )
         if new_run.recorded:
@@ -188,7 +195,7 @@ def list_runs(
     wanted = {"workspace_id": workspace_id, "status": status, "mode": mode}
     named = {name: value for name, value in wanted.items() if value is not None}
     order = IdOrder("id") if workspace_id is None else None
-    rows = Run.objects.owned_by(owner_user_id).filter(**named)
+    rows = Run.objects.owned_by(owner_user_id).filter(**named).defer("sealed_input")
     return (rows.exclude(mode=Run.Mode.BOOT) if mode is None else rows), order
 
 

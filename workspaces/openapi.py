@@ -60,6 +60,7 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | 404 | `credentials-not-found` | a profile or account is named that the owner does not have |
 | 409 | `connected-account-not-active` | an account that is named is invalid or was deleted |
 | 409 | `profile-archived` | the profile that is named is not in use any more |
+| 409 | `repository-taken` | another owner was the first to publish to the repository |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 409 | `workspace-active` | the workspace has not ended |
 | 429 | `owner-limit-reached` | the owner has all that the operator allows; `limits` names what |

@@ -17,6 +17,8 @@ from controlplane.http.serializers import (
     TimestampField,
 )
 from controlplane.oci_names import REPOSITORY, TAG
+from workspaces.blueprint import MEMBER_IGNORED
+from workspaces.env_warnings import SECRET_IN_ENV
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, WorkspaceEvent
 from workspaces.status import WORKSPACE_STATUSES, SurfacedStatus
 
@@ -133,11 +135,11 @@ class StartSerializer(OwnedInputSerializer):
 
 
 class WarningSerializer(OutputSerializer):
-    """Something of a request that was taken and has no effect."""
+    """Something of a request that has no effect, or had better be done otherwise."""
 
-    pointer = serializers.CharField(help_text="JSON pointer (RFC 6901) into the body.")
-    code = serializers.CharField()
-    detail = serializers.CharField()
+    code = serializers.ChoiceField(choices=[MEMBER_IGNORED, SECRET_IN_ENV])
+    detail = serializers.CharField(help_text="What is wrong with it, and what to do instead.")
+    pointer = serializers.CharField(help_text="Where it is in the request (RFC 6901).")
 
 
 class StartedSandboxSerializer(OutputSerializer):
@@ -154,7 +156,7 @@ class StartedSandboxSerializer(OutputSerializer):
     repository = serializers.CharField()
     tag = serializers.CharField()
     warnings = WarningSerializer(
-        many=True, help_text="Members of the blueprint that only other planners know: ignored."
+        many=True, help_text="What is ignored of the blueprint, or had better be done otherwise."
     )
 
 

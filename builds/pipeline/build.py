@@ -10,19 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 from django.conf import settings
 
-from builds.images.compiler import BuildError, Compiler, PublishedImage, repository_lock
+from builds.images.compiler import BuildError, Compiler, PublishedImage
 from builds.images.work_folders import workplace
 from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_metrics import measured
 from builds.pipeline.job_state import BuiltImage, JobState
+from builds.pipeline.repository import before_push, repository_kept, require_repository
 from builds.planner import ImagePlan, PlannedSource
-from controlplane.database.locks import shared_advisory_lock
 from controlplane.errors import ControlPlaneError
 from controlplane.metrics.families import BUILDS_REUSED
 from registries.client import RegistryClient
@@ -34,7 +35,6 @@ from workspaces.models import BuildJob, Sandbox
 
 log = structlog.get_logger(__name__)
 
-REPOSITORY_LOCK_SECONDS = 120.0
 CLOCKS_APART = timedelta(seconds=60)
 """How far the provider's clock may be from ours."""
 
@@ -57,7 +57,8 @@ class ImageBuilder:
         """
         ours = [settings.REGISTRY_PASSWORD] if settings.REGISTRY_PASSWORD else []
         secrets = [secret.encode() for secret in (*ours, *masks)]
-        with _repository_kept(job):
+        with repository_kept(job):
+            require_repository(job, claim=False)
             with recording(job.row, secrets, cancelled=job.cancelled) as record:
                 built = self._resumed(job, record) or self._publish(job, plan, record)
             job.finish_build(built)
@@ -118,6 +119,7 @@ class ImageBuilder:
 
     def _tag_again(self, job: JobState, repository: str, digest: str) -> PublishedImage | None:
         """Put an image of the registry under the job's tag; None when there is none."""
+        require_repository(job, claim=True)
         try:
             if not self.registry.copy(repository, digest, job.row.repository, job.row.tag):
                 return None
@@ -164,7 +166,7 @@ class ImageBuilder:
                     tag=job.row.tag,
                     log=record,
                     cancelled=job.cancelled,
-                    check=job.require_lease,
+                    check=partial(before_push, job),
                 )
         finally:
             self.compiler.discard(compiled)
@@ -182,25 +184,6 @@ class ImageBuilder:
                     f"No folder for the sources could be made: {exc.strerror or 'unknown error'}.",
                 ) from exc
             yield folder
-
-
-@contextmanager
-def _repository_kept(job: JobState) -> Iterator[None]:
-    """Have nothing removed from the job's repository until its row says which image it has."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(
-                shared_advisory_lock(
-                    repository_lock(job.row.repository),
-                    timeout=REPOSITORY_LOCK_SECONDS,
-                    cancelled=job.cancelled,
-                )
-            )
-        except TimeoutError as exc:
-            raise BuildError(
-                "push-timed-out", "Old images of the repository were being removed for long."
-            ) from exc
-        yield
 
 
 class SourceFetcher:

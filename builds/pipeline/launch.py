@@ -87,8 +87,10 @@ class JobCredentials:
         return type(error)(error.code, message)
 
     def _open(self) -> Sequence[OpenedAccount]:
-        owner = self.job.attempt.workspace.owner_user_id
-        return delivery.open_accounts(self.references, owner_user_id=owner)
+        workspace = self.job.attempt.workspace
+        return delivery.open_accounts(
+            self.references, owner_user_id=workspace.owner_user_id, workspace_id=workspace.pk
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ fails with:
 
 ======================  ==========================================================================
 ``command-refused``     the agent does not accept the command
+``input-unopened``      its env and stdin were sealed with a key that this worker does not have
 ``record-refused``      the run cannot be recorded in the workspace (no room), so it is not started
 ``workspace-gone``      the workspace's container ended or was removed before the run was started
 ======================  ==========================================================================
@@ -21,9 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.errors import JobError
+from controlplane.security.crypto import SealError
 from runs.models import Run
 from runs.record.ingest import meta as metas
 from runs.recording.tail_channel import NOT_OURS
+from runs.run_input import open_input
 from workspaces.runtimes.base import RuntimeAdapter
 
 SPEC_REFUSED = 2
@@ -56,16 +59,26 @@ def time_limit_seconds(run: Run, limits: RecordLimits) -> float:
 
 
 def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
-    """Return what ``agent exec`` is told of the run (``runs/agent/README.md`` describes it)."""
+    """Return what ``agent exec`` is told of the run (``runs/agent/README.md`` describes it).
+
+    Raises ``JobError`` (``input-unopened``).
+    """
     command = run.command or {}
-    stdin = command.get("stdin")
+    try:
+        given = open_input(run.sealed_input, run_id=run.pk)
+    except SealError as exc:
+        raise JobError(
+            "input-unopened",
+            "What env and stdin hold was sealed with another SVC_RECORD_SIGNING_KEY than the run "
+            "worker has.",
+        ) from exc
     return {
         "version": 1,
         "runId": str(run.pk),
         "argv": [command["executable"], *command.get("args", ())],
         "cwd": command.get("cwd"),
-        "env": command.get("env") or {},
-        "stdin": None if stdin is None else base64.b64encode(stdin.encode()).decode(),
+        "env": given.env,
+        "stdin": None if given.stdin is None else base64.b64encode(given.stdin.encode()).decode(),
         "timeSeconds": time_limit_seconds(run, limits),
         "graceSeconds": limits.grace_seconds,
         "secrets": [],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 
 import structlog
-from django.db import DatabaseError, DataError, IntegrityError
+from django.db import DatabaseError, DataError, IntegrityError, transaction
 
 from controlplane.errors import JobError
 from controlplane.metrics.families import INGEST_LAG
@@ -245,8 +245,14 @@ class Recorder:
         return head.last_sequence - head.source_base + 1 if of_a_spool else 1
 
     def _open_source(self, spool_id: str) -> int:
+        """Let the spool write to the record, and erase what only the start of the run needed."""
         Run.objects.require(self._fence)
-        return store.open_source(self._run.number, spool_id)
+        with transaction.atomic():
+            stored = store.open_source(self._run.number, spool_id)
+            Run.objects.filter(pk=self._run.pk, sealed_input__isnull=False).update(
+                sealed_input=None
+            )
+        return stored
 
     def _append(self, spool_id: str, contents: list[bytes]) -> store.Appended:
         Run.objects.require(self._fence)

@@ -7,8 +7,11 @@ import json
 import uuid
 from typing import Any
 
+from accounts import sealing
+from accounts.connected import place_of_renewed
+from accounts.models import RenewedSecret
 from accounts.profiles import ensure_default_profile
-from tests.conftest import OWNER, Api
+from tests.conftest import OWNER, Answer, Api
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 ACCOUNTS = "/v1/connected-accounts"
@@ -46,6 +49,28 @@ def connect(
         "secret": secret or SECRETS[provider],
     }
     return str(Api().post(ACCOUNTS, body, expect=201).body["connectedAccountId"])
+
+
+def renewals(account: str, owner: str = OWNER) -> list[dict[str, Any]]:
+    """Return what waits for the owner's approval."""
+    answer = Api().get(f"{ACCOUNTS}/{account}/renewals?ownerUserId={owner}", expect=200)
+    items: list[dict[str, Any]] = answer.body["items"]
+    return items
+
+
+def renewed_secrets(account: str) -> list[str]:
+    """Return the secrets that wait for approval, the latest first."""
+    waiting = RenewedSecret.objects.filter(account_id=uuid.UUID(account)).order_by("-pk")
+    return [
+        sealing.unseal(bytes(one.sealed), place_of_renewed(one.account, one.workspace_id))
+        for one in waiting
+    ]
+
+
+def approve(account: str, renewal: str, owner: str = OWNER, *, expect: int = 200) -> Answer:
+    """Approve a renewal."""
+    path = f"{ACCOUNTS}/{account}/renewals/{renewal}/approve"
+    return Api().post(path, {"ownerUserId": owner}, expect=expect)
 
 
 def mark_invalid(account: str, owner: str = OWNER) -> None:

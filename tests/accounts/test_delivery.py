@@ -1,26 +1,20 @@
-"""Opening accounts for a workspace, and taking back what a tool has renewed."""
+"""Opening accounts for a workspace."""
 
 from __future__ import annotations
 
 import base64
 import json
 import uuid
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.checks import run_checks
-from django.db import connections
 from pytest_django.fixtures import Settings
 
 from accounts import delivery
-from accounts.connected import reveal
 from accounts.delivery import DeliveryError, OpenedAccount, open_accounts
 from accounts.models import ConnectedAccount
 from accounts.providers import Provider
-from accounts.renewal import Renewal, store_renewed
 from accounts.resolution import Reference
-from accounts.sealing import SealError
 from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
 from tests.conftest import OWNER
 
@@ -165,103 +159,6 @@ def test_use_is_stamped() -> None:
     assert stored(account).last_used_at is None
     delivery.stamp_used(opened)
     assert stored(account).last_used_at is not None
-
-
-# ---------------------------------------------------------------- renewing
-
-
-def test_a_later_state_of_an_account_is_sealed_in_the_place_of_the_earlier() -> None:
-    account = connect("codex", secret=codex("2026-01-01T00:00:00Z"))
-    before = stored(account)
-    later = codex("2026-01-01T00:00:00.5Z", refresh_token="refresh-1111")
-    assert store_renewed(before.pk, later, generation=1) is Renewal.STORED
-    after = stored(account)
-    assert reveal(after) == later
-    assert after.metadata["lastRefresh"] == "2026-01-01T00:00:00.5Z"
-    assert after.last_synced_at is not None
-    assert (after.generation, after.status) == (before.generation, "active")
-    assert b"refresh-1111" not in bytes(after.sealed or b"")
-    assert store_renewed(before.pk, later, generation=1) is Renewal.UNCHANGED
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        codex("2026-01-01T00:00:00Z", refresh_token="same moment"),
-        codex("2025-12-31T23:59:59Z", refresh_token="earlier"),
-        codex("2026-01-01T01:00:00+02:00", refresh_token="earlier, elsewhere"),
-        codex("soon", refresh_token="no moment"),
-        codex("9999-12-31T23:59:59-23:59", refresh_token="no moment there is"),
-        codex((datetime.now(UTC) + timedelta(days=1)).isoformat(), refresh_token="not yet"),
-        codex("2026-02-01T00:00:00Z", account="another"),
-        json.dumps({"OPENAI_API_KEY": "key", "last_refresh": "2026-02-01T00:00:00Z"}),
-        json.dumps({"last_refresh": "2026-02-01T00:00:00Z"}),
-        "", "{", "[" * 60_000, "x" * 70_000,
-    ],
-    ids=["same", "earlier", "zone", "text", "overflow", "future", "other", "key", "none",
-         "empty", "cut", "deep", "large"],
-)  # fmt: skip
-def test_what_is_not_surely_later_and_of_the_same_account_changes_nothing(found: str) -> None:
-    account = connect("codex", secret=codex("2026-01-01T00:00:00Z"))
-    before = bytes(stored(account).sealed or b"")
-    assert store_renewed(uuid.UUID(account), found, generation=1) is Renewal.REFUSED
-    assert bytes(stored(account).sealed or b"") == before
-    assert stored(account).last_synced_at is None
-
-
-def test_an_account_without_a_moment_takes_the_first_one_that_there_is() -> None:
-    document = json.loads(codex())
-    del document["last_refresh"]
-    account = uuid.UUID(connect("codex", secret=json.dumps(document)))
-    assert store_renewed(account, codex(), generation=1) is Renewal.STORED
-
-
-def test_what_was_connected_again_since_is_not_overwritten_by_the_workspace() -> None:
-    account = connect("codex", secret=codex("2026-01-01T00:00:00Z"))
-    again = codex("2025-06-01T00:00:00Z", refresh_token="of the owner")
-    assert connect("codex", secret=again) == account
-    later = codex("2026-03-01T00:00:00Z")
-    assert store_renewed(uuid.UUID(account), later, generation=1) is Renewal.OUTDATED
-    assert reveal(stored(account)) == again
-    assert store_renewed(uuid.UUID(account), later, generation=2) is Renewal.STORED
-
-
-def test_what_was_deleted_or_marked_invalid_does_not_come_back() -> None:
-    deleted, invalid = connect("codex"), connect("codex", "other")
-    delete(deleted)
-    mark_invalid(invalid)
-    later = codex("2026-03-01T00:00:00Z")
-    for account in (deleted, invalid, str(uuid.uuid4())):
-        assert store_renewed(uuid.UUID(account), later, generation=1) is Renewal.OUTDATED
-    assert stored(deleted).sealed is None
-    assert stored(invalid).status == "invalid"
-
-
-def test_only_what_renews_itself_is_taken_back() -> None:
-    account = uuid.UUID(connect("github"))
-    assert store_renewed(account, "ghp_" + "x" * 36, generation=1) is Renewal.OUTDATED
-
-
-def test_nothing_is_taken_back_while_the_present_secret_does_not_open(settings: Settings) -> None:
-    account = uuid.UUID(connect("codex"))
-    settings.SVC_CREDENTIALS_KEY = OTHER_KEY
-    with pytest.raises(SealError):
-        store_renewed(account, codex("2026-03-01T00:00:00Z"), generation=1)
-
-
-def test_of_many_workspaces_at_once_the_latest_wins(transactional_db: None) -> None:
-    account = uuid.UUID(connect("codex", secret=codex("2026-01-01T00:00:00Z")))
-
-    def renew(minute: int) -> None:
-        try:
-            found = codex(f"2026-01-01T00:{minute:02}:00Z", refresh_token=f"minute {minute}")
-            store_renewed(account, found, generation=1)
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(renew, [7, 3, 9, 1, 8, 2, 6, 4, 5]))
-    assert "minute 9" in reveal(stored(str(account)))
 
 
 # ---------------------------------------------------------------- the key at start

@@ -64,6 +64,7 @@ def code_of(cell: str) -> str:
 CHAPTERS = {
     "Problems": 1,
     "Faults": 0,
+    "Warnings": 0,
     "Failures of sandboxes": 0,
     "Failures of runs": 0,
 }
@@ -210,6 +211,6 @@ def test_every_problem_is_documented_with_its_status(codes: Codes) -> None:
 def test_every_code_stands_once_in_its_chapter_with_a_meaning_and_what_to_do(chapter: str) -> None:
     found = rows(chapter)
     listed = [code_of(row[CHAPTERS[chapter]]) for row in found]
-    assert len(listed) > 10
+    assert len(listed) > (0 if chapter == "Warnings" else 10)
     assert len(listed) == len(set(listed))
     assert [row for row in found if not all(row) or len(row) != 3 + CHAPTERS[chapter]] == []

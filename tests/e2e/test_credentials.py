@@ -17,7 +17,17 @@ from django.test import override_settings
 
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
-from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
+from tests.accounts.connected import (
+    KEY,
+    SECRETS,
+    approve,
+    codex,
+    connect,
+    delete,
+    mark_invalid,
+    renewals,
+    renewed_secrets,
+)
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.runs import Place
 from tests.stack.service import Stack
@@ -142,26 +152,31 @@ def test_every_program_is_given_the_accounts_and_no_record_shows_them(place: Pla
     assert all(row.account.last_used_at and row.delivered_at for row in rows)
 
 
-def test_what_codex_renews_is_sealed_again(place: Place, accounts: dict[str, str]) -> None:
+def test_what_codex_renews_is_sealed_until_its_owner_approves_it(
+    place: Place, accounts: dict[str, str]
+) -> None:
+    account = accounts["codex"]
     later = codex("2026-01-01T00:00:01Z", refresh_token="refresh-renewed-in-the-workspace")
-    before = stored(accounts["codex"])
+    before = stored(account)
     # As Codex does it: truncated and written anew.
     script = f"printf %s '{later}' > ~/.codex/auth.json"
     place.inside(script)
-    eventually(
-        lambda: stored(accounts["codex"]).last_synced_at != before.last_synced_at,
-        what="the renewed file is read",
-    )
-    after = stored(accounts["codex"])
+    eventually(lambda: renewed_secrets(account) == [later], what="the renewed file is read")
+    assert reveal(stored(account)) == reveal(before)
+    (waiting,) = renewals(account)
+    assert waiting["workspaceId"] == place.started.answer["workspaceId"]
+    approve(account, waiting["renewalId"])
+    after = stored(account)
     assert reveal(after) == later
     assert b"refresh-renewed" not in bytes(after.sealed or b"")
     # What is no later state of it changes nothing.
     place.inside(f"printf %s '{codex('2025-01-01T00:00:00Z')}' > ~/.codex/auth.json")
-    marked = stored(accounts["codex"]).last_synced_at
+    marked = after.last_synced_at
     connect("generic", "ANOTHER")
     assert seen(place, "STAGING_TOKEN") == digest(SECRETS["generic"])
-    assert stored(accounts["codex"]).last_synced_at == marked
-    assert reveal(stored(accounts["codex"])) == later
+    assert stored(account).last_synced_at == marked
+    assert reveal(stored(account)) == later
+    assert renewals(account) == []
 
 
 def test_a_workspace_that_its_engine_starts_again_is_given_its_accounts_again(place: Place) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from registries.services import configured_registry
 from tests.stack.service import GitServer, Stack, Started, install
+from workspaces.models import PublishedRepository
 
 pytestmark = pytest.mark.docker
 
@@ -29,6 +30,16 @@ def built(stack: Stack, spec: dict[str, Any]) -> Started:
     started = stack.ready(spec)
     assert not started.job.reused
     return started
+
+
+def test_what_is_built_and_what_is_reused_takes_its_repository_for_its_owner(
+    stack: Stack, spec: dict[str, Any], built: Started
+) -> None:
+    again = stack.ready(spec, repository=f"tests/owned-{uuid.uuid4().hex[:8]}")
+    for started in (built, again):
+        name = started.answer["repository"]
+        owner = PublishedRepository.objects.owner_of("default", name)
+        assert owner == started.job.attempt.sandbox.owner_user_id
 
 
 def test_the_same_plan_under_another_name_is_the_same_image(

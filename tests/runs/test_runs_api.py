@@ -13,6 +13,7 @@ from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
 from runs.models import Run, RunHead, RunQuerySet
+from runs.run_input import RunInput, open_input
 from runs.run_messages import RUN_REQUESTED
 from tests.conftest import OWNER, Api
 from tests.factories import make_job
@@ -76,7 +77,8 @@ def test_a_command_is_kept_in_the_row_and_queued(
     shown = answer.body
     run = made().get()
     assert answer.headers["location"] == f"/v1/runs/{run.pk}"
-    assert run.command == {**COMMAND, "stdin": "in\n", "env": {"A": " b "}}
+    assert run.command == COMMAND
+    assert open_input(run.sealed_input, run_id=run.pk) == RunInput({"A": " b "}, "in\n")
     assert (run.recorded, run.attempt_id, run.time_limit_ms) == (True, attempt.pk, 1000)
     assert shown["command"] == COMMAND
     assert shown["prompt"] == "why"

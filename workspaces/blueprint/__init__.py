@@ -24,7 +24,7 @@ from .contents import (
     Sources,
     Tooling,
 )
-from .ignored import warnings_of
+from .ignored import MEMBER_IGNORED, warnings_of
 from .running import (
     CommandForeground,
     HarnessForeground,
@@ -37,6 +37,7 @@ from .running import (
 from .schema import blueprint_schema
 
 __all__ = [
+    "MEMBER_IGNORED",
     "WORKSPACE_SOURCE_ID",
     "Blueprint",
     "CommandForeground",

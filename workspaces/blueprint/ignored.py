@@ -10,6 +10,7 @@ from controlplane.errors import Fault
 PLACE: Final = "customization"
 IGNORED: Final = "^enable[A-Z][A-Za-z0-9]{0,63}$"
 """What such members of ``customization`` are called, as JSON Schema spells patterns."""
+MEMBER_IGNORED: Final = "member-ignored"
 MAX_WARNINGS: Final = 100
 """No answer names more."""
 
@@ -35,6 +36,6 @@ def warnings_of(data: object, *, pointer: str = "/spec") -> list[dict[str, str]]
     """Return what the owner of a blueprint is told of its ignored members."""
     detail = "Another planner's member; it was ignored."
     return [
-        Fault("member-ignored", detail, pointer=f"{pointer}/{PLACE}/{name}").to_wire()
+        Fault(MEMBER_IGNORED, detail, pointer=f"{pointer}/{PLACE}/{name}").to_wire()
         for name in ignored_members(data)[:MAX_WARNINGS]
     ]

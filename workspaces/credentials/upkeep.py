@@ -1,8 +1,9 @@
 """Looking after the accounts in workspaces that run, as long as they run.
 
 Three tasks, again and again: give a workspace that its engine has started again what it waits for;
-take accounts away that were deleted or marked invalid meanwhile; and keep what a tool has renewed,
-since a renewal makes the secret before it worthless. One worker of an engine is at it at a time.
+take accounts away that were deleted or marked invalid meanwhile; and propose to the owner what a
+tool has renewed, since a renewal makes the secret before it worthless. One worker of an engine is
+at it at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from django.db.models.functions import Now
 from accounts import delivery
 from accounts.delivery import DeliveryError
 from accounts.models import ConnectedAccount
-from accounts.renewal import RENEWING, Renewal, store_renewed
+from accounts.renewal import RENEWING, Renewal, propose_renewed
 from accounts.resolution import Reference
 from accounts.sealing import SealError
 from controlplane.database.locks import try_advisory_lock
@@ -66,7 +67,7 @@ class Upkeep:
     withdrawn: int = 0
     """Accounts taken away, in all workspaces."""
     renewed: int = 0
-    """Secrets that were kept."""
+    """Secrets that were proposed to their owners."""
 
     def __add__(self, other: Upkeep) -> Upkeep:
         """Return what two did together."""
@@ -221,6 +222,7 @@ def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
         opened = delivery.open_accounts(
             workspaces.references_of(attempt),
             owner_user_id=attempt.workspace.owner_user_id,
+            workspace_id=attempt.workspace_id,
             leave_out=leave_out,
         )
         note_delivered(attempt, opened)
@@ -304,12 +306,23 @@ def _keep(
         log.warning("renewed_secret_refused", reason="not given to the workspace", **facts)
         return False
     try:
-        result = store_renewed(
-            found.account_id, found.secret, generation=reference.delivered_generation
+        result = propose_renewed(
+            found.account_id,
+            found.secret,
+            workspace_id=attempt.workspace_id,
+            generation=reference.delivered_generation,
         )
     except SealError:
         log.warning("renewed_secret_refused", reason="the present one does not open", **facts)
         return False
     if result in (Renewal.REFUSED, Renewal.OUTDATED):
         log.info("renewed_secret_refused", reason=result.value, **facts)
-    return result is Renewal.STORED
+    if result is Renewal.PROPOSED:
+        workspaces.record_event(
+            attempt,
+            WorkspaceEvent.Type.CREDENTIALS_RENEWED,
+            "A tool in the workspace has renewed a connected account. Other workspaces are given "
+            "that once its owner approves it.",
+            {"connectedAccountId": str(found.account_id)},
+        )
+    return result in (Renewal.PROPOSED, Renewal.UPDATED)

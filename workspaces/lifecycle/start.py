@@ -34,9 +34,11 @@ from controlplane.work.amqp import BrokerError
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, warnings_of
 from workspaces.credentials.choice import choose_credentials, same_credentials
+from workspaces.env_warnings import env_warnings
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import attempt_all, fail_unclaimed_job
 from workspaces.lifecycle.records import records
+from workspaces.lifecycle.repositories import refuse_taken
 from workspaces.lifecycle.sources import remember_references, select_sources
 from workspaces.lifecycle.start_limits import require_room_to_start
 from workspaces.lifecycle.startable import startable_workspace
@@ -88,7 +90,8 @@ class StartedSandbox:
 def start_sandbox(request: NewSandbox) -> StartedSandbox:
     """Store the request for a sandbox and queue its build job.
 
-    Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``), ``NotFound``
+    Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``, ``repository-taken``),
+    ``NotFound``
     (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
     ``ValidationFailed``, ``OwnerLimitReached``, what ``workspaces.lifecycle.sources`` and
     ``accounts.resolution`` raise, or ``BadGateway`` (``queue-publish-failed``) after the failure
@@ -107,6 +110,7 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
     )
     blueprint = selected.blueprint
     check_ceilings(blueprint)
+    refuse_taken(request.registry_id, request.repository, owner_user_id=request.owner_user_id)
     credentials = choose_credentials(
         blueprint,
         beside_spec=request.credentials,
@@ -307,7 +311,8 @@ def _persist(
         )
         records().create_boot_run(attempt)
         job = create_job(attempt)
-        answer = answer_of(job) | {"warnings": warnings_of(request.spec)}
+        answer = answer_of(job)
+        answer["warnings"] = warnings_of(request.spec) + answer["warnings"]
         if request.idempotency_key is not None:
             SandboxRequest.objects.create(
                 owner_user_id=request.owner_user_id,
@@ -333,7 +338,7 @@ def answer_of(job: BuildJob) -> dict[str, Any]:
         "registryId": job.registry_id,
         "repository": job.repository,
         "tag": job.tag,
-        "warnings": [],
+        "warnings": env_warnings(attempt.sandbox.spec.get("runtime", {}).get("env", {})),
     }
 
 

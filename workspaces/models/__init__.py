@@ -12,6 +12,7 @@ from workspaces.models.core import (
     Workspace,
     WorkspaceEvent,
 )
+from workspaces.models.repositories import PublishedRepository
 from workspaces.models.transition import Transition
 from workspaces.packages.models import Package, PackageIndex, PackageOverride
 
@@ -26,6 +27,7 @@ __all__ = [
     "Package",
     "PackageIndex",
     "PackageOverride",
+    "PublishedRepository",
     "RuntimeInstance",
     "Sandbox",
     "SandboxRequest",

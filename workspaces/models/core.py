@@ -366,6 +366,7 @@ class WorkspaceEvent(models.Model):
         RUNTIME_STOPPED = "runtime.stopped"
         CREDENTIALS_DELIVERED = "credentials.delivered"
         CREDENTIALS_WITHDRAWN = "credentials.withdrawn"
+        CREDENTIALS_RENEWED = "credentials.renewed"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     workspace = models.ForeignKey(Workspace, on_delete=models.CASCADE, related_name="events")

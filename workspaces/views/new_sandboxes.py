@@ -99,4 +99,4 @@ def accepted(started: StartedSandbox, location: str) -> Response:
 def _by_python_name(answer: dict[str, Any]) -> dict[str, Any]:
     names = {"sandboxId": "sandbox_id", "workspaceId": "workspace_id", "attemptId": "attempt_id"}
     names |= {"runId": "run_id", "jobId": "job_id", "registryId": "registry_id"}
-    return {names.get(name, name): value for name, value in answer.items()}
+    return {"warnings": []} | {names.get(name, name): value for name, value in answer.items()}

@@ -21,6 +21,7 @@ from runs.recording.control import RunControl
 from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder
 from runs.recording.thread_connections import StoppedError
+from runs.run_input import RunInput, seal_input
 from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
 from tests.runs.recording.scripted_agent import ScriptedAgent, Spool, Tailed
@@ -107,14 +108,10 @@ def test_a_run_is_executed_recorded_and_acknowledged() -> None:
 
 
 def test_the_agent_is_told_everything_about_the_run() -> None:
-    command = {
-        "executable": "sh",
-        "args": ["-c", "cat"],
-        "cwd": "sub",
-        "env": {"A": "b"},
-        "stdin": "given",
-    }
+    command = {"executable": "sh", "args": ["-c", "cat"], "cwd": "sub"}
     run = make_executable(command=command, time_limit_ms=5000)
+    given = RunInput({"A": "b"}, "given")
+    Run.objects.filter(pk=run.pk).update(sealed_input=seal_input(given, run_id=run.pk))
     agent = ScriptedAgent(to_execute={run.pk: whole(run)})
 
     record(run, agent)

@@ -23,7 +23,17 @@ from builds.pipeline.job_state import JobState
 from builds.pipeline.runner import JobRunner
 from controlplane.errors import JobError
 from runs.agent.credentials.document import parse
-from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
+from tests.accounts.connected import (
+    KEY,
+    SECRETS,
+    approve,
+    codex,
+    connect,
+    delete,
+    mark_invalid,
+    renewals,
+    renewed_secrets,
+)
 from tests.bench.empty_jobs import empty_runner
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
@@ -336,7 +346,7 @@ def test_a_workspace_that_is_still_being_launched_is_looked_after_too(
     engine.after_delivery = steps_run
     runner.run(JobState(claim(job)))
     assert seen == [Upkeep(withdrawn=1, renewed=1)]
-    assert secret_of(account) == later
+    assert renewed_secrets(account) == [later]
     assert list(engine.held[run_id]) == [account]
 
 
@@ -446,7 +456,8 @@ def test_a_workspace_that_renews_with_what_is_no_text_keeps_nothing_from_the_oth
         jobs[1].attempt.run_id: [(honest, renewed)],
     }
     assert look_after(engine) == Upkeep(renewed=1)
-    assert secret_of(honest) == renewed
+    assert renewed_secrets(honest) == [renewed]
+    assert renewed_secrets(hostile) == []
 
 
 def test_a_lost_database_connection_takes_one_workspace_and_not_all_that_come_after_it(
@@ -467,18 +478,49 @@ def test_a_lost_database_connection_takes_one_workspace_and_not_all_that_come_af
     engine.collect_credentials = lose_the_connection  # type: ignore[method-assign]
     with pytest.raises((OperationalError, InterfaceError)):
         look_after(engine)
-    assert [secret_of(account) for account in accounts].count(renewed) == 2
+    assert [renewed_secrets(account) for account in accounts].count([renewed]) == 2
 
 
-def test_what_a_tool_has_renewed_is_kept(engine: HoldingEngine, runner: JobRunner) -> None:
-    account = connect("codex", secret=codex("2026-01-01T00:00:00Z"))
-    run_id = started(runner, codex=account).attempt.run_id
+def test_what_a_tool_has_renewed_is_proposed_once_with_an_event(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    before = codex("2026-01-01T00:00:00Z")
+    account = connect("codex", secret=before)
+    attempt = started(runner, codex=account).attempt
     assert look_after(engine) == Upkeep()
-    later = codex("2026-01-02T00:00:00Z", refresh_token="renewed-0000")
-    engine.renewed[run_id] = [(account, later)]
-    assert look_after(engine) == Upkeep(renewed=1)
-    assert secret_of(account) == later
-    assert look_after(engine) == Upkeep()
+    for day in (2, 3):
+        later = codex(f"2026-01-0{day}T00:00:00Z", refresh_token="renewed-0000")
+        engine.renewed[attempt.run_id] = [(account, later)]
+        assert look_after(engine) == Upkeep(renewed=1)
+        assert look_after(engine) == Upkeep()
+    assert secret_of(account) == before
+    assert renewed_secrets(account) == [later]
+    told = WorkspaceEvent.objects.get(attempt=attempt, type="credentials.renewed")
+    assert told.data == {"connectedAccountId": account}
+
+
+def test_what_a_workspace_has_renewed_reaches_no_other_until_it_is_approved(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    """Who works in a workspace writes tokens of an account of his own into the file."""
+    genuine = codex("2026-01-01T00:00:00Z", refresh_token="of-the-owner")
+    account = connect("codex", secret=genuine)
+    first = started(runner, PERSISTENT, codex=account).attempt
+    planted = codex("2026-01-02T00:00:00Z", refresh_token="of-the-attacker")
+    engine.renewed[first.run_id] = [(account, planted)]
+    look_after(engine)
+
+    second = started(runner, codex=account).attempt
+    assert engine.held[second.run_id][account]["secret"] == genuine
+    # The workspace itself, which could put it back there anyway, goes on with what it has.
+    engine.waiting.add(first.run_id)
+    look_after(engine)
+    assert engine.held[first.run_id][account]["secret"] == planted
+
+    (waiting,) = renewals(account)
+    approve(account, waiting["renewalId"])
+    third = started(runner, codex=account).attempt
+    assert engine.held[third.run_id][account]["secret"] == planted
 
 
 def test_a_workspace_renews_only_what_it_was_given(
@@ -506,6 +548,7 @@ def test_an_account_connected_again_is_not_asked_of_workspaces_that_had_the_earl
     engine.renewed[run_id] = [(account, codex("2026-03-01T00:00:00Z"))]
     assert look_after(engine) == Upkeep()
     assert secret_of(account) == again
+    assert renewals(account) == []
 
 
 def test_a_container_that_is_removed_is_asked_once_more_for_what_it_renewed(
@@ -527,7 +570,7 @@ def test_a_container_that_is_removed_is_asked_once_more_for_what_it_renewed(
     engine.renewed[run_id] = [(account, later)]
     engine.silent.clear()
     reconcile(engine, instance_id="tests", grace=timedelta(0), keep_ended=timedelta(0))
-    assert secret_of(account) == later
+    assert renewed_secrets(account) == [later]
     asked = [what for what, _ in engine.asked]
     assert asked.index("collect") < asked.index("remove")
 

@@ -12,7 +12,7 @@ from pytest_django.fixtures import Settings
 
 from builds.pipeline.runner import JobRunner
 from controlplane.errors import Conflict
-from tests.accounts.connected import KEY, codex, connect, delete
+from tests.accounts.connected import KEY, codex, connect, delete, renewed_secrets
 from tests.bench.empty_jobs import empty_runner
 from tests.conftest import OWNER
 from tests.factories import make_worker
@@ -20,7 +20,6 @@ from tests.workspaces.credentials.credential_engine import HoldingEngine
 from tests.workspaces.credentials.test_credential_upkeep import (
     PERSISTENT,
     SHELL,
-    secret_of,
     started,
 )
 from tests.workspaces.lifecycle.test_lifecycle_races import observed
@@ -101,7 +100,7 @@ def test_what_is_renewed_is_kept_and_nothing_stays_in_a_home_that_is_kept(
     stop(engine, job)
 
     assert acts(engine) == expected
-    assert secret_of(account) == later
+    assert renewed_secrets(account) == [later]
 
 
 def test_a_start_gives_the_accounts_again_that_the_workspace_had(
