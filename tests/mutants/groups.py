@@ -1,0 +1,117 @@
+"""What is changed, and which tests have to notice it; the quickest tests of a group first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Modules that keep one promise, and the tests that hold them to it."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+GROUPS = {
+    "amqp": Group(
+        ("controlplane/work/amqp.py", "controlplane/work/id_messages.py"),
+        ("tests/controlplane/test_amqp.py",),
+    ),
+    "leases": Group(
+        ("controlplane/work/leases.py",),
+        ("tests/runs/test_run_claims.py", "tests/builds/test_claims.py"),
+    ),
+    "heartbeats": Group(
+        ("controlplane/work/models.py", "controlplane/work/failure_detector.py"),
+        ("tests/runs/test_run_claims.py", "tests/controlplane/test_worker_sessions.py"),
+    ),
+    "store": Group(
+        ("runs/record/store.py", "runs/record/room.py", "runs/record/chain.py"),
+        (
+            "tests/runs/test_store.py",
+            "tests/runs/test_store_sources.py",
+            "tests/runs/test_record_room.py",
+            "tests/runs/test_settlement.py",
+        ),
+    ),
+    "ingest": Group(
+        (
+            "runs/record/ingest/batch.py",
+            "runs/record/ingest/derived.py",
+            "runs/record/ingest/meta.py",
+            "runs/record/ingest/new_rows.py",
+            "runs/record/ingest/tables.py",
+        ),
+        (
+            "tests/runs/test_store.py",
+            "tests/runs/test_store_sources.py",
+            "tests/runs/test_store_hostile.py",
+        ),
+    ),
+    "verify": Group(
+        ("runs/record/verify.py", "runs/record/verify_derived.py", "runs/record/checking.py"),
+        ("tests/runs/test_verify.py", "tests/runs/test_chain.py"),
+    ),
+    "spool": Group(
+        (
+            "runs/agent/record/spool.py",
+            "runs/agent/record/spool_files.py",
+            "runs/agent/record/spool_folder.py",
+            "runs/agent/record/spool_sync.py",
+            "runs/agent/record/spool_check.py",
+            "runs/agent/record/segments.py",
+            "runs/agent/record/recovery.py",
+            "runs/agent/record/repair.py",
+        ),
+        (
+            "tests/runs/test_agent_spool.py",
+            "tests/runs/test_agent_durability.py",
+            "tests/runs/test_agent_verify.py",
+            "tests/runs/test_agent_spool_model.py",
+        ),
+    ),
+    "follow": Group(
+        (
+            "runs/agent/record/follow.py",
+            "runs/agent/record/acks.py",
+            "runs/agent/record/frames.py",
+        ),
+        (
+            "tests/runs/test_agent_spool.py",
+            "tests/runs/test_agent_follow.py",
+            "tests/runs/test_agent_durability.py",
+        ),
+    ),
+    "masking": Group(
+        (
+            "runs/agent/masking/known_values.py",
+            "runs/agent/masking/masker.py",
+            "runs/agent/masking/token_shapes.py",
+        ),
+        ("tests/runs/test_agent_masking.py", "tests/runs/test_agent_credentials_masking.py"),
+    ),
+    "sealing": Group(
+        ("controlplane/security/crypto.py", "accounts/sealing.py"),
+        ("tests/controlplane/test_crypto.py", "tests/accounts/test_connected_accounts.py"),
+    ),
+    "resolution": Group(
+        ("accounts/resolution.py",),
+        (
+            "tests/accounts/test_credential_resolution.py",
+            "tests/accounts/test_profiles.py",
+            "tests/accounts/test_delivery.py",
+        ),
+    ),
+    "outbound": Group(
+        ("controlplane/security/outbound.py", "controlplane/security/addresses.py"),
+        ("tests/registries", "tests/scm"),
+    ),
+    "engine-proxy": Group(
+        (
+            "workspaces/runtimes/docker/engine_proxy/policy.py",
+            "workspaces/runtimes/docker/engine_proxy/http_wire.py",
+        ),
+        ("tests/deploy/test_engine_proxy.py",),
+    ),
+}
