@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--limit", type=int, default=40, help="changes of a group; 0: all")
     parser.add_argument("--seed", type=int, default=1, help="which changes, where not all")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and so end what was started
     if unknown := sorted(set(chosen.groups) - set(GROUPS)):
         parser.error(f"There is no group {', '.join(unknown)}. The groups: {', '.join(GROUPS)}.")
     total = [0, 0]

@@ -38,8 +38,8 @@ _OPERATOR: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
 }
 _LOGGERS = frozenset({"log", "logger", "_log", "_logger"})
-_UNIMPORTANT = frozenset({"help_text", "verbose_name", "slots", "frozen", "default", "choices"})
-"""Keywords of models and data classes that say nothing about what a module does."""
+_UNIMPORTANT = frozenset({"slots", "frozen"})
+"""Keywords of data classes that say nothing about what a module does."""
 
 Node = ast.expr | ast.stmt
 
@@ -263,7 +263,7 @@ class _Changes(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         """Each keyword left out. Texts that are arguments are left alone where they are logged."""
-        if _is_logging(node):
+        if _is_logging(node) or (not self._in_function and _is_declaration(node)):
             return
         for keyword in node.keywords:
             if keyword.arg is not None and keyword.arg not in _UNIMPORTANT:
@@ -320,6 +320,12 @@ def _is_logging(node: ast.expr) -> bool:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
     return isinstance(node.func.value, ast.Name) and node.func.value.id in _LOGGERS
+
+
+def _is_declaration(node: ast.Call) -> bool:
+    """Whether a call declares a column, which ``makemigrations --check`` watches, or a type."""
+    text = ast.unparse(node.func)
+    return text.startswith("models.") or text == "TypeVar"
 
 
 def _is_text(*operands: ast.expr) -> bool:

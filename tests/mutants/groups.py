@@ -20,11 +20,11 @@ GROUPS = {
     ),
     "leases": Group(
         ("controlplane/work/leases.py",),
-        ("tests/runs/test_run_claims.py", "tests/builds/test_claims.py"),
+        ("tests/controlplane/test_leases.py", "tests/runs/test_run_claims.py"),
     ),
     "heartbeats": Group(
         ("controlplane/work/models.py", "controlplane/work/failure_detector.py"),
-        ("tests/runs/test_run_claims.py", "tests/controlplane/test_worker_sessions.py"),
+        ("tests/controlplane/test_heartbeats.py",),
     ),
     "store": Group(
         ("runs/record/store.py", "runs/record/room.py", "runs/record/chain.py"),
@@ -89,7 +89,11 @@ GROUPS = {
             "runs/agent/masking/masker.py",
             "runs/agent/masking/token_shapes.py",
         ),
-        ("tests/runs/test_agent_masking.py", "tests/runs/test_agent_credentials_masking.py"),
+        (
+            "tests/runs/test_agent_masking_tokens.py",
+            "tests/runs/test_agent_masking.py",
+            "tests/runs/test_agent_credentials_masking.py",
+        ),
     ),
     "sealing": Group(
         ("controlplane/security/crypto.py", "accounts/sealing.py"),
@@ -104,14 +108,18 @@ GROUPS = {
         ),
     ),
     "outbound": Group(
-        ("controlplane/security/outbound.py", "controlplane/security/addresses.py"),
-        ("tests/registries", "tests/scm"),
+        ("controlplane/security/outbound.py",),
+        (
+            "tests/controlplane/test_outbound.py",
+            "tests/registries/test_client_failures.py",
+            "tests/registries/test_client_tls.py",
+        ),
     ),
     "engine-proxy": Group(
         (
             "workspaces/runtimes/docker/engine_proxy/policy.py",
             "workspaces/runtimes/docker/engine_proxy/http_wire.py",
         ),
-        ("tests/deploy/test_engine_proxy.py",),
+        ("tests/workspaces/test_engine_proxy_policy.py",),
     ),
 }

@@ -105,6 +105,8 @@ class Runner:
         self._session = session
         self._durations: Counter[str] = Counter()
         self._failed: dict[str, set[str]] = {}
+        # Who ends this process ends the child as well.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         # What a changed program leaves behind becomes our child, and is killed.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -172,7 +174,6 @@ class Runner:
         status = NOT_RUN
         try:
             os.setsid()
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
             null = os.open(os.devnull, os.O_RDWR)
             for number in range(3):
                 os.dup2(null, number)
