@@ -29,10 +29,11 @@ GROUPS = {
     "store": Group(
         ("runs/record/store.py", "runs/record/room.py", "runs/record/chain.py"),
         (
+            "tests/runs/test_store_endings.py",
             "tests/runs/test_store.py",
             "tests/runs/test_store_sources.py",
             "tests/runs/test_record_room.py",
-            "tests/runs/test_settlement.py",
+            "tests/runs/test_store_hostile.py",
         ),
     ),
     "ingest": Group(
