@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from controlplane.work.leases import Fence, LeaseLost
 from controlplane.work.models import Heartbeat
 from tests.factories import LEASE, claim, make_job, make_worker
-from tests.locked_rows import locked
+from tests.support.locked_rows import locked
 from workspaces.models import BuildJob, Transition
 
 EXPIRED = timedelta(seconds=-1)

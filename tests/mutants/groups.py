@@ -20,7 +20,7 @@ GROUPS = {
     ),
     "leases": Group(
         ("controlplane/work/leases.py",),
-        ("tests/controlplane/test_leases.py", "tests/runs/test_run_claims.py"),
+        ("tests/controlplane/test_leases.py", "tests/runs/recording/test_run_claims.py"),
     ),
     "heartbeats": Group(
         ("controlplane/work/models.py", "controlplane/work/failure_detector.py"),
@@ -29,11 +29,11 @@ GROUPS = {
     "store": Group(
         ("runs/record/store.py", "runs/record/room.py", "runs/record/chain.py"),
         (
-            "tests/runs/test_store_endings.py",
-            "tests/runs/test_store.py",
-            "tests/runs/test_store_sources.py",
-            "tests/runs/test_record_room.py",
-            "tests/runs/test_store_hostile.py",
+            "tests/runs/record/test_store_endings.py",
+            "tests/runs/record/test_store.py",
+            "tests/runs/record/test_store_sources.py",
+            "tests/runs/record/test_record_room.py",
+            "tests/runs/record/test_store_hostile.py",
         ),
     ),
     "ingest": Group(
@@ -45,14 +45,14 @@ GROUPS = {
             "runs/record/ingest/tables.py",
         ),
         (
-            "tests/runs/test_store.py",
-            "tests/runs/test_store_sources.py",
-            "tests/runs/test_store_hostile.py",
+            "tests/runs/record/test_store.py",
+            "tests/runs/record/test_store_sources.py",
+            "tests/runs/record/test_store_hostile.py",
         ),
     ),
     "verify": Group(
         ("runs/record/verify.py", "runs/record/verify_derived.py", "runs/record/checking.py"),
-        ("tests/runs/test_verify.py", "tests/runs/test_chain.py"),
+        ("tests/runs/record/test_verify.py", "tests/runs/record/test_chain.py"),
     ),
     "spool": Group(
         (
@@ -66,10 +66,10 @@ GROUPS = {
             "runs/agent/record/repair.py",
         ),
         (
-            "tests/runs/test_agent_spool.py",
-            "tests/runs/test_agent_durability.py",
-            "tests/runs/test_agent_verify.py",
-            "tests/runs/test_agent_spool_model.py",
+            "tests/runs/agent/test_spool.py",
+            "tests/runs/agent/test_durability.py",
+            "tests/runs/agent/test_verify.py",
+            "tests/runs/agent/test_spool_model.py",
         ),
     ),
     "follow": Group(
@@ -79,9 +79,9 @@ GROUPS = {
             "runs/agent/record/frames.py",
         ),
         (
-            "tests/runs/test_agent_spool.py",
-            "tests/runs/test_agent_follow.py",
-            "tests/runs/test_agent_durability.py",
+            "tests/runs/agent/test_spool.py",
+            "tests/runs/agent/test_follow.py",
+            "tests/runs/agent/test_durability.py",
         ),
     ),
     "masking": Group(
@@ -91,9 +91,9 @@ GROUPS = {
             "runs/agent/masking/token_shapes.py",
         ),
         (
-            "tests/runs/test_agent_masking_tokens.py",
-            "tests/runs/test_agent_masking.py",
-            "tests/runs/test_agent_credentials_masking.py",
+            "tests/runs/agent/test_masking_tokens.py",
+            "tests/runs/agent/test_masking.py",
+            "tests/runs/agent/test_credentials_masking.py",
         ),
     ),
     "sealing": Group(
@@ -121,6 +121,6 @@ GROUPS = {
             "workspaces/runtimes/docker/engine_proxy/policy.py",
             "workspaces/runtimes/docker/engine_proxy/http_wire.py",
         ),
-        ("tests/workspaces/test_engine_proxy_policy.py",),
+        ("tests/workspaces/runtimes/test_engine_proxy_policy.py",),
     ),
 }
