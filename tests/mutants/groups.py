@@ -52,7 +52,12 @@ GROUPS = {
     ),
     "verify": Group(
         ("runs/record/verify.py", "runs/record/verify_derived.py", "runs/record/checking.py"),
-        ("tests/runs/record/test_verify.py", "tests/runs/record/test_chain.py"),
+        (
+            "tests/runs/record/test_checking.py",
+            "tests/runs/record/test_verify_guards.py",
+            "tests/runs/record/test_verify.py",
+            "tests/runs/record/test_chain.py",
+        ),
     ),
     "spool": Group(
         (
