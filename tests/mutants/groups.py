@@ -71,6 +71,7 @@ GROUPS = {
             "runs/agent/record/repair.py",
         ),
         (
+            "tests/runs/agent/test_segments.py",
             "tests/runs/agent/test_spool.py",
             "tests/runs/agent/test_durability.py",
             "tests/runs/agent/test_verify.py",
@@ -84,6 +85,7 @@ GROUPS = {
             "runs/agent/record/frames.py",
         ),
         (
+            "tests/runs/agent/test_segments.py",
             "tests/runs/agent/test_spool.py",
             "tests/runs/agent/test_follow.py",
             "tests/runs/agent/test_durability.py",
@@ -108,9 +110,8 @@ GROUPS = {
     "resolution": Group(
         ("accounts/resolution.py",),
         (
+            "tests/accounts/test_resolution.py",
             "tests/accounts/test_credential_resolution.py",
-            "tests/accounts/test_profiles.py",
-            "tests/accounts/test_delivery.py",
         ),
     ),
     "outbound": Group(
