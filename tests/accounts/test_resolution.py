@@ -186,6 +186,14 @@ def test_a_profile_gives_what_is_not_named_and_tells_what_it_cannot_give() -> No
     assert [str(account) for account in found.left_out] == [other, github]
 
 
+def test_of_one_provider_a_workspace_has_one_account() -> None:
+    named, other = connect("codex", "a"), connect("codex", "b")
+    bind(("codex", other))
+    given = {"profileId": str(default_profile().pk), "codex": named}
+    found = resolve_credentials(given, owner_user_id=OWNER)
+    assert found == Resolution((reference(named, Provider.CODEX),), (uuid.UUID(other),))
+
+
 def test_a_foreign_account_that_a_profile_is_bound_to_is_neither_given_nor_told() -> None:
     mine, foreign = connect("claude"), connect("claude", owner=OTHER)
     bind(("claude", mine))

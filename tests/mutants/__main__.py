@@ -46,19 +46,24 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def equivalent() -> list[dict[str, str]]:
-    """Return the changes that need no test, each with the reason."""
-    entries: list[dict[str, str]] = tomllib.loads(EQUIVALENT.read_text()).get("change", [])
+def equivalent() -> list[dict[str, Any]]:
+    """Return the changes that need no test, each with the reason.
+
+    An entry has the ``module`` and as much of ``function``, ``before`` and ``after`` as it takes;
+    each may also be a list.
+    """
+    entries: list[dict[str, Any]] = tomllib.loads(EQUIVALENT.read_text()).get("change", [])
     return entries
 
 
-def is_equivalent(change: Change, entries: list[dict[str, str]]) -> bool:
+def is_equivalent(change: Change, entries: list[dict[str, Any]]) -> bool:
     """Whether a change is among those that need no test."""
     return any(
-        entry["module"] == change.module
-        and entry["before"] == change.before
-        and entry["after"] == change.after
-        and entry.get("function", change.function) == change.function
+        all(
+            getattr(change, name) in ([given] if isinstance(given, str) else given)
+            for name, given in entry.items()
+            if name != "reason"
+        )
         for entry in entries
     )
 

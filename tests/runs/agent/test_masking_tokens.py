@@ -45,6 +45,11 @@ def test_one_byte_less_is_no_token(head: str) -> None:
     assert masked(text) == text
 
 
+def test_each_part_of_a_web_token_has_its_least_length() -> None:
+    text = "TOKEN=eyJ" + "a-_0Z" + ".eyJa.-_ "
+    assert masked(text) == text
+
+
 @pytest.mark.parametrize("head", BODIES)
 def test_a_token_goes_on_as_long_as_its_bytes_do(head: str) -> None:
     token = head + BODIES[head] + "A0" * 500
@@ -87,6 +92,16 @@ def test_a_value_of_six_bytes_is_masked_and_one_of_five_is_not(value: bytes) -> 
     assert Masker([value]).mask(b"a " + value + b" b") == b"a ****** b"
     assert Masker([value[:5]]).mask(b"a " + value + b" b") == b"a " + value + b" b"
     assert (Masker([value]).values, Masker([value[:5]]).values) == (1, 0)
+
+
+@pytest.mark.parametrize("value", [b"abababab", b"aaaaaaaa", b"aabaabaa"])
+def test_every_occurrence_of_a_value_that_overlaps_itself_is_masked(value: bytes) -> None:
+    for more in range(1, 6):
+        text = value + value[-more:]
+        hits = {at for at in range(len(text)) if text[at : at + len(value)] == value}
+        covered = {at + each for at in hits for each in range(len(value))}
+        expected = bytes(42 if at in covered else byte for at, byte in enumerate(text))
+        assert Masker([value]).mask(b"." + text + b".") == b"." + expected + b"."
 
 
 @pytest.mark.parametrize("scheme", ["Basic", "bearer", "TOKEN", "Digest", "Negotiate"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -80,6 +81,11 @@ def test_a_path_is_escaped_anew() -> None:
     request = parse_request("GET", "/containers/c/archive?path=/a%20b%26c%2F..%3fd", b"")
 
     assert request.rest == "?path=/a%20b%26c/..%3Fd"
+
+
+def test_an_exec_is_made_in_the_container_of_the_target() -> None:
+    assert create().target("c0ffee") == "/containers/c0ffee/exec"
+    assert (create().action, create().subject) == (Action.EXEC_CREATE, "c" * 12)
 
 
 def test_the_agent_is_started_as_root_with_the_switches_that_were_asked_for() -> None:
@@ -184,6 +190,7 @@ def test_options_and_bodies_that_a_request_does_not_have_are_refused(
         ("path=/etc%00", 403),
         ("path=/etc&noOverwriteDirNonDir=1", 403),
         ("Path=/etc", 403),
+        ("path=/etc&x=", 403),
         ("path=/etc&path=/tmp", 400),
         ("path", 400),
         ("path=%ff", 400),
@@ -372,6 +379,23 @@ def test_the_body_of_an_answer_ends_where_it_says() -> None:
     assert body_of(chunks, transfer_encoding=b"Chunked") == b"abc0123456789"
 
 
+def test_a_body_is_read_to_its_end_and_not_beyond() -> None:
+    async def reading() -> bytes:
+        reader = asyncio.StreamReader(limit=http_wire.BUFFER_BYTES)
+        reader.feed_data(b"1\r\nx\r\n0\r\n\r\nbehind")
+        reader.feed_eof()
+        answer = http_wire.Answer(200, b"", {b"transfer-encoding": b"chunked"})
+        assert await http_wire.read_body(reader, answer) == b"x"
+        return await reader.read()
+
+    assert asyncio.run(reading()) == b"behind"
+
+
+def test_an_answer_of_16_mib_is_read() -> None:
+    most = 16 * 1024 * 1024
+    assert len(body_of(bytes(most), content_length=str(most).encode())) == most
+
+
 @pytest.mark.parametrize("length", [b"x", b"-1", b"", str(16 * 1024 * 1024 + 1).encode()])
 def test_an_answer_without_a_sound_length_is_malformed(length: bytes) -> None:
     with pytest.raises(http_wire.MalformedError, match="too long an answer"):
@@ -420,3 +444,27 @@ def test_requests_and_answers_are_written_in_one_way() -> None:
 def test_an_engine_is_at_a_socket_or_a_port(address: str) -> None:
     with pytest.raises(OSError, match="not usable"):
         asyncio.run(http_wire.connect(address))
+
+
+@pytest.mark.parametrize("scheme", ["unix", "tcp", "http"])
+def test_lines_of_an_engine_may_be_longer_than_usual(scheme: str, tmp_path: Path) -> None:
+    line = b"x" * 200_000 + b"\n"
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(line)
+        writer.close()
+
+    async def asking() -> bytes:
+        if scheme == "unix":
+            server = await asyncio.start_unix_server(serve, str(tmp_path / "socket"))
+            address = f"unix://{tmp_path / 'socket'}"
+        else:
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            address = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            reader, writer = await http_wire.connect(address)
+            read = await reader.readuntil(b"\n")
+            writer.close()
+            return read
+
+    assert asyncio.run(asking()) == line
