@@ -18,7 +18,7 @@ PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT 80m 
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test test-full lint format bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume schema \
+.PHONY: help demo up status down clean staff test test-full lint format bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume mutants schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema
 
 help: ## list the targets
@@ -93,6 +93,13 @@ schema: lint-tools ## write openapi.json and the references in docs/users anew f
 
 format: lint-tools ## format the code
 	@$(RUN) ruff check --fix --quiet . && $(RUN) ruff format .
+
+# Options: make mutants MUTANTS_ARGS="leases store --limit 100 --seed 2"
+MUTANTS_ARGS ?=
+
+mutants: ## change the modules that keep promises and say what no test notices (not a test)
+	@$(UP) prepare-test >&2
+	@$(TEST_RUN) env PYTHONHASHSEED=0 python -m tests.mutants $(MUTANTS_ARGS)
 
 bench-builds: ## measure the build path against its floors (not a test)
 	@$(UP) prepare-test >&2

@@ -1,0 +1,132 @@
+"""What is changed, and which tests have to notice it; the quickest tests of a group first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Modules that keep one promise, and the tests that hold them to it."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+GROUPS = {
+    "amqp": Group(
+        ("controlplane/work/amqp.py", "controlplane/work/id_messages.py"),
+        ("tests/controlplane/test_amqp.py",),
+    ),
+    "leases": Group(
+        ("controlplane/work/leases.py",),
+        ("tests/controlplane/test_leases.py", "tests/runs/recording/test_run_claims.py"),
+    ),
+    "heartbeats": Group(
+        ("controlplane/work/models.py", "controlplane/work/failure_detector.py"),
+        ("tests/controlplane/test_heartbeats.py",),
+    ),
+    "store": Group(
+        ("runs/record/store.py", "runs/record/room.py", "runs/record/chain.py"),
+        (
+            "tests/runs/record/test_store_endings.py",
+            "tests/runs/record/test_store.py",
+            "tests/runs/record/test_store_sources.py",
+            "tests/runs/record/test_record_room.py",
+            "tests/runs/record/test_store_hostile.py",
+        ),
+    ),
+    "ingest": Group(
+        (
+            "runs/record/ingest/batch.py",
+            "runs/record/ingest/derived.py",
+            "runs/record/ingest/meta.py",
+            "runs/record/ingest/new_rows.py",
+            "runs/record/ingest/tables.py",
+        ),
+        (
+            "tests/runs/record/test_store.py",
+            "tests/runs/record/test_store_sources.py",
+            "tests/runs/record/test_store_hostile.py",
+        ),
+    ),
+    "verify": Group(
+        ("runs/record/verify.py", "runs/record/verify_derived.py", "runs/record/checking.py"),
+        (
+            "tests/runs/record/test_checking.py",
+            "tests/runs/record/test_verify_guards.py",
+            "tests/runs/record/test_verify.py",
+            "tests/runs/record/test_chain.py",
+        ),
+    ),
+    "spool": Group(
+        (
+            "runs/agent/record/spool.py",
+            "runs/agent/record/spool_files.py",
+            "runs/agent/record/spool_folder.py",
+            "runs/agent/record/spool_sync.py",
+            "runs/agent/record/spool_check.py",
+            "runs/agent/record/segments.py",
+            "runs/agent/record/recovery.py",
+            "runs/agent/record/repair.py",
+        ),
+        (
+            "tests/runs/agent/test_segments.py",
+            "tests/runs/agent/test_spool.py",
+            "tests/runs/agent/test_durability.py",
+            "tests/runs/agent/test_verify.py",
+            "tests/runs/agent/test_spool_model.py",
+        ),
+    ),
+    "follow": Group(
+        (
+            "runs/agent/record/follow.py",
+            "runs/agent/record/acks.py",
+            "runs/agent/record/frames.py",
+        ),
+        (
+            "tests/runs/agent/test_segments.py",
+            "tests/runs/agent/test_spool.py",
+            "tests/runs/agent/test_follow.py",
+            "tests/runs/agent/test_durability.py",
+        ),
+    ),
+    "masking": Group(
+        (
+            "runs/agent/masking/known_values.py",
+            "runs/agent/masking/masker.py",
+            "runs/agent/masking/token_shapes.py",
+        ),
+        (
+            "tests/runs/agent/test_masking_tokens.py",
+            "tests/runs/agent/test_masking.py",
+            "tests/runs/agent/test_credentials_masking.py",
+        ),
+    ),
+    "sealing": Group(
+        ("controlplane/security/crypto.py", "accounts/sealing.py"),
+        ("tests/controlplane/test_crypto.py", "tests/accounts/test_connected_accounts.py"),
+    ),
+    "resolution": Group(
+        ("accounts/resolution.py",),
+        (
+            "tests/accounts/test_resolution.py",
+            "tests/accounts/test_credential_resolution.py",
+        ),
+    ),
+    "outbound": Group(
+        ("controlplane/security/outbound.py",),
+        (
+            "tests/controlplane/test_outbound.py",
+            "tests/registries/test_client_failures.py",
+            "tests/registries/test_client_tls.py",
+        ),
+    ),
+    "engine-proxy": Group(
+        (
+            "workspaces/runtimes/docker/engine_proxy/policy.py",
+            "workspaces/runtimes/docker/engine_proxy/http_wire.py",
+        ),
+        ("tests/workspaces/runtimes/test_engine_proxy_policy.py",),
+    ),
+}

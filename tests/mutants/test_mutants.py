@@ -1,0 +1,118 @@
+"""The mutation tests report what they should, on a made-up module."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutants.__main__ import ROOT, equivalent, is_equivalent, measure
+from tests.mutants.changes import Change, changes_of
+from tests.mutants.groups import GROUPS
+
+MODULE = "madeup/limits.py"
+SOURCE = '''"""A module with a promise."""
+
+LIMIT = 3
+
+
+def within(value: int) -> bool:
+    """Whether a value is allowed."""
+    return 0 <= value <= LIMIT
+
+
+def rounded(value: int) -> int:
+    """Nobody tests where this begins."""
+    return value + 1 if value > 10 else value
+
+
+if __name__ == "__main__":
+    print(within(3))
+'''
+TESTS = """
+import subprocess, sys
+from madeup.limits import rounded, within
+
+def test_the_limits_are_allowed():
+    assert [within(value) for value in (-1, 0, 3, 4)] == [False, True, True, False]
+
+def test_far_from_where_it_begins():
+    assert (rounded(0), rounded(20)) == (0, 21)
+
+def test_a_program_has_the_limit():
+    said = subprocess.run([sys.executable, "-m", "madeup.limits"], capture_output=True).stdout
+    assert said == b"True\\n"
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one module and its tests."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    files = {MODULE: SOURCE, "madeup/__init__.py": "", "test_limits.py": TESTS}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def _measured(
+    tree: Path, changes: list[Change], tests: str = "test_limits.py"
+) -> list[dict[str, Any]]:
+    return list(measure(tree, changes, (tests,)))
+
+
+def test_a_change_that_a_test_notices_is_caught_and_another_one_survives(tree: Path) -> None:
+    of_module = changes_of(MODULE, SOURCE.encode())
+    changes = [change for change in of_module if change.function or change.before == "3"][:-1]
+    unchanged, *results = _measured(tree, changes)
+    assert (unchanged["tests"], unchanged["failed"]) == (3, [])
+    survived = [
+        (change.function, change.after)
+        for change, result in zip(changes, results, strict=True)
+        if result["verdict"] == "survived"
+    ]
+    assert survived == [("rounded", "(value >= 10)"), ("rounded", "(11)")]
+    # In a function, and where only a process that imports the module anew can see it.
+    assert {change.function for change in changes} >= {"within", "rounded", ""}
+    assert (tree / MODULE).read_text() == SOURCE
+
+
+def test_programs_that_tests_start_run_the_changed_module(tree: Path) -> None:
+    changes = [
+        change
+        for change in changes_of(MODULE, SOURCE.encode())
+        if change.line > 15 and change.before == "3"
+    ]
+    _, result = _measured(tree, changes, "test_limits.py::test_a_program_has_the_limit")
+    assert result["verdict"] == "caught"
+
+
+def test_a_change_that_ends_the_process_of_the_tests_is_caught(tree: Path) -> None:
+    (tree / MODULE).write_text("import os\n" + SOURCE)
+    where = (tree / MODULE).read_text().index("return 0 <=")
+    ended = Change(MODULE, 9, "within", where, where, "", "os.abort(); ")
+    _, result = _measured(tree, [ended])
+    assert result["verdict"] == "caught"
+
+
+def test_tests_that_fail_unchanged_are_no_measure(tree: Path) -> None:
+    (tree / "test_limits.py").write_text("def test_nothing():\n    assert False\n")
+    results = _measured(tree, changes_of(MODULE, SOURCE.encode()))
+    assert [result["failed"] for result in results] == [["test_limits.py::test_nothing"]]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_a_group_names_is_there(group: str) -> None:
+    named = [*GROUPS[group].modules, *GROUPS[group].tests]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_what_is_listed_as_equivalent_is_a_change_and_has_a_reason() -> None:
+    for entry in equivalent():
+        changes = changes_of(entry["module"], (ROOT / entry["module"]).read_bytes())
+        assert any(is_equivalent(change, [entry]) for change in changes), entry
+        assert entry["reason"]

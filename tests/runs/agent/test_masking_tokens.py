@@ -1,0 +1,133 @@
+"""Every kind of token alone: the shortest one is masked, and with one byte less it is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from runs.agent.masking.known_values import SHORTEST_VALUE
+from runs.agent.masking.masker import Masker
+
+BODIES = {
+    **{f"gh{kind}_": "a" * 20 for kind in "pousr"},
+    "github_pat_": "a_" * 10,
+    **{
+        f"gl{kind}-": "a.-_" * 4
+        for kind in ("pat", "dt", "rt", "cbt", "ptt", "ft", "imt", "agent", "soat")
+    },
+    "sk-": "a-_0" * 4,
+    "AKIA": "A0" * 8,
+    "ASIA": "A0" * 8,
+    "xoxb-": "a-" * 4 + "00",
+    "npm_": "a0" * 18,
+    "AIza": "a-_0" * 8 + "abc",
+    "eyJ": "a-_0Zz.eyJ" + "a.-_",
+}
+"""What each head is followed by at least."""
+LONGEST_VISIBLE = 11 + 12
+
+
+def masked(text: str) -> str:
+    """Return a text as it is recorded."""
+    return Masker([]).mask(text.encode()).decode()
+
+
+@pytest.mark.parametrize("head", BODIES)
+def test_the_shortest_token_of_each_kind_is_masked_as_a_whole(head: str) -> None:
+    token = head + BODIES[head]
+    assert masked(f"TOKEN={token} ") == f"TOKEN={'*' * len(token)} "
+    assert masked(f"{token}\n") == "*" * len(token) + "\n"
+    assert masked(f"'{token}'") == "'" + "*" * len(token) + "'"
+
+
+@pytest.mark.parametrize("head", BODIES)
+def test_one_byte_less_is_no_token(head: str) -> None:
+    text = f"TOKEN={head}{BODIES[head][:-1]} "
+    assert masked(text) == text
+
+
+def test_each_part_of_a_web_token_has_its_least_length() -> None:
+    text = "TOKEN=eyJ" + "a-_0Z" + ".eyJa.-_ "
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize("head", BODIES)
+def test_a_token_goes_on_as_long_as_its_bytes_do(head: str) -> None:
+    token = head + BODIES[head] + "A0" * 500
+    assert masked(f"<{token}>") == "<" + "*" * len(token) + ">"
+
+
+@pytest.mark.parametrize("before", ["a", "Z", "0", "_"])
+@pytest.mark.parametrize("head", BODIES)
+def test_in_the_middle_of_a_word_no_token_begins(head: str, before: str) -> None:
+    text = f" {before}{head}{BODIES[head]} "
+    assert masked(text) == text
+
+
+def test_a_word_with_a_hyphen_before_it_is_no_key() -> None:
+    text = " disk-" + BODIES["sk-"]
+    assert masked(text) == text
+    assert masked(" -sk-" + BODIES["sk-"]) == " -sk-" + BODIES["sk-"]
+
+
+@pytest.mark.parametrize("head", BODIES)
+def test_of_a_token_whose_end_is_still_to_come_a_pause_shows_little(head: str) -> None:
+    body = BODIES[head] + "A0" * 10
+    stream = Masker([]).stream()
+    text = f"x {head}{body}".encode()
+    cut = 2 + len(head) + len(BODIES[head]) - 1
+    first = stream.feed(text[:cut])[0] + stream.flush()[0]
+    rest = stream.feed(text[cut:] + b" end\n")[0] + stream.flush()[0]
+    whole = (first + rest).decode()
+    assert whole.endswith(" end\n")
+    shown = whole.removeprefix("x ").removesuffix(" end\n")
+    assert len(shown) == len(text) - 2
+    assert shown.rstrip("*") in ("", (head + body)[: len(shown.rstrip("*"))])
+    assert len(shown.rstrip("*")) < LONGEST_VISIBLE
+    assert shown.endswith("*" * 21)
+
+
+@pytest.mark.parametrize("value", [b"sixsix", b"s x\xffi="])
+def test_a_value_of_six_bytes_is_masked_and_one_of_five_is_not(value: bytes) -> None:
+    assert SHORTEST_VALUE == len(value) == 6
+    assert Masker([value]).mask(b"a " + value + b" b") == b"a ****** b"
+    assert Masker([value[:5]]).mask(b"a " + value + b" b") == b"a " + value + b" b"
+    assert (Masker([value]).values, Masker([value[:5]]).values) == (1, 0)
+
+
+@pytest.mark.parametrize("value", [b"abababab", b"aaaaaaaa", b"aabaabaa"])
+def test_every_occurrence_of_a_value_that_overlaps_itself_is_masked(value: bytes) -> None:
+    for more in range(1, 6):
+        text = value + value[-more:]
+        hits = {at for at in range(len(text)) if text[at : at + len(value)] == value}
+        covered = {at + each for at in hits for each in range(len(value))}
+        expected = bytes(42 if at in covered else byte for at, byte in enumerate(text))
+        assert Masker([value]).mask(b"." + text + b".") == b"." + expected + b"."
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "bearer", "TOKEN", "Digest", "Negotiate"])
+@pytest.mark.parametrize("name", ["Authorization", "authorization", "AUTHORIZATION"])
+@pytest.mark.parametrize("between", [": ", ":", "=", '": "', "' = '"])
+def test_of_a_header_what_follows_the_scheme_is_masked(
+    name: str, scheme: str, between: str
+) -> None:
+    assert masked(f"{name}{between}{scheme} a\n") == f"{name}{between}{scheme} *\n"
+    assert masked(f"{name}{between}x,y") == f"{name}{between}*,y"
+
+
+def test_a_password_of_one_byte_and_one_of_the_longest_is_masked_in_an_address() -> None:
+    assert masked("http://a@b") == "http://*@b"
+    longest = "a" * 2048
+    assert masked(f"http://{longest}@b") == f"http://{'*' * 2048}@b"
+    assert masked(f"http://a{longest}@b") == f"http://a{longest}@b"
+
+
+@pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED ", "A" * 20])
+def test_the_body_of_a_key_is_masked_with_its_first_line(kind: str) -> None:
+    text = f"x-----BEGIN {kind}PRIVATE KEY-----\nMIIa+/=\n"
+    end = f"-----END {kind}PRIVATE KEY-----"
+    assert masked(text + end) == "x" + "*" * (len(text) - 1) + end
+
+
+def test_a_public_key_passes_unchanged() -> None:
+    text = "-----BEGIN PUBLIC KEY-----\nMIIa+/=\n-----END PUBLIC KEY-----"
+    assert masked(text) == text

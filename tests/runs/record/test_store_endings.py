@@ -1,0 +1,248 @@
+"""What the store writes at the beginning and the end of a record, one guard at a time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from runs.agent.record.frames import Confidence, Kind, Method
+from runs.models import PARTITION_RUNS, Run, RunEvent, RunHead, RunLoss
+from runs.record import partitions, store
+from tests.runs.record_factory import Source, make_run
+
+EXITED: dict[str, Any] = {"code": 3, "signal": None, "reason": "exited"}
+
+
+def begun(*, left: dict[str, Any] | None = None) -> tuple[Run, Source]:
+    """Return a run whose record has begun; with ``left`` its leader has ended so."""
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    process = source.process()
+    if left is not None:
+        source.exited(process, **left)
+    source.append()
+    return run, source
+
+
+def ended(run: Run) -> tuple[str, int | None, str, str]:
+    """How a run ended."""
+    run.refresh_from_db()
+    return run.status, run.exit_code, run.error_code, run.error_message
+
+
+def last_event(run: Run) -> RunEvent:
+    """Return the last event of a record."""
+    return RunEvent.objects.filter(run_number=run.number).order_by("sequence").reverse()[0]
+
+
+def part_of(run: Run) -> int:
+    return run.number // PARTITION_RUNS
+
+
+def remove_partition(run: Run) -> None:
+    """Take the place of a run's events away, as if it had never been made."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP TABLE {partitions.name_of(part_of(run))}")
+
+
+@pytest.mark.django_db
+def test_with_the_head_there_is_room_for_events() -> None:
+    run = make_run()
+    far = Run.objects.get(pk=run.pk)
+    far.pk, far.number, far._state.adding = None, run.number + 10 * PARTITION_RUNS, True
+    far.id = Run._meta.pk.get_default()
+    far.save()
+    assert part_of(far) not in partitions.partitions()
+
+    store.ensure_head(far)
+
+    assert part_of(far) in partitions.partitions()
+
+
+@pytest.mark.django_db
+def test_a_head_that_exists_is_left_as_it_is() -> None:
+    run, _ = begun()
+
+    store.ensure_head(run)
+
+    assert RunHead.objects.get(pk=run.number).last_sequence == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_source_that_begins_and_an_end_without_one_find_room(ends: bool) -> None:
+    run = make_run()
+    remove_partition(run)
+
+    if ends:
+        assert store.end_in_order(run.number, reason="ended")
+    else:
+        source = Source(run)
+        source.open()
+        source.started()
+        assert source.append().events == 1
+
+    assert part_of(run) in partitions.partitions()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("left", "given", "expected"),
+    [
+        (None, {}, ("failed", None, "record-ended-early", "gone away")),
+        (None, {"error_code": "x", "error_message": "y"}, ("failed", None, "x", "y")),
+        (EXITED, {}, ("failed", 3, "run-exited", "The command exited with 3.")),
+        (EXITED, {"status": Run.Status.FAILED}, ("failed", 3, "run-exited", "gone away")),
+        (
+            EXITED,
+            {"status": Run.Status.FAILED, "error_code": "x", "error_message": "y"},
+            ("failed", 3, "x", "y"),
+        ),
+        (EXITED, {"status": Run.Status.CANCELLED}, ("cancelled", 3, "", "")),
+        (None, {"status": Run.Status.COMPLETED}, ("completed", None, "", "")),
+    ],
+)
+def test_an_early_end_takes_the_status_that_is_given_or_the_recorded_exit(
+    left: dict[str, Any] | None,
+    given: dict[str, Any],
+    expected: tuple[str, int | None, str, str],
+) -> None:
+    run, _ = begun(left=left)
+
+    assert store.close_early(run.number, reason="lost", detail="gone away", **given)
+
+    assert ended(run) == expected
+    told = json.loads(bytes(last_event(run).meta))
+    assert (told["reason"], told["exit"], told["detail"]) == ("lost", left, "gone away")
+
+
+@pytest.mark.django_db
+def test_without_an_exit_the_reason_says_why_a_record_ended_early() -> None:
+    run, source = begun()
+    source.sealed(exit=None, because="recorder-lost")
+    source.append()
+
+    assert ended(run)[2:] == (
+        "record-ended-early",
+        "How the run ended is not known: its record ended early (recorder-lost).",
+    )
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("failed", 3, "run-exited", "The command exited with 3.")),
+        (
+            {"status": Run.Status.FAILED},
+            ("failed", 3, "run-exited", "The command exited with 3."),
+        ),
+        (
+            {"status": Run.Status.FAILED, "error_code": "x", "error_message": "y"},
+            ("failed", 3, "x", "y"),
+        ),
+        ({"status": Run.Status.CANCELLED}, ("cancelled", 3, "", "")),
+        (
+            {"status": Run.Status.CANCELLED, "error_code": "x", "error_message": "y"},
+            ("cancelled", 3, "x", "y"),
+        ),
+    ],
+)
+def test_an_end_in_order_takes_the_status_that_is_given_or_its_exit(
+    given: dict[str, Any], expected: tuple[str, int | None, str, str]
+) -> None:
+    run, _ = begun()
+
+    assert store.end_in_order(run.number, reason="ended", exit=EXITED, **given)
+
+    assert ended(run) == expected
+    told = json.loads(bytes(last_event(run).meta))
+    assert (told["reason"], told["exit"]) == ("ended", EXITED)
+    assert told.get("detail") == given.get("error_message")
+    assert not RunLoss.objects.filter(run_number=run.number).exists() or not given
+
+
+@pytest.mark.django_db
+def test_what_is_missing_at_an_early_end_begins_behind_the_last_event() -> None:
+    run, _ = begun()
+
+    store.close_early(run.number, reason="lost", detail="gone away")
+
+    loss = RunLoss.objects.get(run_number=run.number)
+    assert (loss.kind, loss.detected_via, loss.from_sequence) == ("early_close", "gap", 3)
+    assert (loss.to_sequence, loss.reason) == (None, "lost: gone away")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("begun", "losses"), [(True, 1), (False, 0)])
+def test_a_source_that_began_and_of_which_nothing_is_stored_is_a_loss(
+    begun: bool, losses: int
+) -> None:
+    run = make_run()
+
+    store.close_early(run.number, reason="lost", detail="", begun=begun)
+
+    assert RunLoss.objects.filter(run_number=run.number).count() == losses
+
+
+@pytest.mark.django_db
+def test_the_end_that_the_control_plane_writes_is_an_event_of_no_process() -> None:
+    run, _ = begun()
+
+    store.end_in_order(run.number, reason="ended")
+
+    event = last_event(run)
+    assert (event.sequence, event.kind) == (3, Kind.RECORD_SEALED)
+    assert (event.method, event.confidence) == (Method.INTERNAL, Confidence.OBSERVED)
+    assert (event.monotonic_ns, event.stream, event.stream_offset) == (0, 0, 0)
+    assert event.process_number in (None, 0)
+    assert bytes(event.body) == b""
+
+
+@pytest.mark.django_db
+def test_what_is_no_event_is_not_taken_for_stored_once_the_record_has_ended() -> None:
+    run, source = begun()
+    source.sealed()
+    source.append()
+
+    with pytest.raises(store.RecordSealed):
+        store.append(run.number, source.source_id, [*source.contents, b"no event"])
+    assert store.append(run.number, source.source_id, []) == store.Appended(3, True, 0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("ended", [False, True])
+def test_another_source_is_told_apart_from_one_that_came_too_late(ended: bool) -> None:
+    run, source = begun()
+    if ended:
+        source.sealed()
+        source.append()
+    error = store.RecordSealed if ended else store.SourceMismatch
+
+    with pytest.raises(error, match=str(run.number)):
+        store.append(run.number, "another", [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whoever_waits_is_told_of_each_batch_and_of_the_end() -> None:
+    parameters = connection.get_connection_params()
+    keys = ("dbname", "user", "password", "host", "port")
+    chosen = {key: parameters[key] for key in keys if key in parameters}
+    with psycopg.connect(**chosen, autocommit=True) as listener:
+        listener.execute(f"LISTEN {store.CHANNEL}")
+        run, source = begun()
+        source.sealed()
+        source.append()
+        told = [json.loads(each.payload) for each in listener.notifies(timeout=60, stop_after=2)]
+
+    assert store.CHANNEL == "run_events"
+    assert told == [
+        {"runNumber": run.number, "lastSequence": 2, "sealed": False},
+        {"runNumber": run.number, "lastSequence": 3, "sealed": True},
+    ]
