@@ -112,6 +112,59 @@
     }
   }
 
+  // ------------------------------------------------------------ output
+
+  const outputs = [...root.querySelectorAll("button.output")];
+  const streams = [...root.querySelectorAll("button.stream")];
+  const PIECE = 256 * 1024;
+  // Colours and the like: a page shows text.
+  const CONTROLS = /\u001b(\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(\u0007|\u001b\\)|[@-Z\\-_])|\r(?=\n)/g;
+  // One that the next piece goes on with.
+  const BEGUN = /(\u001b(\[[0-?]*[ -/]*|\][^\u0007\u001b]{0,200}\u001b?)?|\r)$/;
+  let shown = null;
+
+  async function output(shownStream) {
+    const { process, stream } = shownStream;
+    const place = `processId=${process}&stream=${stream}&fromOffset=${shownStream.next}&limitBytes=${PIECE}`;
+    const piece = await (await read(`/scrollback?${place}`)).json();
+    if (shown !== shownStream) return;
+    const bytes = Uint8Array.from(atob(piece.contentBase64), (each) => each.charCodeAt(0));
+    const text = shownStream.decoder.decode(bytes, { stream: true });
+    const whole = shownStream.begun + text;
+    const cut = whole.search(BEGUN);
+    shownStream.begun = cut < 0 ? "" : whole.slice(cut);
+    at("output-text").append((cut < 0 ? whole : whole.slice(0, cut)).replace(CONTROLS, ""));
+    const missing = piece.missing.reduce((sum, each) => sum + Number(each.toOffset) - Number(each.fromOffset), 0);
+    shownStream.missing += missing;
+    shownStream.next = piece.nextOffset || String(Number(piece.fromOffset) + piece.byteCount + missing);
+    at("more-output").hidden = !piece.nextOffset;
+    const lost = shownStream.missing ? `, ${shownStream.missing} bytes are missing` : "";
+    at("output-note").textContent = `process ${process}, ${shownStream.next} bytes${lost}`;
+    root.dataset.output = `${process} ${stream}`;
+  }
+
+  function showOutput(process, stream) {
+    shown = { process, stream, next: "0", missing: 0, begun: "", decoder: new TextDecoder() };
+    at("output-text").replaceChildren();
+    outputs.forEach((each) => each.setAttribute("aria-pressed", String(each.dataset.process === process)));
+    streams.forEach((each) => each.setAttribute("aria-pressed", String(each.dataset.stream === stream)));
+    moreOutput();
+  }
+
+  function moreOutput() {
+    output(shown).catch((error) => tell(at("output-note"), error));
+  }
+
+  outputs.forEach((each) =>
+    each.addEventListener("click", () => {
+      showOutput(each.dataset.process, "stdout");
+      at("output").scrollIntoView();
+    }),
+  );
+  streams.forEach((each) => each.addEventListener("click", () => showOutput(shown.process, each.dataset.stream)));
+  at("more-output").addEventListener("click", moreOutput);
+  if (outputs.length) showOutput(outputs[0].dataset.process, "stdout");
+
   // ------------------------------------------------------------ replay
 
   const terminals = [...root.querySelectorAll("button.terminal")];
@@ -149,5 +202,5 @@
   timeline().catch((error) => tell(at("timeline").parentNode, error));
   loss().catch((error) => tell(at("loss"), error));
   changes().catch((error) => tell(at("changes"), error));
-  play(terminals[0]);
+  if (terminals.length || !outputs.length) play(terminals[0]);
 })();
