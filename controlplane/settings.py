@@ -437,6 +437,7 @@ CORS_ALLOW_HEADERS = (
     "content-type",
     "authorization",
     "idempotency-key",
+    "last-event-id",
     "x-request-id",
     "x-svc-gateway-token",
 )

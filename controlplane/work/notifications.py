@@ -7,7 +7,7 @@ comes. Whoever waits for something looks by itself every now and then, too.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from django.db import connection
 from psycopg import sql
@@ -18,10 +18,10 @@ CHECK_SECONDS = 30.0
 """How often a listener that hears nothing asks whether its connection still lives."""
 
 
-def announce(channel: str) -> None:
+def announce(channel: str, payload: str = "") -> None:
     """Tell whoever listens to ``channel``, once the present transaction is committed."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, '')", [channel])
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
 
 def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> None:
@@ -31,17 +31,33 @@ def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> Non
     whether its connection lives. Takes this thread's connection; raises what it raises when the
     database goes away.
     """
+    listen_to([channel], lambda _: heard(), stopped)
+
+
+Heard = list[tuple[str, str]]
+"""Channel and payload of each announcement."""
+
+
+def listen_to(
+    channels: Collection[str], heard: Callable[[Heard | None], object], stopped: StopEvent
+) -> None:
+    """As :func:`listen` to several channels, telling what came together, in order.
+
+    At the beginning ``heard`` gets None: anything may have been announced before.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        for channel in channels:
+            cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     try:
-        heard()  # what was announced before could not be heard
+        heard(None)  # what was announced before could not be heard
         while not stopped.is_set():
             if not _wait(stopped):
                 _ask()
             with connection.wrap_database_errors:
-                news = any(True for _ in connection.connection.notifies(timeout=0))
+                told = connection.connection.notifies(timeout=0)
+                news = [(one.channel, one.payload) for one in told]
             if news:
-                heard()
+                heard(news)
     finally:
         # The connection may be used for something else next.
         connection.close()
