@@ -16,8 +16,8 @@ from pytest_django.live_server_helper import LiveServer
 
 from controlplane.work.models import Heartbeat
 from runs.models import Run
-from tests.browser import Page, browser
 from tests.conftest import Api
+from tests.stack.browser import Page, browser
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Transition
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]

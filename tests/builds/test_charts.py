@@ -22,8 +22,8 @@ from builds.charts import STEP_SECONDS, charts
 from builds.minute_samples import MachineUsage, MinuteSampler
 from controlplane.metrics import samples
 from controlplane.metrics.models import MinuteSample
-from tests.browser import browser
 from tests.conftest import Api
+from tests.stack.browser import browser
 from workspaces import minute_counts
 from workspaces.models import Attempt, RuntimeInstance, WorkspaceEvent
 from workspaces.services import fail_attempt, fail_runtime

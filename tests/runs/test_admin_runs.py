@@ -345,6 +345,55 @@ def test_a_browser_shows_what_a_process_wrote_in_pieces(
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
+def test_a_page_that_is_open_follows_the_run_to_its_end(
+    live_server: LiveServer, page: Page, tmp_path: Path
+) -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    run = make_run(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
+    source = Source(run)
+    source.open()
+    source.started()
+    source.append()
+    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    page.open(live_server.url + record_url(run), width=1280)
+    page.wait_for("document.getElementById('record').dataset.followed === 'yes'")
+
+    process = source.process(["bash"], streams=["pty"])
+    size = {"columns": 60, "rows": 12}
+    source.event(Kind.TERMINAL_RESIZED, size, process=process, method=Method.PTY)
+    source.output(process, b"$ make\r\n", stream=Stream.PTY_OUTPUT)
+    source.append()
+    page.wait_for("document.querySelector('#replay').innerText.includes('$ make')")
+    page.wait_for("document.querySelectorAll('#processes tbody tr').length === 1")
+    assert page.evaluate("document.querySelectorAll('#replay .ap-line').length") == 12
+
+    source.output(process, b"done\r\n", stream=Stream.PTY_OUTPUT)
+    other = source.process(["tee"], streams=["stdout", "stderr"])
+    source.output(other, b"copied\n", stream=Stream.STDOUT)
+    source.append()
+    page.wait_for("document.querySelector('#replay').innerText.includes('done')")
+    page.wait_for("document.getElementById('output-text').textContent === 'copied\\n'")
+
+    source.output(other, b"closed\n", stream=Stream.STDOUT)
+    source.exited(other)
+    source.exited(process)
+    source.sealed()
+    source.append()
+    page.wait_for("document.getElementById('record').dataset.followed === 'ended'")
+    assert page.evaluate("document.getElementById('output-text').textContent") == "copied\nclosed\n"
+    assert page.evaluate("document.getElementById('status').textContent") == "completed"
+    kinds = page.evaluate(
+        "[...document.querySelectorAll('#timeline tbody tr')].map(r => r.cells[0].textContent)"
+    )
+    assert kinds == [str(number) for number in range(1, len(kinds) + 1)]
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
+    assert page.console == []
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("rows", [12, 50])
 def test_a_browser_shows_every_row_of_a_terminal(
     live_server: LiveServer, page: Page, tmp_path: Path, rows: int
