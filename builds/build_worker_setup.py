@@ -14,6 +14,7 @@ from builds.build_worker import BuildWorker, ReconcilerTimes
 from builds.images.compiler import Compiler
 from builds.images.garbage import ImageKeeper
 from builds.images.work_folders import make_root
+from builds.minute_samples import EVERY, MinuteSampler
 from builds.pipeline.build import ImageBuilder, source_policy
 from builds.pipeline.launch import BootLimits, WorkspaceLauncher
 from builds.pipeline.runner import JobRunner
@@ -113,6 +114,9 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     transitions = TransitionWorker(
         worker_id, executor, stale=stale, is_reliable=detector.is_reliable
     )
+    sampler = MinuteSampler(
+        engine_id=adapter.engine_id, docker_host=settings.DOCKER_HOST, stale=stale
+    )
     woken = [threading.Event() for _ in range(TRANSITION_THREADS)]
     return BuildWorker(
         runner=runner,
@@ -172,6 +176,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 every=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
                 steps={"expiry": expire_workspaces},
             ),
+            PeriodicTask(name="samples", every=EVERY, steps={"samples": sampler.take}),
         ],
         max_jobs=max_jobs,
         worker_id=worker_id,

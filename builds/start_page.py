@@ -121,11 +121,12 @@ def ready() -> Listing:
     rows = RuntimeInstance.objects.filter(status=RuntimeInstance.Status.RUNNING).order_by("-run_id")
 
     def line(runtime: RuntimeInstance) -> Line:
-        return Line(
-            runtime.attempt.workspace, runtime.launched_at, runtime.reference, run_id=runtime.run_id
-        )
+        sandbox = runtime.attempt.sandbox
+        image = f"{sandbox.repository}:{sandbox.tag}"
+        return Line(runtime.attempt.workspace, runtime.launched_at, image, run_id=runtime.run_id)
 
-    return _listing("Ready", rows.select_related("attempt__workspace"), line, "status__exact=ready")
+    related = ("attempt__workspace", "attempt__sandbox")
+    return _listing("Ready", rows.select_related(*related), line, "status__exact=ready")
 
 
 def failed() -> Listing:

@@ -412,6 +412,7 @@ AUTH_PASSWORD_VALIDATORS = [
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True
+FORMAT_MODULE_PATH = ["controlplane.formats"]
 USE_I18N = False
 STATIC_URL = "static/"
 # Static files (the admin's and the docs') are served from the installed packages: there is nothing

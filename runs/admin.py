@@ -10,15 +10,18 @@ from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.urls import URLPattern, path
 from django.utils.safestring import SafeString
 
-from controlplane.admin import HistoryAdmin
+from controlplane.admin import HistoryAdmin, duration, short_id, workspace_name
 from controlplane.errors import ControlPlaneError
 from runs.models import Run
 from runs.record.reading import process_tree as processes
+from runs.record.reading.summaries import one_line
 from runs.services import request_cancel
+
+WHAT_SHOWN = 60
+"""How many characters of a command or prompt a list shows."""
 
 # The player's terminal is compiled code (WebAssembly), which the pages' own policy forbids.
 RECORD_PAGE_SCRIPTS = "script-src 'self' 'wasm-unsafe-eval'"
@@ -29,25 +32,44 @@ class RunAdmin(HistoryAdmin):
     """Runs; each with a page that shows its record."""
 
     list_display = [
-        *("id", "mode", "status", "harness_id", "owner_user_id", "exit_code"),
-        *("started_at", "finished_at", "recorder", "record"),
+        *("short_id", workspace_name, "mode", "what", "status", "ended"),
+        *("started_at", "took", "owner_user_id", "recorder"),
     ]
+    list_select_related = ["workspace"]
     list_filter = ["mode", "status", "created_at"]
     id_fields = ["id", "workspace_id", "attempt_id"]
     search_fields = ["owner_user_id", "harness_id", "error_code"]
     whole_fields = ["owner_user_id"]
     search_help_text = "Run, workspace or attempt id, owner, harness or error code"
-    readonly_fields = ["record"]
     exclude = ["sealed_input"]
     ordering = ["-id"]
     actions = ["cancel"]
 
-    @admin.display(description="record")
-    def record(self, run: Run) -> SafeString:
-        """Link to the page of the run's record."""
-        return format_html(
-            '<a href="{}">Timeline and replay</a>', reverse("admin:runs_run_record", args=[run.pk])
-        )
+    @admin.display(description="run")
+    def short_id(self, run: Run) -> SafeString:
+        """Show the end of the id."""
+        return short_id(run.pk)
+
+    @admin.display
+    def what(self, run: Run) -> str:
+        """Show the command or the prompt, or else the harness."""
+        command = run.command or {}
+        words = [
+            str(each) for each in (command.get("executable"), *command.get("args", ())) if each
+        ]
+        return one_line(run.prompt or " ".join(words) or run.harness_id)[:WHAT_SHOWN]
+
+    @admin.display(description="exit")
+    def ended(self, run: Run) -> str:
+        """Show the exit code, the signal, or the code of what went wrong."""
+        if run.exit_signal or run.exit_code is not None:
+            return run.exit_signal or str(run.exit_code)
+        return run.error_code
+
+    @admin.display
+    def took(self, run: Run) -> str:
+        """Show how long it ran."""
+        return duration(run.started_at, run.finished_at)
 
     @admin.display(description="recorder")
     def recorder(self, run: Run) -> str:
@@ -68,16 +90,26 @@ class RunAdmin(HistoryAdmin):
                 self.message_user(request, f"{run.pk}: its end was asked for.")
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the record's page."""
-        record = path(
-            "<path:object_id>/record/",
-            self.admin_site.admin_view(self.record_view),
-            name="runs_run_record",
+        """Add the page of the plain fields."""
+        fields = path(
+            "<path:object_id>/fields/",
+            self.admin_site.admin_view(self.fields_view),
+            name="runs_run_fields",
         )
-        return [record, *super().get_urls()]
+        return [fields, *super().get_urls()]
 
-    def record_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show timeline, loss, changes and replay of a run, read through the API by the page."""
+    def fields_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show every column of the run."""
+        return super().change_view(request, object_id)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show replay, output, changes and timeline of a run, which the page reads by the API."""
         try:
             run = Run.objects.filter(pk=uuid.UUID(unquote(object_id))).first()
         except ValueError:
@@ -87,13 +119,17 @@ class RunAdmin(HistoryAdmin):
         leaders, more = processes.leaders(run)
         context: dict[str, Any] = {
             **self.admin_site.each_context(request),
-            "title": f"Record of run {run.pk}",
+            "title": f"Run {run.pk}",
             "run": run,
+            "open": run.status not in Run.TERMINAL,
+            "what": self.what(run),
+            "took": self.took(run),
             "opts": self.opts,
             "api": f"/v1/runs/{run.pk}",
             "origin": processes.origin(run),
             "leaders": leaders,
             "more_leaders": more,
+            "outputs": [leader.number for leader in leaders if not leader.terminal],
             "terminals": [leader.number for leader in leaders if leader.terminal],
         }
         response = TemplateResponse(request, "admin/runs/run/record.html", context)

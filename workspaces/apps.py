@@ -10,9 +10,12 @@ class WorkspacesConfig(AppConfig):
     verbose_name = "Workspaces"
 
     def ready(self) -> None:
-        """Add the gauges of queue, transitions and workspaces to the metrics."""
+        """Add the gauges of queue, transitions and workspaces to the metrics, and the charts'."""
         # Models cannot be imported before the apps are loaded.
-        from controlplane.metrics.exposition import register
+        from controlplane.metrics import exposition, samples
+        from workspaces import minute_counts
         from workspaces.queue_metrics import measure
 
-        register("builds", measure)
+        exposition.register("builds", measure)
+        samples.register("start_seconds", minute_counts.start_seconds)
+        samples.register("failures", minute_counts.failures)

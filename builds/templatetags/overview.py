@@ -11,6 +11,7 @@ from django.contrib.auth.models import AbstractUser
 from django.db import DatabaseError, transaction
 
 from builds import start_page
+from builds.charts import charts
 
 register = template.Library()
 
@@ -38,8 +39,8 @@ def overview(context: dict[str, Any]) -> dict[str, Any]:
                     (start_page.ending(), "admin:workspaces_transition_changelist")
                 )
             if user.has_perm("work.view_heartbeat"):
+                shown["charts"] = charts()
                 shown["build_workers"] = start_page.build_workers(stale=stale)
-            if user.has_perm("work.view_heartbeat"):
                 shown["run_workers"] = start_page.run_workers(stale=stale)
     except DatabaseError:
         # A migration that is still to come, say: the list of pages below is of use all the same.

@@ -1,4 +1,4 @@
-"""What all processes of the installation have counted since its first day."""
+"""What all processes have counted since the first day, and samples of each minute of the last."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ class Count(models.Model):
 
     def __str__(self) -> str:
         return f"{self.family}{self.labels} {self.part}"
+
+
+class MinuteSample(models.Model):
+    """What was measured in one minute, of the whole installation or of one engine's machine."""
+
+    pk = models.CompositePrimaryKey("minute", "source")
+    minute = models.DateTimeField(help_text="When the minute began.")
+    source = models.CharField(
+        max_length=128, blank=True, help_text="The engine; empty: the installation as a whole."
+    )
+    values = models.JSONField(help_text="By name: a number, a list of numbers, or numbers by name.")
+
+    class Meta:
+        db_table = "metric_minute_sample"
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.source}".rstrip()

@@ -402,7 +402,7 @@ def test_it_looks_as_it_should_in_a_browser(
         "[...document.querySelectorAll('#overview h2')].map(h => h.innerText.trim())"
     )
     assert headings == [
-        *("Queued 1", "Building 1", "Ready 1", "Failed 1", "Ending 1"),
+        *("Last 24 hours", "Queued 1", "Building 1", "Ready 1", "Failed 1", "Ending 1"),
         *("Build workers 2", "Run workers 0"),
     ]
     # Nothing is wider than the page, long ids included.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 def record_url(run: Run) -> str:
-    return reverse("admin:runs_run_record", args=[run.pk])
+    return reverse("admin:runs_run_change", args=[run.pk])
 
 
 def record_terminal(run: Run) -> Source:
@@ -90,14 +93,14 @@ def test_a_run_is_found_by_its_id_and_links_to_its_record(staff: Client) -> None
     make_run()
     answer = staff.get(reverse("admin:runs_run_changelist"), {"q": str(run.pk)})
     text = answer.content.decode()
-    assert record_url(run) in text
-    assert text.count("Timeline and replay") == 1
+    assert text.count(f'<a href="{record_url(run)}') == 1
+    assert text.count('class="short-id"') == 1
 
 
 @pytest.mark.django_db
 def test_the_record_of_an_unknown_run_is_not_found(staff: Client) -> None:
     for unknown in (str(uuid.uuid4()), "x", "%00", "a/b"):
-        path = reverse("admin:runs_run_changelist") + f"{unknown}/record/"
+        path = reverse("admin:runs_run_changelist") + f"{unknown}/change/"
         assert staff.get(path).status_code == 404
 
 
@@ -182,9 +185,10 @@ def test_the_page_of_a_session_says_who_connected_and_what_was_started(staff: Cl
         "usr_ada from 203.0.113.7 port 50123 with SSH-2.0-OpenSSH_9.9, key SHA256:&lt;abc&gt;"
     ) in text
     assert "sftp-server &lt;b&gt;x&lt;/b&gt;" in text
-    for told in ("exited with code 2", "subsystem", "<td>6</td>", 'data-process="3"'):
+    for told in ("exited with code 2", "subsystem", "<td>6</td>"):
         assert told in text
-    assert 'data-process="2"' not in text
+    shown = re.findall(r'class="(terminal|output)" data-process="(\d)"', text)
+    assert shown == [("terminal", "1"), ("output", "2"), ("terminal", "3")]
 
 
 @pytest.mark.django_db
@@ -265,6 +269,170 @@ def test_a_browser_replays_each_terminal_of_a_session(
     href = page.evaluate("document.getElementById('asciicast').href")
     assert href.endswith(f"/export?format=asciicast&processId=3&ownerUserId={run.owner_user_id}")
     assert page.console == []
+
+
+@pytest.mark.django_db
+def test_a_run_opens_with_its_record_and_has_its_fields_on_another_page(staff: Client) -> None:
+    run = make_run()
+    record(run)
+    opened = staff.get(reverse("admin:runs_run_change", args=[run.pk])).content.decode()
+    fields = reverse("admin:runs_run_fields", args=[run.pk])
+    assert f'<a href="{fields}">Fields</a>' in opened
+    assert 'id="replay"' in opened
+    shown = staff.get(fields).content.decode()
+    for column in ("claim_count", "time_limit_ms", "cancel_requested_at"):
+        assert f"field-{column}" in shown
+        assert f"field-{column}" not in opened
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"prompt": "Mend the\ntest"}, "Mend the"),
+        ({"command": {"executable": "make", "args": ["-C", "<src>"]}}, "make -C &lt;src&gt;"),
+        ({"prompt": "x" * 5000}, "x" * 60),
+        ({"command": None}, "shell"),
+    ],
+)
+def test_the_list_says_what_a_run_does(
+    staff: Client, values: dict[str, object], shown: str
+) -> None:
+    run = make_run()
+    Run.objects.filter(pk=run.pk).update(harness_id="shell", **values)
+    listed = staff.get(reverse("admin:runs_run_changelist")).content.decode()
+    [cell] = re.findall(r'<td class="field-what">(.*?)</td>', listed)
+    assert cell.startswith(shown)
+    assert len(cell) < 100
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_browser_shows_what_a_process_wrote_in_pieces(
+    live_server: LiveServer, page: Page, tmp_path: Path
+) -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    run = make_run(status=Run.Status.RUNNING)
+    source = Source(run)
+    source.open()
+    source.started()
+    process = source.process(["make"], streams=["stdout", "stderr"])
+    line = "\x1b[32mgr\u00fcn\x1b[0m <b>\r\n".encode()
+    for _ in range(10):
+        source.output(process, line * 3000, stream=Stream.STDOUT)
+    source.output(process, b"warned\n", stream=Stream.STDERR)
+    source.exited(process)
+    source.append()
+    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    page.open(live_server.url + record_url(run), width=1280)
+    page.wait_for("document.getElementById('record').dataset.output === '1 stdout'")
+    written = "document.getElementById('output-text').textContent"
+    assert page.evaluate(f"{written}.startsWith('gr\\u00fcn <b>\\ngr')")
+    for read in (256 * 1024, 512 * 1024):
+        note = "document.getElementById('output-note').textContent"
+        page.wait_for(f"{note} === 'process 1, {read} bytes'")
+        page.evaluate("document.getElementById('more-output').click()")
+    page.wait_for("document.getElementById('more-output').hidden")
+    assert page.evaluate(f"{written}.split('\\n').length") == 30_001
+    assert page.evaluate(f"{written}.replaceAll('gr\\u00fcn <b>\\n', '')") == ""
+    page.evaluate("document.querySelector('button[data-stream=stderr]').click()")
+    page.wait_for(f"{written} === 'warned\\n'")
+    assert json.loads(page.evaluate("JSON.stringify(document.documentElement.scrollWidth)")) <= 1280
+    assert page.console == []
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_page_that_is_open_follows_the_run_to_its_end(
+    live_server: LiveServer, page: Page, tmp_path: Path
+) -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    run = make_run(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
+    source = Source(run)
+    source.open()
+    source.started()
+    source.append()
+    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    page.open(live_server.url + record_url(run), width=1280)
+    page.wait_for("document.getElementById('record').dataset.followed === 'yes'")
+
+    process = source.process(["bash"], streams=["pty"])
+    size = {"columns": 60, "rows": 12}
+    source.event(Kind.TERMINAL_RESIZED, size, process=process, method=Method.PTY)
+    source.output(process, b"$ make\r\n", stream=Stream.PTY_OUTPUT)
+    source.append()
+    page.wait_for("document.querySelector('#replay').innerText.includes('$ make')")
+    page.wait_for("document.querySelectorAll('#processes tbody tr').length === 1")
+    assert page.evaluate("document.querySelectorAll('#replay .ap-line').length") == 12
+
+    source.output(process, b"done\r\n", stream=Stream.PTY_OUTPUT)
+    other = source.process(["tee"], streams=["stdout", "stderr"])
+    source.output(other, b"copied\n", stream=Stream.STDOUT)
+    source.append()
+    page.wait_for("document.querySelector('#replay').innerText.includes('done')")
+    page.wait_for("document.getElementById('output-text').textContent === 'copied\\n'")
+
+    source.output(other, b"closed\n", stream=Stream.STDOUT)
+    source.exited(other)
+    source.exited(process)
+    source.sealed()
+    source.append()
+    page.wait_for("document.getElementById('record').dataset.followed === 'ended'")
+    assert page.evaluate("document.getElementById('output-text').textContent") == "copied\nclosed\n"
+    assert page.evaluate("document.getElementById('status').textContent") == "completed"
+    kinds = page.evaluate(
+        "[...document.querySelectorAll('#timeline tbody tr')].map(r => r.cells[0].textContent)"
+    )
+    assert kinds == [str(number) for number in range(1, len(kinds) + 1)]
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
+    assert page.console == []
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("rows", [12, 50])
+def test_a_browser_shows_every_row_of_a_terminal(
+    live_server: LiveServer, page: Page, tmp_path: Path, rows: int
+) -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    source = Source(run)
+    source.open()
+    source.started()
+    process = source.process(["htop"], streams=["pty"])
+    source.event(
+        Kind.TERMINAL_RESIZED, {"columns": 100, "rows": rows}, process=process, method=Method.PTY
+    )
+    drawn = "".join(f"\x1b[{row};1Hrow {row} of {rows}" for row in range(1, rows + 1))
+    source.output(process, drawn.encode(), stream=Stream.PTY_OUTPUT)
+    source.exited(process)
+    source.sealed()
+    source.append()
+    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    page.open(live_server.url + record_url(run), width=1280)
+    page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
+    page.wait_for(f"document.querySelector('#replay').innerText.includes('row {rows} of {rows}')")
+    page.screenshot(tmp_path / "rows.png")
+    # Each row has its height, and all are within the frame.
+    frame, lines = json.loads(
+        page.evaluate(
+            "JSON.stringify(['.ap-player', '.ap-line'].map(name =>"
+            " [...document.querySelectorAll('#replay ' + name)].map(each => {"
+            " const box = each.getBoundingClientRect(); return [box.top, box.bottom]; })))"
+        )
+    )
+    assert len(lines) == rows
+    steps = [below[0] - above[0] for above, below in pairwise(lines)]
+    assert min(steps) > 10
+    assert max(steps) - min(steps) < 1
+    assert frame[0][0] <= lines[0][0]
+    assert lines[-1][1] <= frame[0][1]
 
 
 @pytest.mark.slow

@@ -5,8 +5,11 @@ from __future__ import annotations
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
-from controlplane.admin import HistoryAdmin
+from controlplane.admin import HistoryAdmin, duration, workspace_name
 from controlplane.errors import ControlPlaneError
 from workspaces.lifecycle.start import requeue_job, retry_sandbox
 from workspaces.lifecycle.transitions import cancel_build
@@ -28,22 +31,37 @@ class BuildJobAdmin(HistoryAdmin):
     """Build jobs, with the actions an operator has for them."""
 
     list_display = [
-        "id",
-        "status",
-        "error_code",
-        "repository",
-        "tag",
-        "lane",
-        "attempt_count",
-        "worker_id",
-        "created_at",
+        *("workspace", "status", "error_code", "repository"),
+        *("tries", "worker_id", "created_at", "took", "record"),
     ]
-    list_filter = ["status", "error_code", "reused", "created_at"]
+    list_select_related = ["attempt__workspace"]
+    list_filter = ["status", "error_code", "lane", "reused", "created_at"]
     id_fields = ["id", "attempt_id", "attempt__run_id"]
     search_fields = ["repository", "worker_id", "error_code", "published_digest"]
     search_help_text = "Job, attempt or run id, repository, worker, error code or digest"
     ordering = ["-id"]
     actions = ["requeue", "cancel", "retry"]
+
+    @admin.display
+    def workspace(self, job: BuildJob) -> str:
+        """Name the workspace that it is for."""
+        return job.attempt.workspace.name
+
+    @admin.display
+    def tries(self, job: BuildJob) -> int:
+        """Count how often it was claimed."""
+        return job.attempt_count
+
+    @admin.display
+    def took(self, job: BuildJob) -> str:
+        """Show how long it was worked on."""
+        return duration(job.started_at, job.finished_at)
+
+    @admin.display
+    def record(self, job: BuildJob) -> SafeString:
+        """Lead to the record of build and boot."""
+        place = reverse("admin:runs_run_change", args=[job.attempt.run_id])
+        return format_html('<a href="{}">Output</a>', place)
 
     @admin.action(permissions=["operate"], description="Requeue: send the job's message again")
     def requeue(self, request: HttpRequest, queryset: QuerySet[BuildJob]) -> None:
@@ -91,8 +109,9 @@ class BuildJobAdmin(HistoryAdmin):
 class TransitionAdmin(HistoryAdmin):
     """What is wanted of workspaces, and what it waits for."""
 
+    list_select_related = ["workspace"]
     list_display = [
-        "workspace_id",
+        workspace_name,
         "kind",
         "waiting_code",
         "requested_at",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from controlplane.admin import HistoryAdmin, pretty_json
+from controlplane.admin import HistoryAdmin, duration, pretty_json, short_id, workspace_name
 from controlplane.errors import ControlPlaneError
+from workspaces.lifecycle.reasons import AttemptState, attempt_states
 from workspaces.lifecycle.start import retry_sandbox
 from workspaces.lifecycle.transitions import (
     NewStart,
@@ -39,21 +42,16 @@ class WorkspaceAdmin(HistoryAdmin):
     """Workspaces with the state of their latest sandbox."""
 
     list_display = [
-        "name",
-        "owner_user_id",
-        "status",
-        "id",
-        "expires_at",
-        "created_at",
-        "updated_at",
+        *("name", "owner_user_id", "status", "reason"),
+        *("last_start", "expires_at", "created_at", "short_id"),
     ]
     list_filter = ["latest_sandbox__status", "created_at", "deleted_at"]
     id_fields = ["id"]
     search_fields = ["name", "owner_user_id"]
     whole_fields = ["owner_user_id"]
     search_help_text = "Workspace id, name or owner"
-    readonly_fields = ["status", "history"]
-    list_select_related = ["latest_sandbox"]
+    readonly_fields = ["status", "reason", "history"]
+    list_select_related = ["latest_sandbox__latest_attempt"]
     ordering = ["-id"]
     actions = ["start", "stop", "delete_workspaces"]
 
@@ -63,6 +61,40 @@ class WorkspaceAdmin(HistoryAdmin):
         if workspace.deleted_at is not None:
             return DELETED
         return workspace.latest_sandbox.status if workspace.latest_sandbox else "queued"
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Ask for the reasons of all workspaces of the page at once."""
+        changes = super().get_changelist_instance(request)
+        attempts = [attempt for row in changes.result_list if (attempt := _latest_attempt(row))]
+        states = attempt_states(attempts)
+        for row in changes.result_list:
+            attempt = _latest_attempt(row)
+            row.state = states[attempt.pk] if attempt is not None else None
+        return changes
+
+    @admin.display
+    def reason(self, workspace: Workspace) -> str:
+        """Say what is waited for, or what went wrong."""
+        attempt = _latest_attempt(workspace)
+        if attempt is None or workspace.deleted_at is not None:
+            return ""
+        known: AttemptState | None = getattr(workspace, "state", None)
+        state = known or attempt_states([attempt])[attempt.pk]
+        error = state.to_members()["error"]
+        code = state.reason.code if state.reason else error and error["code"]
+        told = state.reason.message if state.reason else error and error["message"]
+        return format_html('<span title="{}">{}</span>', told, code or told) if told else ""
+
+    @admin.display(description="last start", ordering="latest_sandbox__latest_attempt__queued_at")
+    def last_start(self, workspace: Workspace) -> datetime | None:
+        """Show when the latest attempt was asked for."""
+        attempt = _latest_attempt(workspace)
+        return attempt.queued_at if attempt is not None else None
+
+    @admin.display(description="id")
+    def short_id(self, workspace: Workspace) -> SafeString:
+        """Show the end of the id."""
+        return short_id(workspace.pk)
 
     @admin.display(description="what happened to it")
     def history(self, workspace: Workspace) -> SafeString:
@@ -134,6 +166,11 @@ class WorkspaceAdmin(HistoryAdmin):
                 )
 
 
+def _latest_attempt(workspace: Workspace) -> Attempt | None:
+    sandbox = workspace.latest_sandbox
+    return sandbox.latest_attempt if sandbox is not None else None
+
+
 class StateFilter(admin.SimpleListFilter):
     """Tells sandboxes that say how a workspace is from those that are history."""
 
@@ -160,7 +197,10 @@ class StateFilter(admin.SimpleListFilter):
 class SandboxAdmin(HistoryAdmin):
     """Sandboxes, with the actions that start or stop an attempt."""
 
-    list_display = ["id", "status", "repository", "tag", "owner_user_id", "relation", "created_at"]
+    list_display = [
+        *(workspace_name, "status", "repository", "tag", "owner_user_id", "relation", "created_at"),
+        "short_id",
+    ]
     list_filter = ["status", StateFilter, "relation", "created_at"]
     id_fields = ["id", "workspace_id"]
     search_fields = ["owner_user_id", "repository", "tag"]
@@ -171,6 +211,11 @@ class SandboxAdmin(HistoryAdmin):
     exclude = ["spec"]
     ordering = ["-id"]
     actions = ["retry", "cancel"]
+
+    @admin.display(description="id")
+    def short_id(self, sandbox: Sandbox) -> SafeString:
+        """Show the end of the id."""
+        return short_id(sandbox.pk)
 
     @admin.display(description="blueprint")
     def blueprint(self, sandbox: Sandbox) -> SafeString:
@@ -226,7 +271,11 @@ class CredentialReferenceInline(admin.TabularInline):  # type: ignore[type-arg] 
 class AttemptAdmin(HistoryAdmin):
     """Attempts."""
 
-    list_display = ["id", "status", "relation", "trigger_type", "run_id", "error_code", "queued_at"]
+    list_display = [
+        *(workspace_name, "status", "relation", "trigger_type", "error_code", "queued_at"),
+        *("took", "record", "short_id"),
+    ]
+    list_select_related = ["workspace"]
     list_filter = ["status", "relation", "trigger_type", "queued_at"]
     id_fields = ["id", "run_id", "sandbox_id", "workspace_id"]
     search_fields = ["error_code"]
@@ -235,6 +284,22 @@ class AttemptAdmin(HistoryAdmin):
     exclude = ["spec"]
     inlines = [CredentialReferenceInline]
     ordering = ["-id"]
+
+    @admin.display(description="id")
+    def short_id(self, attempt: Attempt) -> SafeString:
+        """Show the end of the id."""
+        return short_id(attempt.pk)
+
+    @admin.display(description="took")
+    def took(self, attempt: Attempt) -> str:
+        """Show how long it took from the request to its end."""
+        return duration(attempt.queued_at, attempt.finished_at)
+
+    @admin.display(description="record")
+    def record(self, attempt: Attempt) -> SafeString:
+        """Lead to the record of build and boot."""
+        place = reverse("admin:runs_run_change", args=[attempt.run_id])
+        return format_html('<a href="{}">Build and boot</a>', place)
 
     @admin.display(description="blueprint")
     def blueprint(self, attempt: Attempt) -> SafeString:
@@ -247,20 +312,33 @@ class RuntimeInstanceAdmin(HistoryAdmin):
     """Runtime instances."""
 
     list_display = [
-        *("run_id", "status", "adapter", "reference", "engine_id", "error_code", "launched_at")
+        *("workspace", "status", "error_code", "launched_at", "finished_at"),
+        *("reference", "engine"),
     ]
+    list_select_related = ["attempt__workspace"]
     list_filter = ["status", "adapter", "launched_at"]
     id_fields = ["run_id", "attempt_id"]
     search_fields = ["resource_id", "reference", "engine_id", "error_code"]
     search_help_text = "Run or attempt id, container id or name, engine, or error code"
     ordering = ["-run_id"]
 
+    @admin.display
+    def workspace(self, runtime: RuntimeInstance) -> str:
+        """Name the workspace that runs in it."""
+        return runtime.attempt.workspace.name
+
+    @admin.display
+    def engine(self, runtime: RuntimeInstance) -> str:
+        """Show the beginning of the engine's id."""
+        return runtime.engine_id[:12]
+
 
 @admin.register(WorkspaceEvent)
 class WorkspaceEventAdmin(HistoryAdmin):
     """The history of workspaces."""
 
-    list_display = ["occurred_at", "type", "workspace_id", "message"]
+    list_display = ["occurred_at", "type", workspace_name, "message"]
+    list_select_related = ["workspace"]
     list_filter = ["type", "occurred_at"]
     id_fields = ["workspace_id", "attempt_id"]
     search_fields = ["message"]

@@ -1,0 +1,1 @@
+"""How the admin pages write dates and times."""
