@@ -27,6 +27,10 @@ COMPILED = f"{{__file__.rpartition('/')[0]}}.{sources}.{{sys.implementation.cach
 # The standard library comes first, as most of what is imported is there; then this.
 sys.path += [COMPILED, sys.path.pop(0)]
 
+from agent import typing_names
+
+sys.modules["typing"] = typing_names
+
 from agent.__main__ import main
 
 code = main(compiled=COMPILED)

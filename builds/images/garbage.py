@@ -28,10 +28,13 @@ from workspaces.models.build_jobs import BuildJobQuerySet
 
 log = structlog.get_logger(__name__)
 
+Image = tuple[str, str]
+"""Digest and repository."""
+
 IMAGES_AT_A_TIME = 100
 """How many manifests one pass removes at the most."""
 
-IMAGES_LOOKED_AT = 200
+IMAGES_LOOKED_AT = 100
 """How many images one pass looks at; the next one goes on from there, and then begins again."""
 
 
@@ -45,8 +48,8 @@ class ImageKeeper:
     keep: timedelta
     _refuses: bool = field(default=False, init=False)
     """The registry deletes nothing; said once for each process."""
-    _looked_up_to: str = field(default="", init=False)
-    """The last digest that was looked at; none when a pass came to the end."""
+    _looked_up_to: Image | None = field(default=None, init=False)
+    """The last image that was looked at; none when a pass came to the end."""
     _tagged_by_others: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def tidy(self, stopped: threading.Event) -> None:
@@ -64,7 +67,7 @@ class ImageKeeper:
     def _tidy_registry(self, stopped: threading.Event) -> None:
         images, self._looked_up_to = long_unneeded(self._looked_up_to, keep=self.keep)
         removed = 0
-        for repository, digest in images:
+        for digest, repository in images:
             if stopped.is_set() or self._refuses:
                 break
             if (repository, digest) not in self._tagged_by_others:
@@ -76,7 +79,7 @@ class ImageKeeper:
     def _remove_manifest(self, repository: str, digest: str) -> bool:
         """Remove a manifest with its tags; False when it is needed after all, or has to stay."""
         mine = _published().filter(repository=repository, published_digest=digest)
-        if not mine.unneeded_images().exists():
+        if not mine.exists() or _is_needed((digest, repository)):
             return False
         try:
             if self._somebody_tagged(repository, digest):
@@ -111,24 +114,22 @@ class ImageKeeper:
         found = self.compiler.pulled_images({"svc.instance": self.instance_id})
         if not found:
             return
-        jobs = BuildJob.objects.filter(published_digest__in={image.digest for image in found})
-        needed = set(jobs.needing_their_image().values_list("published_digest", flat=True))
-        since = dict(jobs.values_list("published_digest").annotate(since=_SINCE))
         newest = datetime.now(UTC) - self.keep
         removed = 0
         for image in found:
             if stopped.is_set():
                 break
-            old = since.get(image.digest, image.created_at) < newest
-            if old and image.digest not in needed:
+            jobs = _jobs_of(image)
+            old = (jobs.aggregate(since=_SINCE)["since"] or image.created_at) < newest
+            if old and not jobs.needing_their_image().exists():
                 with try_advisory_lock(repository_lock(image.repository)) as held:
                     removed += held and self._remove_image(image)
         if removed:
             log.info("images_removed_from_engine", images=removed)
 
     def _remove_image(self, image: PulledImage) -> bool:
-        jobs = BuildJob.objects.filter(published_digest=image.digest)
-        return not jobs.needing_their_image().exists() and self.compiler.remove_pulled(image)
+        needed = _jobs_of(image).needing_their_image().exists()
+        return not needed and self.compiler.remove_pulled(image)
 
 
 _SINCE = Max(
@@ -139,20 +140,52 @@ _SINCE = Max(
 """Since when an image that nobody needs is not needed, as far as its jobs tell."""
 
 
-def long_unneeded(after: str, *, keep: timedelta) -> tuple[list[tuple[str, str]], str]:
-    """Return images that nobody has needed for so long, as repository and digest, oldest first.
+def long_unneeded(after: Image | None, *, keep: timedelta) -> tuple[list[Image], Image | None]:
+    """Return images that nobody has needed for so long, oldest first.
 
-    Looks at ``IMAGES_LOOKED_AT`` digests behind ``after``, in the order of the index over them. The
-    second value is the digest to go on after; it is empty when the next call begins again.
+    Looks at ``IMAGES_LOOKED_AT`` images behind ``after``, in the order of the index over them. The
+    second value is the image to go on after; it is None when the next call begins again.
+
+    Each image has statements of its own: for many at once the database would read all jobs, and all
+    attempts and workspaces with them.
     """
-    following = BuildJob.objects.with_image().filter(published_digest__gt=after)
-    digests = following.order_by("published_digest").values_list("published_digest", flat=True)
-    looked_at = list(digests.distinct()[:IMAGES_LOOKED_AT])
-    unneeded = _published().filter(published_digest__in=looked_at).unneeded_images()
-    images = unneeded.values_list("repository", "published_digest").annotate(since=_SINCE)
-    old = images.filter(since__lt=Now() - keep).order_by("since")[:IMAGES_AT_A_TIME]
-    last = looked_at[-1] if len(looked_at) == IMAGES_LOOKED_AT else ""
-    return [(repository, digest) for repository, digest, _ in old], last
+    old = []
+    for _ in range(IMAGES_LOOKED_AT):
+        after = _next_image(after)
+        if after is None:
+            break
+        if not _is_needed(after):
+            images = _with_image(after).values("published_digest").annotate(since=_SINCE)
+            aged = images.filter(since__lt=Now() - keep).values_list("since", flat=True)
+            old += [(since, after) for since in aged]
+    return [image for _, image in sorted(old)[:IMAGES_AT_A_TIME]], after
+
+
+def _next_image(after: Image | None) -> Image | None:
+    following = _published()
+    if after is not None:
+        digest, repository = after
+        # One range of the index, and what is to be skipped at its beginning.
+        following = following.filter(published_digest__gte=digest).exclude(
+            published_digest=digest, repository__lte=repository
+        )
+    ordered = following.order_by("published_digest", "repository")
+    return ordered.values_list("published_digest", "repository").first()
+
+
+def _is_needed(image: Image) -> bool:
+    return _with_image(image).needing_their_image().exists()
+
+
+def _with_image(image: Image) -> BuildJobQuerySet:
+    digest, repository = image
+    jobs = BuildJob.objects.with_image()
+    return jobs.filter(published_digest=digest, repository=repository)
+
+
+def _jobs_of(image: PulledImage) -> BuildJobQuerySet:
+    jobs = BuildJob.objects.exclude(published_digest="")
+    return jobs.filter(published_digest=image.digest)
 
 
 def _published() -> BuildJobQuerySet:

@@ -36,8 +36,7 @@ from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
-from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
-from tests.stack.worker_process import eventually  # noqa: E402
+from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
 from workspaces.models import BuildJob, Workspace  # noqa: E402
 
 BUILDS = 3
@@ -61,7 +60,7 @@ def everything() -> Iterator[Api]:
         stack.callback(
             amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
         )
-        stack.callback(RunWorkerProcess(log_folder() / "runworker.log").stop)
+        stack.callback(CommandProcess(log_folder() / "runworker.log", "runworker").stop)
         yield api
 
 

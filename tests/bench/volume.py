@@ -92,7 +92,7 @@ def _duties() -> dict[str, Callable[[], object]]:
 
     return {
         "bytes of an owner's records": lambda: taken_by(BUSY),
-        "images that nobody needs, one pass": lambda: long_unneeded("", keep=timedelta(days=7)),
+        "images that nobody needs, one pass": lambda: long_unneeded(None, keep=timedelta(days=7)),
     }
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.postgres.expressions import ArraySubquery
+from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import (
     Case,
@@ -166,14 +167,6 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
             )
         )
 
-    def unneeded_images(self) -> BuildJobQuerySet:
-        """Keep the jobs whose image no job needs that has published the same one there."""
-        needing = BuildJob.objects.with_image().needing_their_image()
-        same = needing.filter(
-            repository=OuterRef("repository"), published_digest=OuterRef("published_digest")
-        )
-        return self.filter(~Exists(same))
-
     def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
         """Keep queued jobs whose message should have arrived long ago, oldest first.
 
@@ -275,6 +268,10 @@ class BuildJob(LeasedRow):
                 fields=["published_digest", "repository"],
                 name="job_image",
                 condition=Q(image_removed_at__isnull=True) & ~Q(published_digest=""),
+            ),
+            # An engine may have an image that the registry does not have any more.
+            HashIndex(
+                fields=["published_digest"], name="job_digest", condition=~Q(published_digest="")
             ),
         ]
         constraints = [

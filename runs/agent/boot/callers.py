@@ -141,6 +141,9 @@ class Callers:
             connection.send(b"+")
             sys.stdout.flush()
             sys.stderr.flush()
+            if arguments[0] == "tail":
+                # In PID 1, so that the processes that live long share it.
+                from ..record import follow  # noqa: F401
             # No handler of ours may run in the child, where it would wake the parent's loop.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:

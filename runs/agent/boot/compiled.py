@@ -38,6 +38,7 @@ def compile_archive(archive: str, folder: Optional[str]) -> int:
                 place,
                 dfile=f"{archive}/{name}",
                 doraise=True,
+                optimize=2,
                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
             )
         os.rename(made, folder)

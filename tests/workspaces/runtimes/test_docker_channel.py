@@ -11,7 +11,6 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID, uuid4
 
 import docker
@@ -340,11 +339,11 @@ def test_the_agent_is_reached_over_tcp_as_well(place: Place) -> None:
 
 
 POSING = """
-import os, socket, sys
+import os, socket
 server = socket.socket(socket.AF_UNIX)
-server.bind("/var/lib/svc/agent.sock")
+server.bind("/var/lib/svc/other.sock")
 server.listen(8)
-print("listening", flush=True)
+os.rename("/var/lib/svc/other.sock", "/var/lib/svc/agent.sock")
 while True:
     connection, _ = server.accept()
     connection.recv(1000)
@@ -378,8 +377,9 @@ def test_the_engine_is_asked_when_something_else_lies_in_the_sockets_place(
 @pytest.mark.parametrize("place", ["socket"], indirect=True)
 def test_a_program_that_poses_as_the_first_process_is_not_believed(place: Place) -> None:
     place.container.exec_run(["rm", "/var/lib/svc/agent.sock"])
-    output: Any = place.container.exec_run(["python3", "-c", POSING], stream=True).output
-    assert next(output) == b"listening\n"
+    place.container.exec_run(["python3", "-c", POSING], detach=True)
+    bound = ["test", "-S", "/var/lib/svc/agent.sock"]
+    eventually(lambda: place.container.exec_run(bound).exit_code == 0, what="it is bound")
 
     assert agent_socket.call(place.container, ["true"]) is None
     assert place.call("echo", "here").stdout == b"here\n"
@@ -402,6 +402,26 @@ def test_garbage_at_the_socket_stops_nobody_else(place: Place) -> None:
     done = place.container.exec_run(["python3", "-c", garbage])
     assert done.output == b"done\n"
     assert is_served(place.container)
+
+
+def test_a_container_that_has_just_started_is_called_without_the_engine_once_it_serves(
+    docker_client: docker.DockerClient, serving_image: str
+) -> None:
+    instance_id, run_id = str(uuid4()), uuid4()
+    container = docker_client.containers.create(
+        serving_image,
+        name=f"svc-{run_id}",
+        labels={"svc.instance": instance_id, "svc.run": str(run_id)},
+        network_mode="none",
+    )
+    try:
+        container.start()  # returns when the first process is there, before it is ready
+        adapter = DockerAdapter(DOCKER_HOST, instance_id)
+
+        with contextlib.closing(adapter.open_agent(run_id, ["true"])) as channel:
+            assert isinstance(channel, agent_socket.SocketChannel)
+    finally:
+        container.remove(force=True)
 
 
 @pytest.mark.parametrize("place", ["socket"], indirect=True)

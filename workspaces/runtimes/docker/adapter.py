@@ -244,7 +244,7 @@ class DockerAdapter:
     def _open(
         self, engine: Engine, container: Container, arguments: Sequence[str], timeout: float
     ) -> ExecChannel:
-        if self._calls_directly and (channel := agent_socket.call(container, arguments)):
+        if self._calls_directly and (channel := agent_socket.call_soon(container, arguments)):
             return channel
         try:
             exec_id = engine.client.api.exec_create(

@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from docker.models.containers import Container
@@ -31,8 +32,8 @@ NAME = "agent.sock"
 ERROR_BYTES = 64 * 1024
 ANSWER_SECONDS = 5.0
 """How long PID 1 may take to accept a call; then the engine is asked."""
-SERVING_SECONDS = 0.5
-"""How long after its start PID 1 may take until it serves calls."""
+SERVING_SECONDS = 3.0
+"""How long after a container's start its PID 1 may take until it serves calls."""
 SERVING_TICK_SECONDS = 0.01
 
 _ENDED = re.compile(rb"exit (\d{1,3})\n")
@@ -40,24 +41,39 @@ _PEER = struct.Struct("3i")
 
 
 def call_soon(
-    container: Container, arguments: Sequence[str], cancelled: threading.Event
+    container: Container, arguments: Sequence[str], cancelled: threading.Event | None = None
 ) -> SocketChannel | None:
-    """Start the agent in a container that has just started, and may not serve calls yet.
+    """Start the agent in a container that may have just started, and not serve calls yet.
 
-    None when the engine has to do that: after a moment, and at once where the container's first
-    process cannot be seen, or is gone.
+    None when the engine has to do that: ``SERVING_SECONDS`` after the start of the container, and
+    at once where its first process is gone, or its files cannot be reached.
     """
-    until = time.monotonic() + SERVING_SECONDS
+    until = time.monotonic() + SERVING_SECONDS - _age_of(container)
     pid = _pid_of(container)
     while (channel := call(container, arguments)) is None:
-        gone = pid <= 1 or not Path(f"/proc/{pid}").is_dir()
-        if gone or time.monotonic() >= until or cancelled.wait(SERVING_TICK_SECONDS):
+        reachable = pid > 1 and os.access(f"/proc/{pid}/root", os.X_OK)
+        if not reachable or time.monotonic() >= until:
+            return None
+        if cancelled is None:
+            time.sleep(SERVING_TICK_SECONDS)
+        elif cancelled.wait(SERVING_TICK_SECONDS):
             return None
     return channel
 
 
 def _pid_of(container: Container) -> int:
     return int(container.attrs.get("State", {}).get("Pid") or 0)
+
+
+def _age_of(container: Container) -> float:
+    """Return for how many seconds a container has run; the engine has the same clock."""
+    started_at = container.attrs.get("State", {}).get("StartedAt") or ""
+    try:
+        # With nanoseconds, of which only so many are understood.
+        moment = datetime.fromisoformat(started_at[:19]).replace(tzinfo=UTC)
+    except ValueError:
+        return SERVING_SECONDS
+    return max(0.0, (datetime.now(UTC) - moment).total_seconds())
 
 
 def call(container: Container, arguments: Sequence[str]) -> SocketChannel | None:
