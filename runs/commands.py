@@ -53,6 +53,39 @@ def new_run(*, owner_user_id: str, values: Mapping[str, Any], from_gateway: bool
     )
 
 
+def new_exec(
+    workspace_id: uuid.UUID, *, owner_user_id: str | None, values: Mapping[str, Any]
+) -> NewRun:
+    """Return the one-shot run that an exec in a workspace is.
+
+    Raises ``NotFound`` (``workspace-not-found``) and ``Conflict`` (``workspace-not-ready``).
+    """
+    workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
+    attempt = _attempt(workspace, None)
+    require_ready(attempt)
+    assert attempt is not None
+    executable, *args = values["command"]
+    members = {name: values[name] for name in ("cwd", "env", "stdin") if name in values}
+    if values["open_stdin"]:
+        members["moreInput"] = True
+    if "terminal" in values:
+        members["terminal"] = dict(values["terminal"])
+    if not values["changes"]:
+        members["changes"] = False
+    if "stdin_base64" in values:
+        members["stdinBase64"] = values["stdin_base64"]
+    return NewRun(
+        workspace=workspace,
+        attempt=attempt,
+        owner_user_id=workspace.owner_user_id,
+        harness_id=attempt.spec["harness"]["id"],
+        mode=Run.Mode.ONE_SHOT,
+        recorded=True,
+        command={"executable": executable, "args": args, **members},
+        time_limit_ms=values.get("time_limit_ms"),
+    )
+
+
 def _attempt(workspace: Workspace, attempt_id: uuid.UUID | None) -> Attempt | None:
     """Return the attempt that is named, or the workspace's latest one."""
     attempts = Attempt.objects.filter(workspace=workspace)

@@ -139,23 +139,32 @@ def create_run(new_run: NewRun) -> Run:
     before the message leaves a queued run, which any run worker's sweeper finds.
     """
     with transaction.atomic():
-        if new_run.recorded:
-            require_room(new_run.owner_user_id, [RECORD_BYTES])
-        run = Run.objects.create(
-            workspace=new_run.workspace,
-            attempt=new_run.attempt,
-            owner_user_id=new_run.owner_user_id,
-            harness_id=new_run.harness_id,
-            mode=new_run.mode,
-            recorded=new_run.recorded,
-            prompt=new_run.prompt,
-            command=dict(new_run.command) if new_run.command is not None else None,
-            time_limit_ms=new_run.time_limit_ms,
-        )
-        if new_run.recorded:
-            store.ensure_head(run)
+        run = store_run(new_run)
     if new_run.executed:
         _publish_or_fail(run)
+    return run
+
+
+def store_run(new_run: NewRun) -> Run:
+    """Write a queued run and, if it is recorded, the head of its record.
+
+    To be called in a transaction; nobody is told of the run. Raises ``OwnerLimitReached``.
+    """
+    if new_run.recorded:
+        require_room(new_run.owner_user_id, [RECORD_BYTES])
+    run = Run.objects.create(
+        workspace=new_run.workspace,
+        attempt=new_run.attempt,
+        owner_user_id=new_run.owner_user_id,
+        harness_id=new_run.harness_id,
+        mode=new_run.mode,
+        recorded=new_run.recorded,
+        prompt=new_run.prompt,
+        command=dict(new_run.command) if new_run.command is not None else None,
+        time_limit_ms=new_run.time_limit_ms,
+    )
+    if new_run.recorded:
+        store.ensure_head(run)
     return run
 
 

@@ -18,18 +18,25 @@ CHECK_SECONDS = 30.0
 """How often a listener that hears nothing asks whether its connection still lives."""
 
 
-def announce(channel: str) -> None:
+def announce(channel: str, payload: str = "") -> None:
     """Tell whoever listens to ``channel``, once the present transaction is committed."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, '')", [channel])
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
 
-def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> None:
+def listen(
+    channel: str,
+    heard: Callable[[], object],
+    stopped: StopEvent,
+    *,
+    told: Callable[[str], object] | None = None,
+) -> None:
     """Call ``heard`` after each announcement, and once at the beginning, until ``stopped`` is set.
 
-    Several that come together count as one. Does nothing between them but to look, every 30 s,
-    whether its connection lives. Takes this thread's connection; raises what it raises when the
-    database goes away.
+    Several that come together count as one. With ``told``, that is given what each of them says
+    instead, and ``heard`` is called at the beginning only. Does nothing between them but to look,
+    every 30 s, whether its connection lives. Takes this thread's connection; raises what it raises
+    when the database goes away.
     """
     with connection.cursor() as cursor:
         cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -39,8 +46,11 @@ def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> Non
             if not _wait(stopped):
                 _ask()
             with connection.wrap_database_errors:
-                news = any(True for _ in connection.connection.notifies(timeout=0))
-            if news:
+                news = list(connection.connection.notifies(timeout=0))
+            if told is not None:
+                for each in news:
+                    told(each.payload)
+            elif news:
                 heard()
     finally:
         # The connection may be used for something else next.

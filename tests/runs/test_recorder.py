@@ -103,7 +103,7 @@ def test_a_run_is_executed_recorded_and_acknowledged() -> None:
     assert (run.worker_id, run.lease_expires_at) == ("", None)
     assert_whole(run)
     assert agent.spools == {}
-    assert [call[0] for call in agent.calls] == ["exec", "tail"]
+    assert agent.calls == [("exec", "--then", "tail")]
 
 
 def test_the_agent_is_told_everything_about_the_run() -> None:
