@@ -73,6 +73,8 @@ class ControlPlaneError(Exception):
         self.errors = tuple(errors)
         self.members: dict[str, object] = {}
         """Extension members of the problem body (RFC 9457 section 3.2)."""
+        self.wait: int | None = None
+        """After how many seconds the client may try again; the header ``Retry-After``."""
 
 
 class BadRequest(ControlPlaneError):

@@ -6,6 +6,7 @@ this is here and not in ``runs``.
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.serializers import suggestion
 from runs.models import Run
-from runs.run_input import RunInput
 from runs.services import NewRun
+from runs.start_input import StartInput
 from workspaces.harnesses import HARNESSES
 from workspaces.lifecycle.reasons import require_ready
 from workspaces.models import Attempt, Workspace
@@ -50,9 +51,52 @@ def new_run(*, owner_user_id: str, values: Mapping[str, Any], from_gateway: bool
         recorded=recorded,
         prompt=values.get("prompt", ""),
         command=command,
-        given=RunInput(values.get("env", {}), values.get("stdin")),
+        given=_given(values),
         time_limit_ms=values.get("time_limit_ms"),
     )
+
+
+def new_exec(
+    workspace_id: uuid.UUID, *, owner_user_id: str | None, values: Mapping[str, Any]
+) -> NewRun:
+    """Return the one-shot run that an exec in a workspace is.
+
+    Raises ``NotFound`` (``workspace-not-found``) and ``Conflict`` (``workspace-not-ready``).
+    """
+    workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
+    attempt = _attempt(workspace, None)
+    require_ready(attempt)
+    assert attempt is not None
+    executable, *args = values["command"]
+    given = _given(values)
+    members: dict[str, Any] = {"cwd": values["cwd"]} if "cwd" in values else {}
+    if values["open_stdin"]:
+        members |= {"moreInput": True, "stdinBytes": len(given.stdin or b"")}
+    if "terminal" in values:
+        members["terminal"] = dict(values["terminal"])
+    if not values["changes"]:
+        members["changes"] = False
+    return NewRun(
+        workspace=workspace,
+        attempt=attempt,
+        owner_user_id=workspace.owner_user_id,
+        harness_id=attempt.spec["harness"]["id"],
+        mode=Run.Mode.ONE_SHOT,
+        recorded=True,
+        command={"executable": executable, "args": args, **members},
+        given=given,
+        time_limit_ms=values.get("time_limit_ms"),
+    )
+
+
+def _given(values: Mapping[str, Any]) -> StartInput:
+    """Return what a run begins with: its variables, and what it reads at first."""
+    stdin = None
+    if "stdin_base64" in values:
+        stdin = base64.b64decode(values["stdin_base64"])
+    elif "stdin" in values:
+        stdin = values["stdin"].encode()
+    return StartInput(values.get("env", {}), stdin)
 
 
 def _attempt(workspace: Workspace, attempt_id: uuid.UUID | None) -> Attempt | None:

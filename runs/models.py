@@ -102,7 +102,8 @@ class Run(LeasedRow):
     )
     prompt = models.TextField(blank=True)
     command = models.JSONField(
-        null=True, help_text="{executable, args, cwd?} as it is to be executed; null: not executed."
+        null=True,
+        help_text="{executable, args, cwd?, env?, stdin?} as it is executed; null: it is not.",
     )
     sealed_input = models.BinaryField(
         null=True, editable=False, help_text="Its env and stdin, until it has started."
@@ -180,6 +181,63 @@ class Run(LeasedRow):
 
     def __str__(self) -> str:
         return f"{self.mode} run {self.id} ({self.status})"
+
+
+class RunRequest(models.Model):
+    """The run that a request with an ``idempotency-key`` has made.
+
+    Scoped to the owner; ``request_hash`` tells the same request from another one under that key.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH)
+    key = models.CharField(max_length=255)
+    request_hash = models.CharField(max_length=64)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner_user_id", "key"], name="run_request_owner_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner_user_id}: {self.key}"
+
+
+class RunInput(models.Model):
+    """Something for the program of a run that nobody has handed over yet; then its row goes.
+
+    In the order of ``position``. ``detail`` is what the agent is told: bytes with their offset in
+    the input, the end of the input, a size of the terminal, or a signal.
+    """
+
+    pk = models.CompositePrimaryKey("run_id", "position")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+")
+    position = models.BigIntegerField()
+    size = models.IntegerField(help_text="How many bytes for the program it holds.")
+    detail = models.JSONField()
+
+    class Meta:
+        db_table = "run_input"
+
+    def __str__(self) -> str:
+        return f"input {self.position} of run {self.run_id}"
+
+
+class RunInputHead(models.Model):
+    """How much input a run was given so far; locked by whoever gives it more."""
+
+    run = models.OneToOneField(Run, primary_key=True, on_delete=models.CASCADE, related_name="+")
+    last_position = models.BigIntegerField(default=0)
+    received = models.BigIntegerField(help_text="Bytes from the beginning of the input.")
+    ended = models.BooleanField(default=False)
+
+    class Meta:
+        db_table = "run_input_head"
+
+    def __str__(self) -> str:
+        return f"{self.received} bytes for run {self.run_id}"
 
 
 class RunHead(models.Model):

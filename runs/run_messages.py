@@ -68,3 +68,9 @@ def announce_run(run_id: uuid.UUID) -> None:
 
 CANCELLATIONS = "run_cancellations"
 """The channel on which run workers are told that a run is to be cancelled."""
+
+INPUT = "run_input"
+"""The channel on which run workers are told the id of a run that was given input."""
+
+QUEUED = "run_queued"
+"""The channel on which run workers are told the id of a run that somebody waits for."""

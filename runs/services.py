@@ -29,8 +29,8 @@ from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
-from runs.run_input import RunInput, seal_input
 from runs.run_messages import CANCELLATIONS, RUN_REQUESTED, announce_run
+from runs.start_input import StartInput, seal_input
 from workspaces.models import Attempt, Workspace
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class NewRun:
     recorded: bool
     prompt: str = ""
     command: Mapping[str, Any] | None = None
-    given: RunInput = field(default_factory=RunInput)
+    given: StartInput = field(default_factory=StartInput)
     time_limit_ms: int | None = None
 
     @property
@@ -141,28 +141,38 @@ def create_run(new_run: NewRun) -> Run:
     (``queue-publish-failed``), with the run failed, when the queue cannot be reached. A crash
     before the message leaves a queued run, which any run worker's sweeper finds.
     """
-    run_id = uuid7()
-    sealed_input = seal_input(new_run.given, run_id=run_id)
     with transaction.atomic():
-        if new_run.recorded:
-            require_room(new_run.owner_user_id, [RECORD_BYTES])
-        run = Run.objects.create(
-            id=run_id,
-            workspace=new_run.workspace,
-            attempt=new_run.attempt,
-            owner_user_id=new_run.owner_user_id,
-            harness_id=new_run.harness_id,
-            mode=new_run.mode,
-            recorded=new_run.recorded,
-            prompt=new_run.prompt,
-            command=dict(new_run.command) if new_run.command is not None else None,
-            sealed_input=sealed_input,
-            time_limit_ms=new_run.time_limit_ms,
-        )
-        if new_run.recorded:
-            store.ensure_head(run)
+        run = store_run(new_run)
     if new_run.executed:
         _publish_or_fail(run)
+    return run
+
+
+def store_run(new_run: NewRun) -> Run:
+    """Write a queued run and, if it is recorded, the head of its record.
+
+    To be called in a transaction; nobody is told of the run. Raises ``OwnerLimitReached``, and
+    ``ServiceUnavailable`` (``record-signing-key-unset``) when its input cannot be sealed.
+    """
+    run_id = uuid7()
+    sealed_input = seal_input(new_run.given, run_id=run_id)
+    if new_run.recorded:
+        require_room(new_run.owner_user_id, [RECORD_BYTES])
+    run = Run.objects.create(
+        id=run_id,
+        workspace=new_run.workspace,
+        attempt=new_run.attempt,
+        owner_user_id=new_run.owner_user_id,
+        harness_id=new_run.harness_id,
+        mode=new_run.mode,
+        recorded=new_run.recorded,
+        prompt=new_run.prompt,
+        command=dict(new_run.command) if new_run.command is not None else None,
+        sealed_input=sealed_input,
+        time_limit_ms=new_run.time_limit_ms,
+    )
+    if new_run.recorded:
+        store.ensure_head(run)
     return run
 
 

@@ -2,13 +2,16 @@
 
 from django.urls import path
 
+from runs.exec_views import ExecViewSet
 from runs.views import RunViewSet
 
 run = "v1/runs/<uuid:run_id>"
 
 urlpatterns = [
+    path("v1/workspaces/<uuid:workspace_id>/exec", ExecViewSet.as_view({"post": "create"})),
     path("v1/runs", RunViewSet.as_view({"get": "list", "post": "create"})),
     path(run, RunViewSet.as_view({"get": "retrieve", "patch": "partial_update"})),
+    path(f"{run}/input", ExecViewSet.as_view({"post": "input"})),
     path(f"{run}/timeline", RunViewSet.as_view({"get": "timeline"})),
     path(f"{run}/stream", RunViewSet.as_view({"get": "stream"})),
     path(f"{run}/events/<str:sequence>", RunViewSet.as_view({"get": "event"})),

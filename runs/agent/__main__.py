@@ -43,7 +43,7 @@ def _status(options: SimpleNamespace) -> int:
 def _exec(options: SimpleNamespace) -> int:
     from .execution.exec_command import execute
 
-    return execute(options.config, options.state_dir)
+    return execute(options.config, options.state_dir, follow=options.then == "tail")
 
 
 def _session(options: SimpleNamespace) -> int:
@@ -62,6 +62,13 @@ def _stop(options: SimpleNamespace) -> int:
     from .execution.stop import stop
 
     return stop(options.state_dir, options.run, options.reason, options.grace)
+
+
+def _input(options: SimpleNamespace) -> int:
+    from .execution.exec_command import read_spec
+    from .execution.run_input import give
+
+    return give(options.state_dir, options.run, read_spec)
 
 
 def _forward(options: SimpleNamespace) -> int:
@@ -142,7 +149,7 @@ _SUBCOMMANDS = {
     "exec": Subcommand(
         "run one recorded command; its spec is read from stdin",
         _exec,
-        (_STATE, _CONFIG),
+        (_STATE, _CONFIG, Member("--then", choices=("tail",))),
     ),
     "session": Subcommand(
         "run one recorded session; frames on stdin and stdout",
@@ -163,6 +170,11 @@ _SUBCOMMANDS = {
             Member("--reason", "cancelled", choices=("cancelled", "timeout", "stop")),
             Member("--grace", convert=float),
         ),
+    ),
+    "input": Subcommand(
+        "give the program of a one-shot run input, signals and sizes; they are read from stdin",
+        _input,
+        (_STATE, _RUN),
     ),
     "forward": Subcommand(
         "connect stdin and stdout to a port of this workspace",

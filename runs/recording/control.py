@@ -29,6 +29,8 @@ class RunControl:
         """The recorder gives the run up."""
         self.cancelled: threading.Event = _Waking(self)
         """The run is to end."""
+        self.given: threading.Event = _Waking(self)
+        """The run's program was given input."""
 
     def fileno(self) -> int:
         """Return the descriptor to wait for; -1 once it is closed."""

@@ -17,22 +17,32 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
+import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 from controlplane.errors import JobError
 from controlplane.security.crypto import SealError
 from runs.models import Run
 from runs.record.ingest import meta as metas
-from runs.recording.tail_channel import NOT_OURS
-from runs.run_input import open_input
-from workspaces.runtimes.base import RuntimeAdapter
+from runs.recording.tail_channel import NOT_OURS, TailChannel
+from runs.start_input import open_input
+from workspaces.runtimes.base import AgentChannel, LaunchError, RuntimeAdapter
+
+log = structlog.get_logger(__name__)
 
 SPEC_REFUSED = 2
 CANNOT_BE_RECORDED = 3
 CALL_SECONDS = 20.0
 MESSAGE_LENGTH = 2000
+ANSWER_BYTES = 64 * 1024
+
+_LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +88,8 @@ def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
         "argv": [command["executable"], *command.get("args", ())],
         "cwd": command.get("cwd"),
         "env": given.env,
-        "stdin": None if given.stdin is None else base64.b64encode(given.stdin.encode()).decode(),
+        "stdin": None if given.stdin is None else base64.b64encode(given.stdin).decode(),
+        **_more(command),
         "timeSeconds": time_limit_seconds(run, limits),
         "graceSeconds": limits.grace_seconds,
         "secrets": [],
@@ -87,7 +98,7 @@ def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
             "input": limits.input,
             "spoolBytes": limits.spool_bytes,
             "segmentBytes": limits.segment_bytes,
-            "files": True,
+            "files": command.get("changes", True),
             "network": True,
             "processes": True,
             "patchBytes": limits.patch_bytes,
@@ -96,32 +107,97 @@ def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
     }
 
 
-def start(adapter: RuntimeAdapter, run: Run, limits: RecordLimits) -> str | None:
-    """Have the agent start the run, unless it has already; return the spool that it is recorded in.
+def _more(command: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members that only a command with open input has."""
+    members: dict[str, Any] = {}
+    if command.get("moreInput"):
+        members["moreInput"] = True
+    if "terminal" in command:
+        members["pty"] = {**command["terminal"], "term": None}
+    return members
 
-    None when the answer names none. Raises ``JobError`` when the run was not and will not be
-    started, ``LaunchError`` when the runtime cannot be spoken to, ``StartUnknownError`` when nobody
-    knows.
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that the agent has started, now or before. Must be closed."""
+
+    spool_id: str | None
+    """The spool that it is recorded in; None when the answer names none."""
+    channel: AgentChannel
+    received: bytes
+
+    def tail(self) -> TailChannel:
+        """Follow its record from event 1; raises ``TailEndedError`` and ``FrameError``."""
+        return TailChannel(self.channel, self.received)
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self.channel.close()
+
+
+def start(adapter: RuntimeAdapter, run: Run, limits: RecordLimits) -> Started:
+    """Have the agent start the run, unless it has already.
+
+    Raises ``JobError`` when the run was not and will not be started, ``LaunchError`` when the
+    runtime cannot be spoken to, ``StartUnknownError`` when nobody knows.
     """
     assert run.attempt is not None
     spec = json.dumps(exec_spec(run, limits)).encode()
-    answer = adapter.call_agent(run.attempt.run_id, ["exec"], stdin=spec, timeout=CALL_SECONDS)
-    if answer.exit_code == SPEC_REFUSED:
-        raise JobError("command-refused", _message(answer.stdout, answer.stderr))
-    if answer.exit_code == CANNOT_BE_RECORDED:
-        raise JobError("record-refused", _message(answer.stdout, answer.stderr))
-    if answer.exit_code != 0:
-        raise StartUnknownError(f"exit {answer.exit_code}: {answer.stderr[-500:]!r}")
+    channel = adapter.open_agent(run.attempt.run_id, ["exec", "--then", "tail"])
     try:
-        return str(uuid.UUID(json.loads(answer.stdout)["spoolId"]))
+        try:
+            channel.write(_LENGTH.pack(len(spec)) + spec)
+        except LaunchError:
+            # It has refused already, or is gone; what it said tells which.
+            log.info("spec_not_taken", run_id=str(run.pk))
+        line, rest = _first_line(channel)
+        return Started(_spool_of(channel, line), channel, rest)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _first_line(channel: AgentChannel) -> tuple[bytes, bytes]:
+    """Return the agent's answer, which ends its output when there is no run, and what follows."""
+    said = b""
+    until = time.monotonic() + CALL_SECONDS
+    while b"\n" not in said and len(said) <= ANSWER_BYTES:
+        left = until - time.monotonic()
+        more = channel.read(left) if left > 0 else None
+        if more is None:
+            raise LaunchError(
+                "agent-silent", f"The agent in the workspace gave no answer for {CALL_SECONDS:g} s."
+            )
+        if not more:
+            break
+        said += more
+    line, _, rest = said.partition(b"\n")
+    return line, rest
+
+
+def _spool_of(channel: AgentChannel, line: bytes) -> str | None:
+    """Return which spool an answer names, if any; raise when there is no run."""
+    state = spool_id = None
+    try:
+        answer = json.loads(line)
+        state = answer["state"]
+        spool_id = str(uuid.UUID(answer["spoolId"]))
     except NOT_OURS:
-        return None
+        pass
+    if state in ("started", "exists"):
+        return spool_id
+    code = channel.exit_code()
+    if code == SPEC_REFUSED:
+        raise JobError("command-refused", _message(line, channel.errors()))
+    if code == CANNOT_BE_RECORDED:
+        raise JobError("record-refused", _message(line, channel.errors()))
+    raise StartUnknownError(f"exit {code}: {channel.errors()[-500:]!r}")
 
 
-def _message(stdout: bytes, stderr: bytes) -> str:
+def _message(line: bytes, errors: str) -> str:
     try:
-        said = metas.text(json.loads(stdout)["message"], MESSAGE_LENGTH)
+        said = metas.text(json.loads(line)["message"], MESSAGE_LENGTH)
     except (ValueError, KeyError, TypeError, RecursionError):
         said = ""
-    said = said or metas.text(stderr[-MESSAGE_LENGTH:].decode(errors="replace").strip())
+    said = said or metas.text(errors[-MESSAGE_LENGTH:].strip())
     return said or "The agent gave no reason."

@@ -9,6 +9,7 @@ the rest.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import structlog
@@ -24,6 +25,7 @@ from runs.recording import program_start as execution
 from runs.recording.collect import drain_container
 from runs.recording.control import RunControl
 from runs.recording.endings import GONE, NOT_RUNNING, Endings
+from runs.recording.input_channel import InputChannel
 from runs.recording.program_start import RecordLimits, StartUnknownError, time_limit_seconds
 from runs.recording.tail_channel import NO_SUCH_RUN, UNREADABLE, TailChannel, TailEndedError
 from runs.recording.thread_connections import Connections, Database, StoppedError
@@ -75,6 +77,7 @@ class Recorder:
         self._limits = limits
         self._database = Database(connections or Connections(1), control.stopped)
         self._endings = Endings(run, self._fence, adapter)
+        self._input = InputChannel(run, control, adapter, self._database)
         self._began = self._heard = self._stored_at = self._used_at = time.monotonic()
         self._begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
         self._last_moment = self._began + self._seconds_left()
@@ -92,8 +95,9 @@ class Recorder:
         try:
             while not self._go_on():
                 self._pause()
+            self._input.close()
         finally:
-            self._database.leave()
+            self._database.leave(keep=True)
 
     # ------------------------------------------------------------ one try after the other
 
@@ -101,7 +105,10 @@ class Recorder:
         """Go as far as possible; True when the record has ended, False to try again soon."""
         try:
             self._look()
-            return self._has_ended() or self._start() or self._follow()
+            head = self._database(self._endings.head)
+            if head.sealed_at is not None:
+                return True
+            return self._start(begun=bool(head.source_id or head.event_count)) or self._follow()
         except _SilentError:
             return self._end_silent()
         except LaunchError as exc:
@@ -142,20 +149,18 @@ class Recorder:
     def _has_ended(self) -> bool:
         return self._database(lambda: self._endings.head().sealed_at is not None)
 
-    def _start(self) -> bool:
-        """Execute a one-shot run that has not begun; True when it never will."""
+    def _start(self, *, begun: bool) -> bool:
+        """Execute a one-shot run that has not begun; True when its record has ended."""
         if self._run.mode == Run.Mode.BOOT:
             return self._database(self._endings.without_runtime)
-        if self._run.mode != Run.Mode.ONE_SHOT:
-            return False
-        if self._database(self._endings.has_begun):
+        if begun or self._run.mode != Run.Mode.ONE_SHOT:
             return False
         try:
             if self._control.cancelled.is_set():
                 # Somebody may have started it before us: then it is there to be stopped.
                 return False
             self._database(lambda: Run.objects.require(self._fence))
-            spool = execution.start(self._adapter, self._run, self._limits)
+            started = execution.start(self._adapter, self._run, self._limits)
         except LaunchError:
             raise
         except JobError as exc:
@@ -163,10 +168,15 @@ class Recorder:
             refusal = exc
             self._database(lambda: self._endings.not_started(refusal.code, refusal.message))
             return True
-        if spool is not None:
+        with contextlib.closing(started):
+            spool = started.spool_id
+            if spool is None:
+                return False
             # From here on it has begun, whatever becomes of its folder in the workspace.
-            self._database(lambda: self._open_source(spool))
-        return False
+            stored = self._database(lambda: self._open_source(spool))
+            tail = started.tail()
+            # A worker before us may have stored some of it: then it is asked for the rest.
+            return tail.hello.spool_id == spool and not stored and self._transfer(tail)
 
     def _follow(self) -> bool:
         """Store what the agent sends; True when the end of the record is stored."""
@@ -192,8 +202,10 @@ class Recorder:
         self._used_at = time.monotonic()
         while True:
             self._look()
+            self._input.hand_over()
             now = time.monotonic()
             wait = max(0.0, due - now) if batch else self._seconds_to_next_look(now)
+            wait = min(wait, self._input.seconds_left(now))
             try:
                 contents = tail.read(wait, wake=self._control)
             except (TailEndedError, FrameError):

@@ -29,6 +29,7 @@ from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
 from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.notifications import listen
 from controlplane.work.periodic import PeriodicTask
+from controlplane.work.stopping import StopEvent
 from controlplane.work.worker import Worker, WorkerTimes
 from runs.models import Run
 from runs.recording import claims, run_sweeper
@@ -37,7 +38,7 @@ from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder
 from runs.recording.slots import Held, Slots
 from runs.recording.thread_connections import Connections, StoppedError
-from runs.run_messages import CANCELLATIONS, RUN_REQUESTED
+from runs.run_messages import CANCELLATIONS, INPUT, QUEUED, RUN_REQUESTED
 from runs.services import end_sessions_not_begun
 from workspaces.runtimes.base import RuntimeAdapter
 
@@ -53,6 +54,7 @@ up, within its login grace of 30 s."""
 DATABASE_CONNECTIONS = 32
 """So many recorders may be connected to the database at once, of the 100 that it takes by itself
 and that two workers, their other threads and the API share."""
+KEPT_CONNECTIONS = 4
 
 
 class RunWorker(Worker):
@@ -83,7 +85,7 @@ class RunWorker(Worker):
                 Run.Mode.BOOT: workspaces,
             }
         )
-        self._connections = Connections(DATABASE_CONNECTIONS)
+        self._connections = Connections(DATABASE_CONNECTIONS, kept=KEPT_CONNECTIONS)
         cancelled = threading.Event()
         super().__init__(
             broker_url=broker_url,
@@ -104,6 +106,18 @@ class RunWorker(Worker):
                     name="notifications",
                     every=LISTEN_AGAIN_AFTER,
                     run=partial(listen, CANCELLATIONS, cancelled.set),
+                ),
+                PeriodicTask(
+                    name="queued",
+                    every=LISTEN_AGAIN_AFTER,
+                    first=timedelta(),
+                    run=self._hear_of_queued,
+                ),
+                PeriodicTask(
+                    name="input",
+                    every=LISTEN_AGAIN_AFTER,
+                    first=timedelta(),
+                    run=self._hear_of_input,
                 ),
                 PeriodicTask(
                     name="sweeper",
@@ -167,6 +181,7 @@ class RunWorker(Worker):
     def close(self) -> None:
         """Wait for the claim threads."""
         self._claimers.shutdown(wait=True)
+        self._connections.close()
 
     # ------------------------------------------------------------ claims
 
@@ -179,6 +194,23 @@ class RunWorker(Worker):
             delivery.reject()
             return
         self._claimers.submit(self._claim_delivered, run_id, delivery)
+
+    def _hear_of_queued(self, stopped: StopEvent) -> None:
+        """Claim the runs that somebody waits for, as soon as they are announced."""
+        listen(QUEUED, lambda: None, stopped, told=self._on_queued)
+
+    def _hear_of_input(self, stopped: StopEvent) -> None:
+        """Wake the recorders of runs that were given input, and all of them at the beginning."""
+        listen(INPUT, self._wake_for_input, stopped, told=self._wake_for_input)
+
+    def _wake_for_input(self, run_id: str = "") -> None:
+        for held in self._slots.holding():
+            if not run_id or str(held.fence.row_id) == run_id:
+                held.control.given.set()
+
+    def _on_queued(self, told: str) -> None:
+        with contextlib.suppress(ValueError, RuntimeError):  # no id; the pool is shut down
+            self._claimers.submit(self._claim_known, uuid.UUID(told), Run.Mode.ONE_SHOT)
 
     def _claim_delivered(self, run_id: uuid.UUID, delivery: Delivery) -> None:
         """In a claim thread. Nothing may escape."""
@@ -203,7 +235,6 @@ class RunWorker(Worker):
             log.exception("claim_failed", run_id=str(run_id))
         finally:
             settle(delivery)
-            connections.close_all()
 
     def _claim(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
         """Claim the run if there is a slot for it, and start its recorder."""
@@ -244,19 +275,19 @@ class RunWorker(Worker):
         waiting = self._slots.next_refused(Run.Mode(mode))
         if waiting is not None:
             with contextlib.suppress(RuntimeError):  # the pool is shut down: others claim it
-                self._claimers.submit(self._claim_refused, waiting, Run.Mode(mode))
+                self._claimers.submit(self._claim_known, waiting, Run.Mode(mode))
 
-    def _claim_refused(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
+    def _claim_known(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
         """In a claim thread. Nothing may escape."""
         close_old_connections()
         try:
+            if self.draining.is_set():
+                return
             self._claim(run_id, mode)
         except (DatabaseError, InterfaceError) as exc:
             log.warning("run_left_for_later", run_id=str(run_id), reason=type(exc).__name__)
         except Exception:
             log.exception("claim_failed", run_id=str(run_id))
-        finally:
-            connections.close_all()
 
     # ------------------------------------------------------------ recorders
 

@@ -47,9 +47,9 @@ class Hello:
 class TailChannel:
     """One connection to ``agent tail``. Must be closed."""
 
-    def __init__(self, channel: AgentChannel) -> None:
+    def __init__(self, channel: AgentChannel, received: bytes = b"") -> None:
         self._channel = channel
-        self._buffer = b""
+        self._buffer = received
         self._silence = 0.0
         self.hello = self._read_hello()
 

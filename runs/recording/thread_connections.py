@@ -4,6 +4,9 @@ A recorder keeps its connection from one batch to the next while its run is busy
 100 connections unless told otherwise, and a worker may have hundreds of recorders. So a recorder
 needs a turn to be connected, and gives connection and turn back when it is idle, or as soon as its
 batch is stored when another one waits.
+
+To connect takes longer than to store a short record: a few connections of recorders that are done
+are kept for those that come.
 """
 
 from __future__ import annotations
@@ -13,7 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    InterfaceError,
+    OperationalError,
+    connection,
+    connections,
+)
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from controlplane.database.retries import retry_database
 
@@ -28,10 +38,15 @@ class StoppedError(Exception):
 
 
 class Connections:
-    """Turns to be connected, in the order in which they were asked for."""
+    """Turns to be connected, in the order in which they were asked for.
 
-    def __init__(self, limit: int) -> None:
+    At most ``kept`` connections are kept for others; :meth:`close` closes them.
+    """
+
+    def __init__(self, limit: int, *, kept: int = 0) -> None:
         self._free = limit
+        self._room = kept
+        self._kept: list[BaseDatabaseWrapper] = []
         self._lock = threading.Lock()
         self._waiting: deque[threading.Event] = deque()
 
@@ -56,6 +71,32 @@ class Connections:
                         return False
         return True
 
+    def keep(self) -> None:
+        """Keep this thread's connection for another one, where there is room; it has none then."""
+        made = connections[DEFAULT_DB_ALIAS]
+        if made.connection is None or made.in_atomic_block or made.errors_occurred:
+            return
+        with self._lock:
+            if len(self._kept) < self._room:
+                made.inc_thread_sharing()
+                self._kept.append(made)
+                del connections[DEFAULT_DB_ALIAS]
+
+    def adopt(self) -> None:
+        """Have this thread use a connection that was kept, if there is one."""
+        with self._lock:
+            kept = self._kept.pop() if self._kept else None
+        if kept is not None:
+            connection.close()
+            connections[DEFAULT_DB_ALIAS] = kept
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for each in kept:
+            each.close()
+
     def give_back(self) -> None:
         """End a turn; whoever waits longest has the next one."""
         with self._lock:
@@ -75,9 +116,11 @@ class Database:
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Return ``work()``, however long the database is away; raise ``StoppedError`` if told."""
-        self._has_turn = self._has_turn or self._connections.take(self._stopped)
         if not self._has_turn:
-            raise StoppedError
+            self._has_turn = self._connections.take(self._stopped)
+            if not self._has_turn:
+                raise StoppedError
+            self._connections.adopt()
         try:
             return retry_database(work, timeout=float("inf"), cancelled=self._stopped)
         except (OperationalError, InterfaceError) as exc:
@@ -86,8 +129,13 @@ class Database:
             if self._connections.wanted:
                 self.leave()
 
-    def leave(self) -> None:
-        """Give the connection back; it is made again when it is needed."""
+    def leave(self, *, keep: bool = False) -> None:
+        """Give the connection back; it is made again when it is needed.
+
+        ``keep``: leave it to another recorder.
+        """
+        if keep and self._has_turn and not self._connections.wanted:
+            self._connections.keep()
         connection.close()
         if self._has_turn:
             self._has_turn = False

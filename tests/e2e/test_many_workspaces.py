@@ -12,9 +12,9 @@ import pytest
 
 from runs.models import Run
 from tests.conftest import OWNER, Api
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.ssh_access import SshAccess, access_of
-from tests.worker_process import eventually
+from tests.stack.service import GitServer, Stack
+from tests.stack.ssh_access import SshAccess, access_of
+from tests.stack.worker_process import eventually
 from workspaces.models import Workspace
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]

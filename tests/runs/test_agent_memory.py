@@ -14,8 +14,8 @@ import pytest
 from docker.models.containers import Container
 
 from runs.agent_archive import agent_archive
-from tests.runs.booted import PYTHON, eventually
-from tests.runs.test_agent_in_container import Machine, engine, executed, machine, settled
+from tests.runs.agent.booted import PYTHON, eventually
+from tests.runs.agent.test_in_container import Machine, engine, executed, machine, settled
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.agent_socket import SocketChannel
 

@@ -13,8 +13,8 @@ from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
 from runs.models import Run, RunHead, RunQuerySet
-from runs.run_input import RunInput, open_input
 from runs.run_messages import RUN_REQUESTED
+from runs.start_input import StartInput, open_input
 from tests.conftest import OWNER, Api
 from tests.factories import make_job
 from tests.runs.ready import ready_attempt
@@ -78,7 +78,7 @@ def test_a_command_is_kept_in_the_row_and_queued(
     run = made().get()
     assert answer.headers["location"] == f"/v1/runs/{run.pk}"
     assert run.command == COMMAND
-    assert open_input(run.sealed_input, run_id=run.pk) == RunInput({"A": " b "}, "in\n")
+    assert open_input(run.sealed_input, run_id=run.pk) == StartInput({"A": " b "}, b"in\n")
     assert (run.recorded, run.attempt_id, run.time_limit_ms) == (True, attempt.pk, 1000)
     assert shown["command"] == COMMAND
     assert shown["prompt"] == "why"

@@ -17,8 +17,8 @@ from pytest_django.fixtures import Settings
 
 from controlplane.security.crypto import SealError
 from runs.models import Run
-from runs.run_input import RunInput, open_input, seal_input
 from runs.services import request_cancel
+from runs.start_input import StartInput, open_input, seal_input
 from tests.conftest import OWNER, Api
 from tests.runs.executable import make_executable
 from tests.runs.ready import ready_attempt
@@ -29,8 +29,8 @@ from workspaces.runtimes.base import AgentAnswer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIVEN = RunInput({"DATABASE_PASSWORD": "kept-for-the-run"}, "typed once: öpen sesame\n")
-TOLD = {"env": dict(GIVEN.env), "stdin": GIVEN.stdin}
+GIVEN = StartInput({"DATABASE_PASSWORD": "kept-for-the-run"}, "typed once: öpen sesame\n".encode())
+TOLD = {"env": dict(GIVEN.env), "stdin": (GIVEN.stdin or b"").decode()}
 
 
 def body(**values: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_the_agent_is_given_it_and_it_is_erased_before_the_first_event_is_read()
     assert_whole(run)
     (spec,) = agent.specs
     assert spec["env"] == GIVEN.env
-    assert base64.b64decode(str(spec["stdin"])).decode() == GIVEN.stdin
+    assert base64.b64decode(str(spec["stdin"])) == GIVEN.stdin
     assert agent.seen == [("exec", True), ("tail", False)]
 
 

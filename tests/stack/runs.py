@@ -149,6 +149,10 @@ class Place:
         """Wait until the record holds this output."""
         eventually(lambda: text in self.output(run, stream), what=f"{text!r} is recorded")
 
+    def wait_begun(self, run: str) -> None:
+        """Wait until the record holds the start of the command."""
+        eventually(lambda: self.timeline(run, "processStarted"), what="the command has begun")
+
     def loss(self, run: str) -> Any:
         """Return what the record lacks."""
         return self.stack.api.get(f"/v1/runs/{run}/loss").body

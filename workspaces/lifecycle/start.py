@@ -6,8 +6,6 @@ the specification's order of steps ("Sandbox creation").
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -30,6 +28,7 @@ from controlplane.errors import (
     OwnerLimitReached,
     ValidationFailed,
 )
+from controlplane.http.idempotency import hash_of, key_reused
 from controlplane.work.amqp import BrokerError
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, warnings_of
@@ -75,8 +74,7 @@ class NewSandbox:
     @property
     def request_hash(self) -> str:
         """Return the SHA-256 of the body, whatever the order of its members."""
-        canonical = json.dumps(self.body, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return hash_of(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +218,7 @@ def _earlier_answer(request: NewSandbox) -> StartedSandbox | None:
     if earlier is None:
         return None
     if earlier.request_hash != request.request_hash:
-        raise Conflict(
-            "This idempotency key was used for a different request.",
-            code="idempotency-key-reused",
-            errors=[
-                Fault(
-                    "idempotency-key-reused",
-                    "Repeat the first body, or use another key.",
-                    header="idempotency-key",
-                )
-            ],
-        )
+        raise key_reused()
     if _publish_failed(earlier):
         return _start_again(earlier)
     return StartedSandbox(earlier.answer, replayed=True)

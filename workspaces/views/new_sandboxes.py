@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.errors import Fault, ValidationFailed
-from controlplane.http.problems import faults_of
+from controlplane.http.idempotency import read_idempotency_key
 from controlplane.http.requests import examine
-from controlplane.http.serializers import InputSerializer, TextField
+from controlplane.http.serializers import InputSerializer
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.start import NewSandbox, StartedSandbox
 from workspaces.models import Sandbox
@@ -31,23 +30,10 @@ IDEMPOTENCY_KEY = OpenApiParameter(
 )
 
 
-def _idempotency_key(request: Request) -> tuple[str | None, list[Fault]]:
-    if "idempotency-key" not in request.headers:
-        return None, []
-    try:
-        key = TextField(max_length=255).run_validation(request.headers["idempotency-key"])
-    except serializers.ValidationError as exc:
-        return None, [
-            Fault(fault.code, fault.detail, header="idempotency-key")
-            for fault in faults_of(exc.detail)
-        ]
-    return key, []
-
-
 def read_new_sandbox(request: Request, serializer: type[InputSerializer]) -> NewSandbox:
     """Return what the client asks for; all faults of the request at once, the spec's too."""
     reading = examine(request, body=serializer, owner_required=True)
-    key, key_faults = _idempotency_key(request)
+    key, key_faults = read_idempotency_key(request)
     faults = [*reading.faults, *key_faults, *_misplaced_relation(request.data)]
     if faults:
         raise ValidationFailed([*faults, *_spec_faults(request.data)])

@@ -137,6 +137,7 @@ class Callers:
             errors, ending = fds
             if not stat.S_ISREG(os.fstat(ending).st_mode):
                 return None  # a write to anything else might take for ever
+            _import_for(arguments[0])
             # What the process writes comes behind it.
             connection.send(b"+")
             sys.stdout.flush()
@@ -168,6 +169,8 @@ class Callers:
         try:
             os.setsid()
             restore_defaults()
+            # As the interpreter has it: a reader that is gone is an error, and no death.
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             connection.setblocking(True)
             os.dup2(connection.fileno(), 0)
             os.dup2(connection.fileno(), 1)
@@ -212,6 +215,18 @@ def _request(connection: socket.socket) -> Tuple[Optional[List[str]], List[int]]
     if not sound or not arguments or arguments[0] == "boot":
         return None, list(fds)
     return arguments, list(fds)
+
+
+def _import_for(subcommand: str) -> None:
+    """Import here what each such call would import, from the first one on.
+
+    A workspace in which nothing is executed does not have it in its memory.
+    """
+    if subcommand == "exec":
+        import ctypes  # noqa: F401
+
+        from ..execution import exec_command  # noqa: F401
+        from ..record import follow  # noqa: F401
 
 
 def _name_process(name: str) -> None:

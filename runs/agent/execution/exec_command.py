@@ -2,12 +2,14 @@
 
 The supervisor answers over a pipe once the record exists durably and the program has been started,
 or when there will be no run. Its caller passes the answer on; that the caller dies changes nothing.
+With `--then tail` the caller then is the run's `tail`, so that one call does for the whole run.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 from typing import Any, Callable, Dict, List, NoReturn
 
 from ..config import Config, ConfigError, load
@@ -20,10 +22,16 @@ EXIT_REFUSED = 2
 EXIT_NOT_RECORDED = 3
 
 
-def execute(config_path: str, state_directory: str) -> int:
-    """Read the spec from stdin, start the run, print one line of JSON; returns the exit code."""
+_LENGTH = struct.Struct("!I")
+
+
+def execute(config_path: str, state_directory: str, *, follow: bool = False) -> int:
+    """Read the spec from stdin, start the run, print one line of JSON; returns the exit code.
+
+    `follow`: the spec's length comes before it, as the acknowledgements of a `tail` come behind it.
+    """
     try:
-        content = _read_spec(0)
+        content = _read_counted(0) if follow else read_spec(0)
         config = load(config_path)
         spec = parse_one_shot(content)
         account_of(config)
@@ -42,7 +50,12 @@ def execute(config_path: str, state_directory: str) -> int:
         message = "the recorder ended before it could start the run"
         return _print({"state": "refused", "message": message}, EXIT_NOT_RECORDED)
     answer = json.loads(line)
-    return _print(answer, EXIT_NOT_RECORDED if answer["state"] == "refused" else 0)
+    code = _print(answer, EXIT_NOT_RECORDED if answer["state"] == "refused" else 0)
+    if not follow or code:
+        return code
+    from ..record.follow import tail
+
+    return tail(runs_root(state_directory), spec.run_id, 1)
 
 
 def open_spool(spec: RunSpec, record: RecordSpec, state_directory: str) -> SpoolWriter:
@@ -62,7 +75,8 @@ def runs_root(state_directory: str) -> str:
     return os.path.join(os.path.abspath(state_directory), "runs")
 
 
-def _read_spec(fd: int) -> bytes:
+def read_spec(fd: int) -> bytes:
+    """Everything from a descriptor up to its end; raises ConfigError when that is too much."""
     parts: List[bytes] = []
     size = 0
     while size <= MAX_BYTES:
@@ -72,6 +86,24 @@ def _read_spec(fd: int) -> bytes:
         parts.append(part)
         size += len(part)
     raise ConfigError(f"the spec is longer than {MAX_BYTES} bytes")
+
+
+def _read_counted(fd: int) -> bytes:
+    (size,) = _LENGTH.unpack(_read_exactly(fd, _LENGTH.size))
+    if size > MAX_BYTES:
+        raise ConfigError(f"the spec is longer than {MAX_BYTES} bytes")
+    return _read_exactly(fd, size)
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    parts: List[bytes] = []
+    while size:
+        part = os.read(fd, min(size, 65536))
+        if not part:
+            raise ConfigError("the spec is cut off")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def _print(answer: Dict[str, Any], code: int = EXIT_REFUSED) -> int:

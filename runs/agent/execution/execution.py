@@ -28,9 +28,10 @@ from ..record.recording import Recording
 from ..record.spool import SpoolWriter
 from ..record.unrecorded import Unrecorded
 from .leader import KILL_AGAIN_SECONDS, LOST_SECONDS, Audience, Leader, Surroundings
+from .run_input import RunInput
 from .run_start import environment_of_run, record_started
 from .runspec import Program, RunSpec
-from .stop import ControlSocket, StopRequest, kill_all, members_of, signal_all
+from .stop import ControlSocket, GivenInput, StopRequest, kill_all, members_of, signal_all
 
 _ENDS_ALL = ("timeout", "cancelled", "stop")
 
@@ -80,6 +81,7 @@ class Execution:
             cwd=os.path.normpath(os.path.join(config.working_directory, spec.cwd or ".")),
             input_policy=record.input if record is not None else "off",
         )
+        self._input = RunInput(spec.program.stdin if spec.program is not None else None)
         self._leaders: List[Leader] = []
         self._latest: Optional[Leader] = None
         self._have_children = False
@@ -250,7 +252,9 @@ class Execution:
 
     def _take_request(self, events: int) -> None:
         request = self._control.take() if self._control is not None else None
-        if request is not None:
+        if isinstance(request, GivenInput):
+            self._input.take(request, self._latest if self.spec.program is not None else None)
+        elif request is not None:
             self._obey(request)
 
     def _obey(self, request: StopRequest) -> None:

@@ -275,6 +275,7 @@ class Leader:
             sink = audience.sink(Stream.STDOUT)
             self._outputs.append(OutputPipe(ours[1], shown, sink, lambda: self.runs))
             self.input = InputPipe(ours[2], typed, visible, audience.consumed)
+            self._give_first()
             return
         if len(ours) > 2:
             given = stream(self.number, Stream.STDIN, method)
@@ -282,9 +283,14 @@ class Leader:
         for fd, number in zip(ours, (Stream.STDOUT, Stream.STDERR)):
             recorded = stream(self.number, number, method)
             self._outputs.append(OutputPipe(fd, recorded, audience.sink(number)))
+        self._give_first()
+
+    def _give_first(self) -> None:
+        """Give it the input that it was started with, which is all unless more is to come."""
         if self.input is not None and self.program.stdin is not None:
             self.input.give(self.program.stdin)
-            self.input.end()
+            if not self.program.more_input:
+                self.end_input()
 
     # Its end.
 

@@ -56,7 +56,8 @@ def record_started(
     if spec.time_seconds is not None:
         limits["timeSeconds"] = spec.time_seconds
     # A session's programs come later, each with a terminal or pipes.
-    io_method = "pty" if spec.mode == "interactive" else "pipe"
+    terminal = spec.program is not None and spec.program.terminal is not None
+    io_method = "pty" if spec.mode == "interactive" or terminal else "pipe"
     coverage: Dict[str, Any] = {"io": {"state": "on", "method": io_method}}
     coverage.update(observed)
     coverage["input"] = _input_coverage(record.input, io_method)

@@ -47,13 +47,15 @@ class TerminalSpec(NamedTuple):
 class Program(NamedTuple):
     """One program of a run. `stdin` None: its input, if it has any, comes from the client.
 
-    `kind` and `channel` say in the record what a client of a session has asked for.
+    `more_input`: more comes behind `stdin`, from whoever gives it to the run. `kind` and `channel`
+    say in the record what a client of a session has asked for.
     """
 
     argv: Tuple[str, ...]
     env: Dict[str, str]
     stdin: Optional[bytes] = None
     has_input: bool = True
+    more_input: bool = False
     terminal: Optional[TerminalSpec] = None
     kind: Optional[str] = None
     channel: int = 0
@@ -82,8 +84,11 @@ def parse_one_shot(content: bytes) -> RunSpec:
     top = _top(content, _ONE_SHOT_VERSION)
     spec = _spec(top, "one-shot")
     argv, stdin = parse_argv(top), _bytes(top, "stdin")
+    more = top.has("moreInput") and top.flag("moreInput")
+    terminal = parse_terminal(top) if top.has("pty") else None
+    has_input = stdin is not None or more
     spec = spec._replace(
-        program=Program(argv, {}, stdin, has_input=stdin is not None),
+        program=Program(argv, {}, stdin, has_input, more_input=more, terminal=terminal),
         time_seconds=_optional_seconds(top, "timeSeconds"),
         record=_record(top.take("record"), top.pointer("record")),
     )

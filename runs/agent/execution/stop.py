@@ -6,13 +6,14 @@ request that was sent has been accepted: the supervisor reads it as soon as its 
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import re
 import signal
 import socket
 import sys
-from typing import Iterable, NamedTuple, Optional, Set
+from typing import Iterable, NamedTuple, Optional, Sequence, Set, Union
 
 from ..process.reaper import descendants
 
@@ -31,6 +32,18 @@ class StopRequest(NamedTuple):
     grace_seconds: Optional[float]
 
 
+class GivenInput(NamedTuple):
+    """Input for a run's program: a file that holds it, and a pipe for the answer."""
+
+    content: int
+    answer: int
+
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.content)
+        os.close(self.answer)
+
+
 class ControlSocket:
     """The supervisor's end. Never blocks; what is no request is ignored."""
 
@@ -46,12 +59,23 @@ class ControlSocket:
             os.umask(before)
         self.fd = self._socket.fileno()
 
-    def take(self) -> Optional[StopRequest]:
+    def take(self) -> Union[StopRequest, GivenInput, None]:
         """The next request, if there is one."""
+        fds = array.array("i")
+        room = socket.CMSG_SPACE(2 * fds.itemsize)
         try:
-            content = self._socket.recv(_MAX_REQUEST_BYTES)
+            content, ancillary, _, _ = self._socket.recvmsg(
+                _MAX_REQUEST_BYTES, room, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return None
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        if len(fds) == 2:
+            return GivenInput(fds[0], fds[1])
+        for fd in fds:
+            os.close(fd)
         return _parse(content)
 
     def close(self) -> None:
@@ -83,12 +107,17 @@ def request_stop(
     """Ask for a run to be ended; raises OSError when nobody is there to do it."""
     if "/" in run_id or run_id in ("", ".", ".."):
         raise FileNotFoundError(2, "that is no run id")
+    send_request(runs_root, run_id, json.dumps({"reason": reason, "graceSeconds": grace}).encode())
+
+
+def send_request(runs_root: str, run_id: str, content: bytes, fds: Sequence[int] = ()) -> None:
+    """Send a request, with descriptors, to the run's supervisor; raises OSError without one."""
     folder = os.path.join(runs_root, run_id)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            request = {"reason": reason, "graceSeconds": grace}
-            sender.sendto(json.dumps(request).encode(), _address(directory))
+            sender.sendmsg([content], rights, 0, _address(directory))
     finally:
         os.close(directory)
 

@@ -87,11 +87,15 @@ class Network:
 
     def begin(self) -> None:
         """Begin to look at what is open now; there is time for something else meanwhile."""
-        self._tables.begin()
+        if not _is_empty(_socket_counts()):
+            self._is_reading = True
+            self._tables.begin()
 
     def prepare(self) -> None:
         """What was open at `begin`, before the leader, belongs to others."""
-        self._foreign = {row.key for row in _rows(self._tables.wait())}
+        if self._is_reading:
+            self._is_reading = False
+            self._foreign = {row.key for row in _rows(self._tables.wait())}
         self.due = time.monotonic()
 
     def tick(self) -> None:
@@ -101,6 +105,10 @@ class Network:
             return
         if not self._is_reading:
             counts = _socket_counts()
+            if _is_empty(counts):
+                self._poll([])
+                self.due = now + self._seconds
+                return
             if self._is_unchanged(counts, now):
                 self.due = now + self._seconds
                 return
@@ -131,8 +139,11 @@ class Network:
         """Poll a last time; what is still open is only recorded as such."""
         if self.due is not None:
             self._tables.wait()
-            self._tables.begin()
-            self._poll(self._tables.wait())
+            if _is_empty(_socket_counts()):
+                self._poll([])
+            else:
+                self._tables.begin()
+                self._poll(self._tables.wait())
         self.due = None
 
     def _poll(self, tables: List[Tuple[str, bytes]]) -> None:
@@ -262,6 +273,12 @@ def _socket_counts() -> Optional[bytes]:
         # Without "mem" and "alloc", which are those of the whole machine.
         found += [b" ".join(line.split()[:7]) for line in text.splitlines() if b"TCP" in line]
     return b"\n".join(found)
+
+
+def _is_empty(counts: Optional[bytes]) -> bool:
+    """Whether the namespace has no TCP socket at all, so that its tables are not worth reading."""
+    lines = (counts or b"").splitlines()
+    return bool(lines) and all(not int(count) for line in lines for count in line.split()[2::2])
 
 
 def read_tables() -> List[Tuple[str, bytes]]:

@@ -12,7 +12,7 @@ import struct
 import threading
 import uuid
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -80,10 +80,8 @@ class ScriptedAgent:
         stdin: bytes = b"",
         timeout: float,
     ) -> AgentAnswer:
-        """Answer ``exec``, ``stop`` and ``runs``."""
+        """Answer ``stop`` and ``runs``."""
         self._reach(arguments)
-        if arguments[0] == "exec":
-            return self._exec(stdin)
         if arguments[0] == "stop":
             found = uuid.UUID(arguments[1]) in self.spools
             return AgentAnswer(0 if found else 4, b"", b"")
@@ -113,11 +111,25 @@ class ScriptedAgent:
             del self.spools[run]
         return AgentAnswer(0, json.dumps({"state": state, "spoolId": spool.spool_id}).encode(), b"")
 
-    def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed:
-        """Answer ``tail RUN --from N``."""
+    def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed | Executed:
+        """Answer ``exec --then tail`` and ``tail RUN --from N``."""
         self._reach(arguments)
+        if arguments[0] == "exec":
+            assert list(arguments) == ["exec", "--then", "tail"]
+            return Executed(self._executed)
         command, run, option, first = arguments
         assert (command, option) == ("tail", "--from")
+        return self._tailed(run, first)
+
+    def _executed(self, spec: bytes) -> Tailed:
+        answer = self._exec(spec)
+        if answer.exit_code != 0:
+            return Tailed(answer.stdout, answer.exit_code, said=answer.stderr)
+        tailed = self._tailed(json.loads(spec)["runId"], "1") if self.specs else Tailed(b"", 0)
+        tailed.precede(answer.stdout + b"\n")
+        return tailed
+
+    def _tailed(self, run: str, first: str) -> Tailed:
         spool = self.spools.get(uuid.UUID(run))
         if spool is None:
             return Tailed(b"", 4)
@@ -210,6 +222,42 @@ class ScriptedAgent:
         return 0
 
 
+class Executed:
+    """The channel of an ``exec``: what it gives out depends on the spec that it is given."""
+
+    def __init__(self, execute: Callable[[bytes], Tailed]) -> None:
+        self._execute = execute
+        self._tailed: Tailed | None = None
+
+    def write(self, data: bytes) -> None:
+        """Take the spec, and then acknowledgements."""
+        if self._tailed is None:
+            (size,) = struct.unpack("!I", data[:4])
+            assert size == len(data) - 4
+            self._tailed = self._execute(data[4:])
+        else:
+            self._tailed.write(data)
+
+    def read(self, timeout: float, *, wake: int = -1) -> bytes | None:
+        """Return the next piece; the end once there is none."""
+        assert self._tailed is not None
+        return self._tailed.read(timeout, wake=wake)
+
+    def close_input(self) -> None:
+        """Do nothing."""
+
+    def exit_code(self) -> int | None:
+        """Return what was prepared."""
+        return None if self._tailed is None else self._tailed.exit_code()
+
+    def errors(self) -> str:
+        """Return what was prepared."""
+        return "" if self._tailed is None else self._tailed.errors()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Tailed:
     """The channel: gives out what was prepared, piece by piece, and takes acknowledgements."""
 
@@ -220,7 +268,9 @@ class Tailed:
         spool: Spool | None = None,
         piece: int = 1 << 16,
         forget: object = None,
+        said: bytes = b"",
     ) -> None:
+        self._said = said
         self._left = sent
         self._code = code
         self._spool = spool
@@ -248,8 +298,12 @@ class Tailed:
         return self._code
 
     def errors(self) -> str:
-        """Say nothing."""
-        return ""
+        """Return what was prepared."""
+        return self._said.decode()
+
+    def precede(self, answer: bytes) -> None:
+        """Give this out before everything else."""
+        self._left = answer + self._left
 
     def close(self) -> None:
         """Do nothing."""

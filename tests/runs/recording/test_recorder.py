@@ -21,7 +21,7 @@ from runs.recording.control import RunControl
 from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder
 from runs.recording.thread_connections import StoppedError
-from runs.run_input import RunInput, seal_input
+from runs.start_input import StartInput, seal_input
 from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
 from tests.runs.recording.scripted_agent import ScriptedAgent, Spool, Tailed
@@ -104,13 +104,13 @@ def test_a_run_is_executed_recorded_and_acknowledged() -> None:
     assert (run.worker_id, run.lease_expires_at) == ("", None)
     assert_whole(run)
     assert agent.spools == {}
-    assert [call[0] for call in agent.calls] == ["exec", "tail"]
+    assert agent.calls == [("exec", "--then", "tail")]
 
 
 def test_the_agent_is_told_everything_about_the_run() -> None:
     command = {"executable": "sh", "args": ["-c", "cat"], "cwd": "sub"}
     run = make_executable(command=command, time_limit_ms=5000)
-    given = RunInput({"A": "b"}, "given")
+    given = StartInput({"A": "b"}, b"given")
     Run.objects.filter(pk=run.pk).update(sealed_input=seal_input(given, run_id=run.pk))
     agent = ScriptedAgent(to_execute={run.pk: whole(run)})
 
@@ -435,7 +435,9 @@ class OvertakenAgent(ScriptedAgent):
 
     def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed:
         """Answer ``tail``, and have the run claimed meanwhile."""
-        return _Overtaken(super().open_agent(run_id, arguments), self, uuid.UUID(arguments[1]))
+        opened = super().open_agent(run_id, arguments)
+        assert isinstance(opened, Tailed)
+        return _Overtaken(opened, self, uuid.UUID(arguments[1]))
 
 
 class _Overtaken(Tailed):

@@ -27,6 +27,7 @@ from workspaces.runtimes.base import (
     RenewedCredential,
 )
 from workspaces.runtimes.docker import agent_socket, volumes, wire
+from workspaces.runtimes.docker.agent_socket import KnownPlaces
 from workspaces.runtimes.docker.engine_api import (
     RUN_LABEL,
     Engine,
@@ -71,6 +72,7 @@ class DockerAdapter:
         self._timeout = engine_timeout
         self._silence = agent_silence
         self._calls_directly = agent_socket
+        self._places = KnownPlaces()
         self._registry_auth = (
             {"username": registry_username, "password": registry_password or ""}
             if registry_username
@@ -232,6 +234,8 @@ class DockerAdapter:
         )
 
     def _exec(self, run_id: UUID, arguments: Sequence[str], timeout: float) -> ExecChannel:
+        if self._calls_directly and (channel := self._places.call(run_id, arguments)):
+            return channel
         with self._connections.connect(timeout) as engine:
             container = self._container(engine, run_id)
             if container is None:
@@ -239,6 +243,7 @@ class DockerAdapter:
             if container.status == "paused":
                 # It holds everything still, and may go on: that is no end.
                 raise LaunchError("adapter-unavailable", "The workspace's container is paused.")
+            self._places.remember(run_id, container)
             return self._open(engine, container, arguments, timeout)
 
     def _open(

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 from docker.models.containers import Container
 
@@ -35,6 +36,7 @@ ANSWER_SECONDS = 5.0
 SERVING_SECONDS = 3.0
 """How long after a container's start its PID 1 may take until it serves calls."""
 SERVING_TICK_SECONDS = 0.01
+MOST_KNOWN = 4096
 
 _ENDED = re.compile(rb"exit (\d{1,3})\n")
 _PEER = struct.Struct("3i")
@@ -130,6 +132,53 @@ def _opened(pid: int) -> Iterator[int]:
         if not stat.S_ISSOCK(os.fstat(place).st_mode):
             raise ValueError("what is there is no socket")
         yield place
+
+
+class KnownPlaces:
+    """Where the first processes of containers are, so that the engine is not asked each time.
+
+    A process is known by its number and the moment of its start: another one of that number is
+    another place, and one that is gone is none.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[UUID, tuple[int, bytes]] = {}
+
+    def remember(self, run_id: UUID, container: Container) -> None:
+        """Know the container that the engine has just told of."""
+        pid = _pid_of(container)
+        started = _start_of(pid) if pid > 1 else None
+        with self._lock:
+            self._known.pop(run_id, None)
+            if started is not None:
+                self._known[run_id] = (pid, started)
+                while len(self._known) > MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
+
+    def call(self, run_id: UUID, arguments: Sequence[str]) -> SocketChannel | None:
+        """Start the agent in the run's container; None when the engine has to be asked."""
+        with self._lock:
+            known = self._known.get(run_id)
+        if known is None:
+            return None
+        pid, started = known
+        with contextlib.suppress(OSError, ValueError):
+            if _start_of(pid) == started and (channel := _call(pid, arguments)):
+                return channel
+        with self._lock:
+            self._known.pop(run_id, None)
+        return None
+
+
+def _start_of(pid: int) -> bytes | None:
+    """Return when a process started, in the kernel's ticks; None when there is none."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_bytes()
+        # The name stands in brackets, and may have brackets and blanks itself.
+        return told.rpartition(b")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
 
 
 class SocketChannel(ExecChannel):

@@ -6,6 +6,7 @@ and execute runs: ``SVC_CREDENTIALS_KEY`` would let the run worker open every co
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from collections.abc import Mapping
@@ -24,18 +25,18 @@ _KEY_ID: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RunInput:
+class StartInput:
     """Environment variables and standard input of a run; ``stdin`` None: it reads nothing."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    stdin: str | None = None
+    stdin: bytes | None = None
 
     def __bool__(self) -> bool:
         """Whether anything was given."""
         return bool(self.env) or self.stdin is not None
 
 
-def seal_input(given: RunInput, *, run_id: uuid.UUID) -> bytes | None:
+def seal_input(given: StartInput, *, run_id: uuid.UUID) -> bytes | None:
     """Return what was given, sealed for the row of this run; None when nothing was.
 
     Raises ``ServiceUnavailable`` (``record-signing-key-unset``).
@@ -49,19 +50,22 @@ def seal_input(given: RunInput, *, run_id: uuid.UUID) -> bytes | None:
             "is not stored without one.",
             code="record-signing-key-unset",
         )
-    content = json.dumps({"env": dict(given.env), "stdin": given.stdin}).encode()
+    stdin = None if given.stdin is None else base64.b64encode(given.stdin).decode()
+    content = json.dumps({"env": dict(given.env), "stdin": stdin}).encode()
     return crypto.seal(content, key=key, key_id=_KEY_ID, context=_context(run_id))
 
 
-def open_input(sealed: bytes | memoryview | None, *, run_id: uuid.UUID) -> RunInput:
+def open_input(sealed: bytes | memoryview | None, *, run_id: uuid.UUID) -> StartInput:
     """Return what was given; raises ``SealError`` unless it was sealed for this run and key."""
     if sealed is None:
-        return RunInput()
+        return StartInput()
     key = _key()
     if key is None:
         raise SealError("No signing key of records is set.")
     content = crypto.unseal(bytes(sealed), keys={_KEY_ID: key}, context=_context(run_id))
-    return RunInput(**json.loads(content))
+    members = json.loads(content)
+    stdin = members["stdin"]
+    return StartInput(members["env"], None if stdin is None else base64.b64decode(stdin))
 
 
 def _key() -> bytes | None:

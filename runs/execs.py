@@ -1,0 +1,144 @@
+"""Execs: a command that somebody waits for, or not. Each one is a one-shot run.
+
+The workers are told of it with the commit that makes it, and by a message of the queue soon after:
+who waits for a command does not wait for the broker.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from controlplane.errors import ServiceUnavailable
+from controlplane.http.idempotency import key_reused
+from controlplane.work.notifications import announce
+from runs.agent.record.frames import Stream
+from runs.exec_serializers import OUTPUT_BYTES
+from runs.models import Run, RunRequest
+from runs.record.reading.output import Output, beginnings
+from runs.run_messages import QUEUED, announce_run
+from runs.services import NewRun, store_run
+from runs.waiting import Ending
+
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StartedExec:
+    """The run of an exec, perhaps of an earlier request with the same key."""
+
+    run: Run
+    replayed: bool
+    ending: Ending
+
+
+def start_exec(new_run: NewRun, *, key: str | None, request_hash: str) -> StartedExec:
+    """Store the run of an exec, and have it executed.
+
+    Raises ``OwnerLimitReached`` and ``Conflict`` (``idempotency-key-reused``). A crash leaves a
+    queued run, which any run worker's sweeper finds.
+    """
+    owner = new_run.owner_user_id
+    if key is not None and (earlier := _earlier(owner, key, request_hash)) is not None:
+        return earlier
+    try:
+        with ExitStack() as on_failure:
+            with transaction.atomic():
+                run = store_run(new_run)
+                # From before anybody can execute it.
+                ending = Ending(run)
+                on_failure.callback(ending.close)
+                if key is not None:
+                    RunRequest.objects.create(
+                        owner_user_id=owner, key=key, request_hash=request_hash, run=run
+                    )
+                announce(QUEUED, str(run.pk))
+            on_failure.pop_all()
+    except IntegrityError:
+        # Another request with this key was quicker by a moment.
+        earlier = _earlier(owner, key or "", request_hash)
+        if earlier is None:
+            raise
+        return earlier
+    announce_run(run.pk)
+    return StartedExec(run, replayed=False, ending=ending)
+
+
+def _earlier(owner_user_id: str, key: str, request_hash: str) -> StartedExec | None:
+    rows = RunRequest.objects.select_related("run")
+    earlier = rows.filter(owner_user_id=owner_user_id, key=key).first()
+    if earlier is None:
+        return None
+    if earlier.request_hash != request_hash:
+        raise key_reused()
+    ending = Ending(earlier.run)
+    earlier.run.refresh_from_db()
+    return StartedExec(earlier.run, replayed=True, ending=ending)
+
+
+# ---------------------------------------------------------------- waiting
+
+_places = threading.BoundedSemaphore(settings.SVC_API_EXECS)
+
+
+@contextmanager
+def place_to_wait() -> Iterator[None]:
+    """Take one of the places of this process in which an exec may be waited for.
+
+    Raises ``ServiceUnavailable`` (``too-many-execs``) when all are taken.
+    """
+    places = _places
+    if not places.acquire(blocking=False):
+        raise too_many_execs()
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def too_many_execs() -> ServiceUnavailable:
+    """Return the error for an exec that nobody can wait for now."""
+    error = ServiceUnavailable(
+        "Too many execs are waited for; nothing was started. Try again, or use background.",
+        code="too-many-execs",
+    )
+    error.wait = RETRY_SECONDS  # becomes the header Retry-After
+    return error
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def answer_of(run: Run) -> dict[str, Any]:
+    """Return the members of the answer about a run that has ended."""
+    found = beginnings(run.number, limit=OUTPUT_BYTES)
+    stdout, stderr = found[Stream.STDOUT], found[Stream.STDERR]
+    return {
+        "run_id": run.pk,
+        "workspace_id": run.workspace_id,
+        "status": run.status,
+        "exit_code": run.exit_code,
+        "exit_signal": run.exit_signal or None,
+        "error_code": run.error_code or None,
+        "error_message": run.error_message or None,
+        **_members("stdout", stdout),
+        **_members("stderr", stderr),
+        "truncated": not (stdout.whole and stderr.whole),
+    }
+
+
+def _members(name: str, output: Output) -> dict[str, str]:
+    try:
+        return {name: output.content.decode()}
+    except UnicodeDecodeError:
+        return {
+            name: output.content.decode(errors="replace"),
+            f"{name}_base64": base64.b64encode(output.content).decode(),
+        }

@@ -1,0 +1,133 @@
+"""How long an exec takes, from its request to its answer, beside ``docker exec`` and by its parts.
+
+Real API, run worker, queue and engine. Runnable alone: ``python -m tests.bench.exec``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
+from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+django.setup()
+
+from django.conf import settings  # noqa: E402 - settings first
+
+from builds.images.command_lines import find_docker  # noqa: E402
+from controlplane.work import amqp  # noqa: E402
+from runs.models import Run  # noqa: E402
+from runs.run_messages import RUN_REQUESTED  # noqa: E402
+from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
+from tests.bench.served import SHELL, Api, served  # noqa: E402
+from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
+from tests.stack.worker_process import eventually  # noqa: E402
+from workspaces.models import RuntimeInstance  # noqa: E402
+
+EXECS = 60
+P50_SECONDS = 0.015
+P99_SECONDS = 0.050
+
+
+@contextmanager
+def place() -> Iterator[tuple[Api, dict[str, Any]]]:
+    """A ready workspace of the default database, and a run worker."""
+    settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
+    with served() as api:
+        worker = RunWorkerProcess(
+            log_folder() / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
+        )
+        try:
+            eventually(lambda: "consuming" in worker.told, what="the run worker")
+            started = api.start(SHELL)
+            api.settled(started, "ready")
+            yield api, started
+        finally:
+            worker.stop()
+            amqp.purge_and_delete(settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5)
+
+
+def of_true(api: Api, started: dict[str, Any], number: int = EXECS) -> list[float]:
+    """Return the seconds of so many execs of ``true``, one after the other, over one connection."""
+    took = []
+    path = f"/v1/workspaces/{started['workspaceId']}/exec"
+    for count in range(number + 5):
+        began = time.perf_counter()
+        answer = api.ask("POST", path, {"command": ["true"]})
+        if answer.get("exitCode") != 0:
+            raise RuntimeError(f"true did not end well: {answer}")
+        if count >= 5:  # the first ones open connections
+            took.append(time.perf_counter() - began)
+    return took
+
+
+def by_hand(started: dict[str, Any], number: int = 30) -> list[float]:
+    """Return the seconds of so many times ``docker exec`` of ``true``."""
+    command, _ = find_docker(settings.DOCKER_CLI, os.environ)
+    container = RuntimeInstance.objects.get(attempt_id=started["attemptId"]).resource_id
+    arguments = [command.program, "exec", "--user", "workspace", container, "true"]
+    took = []
+    for _ in range(number):
+        began = time.perf_counter()
+        subprocess.run(
+            arguments, check=True, env={**os.environ, "DOCKER_HOST": settings.DOCKER_HOST}
+        )
+        took.append(time.perf_counter() - began)
+    return took
+
+
+def stages() -> str:
+    """Return where the time of the last runs went, by what their rows say."""
+    runs = Run.objects.filter(mode="one-shot", finished_at__isnull=False).order_by("-pk")[:100]
+    claimed = [(run.started_at - run.queued_at).total_seconds() for run in runs if run.started_at]
+    ended = [
+        (run.finished_at - run.started_at).total_seconds()
+        for run in runs
+        if run.started_at and run.finished_at
+    ]
+    return (
+        f"queued to claimed {milliseconds(median(claimed))}, to ended {milliseconds(median(ended))}"
+    )
+
+
+def figures(api: Api, started: dict[str, Any]) -> list[Figure]:
+    """Measure execs in a workspace that is ready."""
+    took, floor = of_true(api, started), by_hand(started)
+    p50, p99 = median(took), quantiles(took, n=100)[-1]
+    sys.stderr.write(f"{stages()}\n")
+    return [
+        Figure(
+            f"exec of true, request to answer, p50 of {EXECS}",
+            milliseconds(p50),
+            f"{milliseconds(median(floor))} (docker exec)",
+            p50 / median(floor),
+            "<= 15 ms",
+            p50 <= P50_SECONDS,
+        ),
+        Figure(
+            f"exec of true, request to answer, p99 of {EXECS}",
+            milliseconds(p99),
+            "",
+            None,
+            "<= 50 ms",
+            p99 <= P99_SECONDS,
+        ),
+    ]
+
+
+def measure() -> list[Figure]:
+    """Return the figures of execs, measured in the default database."""
+    with place() as (api, started):
+        return figures(api, started)
+
+
+if __name__ == "__main__":
+    sys.exit(report({"execs": measure}))
