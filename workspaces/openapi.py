@@ -112,6 +112,20 @@ lists leave the workspace out unless asked with `status=deleted`. Until then, `r
 | 404 | `workspace-not-found` | the owner has no such workspace |
 """
 
+TTL_DESCRIPTION = """\
+Sets when a workspace that is live is stopped: earlier or later than it would have been, counted
+from now. It also counts after each later start. `expiresAt` says when; the history has an event
+`workspace.ttl-changed`.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 409 | `workspace-ended` | nothing of it is left to stop; start it first |
+| 409 | `workspace-stopping` | it is being stopped |
+| 409 | `workspace-deleting` | it is being deleted |
+| 409 | `workspace-deleted` | it was deleted |
+"""
+
 SSH_TARGET_DESCRIPTION = """\
 For the SSH gateway alone. The token is looked at first.
 

@@ -166,6 +166,17 @@ class RenameSerializer(OwnedInputSerializer):
     name = NameField()
 
 
+class TimeToLiveSerializer(OwnedInputSerializer):
+    """When a workspace that is live is stopped by itself."""
+
+    ttl_seconds = serializers.IntegerField(
+        min_value=MIN_TTL_SECONDS,
+        max_value=MAX_TTL_SECONDS,
+        help_text="How long from now, and after each later start, the workspace is stopped, "
+        "whatever it does.",
+    )
+
+
 class RenamedSerializer(OutputSerializer):
     """The workspace's new name."""
 

@@ -10,7 +10,12 @@ urlpatterns = [
     path("v1/packages/resolve", PackageViewSet.as_view({"get": "resolve"})),
     path("v1/workspaces", WorkspaceViewSet.as_view({"get": "list", "post": "create"})),
     path(f"{workspace}/name", WorkspaceViewSet.as_view({"patch": "rename"})),
-    path(workspace, WorkspaceViewSet.as_view({"get": "retrieve", "delete": "destroy"})),
+    path(
+        workspace,
+        WorkspaceViewSet.as_view(
+            {"get": "retrieve", "patch": "partial_update", "delete": "destroy"}
+        ),
+    ),
     path(f"{workspace}/stop", WorkspaceViewSet.as_view({"post": "stop"})),
     path(f"{workspace}/start", WorkspaceViewSet.as_view({"post": "start"})),
     path(f"{workspace}/attempts", WorkspaceViewSet.as_view({"get": "list_attempts"})),

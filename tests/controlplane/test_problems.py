@@ -72,7 +72,7 @@ def test_a_malformed_id_in_a_path_is_a_404(api: Api, name: str, rest: str) -> No
         ("DELETE", "/v1/workspaces", "GET, POST, HEAD, OPTIONS"),
         ("PUT", "/v1/sandboxes", "POST, OPTIONS"),
         ("GET", "/v1/sandboxes", "POST, OPTIONS"),
-        ("POST", f"/v1/workspaces/{MISSING}", "GET, DELETE, HEAD, OPTIONS"),
+        ("POST", f"/v1/workspaces/{MISSING}", "GET, PATCH, DELETE, HEAD, OPTIONS"),
         ("GET", f"/v1/workspaces/{MISSING}/name", "PATCH, OPTIONS"),
         ("POST", "/healthz", "GET, HEAD, OPTIONS"),
         ("POST", "/openapi.json", "GET, HEAD, OPTIONS"),

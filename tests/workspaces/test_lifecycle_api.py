@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -423,3 +424,81 @@ def test_a_start_begins_the_time_to_live_again(api: Api) -> None:
     Workspace.objects.filter(pk=attempt.workspace_id).update(ttl_seconds=600, expires_at=None)
     start(api, attempt.workspace_id)
     assert Workspace.objects.get(pk=attempt.workspace_id).expires_at is not None
+
+
+# ---------------------------------------------------------------- a time to live that changes
+
+
+def patch_ttl(api: Api, workspace_id: uuid.UUID, seconds: Any, *, expect: int = 200) -> Answer:
+    body = {"ownerUserId": OWNER, "ttlSeconds": seconds}
+    return api.patch(f"/v1/workspaces/{workspace_id}", body, expect=expect)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 3600), (60, 3600), (36000, 60)])
+def test_a_new_time_to_live_counts_from_now_and_after_later_starts(
+    api: Api, before: int | None, after: int
+) -> None:
+    workspace_id = ready_attempt().workspace_id
+    left = None if before is None else Now() + timedelta(seconds=before)
+    Workspace.objects.filter(pk=workspace_id).update(ttl_seconds=before, expires_at=left)
+    answer = patch_ttl(api, workspace_id, after)
+    workspace = Workspace.objects.get(pk=workspace_id)
+    assert workspace.ttl_seconds == after
+    assert workspace.expires_at is not None
+    seconds = (workspace.expires_at - workspace.updated_at).total_seconds()
+    assert seconds == pytest.approx(after, abs=0.01)
+    assert answer.body["expiresAt"] == api.get(f"/v1/workspaces/{workspace_id}").body["expiresAt"]
+    event = WorkspaceEvent.objects.get(workspace_id=workspace_id, type="workspace.ttl-changed")
+    assert event.data == {"ttlSeconds": after, "before": before}
+
+
+def test_a_workspace_whose_time_was_over_lives_on_if_it_gets_more_before_it_is_stopped(
+    api: Api,
+) -> None:
+    workspace_id = ready_attempt().workspace_id
+    Workspace.objects.filter(pk=workspace_id).update(ttl_seconds=10, expires_at=Now())
+    patch_ttl(api, workspace_id, 600)
+    assert expire_workspaces() == 0
+    assert not Transition.objects.exists()
+
+
+def test_what_is_still_being_built_can_get_another_time_to_live(api: Api) -> None:
+    workspace_id = make_job().attempt.workspace_id
+    assert patch_ttl(api, workspace_id, 600).body["expiresAt"]
+
+
+def test_what_has_no_life_left_gets_no_other_time_to_live(api: Api) -> None:
+    ended, deleted = stopped_attempt().workspace_id, deleted_workspace()
+    stopping, deleting = ready_attempt().workspace_id, ready_attempt().workspace_id
+    stop(api, stopping)
+    delete(api, deleting)
+    codes = {
+        stopping: "workspace-stopping",
+        deleting: "workspace-deleting",
+        ended: "workspace-ended",
+        deleted: "workspace-deleted",
+    }
+    for workspace_id, code in codes.items():
+        before = Workspace.objects.values("ttl_seconds", "expires_at").get(pk=workspace_id)
+        assert patch_ttl(api, workspace_id, 600, expect=409).body["code"] == code
+        after = Workspace.objects.values("ttl_seconds", "expires_at").get(pk=workspace_id)
+        assert after == before
+    assert not WorkspaceEvent.objects.filter(type="workspace.ttl-changed").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [(9, "min-value"), (CENTURY, "max-value"), ("soon", "invalid")]
+)
+def test_another_time_to_live_is_bounded_like_the_first(api: Api, given: Any, code: str) -> None:
+    workspace_id = ready_attempt().workspace_id
+    assert patch_ttl(api, workspace_id, given, expect=400).codes == {"/ttlSeconds": code}
+    assert patch_ttl(api, workspace_id, None, expect=400).codes == {"/ttlSeconds": "required"}
+
+
+def test_nobody_changes_the_time_to_live_of_a_foreign_workspace(api: Api) -> None:
+    workspace_id = ready_attempt().workspace_id
+    for known in (workspace_id, uuid.uuid4()):
+        body = {"ownerUserId": "usr_other", "ttlSeconds": 600}
+        answer = api.patch(f"/v1/workspaces/{known}", body, expect=404)
+        assert answer.body["code"] == "workspace-not-found"
+    assert Workspace.objects.get(pk=workspace_id).expires_at is None

@@ -353,6 +353,7 @@ class WorkspaceEvent(models.Model):
         WORKSPACE_STOPPED = "workspace.stopped"
         DELETE_REQUESTED = "workspace.delete-requested"
         WORKSPACE_DELETED = "workspace.deleted"
+        TTL_CHANGED = "workspace.ttl-changed"
         ATTEMPT_QUEUED = "attempt.queued"
         ATTEMPT_RUNNING = "attempt.running"
         ATTEMPT_SUCCEEDED = "attempt.succeeded"

@@ -28,6 +28,7 @@ from controlplane.http.requests import Reading, read
 from controlplane.http.serializers import page_of
 from workspaces.lifecycle.reasons import require_ready
 from workspaces.lifecycle.start import start_sandbox
+from workspaces.lifecycle.time_to_live import change_time_to_live
 from workspaces.lifecycle.transitions import (
     NewStart,
     TransitionRequest,
@@ -42,6 +43,7 @@ from workspaces.openapi import (
     RESTART_DESCRIPTION,
     SSH_TARGET_DESCRIPTION,
     STOP_DESCRIPTION,
+    TTL_DESCRIPTION,
 )
 from workspaces.presentation import (
     present_attempts,
@@ -67,6 +69,7 @@ from workspaces.serializers import (
     StartedSandboxSerializer,
     StartSerializer,
     StopSerializer,
+    TimeToLiveSerializer,
     WorkspaceRequestSerializer,
     WorkspaceSerializer,
     WorkspaceSummarySerializer,
@@ -135,6 +138,25 @@ class WorkspaceViewSet(ViewSet):
             workspace_id, owner_user_id=read(request, by_id=True).owner
         )
         return Response(WorkspaceSerializer(present_workspace(workspace)).data)
+
+    @extend_schema(
+        operation_id="workspaces.update",
+        tags=["Workspaces"],
+        summary="Change when a workspace is stopped by itself",
+        description=TTL_DESCRIPTION,
+        parameters=[OWNER_QUERY],
+        request=TimeToLiveSerializer,
+        responses=WorkspaceSummarySerializer,
+    )
+    def partial_update(self, request: Request, workspace_id: uuid.UUID) -> Response:
+        """Set how long from now a workspace is stopped."""
+        given = read(request, body=TimeToLiveSerializer, by_id=True)
+        change_time_to_live(
+            workspace_id, owner_user_id=given.owner, ttl_seconds=given.body["ttl_seconds"]
+        )
+        workspace = get_workspace_with_latest(workspace_id, owner_user_id=given.owner)
+        (members,) = present_workspaces([workspace])
+        return Response(WorkspaceSummarySerializer(members).data)
 
     @extend_schema(
         operation_id="workspaces.delete",
