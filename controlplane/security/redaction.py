@@ -1,173 +1,71 @@
 """Takes secrets out of captured text, and makes captured bytes safe to store and show.
 
-Two kinds of secret are found: values that are known (also inside base64, percent-encoding and JSON)
-and tokens whose shape gives them away. :func:`redact` works on a whole text, :class:`Redactor` on a
-stream whose chunks may cut a secret anywhere, :func:`bounded_tail` turns the end of arbitrary bytes
-into text for an error message.
+What is a secret is decided in one place, the agent's masking: values that are known, in all their
+spellings, and tokens whose shape gives them away. A record keeps its offsets, so the agent writes a
+``*`` for each byte; a message is for people, so here each secret becomes one mark. Two things are
+stricter than in a record, because nobody needs what is lost: values of four and five bytes are
+taken out too, and so is everything between the first and the last line of a private key, since
+builders write a prefix of their own before each line.
+
+:func:`redact` works on a whole text, :class:`Redactor` on a stream whose chunks may cut a secret
+anywhere, :func:`bounded_tail` turns the end of arbitrary bytes into text for an error message.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TypeVar
-from urllib.parse import quote, quote_plus
+
+from runs.agent.masking.masker import Masker, Spans
 
 MARK = b"[redacted]"
 
-_LEFT_IN_URLS = ("", "/", "!'()*", ";,/?:@&=+$#!'()*")
-"""RFC 3986; Python's ``quote``; ``encodeURIComponent``; ``encodeURI``."""
-_ESCAPE = re.compile("%[0-9A-F]{2}")
-
 _SHORTEST_SECRET = 4
 """Shorter values are part of ordinary words; taking them out would only tell what they are."""
-_LONGEST_HELD = 8 * 1024
-"""A stream holds back about this much at most; a longer token is not recognised as one."""
-
-# An alternative replaces its whole match, except for the part in a group named "keep".
-_SHAPES = rb"""
-    (?<![A-Za-z0-9_]) (?: gh[pousr]_[A-Za-z0-9]{20,255} | github_pat_[A-Za-z0-9_]{20,255} )
-  | (?<![A-Za-z0-9_-]) gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|soat)-[A-Za-z0-9_.-]{16,300}
-  | (?<![A-Za-z0-9_-]) sk-[A-Za-z0-9_-]{16,512}
-  | (?<![A-Za-z0-9]) (?: AKIA | ASIA ) [A-Z0-9]{16} (?![A-Za-z0-9])
-  | (?<![A-Za-z0-9_-]) xox[a-z]-[A-Za-z0-9-]{10,255}
-  | (?<![A-Za-z0-9_-]) npm_[A-Za-z0-9]{36} (?![A-Za-z0-9])
-  | (?<![A-Za-z0-9_-]) AIza[A-Za-z0-9_-]{35} (?![A-Za-z0-9_-])
-  | (?<![A-Za-z0-9_-]) eyJ[A-Za-z0-9_-]{6,4096} \. eyJ[A-Za-z0-9_-]{4,4096} \. [A-Za-z0-9_-]{0,2048}
-  | (?P<keep> \b (?i:authorization) \\?["']? [ \t]* [:=] [ \t]* \\?["']?
-        (?: (?i:basic|bearer|token|digest|negotiate) [ \t]+ )? ) [^\s"',;\\]{1,4096}
-  | (?<=://) [^\s/?\#@"'<>]{1,2048} (?=@)
-  | -----BEGIN[ ][A-Z ]{0,20}PRIVATE[ ]KEY----- (?: [^-] | -(?!----) ){0,8192}
-    -----END[ ][A-Z ]{0,20}PRIVATE[ ]KEY-----
-"""
-_HINTS = (
-    *(b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_", b"gl", b"sk-", b"AKIA", b"ASIA"),
-    *(b"xox", b"npm_", b"AIza", b"eyJ", b"uthorization", b"UTHORIZATION", b"://", b"PRIVATE KEY"),
-)
-"""A text without any of these holds no token; finding that out is far quicker than the pattern."""
-
-_TOKEN_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~+/=:%-"
-# Headers and keys whose end has not arrived; each is looked for only after its last beginning.
-_BEGINS_NOTHING = re.compile(rb"[0-9.+%~=/]*")
-_OPEN_HEADER = re.compile(
-    rb"""authorization \\?["']? [ \t]*
-        (?: [:=] [ \t]* \\?["']? (?: [a-z]+ [ \t]+ )? [^\s"',;]* )? \Z""",
-    re.VERBOSE | re.IGNORECASE,
-)
-_OPEN_USERINFO = re.compile(rb"""://[^\s/?\#@"'<>]*\Z""")
-_OPEN_KEY = re.compile(rb"-----BEGIN (?!.*-----END [A-Z ]{0,20}PRIVATE KEY-----)", re.DOTALL)
+_SHORTEST_LINE = 8
+_LONGEST_HEADING = 64
+_KEY_BEGINS = re.compile(rb"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----")
+_KEY_BODY = re.compile(rb"(?:[^-]|-(?!----)){0,8192}")
+_KEY_ENDS = re.compile(rb"-----END [A-Z ]{0,20}PRIVATE KEY-----")
+_KEY_MAY_END = re.compile(rb"-{0,5}|-----E|-----EN|-----END(?: [A-Z ]{0,31}-{0,4})?")
 
 Text = TypeVar("Text", bytes, str)
 
 
-def _base64_forms(value: bytes) -> Iterator[bytes]:
-    """Yield what ``value`` looks like inside longer base64, at each of the three alignments."""
-    for before in range(3):
-        encoded = base64.b64encode(b"\0" * before + value)
-        # The first characters mix with what stands before, the last ones with what follows.
-        first = (0, 2, 3)[before]
-        last = len(encoded) - (0, 3, 2)[(before + len(value)) % 3]
-        core = encoded[first:last]
-        if len(core) >= 2 * _SHORTEST_SECRET:
-            yield core
-            yield core.translate(bytes.maketrans(b"+/", b"-_"))
+class _PrivateKeys:
+    """Finds private keys in a stream, from their first line to their last.
 
+    A key whose last line does not follow within 8 KiB is left to its shape.
+    """
 
-def _wrapped_forms(value: bytes) -> Iterator[bytes]:
-    """Yield the lines in which programs print the base64 of a longer ``value``."""
-    encoded = base64.b64encode(value)
-    for width in (64, 76):
-        for start in range(0, len(encoded) if len(encoded) > width else 0, width):
-            line = encoded[start : start + width]
-            # The last characters mix with what follows, such as the end of a line.
-            line = line if start + width < len(encoded) else line[:-4]
-            if len(line) >= 2 * _SHORTEST_SECRET:
-                yield line
+    def __init__(self) -> None:
+        self._kept = b""
+        self._base = 0
 
-
-def _percent_forms(value: bytes) -> Iterator[bytes]:
-    """Yield what ``value`` looks like in URLs: programs differ in what they leave as it is."""
-    for kept in _LEFT_IN_URLS:
-        for escaped in (quote(value, safe=kept), quote_plus(value, safe=kept)):
-            yield escaped.encode()
-            yield _ESCAPE.sub(lambda match: match[0].lower(), escaped).encode()
-
-
-def _forms(secret: str) -> Iterator[bytes]:
-    """Yield every spelling of a secret that is looked for."""
-    secret = secret.strip()
-    values = {secret, *(line.strip() for line in secret.splitlines() if len(line.strip()) >= 16)}
-    for text in values:
-        raw = text.encode("utf-8", "surrogatepass")
-        if len(raw) < _SHORTEST_SECRET:
-            continue
-        yield raw
-        yield from _percent_forms(raw)
-        for ascii_only in (True, False):
-            escaped = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
-            yield escaped.encode("utf-8", "surrogatepass")
-            yield escaped.replace("/", "\\/").encode("utf-8", "surrogatepass")
-        yield from _base64_forms(raw)
-        yield from _wrapped_forms(raw)
-
-
-class _Finder:
-    """Finds known values and token shapes in bytes."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self.known = sorted({form for secret in secrets for form in _forms(secret)}, key=len)[::-1]
-        known = b"|".join(re.escape(form) for form in self.known)
-        # The pattern is verbose, and re.escape escapes white space, so a value keeps its own.
-        self._pattern = re.compile((known + b"|" if known else b"") + _SHAPES, re.VERBOSE)
-
-    def replace(self, data: bytes) -> bytes:
-        """Return ``data`` with a mark in the place of each secret."""
-        if not self._may_match(data):
-            return data
-        return self._pattern.sub(lambda match: (match["keep"] or b"") + MARK, data)
-
-    def _may_match(self, data: bytes) -> bool:
-        return any(hint in data for hint in _HINTS) or any(form in data for form in self.known)
-
-    def decided(self, data: bytes) -> int:
-        """Return how many first bytes of ``data`` no later byte can make part of a secret."""
-        word = len(data.rstrip(_TOKEN_BYTES))
-        # Dots and numbers alone begin no token: a progress bar is shown as it grows.
-        cut = len(data) if _BEGINS_NOTHING.fullmatch(data, word) else word
-        lowered = data[-_LONGEST_HELD:].lower()
-        offset = len(data) - len(lowered)
-        for begin, still_open in (
-            (lowered.rfind(b"authorization"), _OPEN_HEADER),
-            (lowered.rfind(b"://"), _OPEN_USERINFO),
-            (lowered.rfind(b"-----begin "), _OPEN_KEY),
-        ):
-            if begin >= 0 and still_open.match(data, offset + begin):
-                cut = min(cut, offset + begin)
-        cut = max(cut, offset)
-        for form in self.known:
-            first = data.find(form[:1], max(0, len(data) - len(form) + 1))
-            while 0 <= first < cut:
-                if form.startswith(data[first:]):
-                    cut = first
-                    break
-                first = data.find(form[:1], first + 1)
-        if self._may_match(data):
-            for match in self._pattern.finditer(data):
-                if match.start() < cut < match.end():
-                    cut = match.start()
-        return cut
-
-
-def redact(data: Text, secrets: Iterable[str] = ()) -> Text:
-    """Return ``data`` with every known secret and every token of a known shape replaced."""
-    finder = _Finder(secrets)
-    if isinstance(data, str):
-        return finder.replace(data.encode("utf-8", "surrogatepass")).decode(
-            "utf-8", "surrogatepass"
-        )
-    return finder.replace(data)
+    def feed(self, data: bytes, *, final: bool = False) -> tuple[Spans, int]:
+        """Return the keys that are complete now, and the offset up to which that is certain."""
+        kept = self._kept + data
+        spans: Spans = []
+        at = decided = 0
+        while begun := _KEY_BEGINS.search(kept, at):
+            body = _KEY_BODY.match(kept, begun.end())
+            end = body.end() if body else begun.end()
+            if ended := _KEY_ENDS.match(kept, end):
+                at = ended.end()
+                spans.append((self._base + begun.start(), self._base + at))
+            elif not final and _KEY_MAY_END.fullmatch(kept, end):
+                at = decided = begun.start()
+                break
+            else:
+                at = begun.end()
+        else:
+            at = max(at, len(kept) - _LONGEST_HEADING)
+            decided = len(kept)
+        decided += self._base
+        self._kept = kept[at:]
+        self._base += at
+        return spans, decided
 
 
 class Redactor:
@@ -177,20 +75,60 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._finder = _Finder(secrets)
-        self._held = b""
+        values = [secret.encode("utf-8", "surrogatepass") for secret in secrets]
+        masker = Masker(values, shortest=_SHORTEST_SECRET, shortest_line=_SHORTEST_LINE)
+        self._stream = masker.stream()
+        self._keys = _PrivateKeys()
+        # What waits, masked, from the offset `_base` of the stream on.
+        self._waiting = b""
+        self._base = 0
+        self._secret: Spans = []
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what can be shown now that ``chunk`` is known."""
-        data = self._held + chunk
-        cut = self._finder.decided(data)
-        self._held = data[cut:]
-        return self._finder.replace(data[:cut])
+        return self._shown(self._stream.feed(chunk), self._keys.feed(chunk))
 
     def flush(self) -> bytes:
         """Return the rest; the stream is over."""
-        rest, self._held = self._held, b""
-        return self._finder.replace(rest)
+        return self._shown(self._stream.flush(), self._keys.feed(b"", final=True))
+
+    def _shown(self, given: tuple[bytes, Spans], keys: tuple[Spans, int]) -> bytes:
+        base = self._base
+        self._waiting += given[0]
+        until = min(base + len(self._waiting), keys[1])
+        shown, at = b"", base
+        spans = _joined(self._secret + given[1] + keys[0])
+        for start, end in spans:
+            if start >= until:
+                break
+            if start >= base:  # otherwise it has its mark
+                shown += self._waiting[at - base : start - base] + MARK
+            at = max(at, min(end, until))
+        shown += self._waiting[at - base : until - base]
+        self._secret = [span for span in spans if span[1] >= until]
+        self._waiting = self._waiting[until - base :]
+        self._base = until
+        return shown
+
+
+def _joined(spans: Spans) -> Spans:
+    """Return the spans in their order; those that touch or overlap become one."""
+    joined: Spans = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def redact(data: Text, secrets: Iterable[str] = ()) -> Text:
+    """Return ``data`` with every known secret and every token of a known shape replaced."""
+    redactor = Redactor(secrets)
+    if isinstance(data, str):
+        whole = data.encode("utf-8", "surrogatepass")
+        return (redactor.feed(whole) + redactor.flush()).decode("utf-8", "surrogatepass")
+    return redactor.feed(data) + redactor.flush()
 
 
 _ANSI = re.compile(

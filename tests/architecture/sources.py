@@ -27,12 +27,15 @@ class Source:
 
 
 def floors() -> dict[str, int]:
-    """Return how high each app stands, as import-linter holds it; siblings stand equally high."""
+    """Return how high each app stands, as import-linter holds it; siblings stand equally high.
+
+    Of an app that stands on two floors the upper one counts; the agent holds no queries.
+    """
     layers: list[str] = CONTRACTS["contracts"][0]["layers"]
     return {
-        app.strip(): height
+        part.strip().partition(".")[0]: height
         for height, layer in enumerate(reversed(layers))
-        for app in layer.replace("|", ":").split(":")
+        for part in layer.replace("|", ":").split(":")
     }
 
 

@@ -96,6 +96,49 @@ def test_every_line_of_a_private_key_is_taken_out_even_between_other_text() -> N
     assert body not in redact(prefixed, [key])
 
 
+@pytest.mark.parametrize("shown", [SECRET.encode().hex(), SECRET.encode().hex().upper()])
+def test_a_known_secret_is_taken_out_in_hex(shown: str) -> None:
+    assert redact(f"before {shown} after", [SECRET]) == "before [redacted] after"
+
+
+def test_values_of_four_bytes_are_taken_out_and_shorter_ones_stay() -> None:
+    assert redact("pin 4711, row 471", ["4711", "471"]) == "pin [redacted], row 471"
+
+
+def test_secrets_that_touch_have_one_mark() -> None:
+    assert redact(f"{SECRET}{SECRET}", [SECRET]) == "[redacted]"
+
+
+@given(st.lists(st.integers(0, 700), max_size=20))
+def test_a_key_that_a_builder_writes_with_prefixes_is_taken_out_however_it_is_cut(
+    cuts: list[int],
+) -> None:
+    body = [f"#7 0.1 {number:03}MIIEpAIBAAKCAQEA" for number in range(20)]
+    first, last = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
+    data = "\n".join(["before", f"#7 0.1 {first}", *body, f"#7 0.1 {last}", "after\n"]).encode()
+    borders = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    redactor = Redactor()
+    pieces = [redactor.feed(data[a:b]) for a, b in pairwise(borders)]
+    shown = b"".join(pieces) + redactor.flush()
+    assert shown == b"before\n#7 0.1 [redacted]\nafter\n"
+
+
+def test_a_key_whose_end_never_comes_is_held_back_only_so_far() -> None:
+    redactor = Redactor()
+    shown = redactor.feed(b"-----BEGIN PRIVATE KEY-----\n")
+    shown += b"".join(redactor.feed(b"a: line of text\n") for _ in range(1000))
+    assert len(shown) > 16_000 - 10_000
+    whole = shown + redactor.flush()
+    assert whole.startswith(b"[redacted]")
+    assert b"PRIVATE KEY" not in whole
+    assert whole.endswith(b"a: line of text\n" * 900)
+
+
+@given(st.binary(max_size=400).map(lambda data: data.translate(None, b":-")))
+def test_what_holds_no_secret_comes_through_as_it_is(data: bytes) -> None:
+    assert redact(data, [SECRET]) == data
+
+
 @pytest.mark.parametrize(
     "harmless",
     [

@@ -9,7 +9,7 @@ from typing import Iterator, List, Match, Sequence, Set, Tuple
 
 SHORTEST_VALUE = 6
 """Shorter values are part of ordinary words; masking them would only tell what they are."""
-_SHORTEST_LINE = 16
+SHORTEST_LINE = 16
 _LINE_WIDTHS = (76, 64)
 _SHORTEST_BASE64 = 8
 _HEAD_BYTES = 64
@@ -28,11 +28,19 @@ class Verbatim(bytes):
 
 
 class KnownValues:
-    """Finds values and their other spellings in bytes."""
+    """Finds values and their other spellings in bytes.
 
-    def __init__(self, secrets: Sequence[bytes]) -> None:
-        values = {value for secret in secrets for value in _values(secret)}
-        forms = {form for value in values for form in _forms(value)}
+    Values shorter than `shortest` are not looked for, nor lines of base64 below `shortest_line`.
+    """
+
+    def __init__(
+        self,
+        secrets: Sequence[bytes],
+        shortest: int = SHORTEST_VALUE,
+        shortest_line: int = SHORTEST_LINE,
+    ) -> None:
+        values = {value for secret in secrets for value in _values(secret, shortest)}
+        forms = {form for value in values for form in _forms(value, shortest_line)}
         forms |= {bytes(secret) for secret in secrets if isinstance(secret, Verbatim)}
         self.forms = sorted(forms, key=len)
         self._word_bytes, self._stride = _sampling(self.forms)
@@ -113,19 +121,19 @@ def _head_ends(form: bytes) -> range:
     return range(1, min(len(form), _HEAD_BYTES + 1))
 
 
-def _values(secret: bytes) -> Iterator[bytes]:
+def _values(secret: bytes, shortest: int) -> Iterator[bytes]:
     """The secret, and each long line of it: a terminal ends lines in its own way."""
     if isinstance(secret, Verbatim):
         return
     whole = secret.strip()
-    if len(whole) >= SHORTEST_VALUE:
+    if len(whole) >= shortest:
         yield whole
     for line in whole.splitlines():
-        if len(line.strip()) >= _SHORTEST_LINE:
+        if len(line.strip()) >= SHORTEST_LINE:
             yield line.strip()
 
 
-def _forms(value: bytes) -> Iterator[bytes]:
+def _forms(value: bytes, shortest_line: int) -> Iterator[bytes]:
     """How the value looks as it is, in URLs, JSON, the words of a shell, base64 and hex."""
     yield value
     if not _UNRESERVED.issuperset(value):
@@ -133,7 +141,7 @@ def _forms(value: bytes) -> Iterator[bytes]:
         yield from _json_forms(value)
         yield from _shell_forms(value)
     yield from _base64_forms(value)
-    yield from base64_lines(value)
+    yield from base64_lines(value, shortest_line)
     if len(value) <= _LONGEST_IN_HEX:
         yield value.hex().encode()
         yield value.hex().upper().encode()
@@ -175,14 +183,14 @@ def _shell_forms(value: bytes) -> Iterator[bytes]:
     yield re.sub(rb"([^A-Za-z0-9_./:=@%+,\x80-\xff-])", rb"\\\1", value)
 
 
-def base64_lines(value: bytes) -> Iterator[bytes]:
+def base64_lines(value: bytes, shortest: int = SHORTEST_LINE) -> Iterator[bytes]:
     """The lines that `base64` and `openssl` print of a long value; short last ones are left out."""
     encoded = base64.b64encode(value)
     for width in _LINE_WIDTHS if len(encoded) > min(_LINE_WIDTHS) else ():
         for start in range(0, len(encoded), width):
             # The last characters mix with a line break that may follow the value.
             line = encoded[start : min(start + width, len(encoded) - 4)]
-            if len(line) >= _SHORTEST_LINE:
+            if len(line) >= shortest:
                 yield line
 
 

@@ -1,7 +1,8 @@
 """Takes secrets out of what is recorded: each byte of one becomes a `*`, so offsets stay true.
 
 Two kinds are found: values that are known (also inside base64, percent-encoding and JSON) and
-tokens whose shape gives them away. The control plane masks the output of builds with this too.
+tokens whose shape gives them away. The control plane masks the records of builds with this too, and
+`controlplane/security/redaction.py` redacts messages with it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from typing import List, Mapping, Optional, Pattern, Protocol, Sequence, Tuple
 
 from . import token_shapes
-from .known_values import SHORTEST_VALUE, KnownValues
+from .known_values import SHORTEST_LINE, SHORTEST_VALUE, KnownValues
 
 _MASK = b"*"
 _SECRET_NAME = re.compile(
@@ -47,19 +48,28 @@ class MoreValues(Protocol):
 
 
 class Masker:
-    """What is to be masked in one run. Values shorter than 6 bytes are not looked for.
+    """What is to be masked in one run. Values shorter than `shortest` are not looked for.
 
     `more` is asked each time before something is masked.
     """
 
-    def __init__(self, secrets: Sequence[bytes], more: Optional[MoreValues] = None) -> None:
+    def __init__(
+        self,
+        secrets: Sequence[bytes],
+        more: Optional[MoreValues] = None,
+        *,
+        shortest: int = SHORTEST_VALUE,
+        shortest_line: int = SHORTEST_LINE,
+    ) -> None:
         self._secrets = list(secrets)
         self._more = more
+        self.shortest = shortest
+        self._shortest_line = shortest_line
         self._take(self._secrets)
 
     def _take(self, secrets: Sequence[bytes]) -> None:
-        self._known = KnownValues(secrets)
-        self.values = len({secret for secret in secrets if len(secret.strip()) >= SHORTEST_VALUE})
+        self._known = KnownValues(secrets, self.shortest, self._shortest_line)
+        self.values = len({secret for secret in secrets if len(secret.strip()) >= self.shortest})
 
     @property
     def known(self) -> KnownValues:
@@ -134,7 +144,7 @@ class MaskingStream:
         spans, *_ = self._shapes(kept, final=True)
         spans += known.spans(kept)
         begun = known.undecided(kept)
-        if len(kept) - begun >= SHORTEST_VALUE:
+        if len(kept) - begun >= self._masker.shortest:
             spans.append((begun, len(kept)))
         told = token_shapes.telling(kept, max(0, self._resume - self._base))
         if told is not None:
