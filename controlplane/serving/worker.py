@@ -27,6 +27,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from controlplane import settings
 from controlplane.errors import ControlPlaneError, RequestTimeout, ServiceUnavailable
 from controlplane.http.body_limits import body_limit
+from controlplane.security.addresses import is_trusted_proxy
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
 
@@ -111,7 +112,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock, client, server, self._wake)
         counts = Counter(each.address for each in self.connections)
-        if counts[connection.address] >= self.most_of_one:
+        shared = is_trusted_proxy(client[0])  # many people's connections
+        if counts[connection.address] >= self.most_of_one and not shared:
             crowded = connection.address
         elif len(self.connections) >= self.most:
             crowded = counts.most_common(1)[0][0]
