@@ -32,15 +32,18 @@ from controlplane.settings_environment import (
     decimal,
     engine_address,
     env,
+    has_fault,
     host,
     hosts_answered,
     image,
     is_loopback,
     network,
+    networks,
     not_above,
     note_fault,
     origins,
     own_hosts,
+    owner_header,
     port,
     port_or_none,
     positive,
@@ -106,6 +109,12 @@ ALLOWED_HOSTS: list[str] = env.list(
     validate=hosts_answered,
 )
 SVC_REQUIRE_OWNER: bool = env.bool("SVC_REQUIRE_OWNER", not is_loopback(SVC_BIND_HOST))
+SVC_TRUSTED_OWNER_HEADER: str = env.str("SVC_TRUSTED_OWNER_HEADER", "", validate=owner_header)
+SVC_TRUSTED_PROXIES: list[str] = env.list(
+    "SVC_TRUSTED_PROXIES", [], subcast=str.strip, validate=networks
+)
+if SVC_TRUSTED_OWNER_HEADER and not SVC_TRUSTED_PROXIES and not has_fault("SVC_TRUSTED_PROXIES"):
+    note_fault("SVC_TRUSTED_PROXIES", "SVC_TRUSTED_OWNER_HEADER counts only from one of them.")
 CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
 # What the API itself is told goes before what the installation is told.
 _own_origins: str | None = env.str("CORS_ALLOWED_ORIGINS", None)
@@ -360,6 +369,7 @@ MIDDLEWARE = [
     "controlplane.http.origins.HostMiddleware",
     "controlplane.http.middleware.PreflightMiddleware",
     "controlplane.http.origins.OriginMiddleware",
+    "controlplane.http.identity.OwnerIdentityMiddleware",
     "controlplane.http.middleware.BodyLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",

@@ -321,6 +321,25 @@ def network(value: str) -> None:
         raise ValidationError(str(exc)) from exc
 
 
+def networks(values: list[str]) -> None:
+    """Refuse what is neither an address nor a network (CIDR) of IPv4 or IPv6."""
+    for value in values:
+        try:
+            ipaddress.ip_network(value)
+        except ValueError as exc:
+            raise ValidationError(str(exc)) from exc
+
+
+def owner_header(value: str) -> None:
+    """Refuse what is no header's name, or one that means something else; unset is allowed."""
+    if value and not re.fullmatch(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*", value):
+        raise ValidationError("Must be the name of a header: letters and digits, with dashes.")
+    taken = {"authorization", "cookie", "host", "origin", "idempotency-key", "x-request-id"}
+    taken |= {"connection", "accept", "x-forwarded-for", "user-agent"}
+    if value.lower() in taken or value.lower().startswith(("content-", "x-svc-", "sec-")):
+        raise ValidationError("This header means something else already.")
+
+
 def signing_secret(value: str) -> None:
     """Refuse a secret that is too short to sign with; unset is allowed."""
     if value and len(value) < 32:

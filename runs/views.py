@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
-from controlplane.http.gateway_token import is_gateway
+from controlplane.http.gateway_token import is_gateway, records_sessions
 from controlplane.http.negotiation import asks_for
 from controlplane.http.openapi import CONFLICTS, OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import page
@@ -110,7 +110,7 @@ class RunViewSet(ViewSet):
     )
     def create(self, request: Request) -> Response:
         """Create a run, and have it executed when there is something to execute."""
-        from_gateway = is_gateway(request)
+        from_gateway = records_sessions(request)
         given = read(request, body=RunRequestSerializer, owner_required=True)
         run = create_run(
             new_run(

@@ -10,8 +10,7 @@ _FAILURES = """\
 """
 
 _GRANTED = """\
-| 403 | `installation-not-granted` | another owner holds it, and no operator has granted it to you |
-| 404 | `installation-not-found` | there is no such installation |
+| 404 | `installation-not-found` | there is no such installation, or none that you were granted |
 """
 
 _ASKING = """\

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from controlplane.errors import Fault, Forbidden, NotFound, ValidationFailed
+from controlplane.errors import Fault, NotFound, ValidationFailed
 from scm.app_connection import is_app_configured, open_provider, require_app
 from scm.git_urls import SourceError, is_ref
 from scm.models import Installation, InstallationRepository
@@ -32,7 +32,6 @@ from scm.services import (
     get_installation,
     installation_not_active,
     installation_not_found,
-    installation_not_granted,
 )
 
 log = structlog.get_logger(__name__)
@@ -69,9 +68,8 @@ def resolve_selection(
 
     ``ref`` is the selection's, else the default branch as last synced. Raises
     ``ServiceUnavailable`` (``scm-app-unconfigured``), ``NotFound`` (``installation-not-found``,
-    ``source-repository-not-found``), ``Forbidden`` (``installation-not-granted``,
-    ``installation-not-active``), ``ValidationFailed`` for a repository of another installation and
-    for a malformed ref.
+    ``source-repository-not-found``), ``Forbidden`` (``installation-not-active``),
+    ``ValidationFailed`` for a repository of another installation and for a malformed ref.
     """
     require_app(
         Fault("scm-app-unconfigured", "Name the repository's URL in spec.sources instead.", pointer)
@@ -84,9 +82,6 @@ def resolve_selection(
         installation = get_installation(wanted, owner_user_id=owner_user_id)
     except NotFound:
         raise installation_not_found(_unknown(at_installation)) from None
-    except Forbidden:
-        fault = Fault("not-granted", "You may not use this installation.", at_installation)
-        raise installation_not_granted(fault) from None
     if installation.status != Installation.Status.ACTIVE:
         fault = Fault("not-active", f"This installation is {installation.status}.", at_installation)
         raise installation_not_active(fault)

@@ -215,14 +215,15 @@ def store_repositories(
 def get_installation(installation_id: uuid.UUID, *, owner_user_id: str | None) -> Installation:
     """Return an installation that the owner was granted; any, when no owner asks.
 
-    Raises ``NotFound`` (``installation-not-found``) and ``Forbidden``
-    (``installation-not-granted``).
+    One that was not granted is as absent as an unknown one: ``NotFound``
+    (``installation-not-found``).
     """
-    installation = Installation.objects.filter(pk=installation_id).first()
+    rows = Installation.objects.filter(pk=installation_id)
+    if owner_user_id is not None:
+        rows = rows.filter(grants__owner_user_id=owner_user_id)
+    installation = rows.first()
     if installation is None:
         raise installation_not_found()
-    if owner_user_id is not None:
-        _require_grant(installation, owner_user_id)
     return installation
 
 

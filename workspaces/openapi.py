@@ -51,10 +51,9 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | Status | `code` | When |
 |---|---|---|
 | 400 | `validation-failed` | members or blueprint are wrong; see `errors` |
-| 403 | `installation-not-granted` | the owner may not use the installation of a selection |
-| 403 | `installation-not-active` | that installation is suspended or was removed |
+| 403 | `installation-not-active` | the installation of a selection is suspended or was removed |
 | 404 | `registry-not-found` | `registryId` is not the configured registry |
-| 404 | `installation-not-found` | a selection names an installation that is not there |
+| 404 | `installation-not-found` | a selection names an installation that the owner has not |
 | 404 | `source-repository-not-found` | it names a repository that is not there |
 | 404 | `workspace-not-found` | the owner has no such workspace |
 | 404 | `credentials-not-found` | a profile or account is named that the owner does not have |

@@ -6,6 +6,7 @@ import contextlib
 import hmac
 
 from django.conf import settings
+from django.http import HttpRequest
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -15,6 +16,9 @@ from controlplane.http.serializers import OwnerField
 
 HEADER = "x-svc-gateway-token"
 PRINCIPAL_HEADER = "x-svc-principal-id"
+RECORD_HEADER = "x-svc-record"
+NOT_RECORDED = "none"
+"""What a gateway says that announces a session without recording it."""
 
 
 def is_gateway(request: Request) -> bool:
@@ -30,7 +34,7 @@ def is_gateway(request: Request) -> bool:
     return True
 
 
-def require_gateway(request: Request) -> None:
+def require_gateway(request: Request | HttpRequest) -> None:
     """Refuse everybody but the gateway, before anything else of the request is looked at.
 
     Raises ``ServiceUnavailable`` (``gateway-token-unset``) when no token is set, and
@@ -44,6 +48,14 @@ def require_gateway(request: Request) -> None:
     shown = request.headers.get(HEADER, "")
     if not hmac.compare_digest(shown.encode("utf-8", "replace"), token.encode()):
         raise Unauthorized("The gateway token is not the right one.", code="gateway-token-invalid")
+
+
+def records_sessions(request: Request) -> bool:
+    """Tell whether the caller is the gateway and has what it announces recorded.
+
+    Raises as :func:`is_gateway` does.
+    """
+    return is_gateway(request) and request.headers.get(RECORD_HEADER) != NOT_RECORDED
 
 
 def principal(request: Request) -> str:

@@ -2,7 +2,8 @@
 
 The owner comes as ``ownerUserId`` or as its synonym ``userId``, in the body or the query. A route
 that creates or lists requires it; on a route by id it is optional unless ``SVC_REQUIRE_OWNER`` is
-set, and has to match when it is given.
+set, and has to match when it is given. Behind a proxy that names the caller
+(``controlplane.http.identity``) it is the caller, need not be said, and can be nobody else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from django.conf import settings
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from controlplane.errors import Fault, ValidationFailed
+from controlplane.errors import Fault, NotFound, ValidationFailed
+from controlplane.http.identity import verified_owner
 from controlplane.http.problems import faults_of
 from controlplane.http.serializers import (
     InputSerializer,
@@ -76,8 +78,18 @@ def examine(
     body: type[InputSerializer] | None = None,
     owner_required: bool = False,
 ) -> Reading:
-    """Return what ``request`` says, with its faults, for a view that looks for more of them."""
-    owner, faults = _read_owner(request, required=owner_required, in_body=body is not None)
+    """Return what ``request`` says, with its faults, for a view that looks for more of them.
+
+    Raises ``NotFound`` (``owner-not-found``) when it says another owner than its caller.
+    """
+    caller = verified_owner(request)
+    required = owner_required and caller is None
+    owner, faults = _read_owner(request, required=required, in_body=body is not None)
+    if caller is not None and not faults:
+        # Told before anything is looked up: no answer depends on what the other owner has.
+        if owner not in (None, caller):
+            raise NotFound("You are not this owner.", code="owner-not-found")
+        owner = caller
     parameters, parameter_faults = _read_query(request, query)
     members, member_faults = _read_body(request, body) if body else ({}, [])
     return Reading(owner, parameters, members, [*faults, *parameter_faults, *member_faults])

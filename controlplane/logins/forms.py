@@ -9,6 +9,7 @@ from django.contrib.admin.forms import AdminAuthenticationForm
 from django.core.exceptions import ValidationError
 
 from controlplane.logins.services import TooManyLogins, begin_login, login_succeeded
+from controlplane.security.addresses import client_address
 
 
 class LoginForm(AdminAuthenticationForm):
@@ -19,7 +20,8 @@ class LoginForm(AdminAuthenticationForm):
         name = self.cleaned_data.get("username")
         if not name or not self.cleaned_data.get("password"):
             return super().clean()
-        address = self.request.META.get("REMOTE_ADDR", "") if self.request else ""
+        meta = self.request.META if self.request else {}
+        address = client_address(meta.get("REMOTE_ADDR", ""), meta.get("HTTP_X_FORWARDED_FOR", ""))
         try:
             attempt = begin_login(address=address, name=name)
         except TooManyLogins:

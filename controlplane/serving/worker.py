@@ -26,6 +26,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from controlplane import settings
 from controlplane.errors import RequestTimeout, ServiceUnavailable
 from controlplane.http.body_limits import body_limit
+from controlplane.security.addresses import is_trusted_proxy
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
 from controlplane.serving.short_answers import send_at_once, send_last
@@ -123,7 +124,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         connection = Connection(sock, client, server, self._wake)
         connection.sock.admit_stream = partial(self.streams.admit, connection)
         counts = Counter(each.address for each in self.connections)
-        if counts[connection.address] >= self.most_of_one:
+        shared = is_trusted_proxy(client[0])  # many people's connections
+        if counts[connection.address] >= self.most_of_one and not shared:
             crowded = connection.address
         elif len(self.connections) >= self.most:
             crowded = counts.most_common(1)[0][0]

@@ -147,19 +147,18 @@ class ControlPlane:
             "harnessId": "ssh",
             "mode": "interactive",
         }
-        asking = functools.partial(self._call, "POST", "/v1/runs", body, as_gateway=recorded)
+        headers = {} if recorded else {"x-svc-record": "none"}
+        asking = functools.partial(self._call, "POST", "/v1/runs", body, headers=headers)
         return _id(await self._run(self._sessions, asking), "runId")
 
-    async def report_run(
-        self, principal: str, run_id: str, status: str, *, recorded: bool, **members: object
-    ) -> None:
+    async def report_run(self, principal: str, run_id: str, status: str, **members: object) -> None:
         """Say that a session is ``running``, or that it was ``cancelled`` or ``completed``."""
         body = {"ownerUserId": principal, "status": status, **members}
         path = f"/v1/runs/{run_id}"
         try:
             await self._run(
                 self._sessions,
-                functools.partial(self._call, "PATCH", path, body, as_gateway=recorded, again=True),
+                functools.partial(self._call, "PATCH", path, body, again=True),
             )
         except Refused as error:
             if error.status != 409 or await self.run_status(principal, run_id) != status:
@@ -172,7 +171,6 @@ class ControlPlane:
             "GET",
             f"/v1/runs/{run_id}",
             query={"ownerUserId": principal},
-            as_gateway=False,
             again=True,
         )
         return _text(await self._run(self._sessions, asking), "status")
@@ -196,12 +194,10 @@ class ControlPlane:
         *,
         query: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
-        as_gateway: bool = True,
         again: bool = False,
     ) -> dict[str, Any]:
         shown = {name: value.encode() for name, value in (headers or {}).items()}
-        if as_gateway:
-            shown["x-svc-gateway-token"] = self._token.encode()
+        shown["x-svc-gateway-token"] = self._token.encode()
         for attempt in (1, 2) if again else (2,):
             try:
                 with self._session(kept=again).request(

@@ -143,7 +143,6 @@ class Entry:
             self._visitor.principal.id,
             self.run_id,
             status,
-            recorded=self._configuration.recorded,
         )
 
     def _check_gone(self) -> None:

@@ -84,7 +84,7 @@ def test_an_owner_sees_what_he_was_granted_and_nothing_else(
     found = [item["externalInstallationId"] for item in listed(api, owner=STRANGER)]
     assert found == ["8", "7"]
     assert listed(api, owner="usr_nobody") == []
-    assert repositories(api, second, expect=403).body["code"] == "installation-not-granted"
+    assert repositories(api, second, expect=404).body["code"] == "installation-not-found"
 
 
 @pytest.mark.parametrize("status", ["suspended", "deleted"])

@@ -118,9 +118,9 @@ def test_a_repository_that_was_removed_is_not_there(
 def test_a_stranger_may_not_select(installation: Installation) -> None:
     given = selection(installation)
     assert refusal(given, STRANGER) == (
-        403,
-        "installation-not-granted",
-        {f"{POINTER}/installationId": "not-granted"},
+        404,
+        "installation-not-found",
+        {f"{POINTER}/installationId": "not-found"},
     )
     grant(installation, STRANGER)
     assert resolve(given, STRANGER).ref == "main"

@@ -62,8 +62,8 @@ def test_only_who_was_granted_it_may_sync(api: Api, provider: FakeProvider) -> N
     provider.install("app")
     installation = imported(api)
     asked = len(provider.requests)
-    refused = sync(api, installation, owner=STRANGER, expect=403)
-    assert refused.body["code"] == "installation-not-granted"
+    refused = sync(api, installation, owner=STRANGER, expect=404)
+    assert refused.body["code"] == "installation-not-found"
     assert len(provider.requests) == asked
     grant(installation, STRANGER)
     sync(api, installation, owner=STRANGER)

@@ -160,8 +160,8 @@ def test_another_owner_gets_nothing_of_an_installation(
     api: Api, request_body: dict[str, Any], provider: FakeProvider, member: str
 ) -> None:
     body = {**request_body, "ownerUserId": "usr_other", member: selection("app")}
-    answer = api.post("/v1/sandboxes", body, expect=403)
-    assert answer.body["code"] == "installation-not-granted"
+    answer = api.post("/v1/sandboxes", body, expect=404)
+    assert answer.body["code"] == "installation-not-found"
 
 
 @pytest.mark.parametrize("status", ["suspended", "deleted"])
