@@ -113,6 +113,36 @@ A comment comes at least every 15 seconds. A reader that is slow is cut off, and
 goes on behind the last event that it has.
 """
 
+WORKSPACE_STREAM_DESCRIPTION = """\
+What happens to a workspace, as server-sent events: all of it from the beginning, with the output of
+its latest build and boot, or what follows `after`.
+
+| `event` | `data` |
+|---|---|
+| `status` | the workspace as lists show it, with `reason`; first, and when it changes; no `id` |
+| `event` | an item of `GET /v1/workspaces/{workspaceId}/events` |
+| `output` | what a build or boot printed: an item of its run's timeline, with `contentBase64` |
+| `resync` | `{runId, reason, detail, after}`: the record of a boot was removed (`record-removed`) |
+| `end` | the workspace, once it is deleted; the connection closes, and 204 follows |
+| `error` | a problem, as elsewhere; the connection closes, and the client may come back |
+
+The rest is as with the stream of a run.
+"""
+
+OWNER_STREAM_DESCRIPTION = """\
+How all workspaces of an owner stand and what happens to them, as server-sent events. It begins with
+the present, and never ends.
+
+| `event` | `data` |
+|---|---|
+| `status` | a workspace as lists show it: each one first, later before its events; no `id` |
+| `current` | `{ownerUserId}`: each was shown once |
+| `event` | an item of `GET /v1/workspaces/{workspaceId}/events` |
+| `error` | a problem, as elsewhere; the connection closes, and the client may come back |
+
+What runs print is in their own streams.
+"""
+
 SCROLLBACK_DESCRIPTION = """\
 What a process wrote to one of its streams, or read: the leading one that has such a stream, or,
 where several have, the one that `processId` names. `missing` names every range of bytes that the

@@ -3,12 +3,15 @@
 from django.urls import path
 
 from runs.exec_views import ExecViewSet
+from runs.stream_views import StreamViewSet
 from runs.views import RunViewSet
 
 run = "v1/runs/<uuid:run_id>"
 
 urlpatterns = [
     path("v1/workspaces/<uuid:workspace_id>/exec", ExecViewSet.as_view({"post": "create"})),
+    path("v1/stream", StreamViewSet.as_view({"get": "owner"})),
+    path("v1/workspaces/<uuid:workspace_id>/stream", StreamViewSet.as_view({"get": "workspace"})),
     path("v1/runs", RunViewSet.as_view({"get": "list", "post": "create"})),
     path(run, RunViewSet.as_view({"get": "retrieve", "patch": "partial_update"})),
     path(f"{run}/input", ExecViewSet.as_view({"post": "input"})),

@@ -35,10 +35,13 @@ LAST_EVENT_ID = OpenApiParameter(
     OpenApiParameter.HEADER,
     description="As `after`, which it goes before; browsers send it when they come back.",
 )
-STREAM_RESPONSES: dict[Any, Any] = {
+ENDLESS_RESPONSES: dict[Any, Any] = {
     (200, CONTENT_TYPE): OpenApiResponse(
         OpenApiTypes.STR, description="Server-sent events, until the stream ends or its reader."
-    ),
+    )
+}
+STREAM_RESPONSES: dict[Any, Any] = {
+    **ENDLESS_RESPONSES,
     204: OpenApiResponse(description="The end was seen already."),
 }
 

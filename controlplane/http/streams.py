@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,10 @@ _LOOK_BY_ITSELF_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A channel of PostgreSQL's notifications; ``key_of`` tells what a payload is about."""
+    """A channel of PostgreSQL's notifications; ``keys_of`` tells what a payload is about."""
 
     name: str
-    key_of: Callable[[str], str]
+    keys_of: Callable[[str], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Source(ABC):
     """
 
     topics: frozenset[Topic] = frozenset()
+    """What wakes it. May be replaced by another set while it is read."""
 
     @abstractmethod
     def read(self, room: int, since: float) -> Piece:

@@ -38,6 +38,7 @@ class Feed:
         self.way = way
         self.ended = ended
         """Called once, in any thread, when all is said; the last bytes may not be sent yet."""
+        self.topics: frozenset[Topic] = frozenset()
         self.since = time.monotonic()
         """When it was last told that there may be news."""
         self.spoke_at = self.since
@@ -67,12 +68,7 @@ class Puller:
         """Begin to read a stream."""
         with self._work:
             self.feeds[feed] = None
-            known = len(self._channels)
-            for topic in feed.source.topics:
-                self._by_topic.setdefault(topic, {})[feed] = None
-                self._channels[topic.channel.name] = topic.channel
-            if len(self._channels) != known:
-                self._relisten.set()
+            self._subscribe(feed)
             self._schedule(feed)
             if not self._threads:
                 self._start()
@@ -82,11 +78,7 @@ class Puller:
         with self._work:
             feed.over = True
             self.feeds.pop(feed, None)
-            for topic in feed.source.topics:
-                others = self._by_topic.get(topic, {})
-                others.pop(feed, None)
-                if not others:
-                    self._by_topic.pop(topic, None)
+            self._unsubscribe(feed)
 
     def drained(self, feed: Feed) -> None:
         """Go on with a stream whose client has taken everything."""
@@ -119,6 +111,24 @@ class Puller:
             self._stopped.set()
             self._relisten.set()
             self._work.notify_all()
+
+    # ------------------------------------------------------------------ topics
+
+    def _subscribe(self, feed: Feed) -> None:
+        known = len(self._channels)
+        feed.topics = feed.source.topics
+        for topic in feed.topics:
+            self._by_topic.setdefault(topic, {})[feed] = None
+            self._channels[topic.channel.name] = topic.channel
+        if len(self._channels) != known:
+            self._relisten.set()
+
+    def _unsubscribe(self, feed: Feed) -> None:
+        for topic in feed.topics:
+            others = self._by_topic.get(topic, {})
+            others.pop(feed, None)
+            if not others:
+                self._by_topic.pop(topic, None)
 
     # ------------------------------------------------------------------ scheduling
 
@@ -164,7 +174,9 @@ class Puller:
             concerned: Iterable[Feed] = list(self.feeds)
             if heard is not None:
                 topics = {
-                    Topic(channels[name], channels[name].key_of(payload)) for name, payload in heard
+                    Topic(channels[name], key)
+                    for name, payload in heard
+                    for key in channels[name].keys_of(payload)
                 }
                 concerned = [feed for topic in topics for feed in self._by_topic.get(topic, ())]
             for feed in concerned:
@@ -221,6 +233,11 @@ class Puller:
                 feed.spoke_at = time.monotonic()
             if piece.more:
                 feed.dirty = True
+            if feed.source.topics is not feed.topics and not feed.over:
+                self._unsubscribe(feed)
+                self._subscribe(feed)
+                # It was read before it was woken by these.
+                feed.since, feed.dirty = time.monotonic(), True
             if piece.ended and not feed.over:
                 feed.over = True
             else:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.utils.encoders import JSONEncoder
 
-from controlplane.http.serializers import format_timestamp
 from controlplane.http.server_sent_events import (
     EventSource,
     cursor_of,
-    frame,
     invalid_cursor,
     stream_answer,
 )
@@ -23,9 +19,10 @@ from runs.models import Run, RunHead
 from runs.presentation import present_run
 from runs.record import store
 from runs.record.reading.timeline import MAX_SEQUENCE
-from runs.streaming.pages import PAGES, Page
+from runs.streaming.frames import json_frame, removed_frame
+from runs.streaming.pages import PAGES, Page, cut
 
-RUN_EVENTS = Channel(store.CHANNEL, lambda payload: str(json.loads(payload)["runNumber"]))
+RUN_EVENTS = Channel(store.CHANNEL, lambda payload: [str(json.loads(payload)["runNumber"])])
 LATEST = "latest"
 
 
@@ -89,15 +86,9 @@ class RunSource(EventSource):
             self._after = page.through
 
     def _cut(self, page: Page, room: int) -> Piece:
-        """Return as many whole events as there is room for, or the next bytes of a large one."""
-        end = min(self._sent + room, len(page.data))
-        if end < len(page.data):
-            whole = page.data.rfind(b"\n\n", self._sent, end) + 2
-            end = whole if whole > self._sent + 1 else end
-        data = page.data[self._sent : end]
-        if end < len(page.data):
-            self._sent = end
-        else:
+        data = cut(page.data, self._sent, room)
+        self._sent += len(data)
+        if self._sent == len(page.data):
             self._after, self._sent = page.through, 0
         return Piece(data, more=True, whole=data.endswith(b"\n\n"))
 
@@ -106,13 +97,13 @@ class RunSource(EventSource):
 
     def _end(self, last: int) -> Piece:
         run = Run.objects.get(number=self._number)
-        return Piece(end_frame(present_run(run), last + 1), ended=True)
+        return Piece(json_frame("end", present_run(run), id=str(last + 1)), ended=True)
 
     def _without_record(self) -> Piece:
         run = Run.objects.get(number=self._number)
         if run.status not in Run.TERMINAL:
             return Piece()
-        return Piece(end_frame(present_run(run), 1), ended=True)
+        return Piece(json_frame("end", present_run(run), id="1"), ended=True)
 
     def _removed(self, page: Page) -> Piece:
         """Return what there is to say of a record that retention has removed."""
@@ -120,16 +111,6 @@ class RunSource(EventSource):
             # In the middle of an event: the client asks again, and is told then.
             return Piece(ended=True)
         assert page.removed_at is not None
-        told = {
-            "reason": "record-removed",
-            "detail": "The record of this run was removed when its time was over.",
-            "after": str(self._after),
-            "removedAt": format_timestamp(page.removed_at),
-        }
+        told = removed_frame(page.removed_at, after=str(self._after))
         end = self._end(page.last)
-        return Piece(frame("resync", json.dumps(told)) + end.data, ended=True)
-
-
-def end_frame(members: Any, place: int) -> bytes:
-    """Return the event ``end``: how the run ended, at a place of its own behind the record."""
-    return frame("end", json.dumps(members, cls=JSONEncoder, ensure_ascii=False), id=str(place))
+        return Piece(told + end.data, ended=True)

@@ -103,6 +103,18 @@ class Pages:
 PAGES = Pages()
 
 
+def cut(data: bytes, sent: int, room: int) -> bytes:
+    """Return what follows the first ``sent`` bytes of some events, at most ``room`` bytes.
+
+    As many whole events as there is room for, or the next bytes of a larger one.
+    """
+    end = min(sent + room, len(data))
+    if end < len(data):
+        whole = data.rfind(b"\n\n", sent, end) + 2
+        end = whole if whole > sent + 1 else end
+    return data[sent:end]
+
+
 def _read(run_id: uuid.UUID, number: int, after: int) -> Page | None:
     near = (after // PAGE_EVENTS + 1) * PAGE_EVENTS
     read_at = time.monotonic()

@@ -10,11 +10,12 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median, quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,13 @@ class Figure:
 
 
 Measure = Callable[[], Iterable[Figure]]
+
+
+def _p99(values: Sequence[float]) -> float:
+    return quantiles(values, n=100)[-1]
+
+
+PERCENTILES: Mapping[str, Callable[[Sequence[float]], float]] = {"p50": median, "p99": _p99}
 
 MAX_REASON = 500
 HEADINGS = ("figure", "ours", "floor", "ratio", "target", "verdict")

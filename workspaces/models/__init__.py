@@ -5,6 +5,7 @@ from workspaces.models.build_jobs import BuildJob, SandboxRequest, SourceReferen
 from workspaces.models.core import (
     ENGINE_GONE,
     ERROR_CODE_MAX_LENGTH,
+    EVENTS_CHANNEL,
     Attempt,
     CredentialReference,
     RuntimeInstance,
@@ -19,6 +20,7 @@ from workspaces.packages.models import Package, PackageIndex, PackageOverride
 __all__ = [
     "ENGINE_GONE",
     "ERROR_CODE_MAX_LENGTH",
+    "EVENTS_CHANNEL",
     "Attempt",
     "BuildJob",
     "CredentialReference",

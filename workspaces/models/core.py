@@ -14,6 +14,8 @@ from workspaces.status import SurfacedStatus
 ERROR_CODE_MAX_LENGTH = 64
 ENGINE_GONE = "engine-gone"
 """The code of a runtime whose engine an operator has declared gone for good."""
+EVENTS_CHANNEL = "workspace_events"
+"""Where events are announced, as ``{workspaceId, ownerUserId}``; migration 0002 has the trigger."""
 
 
 class OwnedQuerySet(models.QuerySet[Any]):
@@ -343,7 +345,12 @@ class RuntimeInstance(models.Model):
 
 
 class WorkspaceEvent(models.Model):
-    """Something that happened to a workspace; written with the change it tells, never changed."""
+    """Something that happened to a workspace; written with the change it tells, never changed.
+
+    ``position`` is its place in streams. It is given once the event can be seen
+    (``workspaces.event_order``), because ids are older than the commits that show them. Each insert
+    is announced on ``EVENTS_CHANNEL`` by a trigger.
+    """
 
     class Type(models.TextChoices):
         """Every kind of event."""
@@ -376,9 +383,14 @@ class WorkspaceEvent(models.Model):
     message = models.TextField()
     data = models.JSONField(default=dict)
     occurred_at = models.DateTimeField(db_default=Now())
+    position = models.BigIntegerField(null=True, unique=True, editable=False)
 
     class Meta:
-        indexes = [models.Index(fields=["workspace", "-id"], name="event_workspace")]
+        indexes = [
+            models.Index(fields=["workspace", "-id"], name="event_workspace"),
+            models.Index(fields=["workspace", "position"], name="event_of_stream"),
+            models.Index(fields=["id"], name="event_unplaced", condition=Q(position__isnull=True)),
+        ]
 
     def __str__(self) -> str:
         return f"{self.type} of {self.workspace_id}"

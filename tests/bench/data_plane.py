@@ -1,0 +1,31 @@
+"""``make bench-data-plane``: live streams against their floors, measured in one run. Not a test."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+
+def main() -> int:
+    """Measure and print the table."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
+    import django
+
+    django.setup()
+    from tests.bench import stream_lag, stream_readers
+    from tests.bench.database import in_own_database
+    from tests.bench.figures import Measure, report
+
+    measures: dict[str, Measure] = {
+        "stream-readers": stream_readers.measure,
+        "stream-lag": stream_lag.measure,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", choices=[*measures, []], help="measure these only")
+    chosen = parser.parse_args().only or list(measures)
+    return report({name: in_own_database(measures[name]) for name in chosen})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
