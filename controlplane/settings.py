@@ -71,7 +71,6 @@ SVC_API_PORT = port("SVC_API_PORT", 4000)
 SVC_WEB_PORT = port_or_none("SVC_WEB_PORT", 3000)
 SVC_API_WORKERS = positive("SVC_API_WORKERS", 2)
 SVC_API_THREADS = positive("SVC_API_THREADS", 8)
-SVC_API_EXECS = positive("SVC_API_EXECS", 4)
 SVC_API_MAX_CONNECTIONS = positive("SVC_API_MAX_CONNECTIONS", 1_000)
 SVC_API_MAX_CONNECTIONS_PER_ADDRESS = positive("SVC_API_MAX_CONNECTIONS_PER_ADDRESS", 256)
 SVC_API_HEADER_TIMEOUT_MS = positive("SVC_API_HEADER_TIMEOUT_MS", 10_000)
@@ -194,7 +193,6 @@ WORKSPACE_RUN_QUEUE = queue("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
 if WORKSPACE_RUN_QUEUE == WORKSPACE_BUILD_QUEUE:
     note_fault("WORKSPACE_RUN_QUEUE", "Must be another queue than WORKSPACE_BUILD_QUEUE.")
 RUN_WORKER_CAPACITY = positive("RUN_WORKER_CAPACITY", 64)
-RUN_EXEC_WAIT_MS = positive("RUN_EXEC_WAIT_MS", 600_000)
 RUN_WORKER_SESSIONS = positive("RUN_WORKER_SESSIONS", 256)
 RUN_WORKER_WORKSPACES = positive("RUN_WORKER_WORKSPACES", 1024)
 RUN_LEASE_DURATION_MS = positive("RUN_LEASE_DURATION_MS", 60_000)
@@ -438,6 +436,7 @@ CORS_ALLOW_HEADERS = (
     "content-type",
     "authorization",
     "idempotency-key",
+    "last-event-id",
     "x-request-id",
     "x-svc-gateway-token",
 )

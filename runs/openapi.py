@@ -90,6 +90,22 @@ have `channel`, `host` and `port`, the latter also `sentBytes`, `receivedBytes` 
 it is what the record says, like everything else here.
 """
 
+RUN_STREAM_DESCRIPTION = """\
+Everything that the timeline has, as server-sent events, from the beginning or behind `after`, and
+then as it is recorded. `id` is the event's sequence.
+
+| `event` | `data` |
+|---|---|
+| `event` | an item of the timeline |
+| `output` | an item of the timeline of kind `ioChunk`, with its bytes in `contentBase64` |
+| `resync` | `{reason, detail, after}`: what followed `after` was removed (`record-removed`) |
+| `end` | the run, as `GET` shows it; the connection closes, and whoever comes back gets 204 |
+| `error` | a problem, as elsewhere; the connection closes, and the client may come back |
+
+A comment comes at least every 15 seconds. A reader that is slow is cut off, and loses nothing: it
+goes on behind the last event that it has.
+"""
+
 SCROLLBACK_DESCRIPTION = """\
 What a process wrote to one of its streams, or read: the leading one that has such a stream, or,
 where several have, the one that `processId` names. `missing` names every range of bytes that the

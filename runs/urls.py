@@ -13,6 +13,7 @@ urlpatterns = [
     path(run, RunViewSet.as_view({"get": "retrieve", "patch": "partial_update"})),
     path(f"{run}/input", ExecViewSet.as_view({"post": "input"})),
     path(f"{run}/timeline", RunViewSet.as_view({"get": "timeline"})),
+    path(f"{run}/stream", RunViewSet.as_view({"get": "stream"})),
     path(f"{run}/events/<str:sequence>", RunViewSet.as_view({"get": "event"})),
     path(f"{run}/scrollback", RunViewSet.as_view({"get": "scrollback"})),
     path(f"{run}/loss", RunViewSet.as_view({"get": "loss"})),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.http import HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -16,6 +17,7 @@ from controlplane.http.openapi import OWNER_QUERY, OWNER_REQUIRED
 from controlplane.http.pagination import page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
+from controlplane.http.server_sent_events import LAST_EVENT_ID, STREAM_RESPONSES, StreamParameters
 from runs.commands import new_run
 from runs.models import Run
 from runs.openapi import (
@@ -25,6 +27,7 @@ from runs.openapi import (
     EXPORT_RESPONSES,
     GATEWAY_TOKEN,
     LOCATION,
+    RUN_STREAM_DESCRIPTION,
     SCROLLBACK_DESCRIPTION,
     SCROLLBACK_RESPONSES,
     SEQUENCE,
@@ -69,6 +72,7 @@ from runs.services import (
     list_runs,
     update_run,
 )
+from runs.streaming.of_run import stream_run
 
 REPORTED = ("exitCode", "errorMessage", "diff", "changedFiles")
 
@@ -162,6 +166,20 @@ class RunViewSet(ViewSet):
         number = get_record_number(run_id, owner_user_id=given.owner)
         body = timeline_page(run_id, number, wanted)
         return HttpResponse(body, content_type="application/json")
+
+    @extend_schema(
+        operation_id="runs.stream",
+        tags=["Runs"],
+        summary="Follow a run live",
+        description=RUN_STREAM_DESCRIPTION,
+        parameters=[OWNER_QUERY, StreamParameters, LAST_EVENT_ID],
+        responses=STREAM_RESPONSES,
+    )
+    def stream(self, request: Request, run_id: uuid.UUID) -> HttpResponseBase:
+        """Send the events of a run as they are recorded, then its end."""
+        given = read(request, query=StreamParameters, by_id=True)
+        run = get_run(run_id, owner_user_id=given.owner)
+        return stream_run(request, run, given.query.get("after"))
 
     @extend_schema(
         operation_id="runs.event",

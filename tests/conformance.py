@@ -29,10 +29,14 @@ def _templates() -> list[tuple[re.Pattern[str], str]]:
 
 
 def assert_media_described(method: str, path: str, status: int, content_type: str) -> None:
-    """Fail unless the document has an answer of this type that is no JSON."""
+    """Fail unless the document has an answer of this type that is no JSON; "": of no content."""
     template = next(found for pattern, found in _templates() if pattern.match(path))
-    response = document()["paths"][template][method.lower()]["responses"].get(str(status), {})
+    responses = document()["paths"][template][method.lower()]["responses"]
+    response = responses.get(str(status), {})
     media = content_type.partition(";")[0]
+    if not media and str(status) in responses:
+        assert "content" not in response, f"{method} {template} {status} has no content"
+        return
     assert media in response.get("content", {}), f"{method} {template} {status} {content_type!r}"
 
 

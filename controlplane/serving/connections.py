@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+from controlplane.http.streams import Source
 from controlplane.security.addresses import network_of
 from controlplane.serving.framing import Incoming
 
@@ -26,6 +27,7 @@ class Phase(Enum):
     LINGERING = 2
     FLUSHING = 3
     SERVING = 4
+    STREAMING = 5
 
 
 class Outgoing:
@@ -45,6 +47,42 @@ class Outgoing:
         self._sock = sock
         self._wake = wake
         self._room = threading.Condition()
+        self.admit_stream: Callable[[], bool] = lambda: False
+        """Tells the view of a stream whether the client may have one more."""
+        self.source: Source | None = None
+        """What goes on behind the head that a thread has sent."""
+
+    def offer(self, data: bytes) -> bool:
+        """Send ``data``, or keep it for the loop; tell whether all of it is sent. Never waits.
+
+        Raises ``BrokenPipeError`` once the connection is given up.
+        """
+        with self._room:
+            if self._broken:
+                raise BrokenPipeError("the client is gone or too slow")
+            if not self.pending:
+                self.progressed_at, self._taken = time.monotonic(), 0
+            self.pending += data
+            self._send()
+            if self.pending:
+                self._wake()
+            return not self.pending
+
+    def last_words(self, data: bytes) -> None:
+        """Send ``data`` behind what is left up to the next end of an event, if that goes at once.
+
+        For event streams only: their events end with an empty line, and nothing else has one.
+        """
+        with self._room:
+            if self._broken:
+                return
+            if self.pending:
+                end = self.pending.find(b"\n\n")
+                if end < 0:
+                    return
+                del self.pending[end + 2 :]
+            self.pending += data
+            self._send()
 
     def sendall(self, data: bytes) -> None:
         """Send ``data``, or keep it for the loop to send."""

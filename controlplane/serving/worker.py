@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import selectors
 import socket
 import time
 from collections import Counter
 from concurrent.futures import Future
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -25,10 +24,12 @@ from gunicorn.http.errors import NoMoreData
 from gunicorn.workers.gthread import ThreadWorker
 
 from controlplane import settings
-from controlplane.errors import ControlPlaneError, RequestTimeout, ServiceUnavailable
+from controlplane.errors import RequestTimeout, ServiceUnavailable
 from controlplane.http.body_limits import body_limit
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
+from controlplane.serving.short_answers import send_at_once, send_last
+from controlplane.serving.streaming import Application, Streams, taking_streams
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +56,12 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self.head_seconds = settings.SVC_API_HEADER_TIMEOUT_MS / 1000
         self.body_seconds = settings.SVC_API_BODY_TIMEOUT_MS / 1000
         self.write_seconds = settings.SVC_API_WRITE_TIMEOUT_MS / 1000
+        self.streams = Streams(most=self.most, most_of_one=self.most_of_one)
+
+    def load_wsgi(self) -> None:
+        """Load the application, which may answer with streams."""
+        super().load_wsgi()
+        self.wsgi: Application = taking_streams(self.wsgi)
 
     # ------------------------------------------------------------------ the loop
 
@@ -67,6 +74,9 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._turn()
         self.set_accept_enabled(False)
         end = time.monotonic() + self.cfg.graceful_timeout
+        for connection in self.streams.connections():
+            self._end_stream(connection)
+        self.streams.stop()
         for connection in list(self.connections):
             if connection.phase in (Phase.IDLE, Phase.READING) and not connection.incoming.begun:
                 connection.enter(Phase.IDLE, _LINGER_SECONDS)
@@ -87,6 +97,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if now - self.looked_at >= _LOOK_SECONDS:
             self.looked_at = now
             self._end_late(now)
+            self.streams.look(now)
             self._free_threads(now)
             self._free_memory()
             self._report(now)
@@ -110,6 +121,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock, client, server, self._wake)
+        connection.sock.admit_stream = partial(self.streams.admit, connection)
         counts = Counter(each.address for each in self.connections)
         if counts[connection.address] >= self.most_of_one:
             crowded = connection.address
@@ -121,15 +133,15 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if crowded and not self._make_room(others):
             self.closed["refused"] += 1
             told = "There are too many connections; try again later."
-            _send_last(sock, ServiceUnavailable(told, code="too-many-connections"))
+            send_last(sock, ServiceUnavailable(told, code="too-many-connections"))
             sock.close()
             return
         self.connections[connection] = None
         self._expect(connection, b"")
 
     def _make_room(self, among: list[Connection]) -> bool:
-        """Close the one that no thread works for and that has waited longest; False: none."""
-        waiting = [each for each in among if each.phase is not Phase.SERVING]
+        """Close the one that nobody is sending to and that has waited longest; False: none."""
+        waiting = [each for each in among if each.phase not in (Phase.SERVING, Phase.STREAMING)]
         if not waiting:
             return False
         self.closed["evicted"] += 1
@@ -150,6 +162,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if connection.phase in (Phase.SERVING, Phase.FLUSHING):
             self._flush(connection)
             return
+        if connection.phase is Phase.STREAMING and connection.sock.pending:
+            self._flush(connection)
         try:
             data = connection.socket.recv(_RECEIVED_BYTES)
         except BlockingIOError:
@@ -158,7 +172,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             data = b""
         if not data:
             self._close(connection)
-        elif connection.phase is not Phase.LINGERING:
+        elif connection.phase not in (Phase.LINGERING, Phase.STREAMING):
             if connection.phase is Phase.IDLE:
                 connection.enter(Phase.READING, self.head_seconds)
             self._take(connection, data)
@@ -174,7 +188,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         elif headless and incoming.head is not None:
             connection.enter(Phase.READING, self.body_seconds)
             if incoming.expects_continue:
-                _send_at_once(connection.socket, b"HTTP/1.1 100 Continue\r\n\r\n")
+                send_at_once(connection.socket, b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # ------------------------------------------------------------------ serving
 
@@ -208,8 +222,44 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if not connection.open:
             return
         connection.kept = not done.cancelled() and done.exception() is None and done.result()
+        if connection.sock.source is not None:
+            self._begin_stream(connection)
+            return
+        self.streams.release(connection)
         connection.enter(Phase.FLUSHING, 0)
         self._flush(connection)
+
+    # ------------------------------------------------------------------ streams
+
+    def _begin_stream(self, connection: Connection) -> None:
+        """Send a stream behind its head, which is sent or waits to be."""
+        connection.enter(Phase.STREAMING, 0)
+        connection.incoming, connection.surplus = Incoming(body_limit), b""
+        ended = partial(self.method_queue.defer, self._finish_stream, connection)
+        try:
+            self.streams.begin(connection, ended)
+        except OSError:  # the client is gone
+            self._close(connection)
+            return
+        self._flush(connection)
+        if not self.alive:
+            self._end_stream(connection)
+
+    def _finish_stream(self, connection: Connection) -> None:
+        """Send what is left of a stream whose source has ended, and close."""
+        if connection.open:
+            self.streams.release(connection)
+            connection.kept = False
+            connection.enter(Phase.FLUSHING, 0)
+            self._flush(connection)
+
+    def _end_stream(self, connection: Connection) -> None:
+        """End a stream because we end; its client comes back and goes on."""
+        self.streams.say_farewell(connection, slow=False)
+        if connection.sock.pending:
+            self._cut(connection)
+        else:
+            self._finish_stream(connection)
 
     # ------------------------------------------------------------------ writing
 
@@ -221,8 +271,14 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if not connection.open:
             return
         connection.sock.flush()
+        streaming = connection.phase is Phase.STREAMING
         if connection.sock.pending:
-            self._watch(connection, selectors.EVENT_WRITE)
+            reading = selectors.EVENT_READ if streaming else 0
+            self._watch(connection, selectors.EVENT_WRITE | reading)
+        elif streaming:
+            # What it still sends is nothing we asked for; that it is gone shows the same way.
+            self._watch(connection, selectors.EVENT_READ)
+            self.streams.drained(connection)
         elif connection.phase is Phase.SERVING:
             self._watch(connection, 0)
         elif connection.phase is Phase.FLUSHING:
@@ -252,17 +308,18 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _end_late(self, now: float) -> None:
         for connection in list(self.connections):
             phase = connection.phase
-            if phase in (Phase.SERVING, Phase.FLUSHING):
+            if phase in (Phase.SERVING, Phase.FLUSHING, Phase.STREAMING):
                 stalled = now - connection.sock.progressed_at
                 if connection.sock.pending and stalled > self.write_seconds:
                     self.closed["slow_reader"] += 1
+                    self.streams.say_farewell(connection, slow=True)
                     self._cut(connection)
             elif now >= connection.deadline:
                 if phase is Phase.READING:
                     self.closed["slow_writer"] += 1
                     if connection.incoming.begun:
                         late = RequestTimeout("The request did not arrive in time.")
-                        _send_last(connection.socket, late)
+                        send_last(connection.socket, late)
                 self._close(connection)
 
     def _free_threads(self, now: float) -> None:
@@ -300,6 +357,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _close(self, connection: Connection) -> None:
         if connection.open:
             connection.open = False
+            self.streams.release(connection)
             self._watch(connection, 0)
             connection.sock.give_up()
             connection.socket.close()
@@ -324,22 +382,3 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 def _share(limit: int) -> int:
     """Return what one of the processes has of a limit of all of them."""
     return max(1, -(-limit // settings.SVC_API_WORKERS))
-
-
-def _send_last(sock: socket.socket, error: ControlPlaneError) -> None:
-    """Tell a client why its connection ends, if it takes that at once."""
-    # It reads settings that Django has only once the application is loaded.
-    from controlplane.http.problems import CONTENT_TYPE, problem
-
-    body = json.dumps(problem(error, "")).encode()
-    head = (
-        f"HTTP/1.1 {error.status} {error.title}\r\nContent-Type: {CONTENT_TYPE}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    _send_at_once(sock, head.encode() + body)
-
-
-def _send_at_once(sock: socket.socket, data: bytes) -> None:
-    """Send something short, if the client takes it; who does not need not have it."""
-    with suppress(OSError):
-        sock.send(data)

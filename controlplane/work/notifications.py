@@ -7,7 +7,7 @@ comes. Whoever waits for something looks by itself every now and then, too.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from django.db import connection
 from psycopg import sql
@@ -24,34 +24,40 @@ def announce(channel: str, payload: str = "") -> None:
         cursor.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
 
-def listen(
-    channel: str,
-    heard: Callable[[], object],
-    stopped: StopEvent,
-    *,
-    told: Callable[[str], object] | None = None,
-) -> None:
+def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> None:
     """Call ``heard`` after each announcement, and once at the beginning, until ``stopped`` is set.
 
-    Several that come together count as one. With ``told``, that is given what each of them says
-    instead, and ``heard`` is called at the beginning only. Does nothing between them but to look,
-    every 30 s, whether its connection lives. Takes this thread's connection; raises what it raises
-    when the database goes away.
+    Several that come together count as one. Does nothing between them but to look, every 30 s,
+    whether its connection lives. Takes this thread's connection; raises what it raises when the
+    database goes away.
+    """
+    listen_to([channel], lambda _: heard(), stopped)
+
+
+Heard = list[tuple[str, str]]
+"""Channel and payload of each announcement."""
+
+
+def listen_to(
+    channels: Collection[str], heard: Callable[[Heard | None], object], stopped: StopEvent
+) -> None:
+    """As :func:`listen` to several channels, telling what came together, in order.
+
+    At the beginning ``heard`` gets None: anything may have been announced before.
     """
     with connection.cursor() as cursor:
-        cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        for channel in channels:
+            cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     try:
-        heard()  # what was announced before could not be heard
+        heard(None)  # what was announced before could not be heard
         while not stopped.is_set():
             if not _wait(stopped):
                 _ask()
             with connection.wrap_database_errors:
-                news = list(connection.connection.notifies(timeout=0))
-            if told is not None:
-                for each in news:
-                    told(each.payload)
-            elif news:
-                heard()
+                told = connection.connection.notifies(timeout=0)
+                news = [(one.channel, one.payload) for one in told]
+            if news:
+                heard(news)
     finally:
         # The connection may be used for something else next.
         connection.close()

@@ -365,7 +365,7 @@ def test_a_run_that_began_is_not_begun_again_whatever_became_of_its_spool() -> N
 
     run = record(run, agent)
 
-    assert [call[0] for call in agent.calls] == ["exec", "tail"]
+    assert [call[0] for call in agent.calls] == ["exec"]
     assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
     assert early_close(run) == 1
 
@@ -438,7 +438,9 @@ class OvertakenAgent(ScriptedAgent):
 
     def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed:
         """Answer ``tail``, and have the run claimed meanwhile."""
-        return _Overtaken(super().open_agent(run_id, arguments), self, uuid.UUID(arguments[1]))
+        tailed = super().open_agent(run_id, arguments)
+        assert isinstance(tailed, Tailed)
+        return _Overtaken(tailed, self, uuid.UUID(arguments[1]))
 
 
 class _Overtaken(Tailed):

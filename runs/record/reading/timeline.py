@@ -33,24 +33,25 @@ REF_MAX_BYTES = 16 * 1024
 _LAST_SECOND = 253_402_300_799  # 9999-12-31T23:59:59Z, the last one that four digits can name
 _ESCAPED = json.encoder.encode_basestring  # what json.dumps uses for text
 
-_COLUMNS = f"""
+COLUMNS = f"""
     sequence, kind, process_number, stream, stream_offset, length, wall_us, monotonic_ns, method,
-    confidence, CASE WHEN octet_length(meta) <= {REF_MAX_BYTES} THEN meta END, octet_length(meta)
+    confidence, CASE WHEN octet_length(meta) <= {REF_MAX_BYTES} THEN meta END AS shown,
+    octet_length(meta) AS meta_length
 """
 _RANGE = "run_number = %(run)s AND sequence BETWEEN %(first)s AND %(last)s"
 
 ALL_KINDS = f"""
-    SELECT {_COLUMNS} FROM run_event WHERE {_RANGE} ORDER BY sequence LIMIT %(limit)s
+    SELECT {COLUMNS} FROM run_event WHERE {_RANGE} ORDER BY sequence LIMIT %(limit)s
 """
 # One ordered index scan for each kind, merged: what lies between does not matter.
 _ONE_KIND = f"""
-    (SELECT {_COLUMNS} FROM run_event WHERE {_RANGE} AND kind = {{kind}} AND kind <> {Kind.IO_CHUNK}
+    (SELECT {COLUMNS} FROM run_event WHERE {_RANGE} AND kind = {{kind}} AND kind <> {Kind.IO_CHUNK}
      ORDER BY sequence LIMIT %(limit)s)
 """
 # Chunks have no index by sequence, which would slow every write for the sake of a rare question.
 _WITH_CHUNKS = f"""
     SELECT * FROM (
-        SELECT {_COLUMNS} FROM run_event WHERE {_RANGE} ORDER BY sequence LIMIT {SCANNED_EVENTS}
+        SELECT {COLUMNS} FROM run_event WHERE {_RANGE} ORDER BY sequence LIMIT {SCANNED_EVENTS}
     ) scanned
     WHERE kind = ANY(%(kinds)s) ORDER BY sequence LIMIT %(limit)s
 """
@@ -115,11 +116,11 @@ def _all_kinds(parameters: dict[str, Any]) -> list[Row]:
 
 def _page(run_id: uuid.UUID, rows: Sequence[Row], more: int | None) -> bytes:
     following = "" if more is None else f',"nextFromSequence":"{more}"'
-    return f'{{"items":[{",".join(_items(str(run_id), rows))}]{following}}}'.encode()
+    return f'{{"items":[{",".join(items(str(run_id), rows))}]{following}}}'.encode()
 
 
-def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
-    """Return the JSON of each event.
+def items(run_id: str, rows: Sequence[Row]) -> list[str]:
+    """Return the JSON of each event, of rows of ``COLUMNS``.
 
     What is equal in many events is made once: the text of each second, the name of the stream, and
     the members that name the process and how the event came to be known.
@@ -127,7 +128,7 @@ def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
     seconds: dict[int, str] = {}
     ends: dict[tuple[int, int, int, int], tuple[str, str]] = {}
     head = f'{{"eventId":"{run_id}:'
-    items = []
+    made = []
     for (
         sequence, kind, process, stream, offset, length, wall_us, monotonic_ns, method, confidence,
         meta, meta_length,
@@ -142,7 +143,7 @@ def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
         if kind == Kind.IO_CHUNK and not meta_length:
             # The commonest event by far; the text is what `summary` and `_reference` would make.
             number, size, place = str(sequence), str(length), str(offset)
-            items.append(
+            made.append(
                 f'{head}{number}","sequence":"{number}","kind":"ioChunk","occurredAt":"'
                 f"{monotonic_ns}{seconds[second]}{_FRACTIONS[wall_us // 1000 % 1000]}"
                 f'"{name}: {size} bytes at {place}","ref":{{"stream":"{name}",'
@@ -151,12 +152,12 @@ def _items(run_id: str, rows: Sequence[Row]) -> list[str]:
             continue
         parsed, reference = _reference(kind, stream, offset, length, meta, meta_length)
         line = _ESCAPED(summary(kind, stream, offset, length, parsed))
-        items.append(
+        made.append(
             f'{head}{sequence}","sequence":"{sequence}","kind":"{KIND_NAMES.get(kind, "unknown")}",'
             f'"occurredAt":"{monotonic_ns}{seconds[second]}{_FRACTIONS[wall_us // 1000 % 1000]}'
             f"{line},{reference}{end}"
         )
-    return items
+    return made
 
 
 _FRACTIONS = [f'.{milliseconds:03d}Z","summary":' for milliseconds in range(1000)]

@@ -1,0 +1,229 @@
+"""Reading what the streams of a process send next: a few threads for all of them.
+
+A stream is read when something was announced that concerns it, or now and then, and only while its
+client has taken all that was read before. One more thread listens to PostgreSQL. None of them ever
+waits for a client.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import structlog
+from django.db import InterfaceError, OperationalError, close_old_connections
+
+from controlplane.database.retries import database_trouble
+from controlplane.errors import ControlPlaneError
+from controlplane.http.streams import LOOK_SECONDS, ROOM_BYTES, Channel, Piece, Source, Topic
+from controlplane.serving.connections import Outgoing
+from controlplane.work.notifications import Heard, listen_to
+from controlplane.work.stopping import StopEvent
+
+log = structlog.get_logger(__name__)
+
+THREADS = 2
+_RETRY_SECONDS = 1.0
+
+
+class Feed:
+    """One stream on its way from its source to its client. The puller's lock guards its state."""
+
+    def __init__(self, source: Source, way: Outgoing, ended: Callable[[], None]) -> None:
+        self.source = source
+        self.way = way
+        self.ended = ended
+        """Called once, in any thread, when all is said; the last bytes may not be sent yet."""
+        self.since = time.monotonic()
+        """When it was last told that there may be news."""
+        self.spoke_at = self.since
+        self.not_before = 0.0
+        self.dirty = True
+        self.queued = False
+        self.reading = False
+        self.full = False
+        self.whole = True
+        self.over = False
+
+
+class Puller:
+    """Reads the sources of all streams of a process. Threads are started with the first stream."""
+
+    def __init__(self) -> None:
+        self.feeds: dict[Feed, None] = {}
+        self._by_topic: dict[Topic, dict[Feed, None]] = {}
+        self._channels: dict[str, Channel] = {}
+        self._ready: deque[Feed] = deque()
+        self._work = threading.Condition()
+        self._stopped = StopEvent()
+        self._relisten = StopEvent()
+        self._threads: list[threading.Thread] = []
+
+    def add(self, feed: Feed) -> None:
+        """Begin to read a stream."""
+        with self._work:
+            self.feeds[feed] = None
+            known = len(self._channels)
+            for topic in feed.source.topics:
+                self._by_topic.setdefault(topic, {})[feed] = None
+                self._channels[topic.channel.name] = topic.channel
+            if len(self._channels) != known:
+                self._relisten.set()
+            self._schedule(feed)
+            if not self._threads:
+                self._start()
+
+    def remove(self, feed: Feed) -> None:
+        """Read a stream no more. What is being read of it is thrown away."""
+        with self._work:
+            feed.over = True
+            self.feeds.pop(feed, None)
+            for topic in feed.source.topics:
+                others = self._by_topic.get(topic, {})
+                others.pop(feed, None)
+                if not others:
+                    self._by_topic.pop(topic, None)
+
+    def drained(self, feed: Feed) -> None:
+        """Go on with a stream whose client has taken everything."""
+        with self._work:
+            feed.full = False
+            self._schedule(feed)
+
+    def look(self, now: float) -> None:
+        """Do what is due by the clock: looks nobody asked for, and heartbeats."""
+        with self._work:
+            silent = []
+            for feed in self.feeds:
+                if now - feed.since >= LOOK_SECONDS:
+                    self._mark(feed, now)
+                if feed.dirty and feed.not_before and now >= feed.not_before:
+                    feed.not_before = 0.0
+                    self._schedule(feed)
+                free = feed.whole and not (feed.full or feed.reading or feed.over)
+                if free and now - feed.spoke_at >= LOOK_SECONDS:
+                    feed.spoke_at = now
+                    # Nobody reads it meanwhile, so that nothing comes in between.
+                    feed.reading = True
+                    silent.append(feed)
+        for feed in silent:
+            self._deliver(feed, Piece(feed.source.heartbeat()))
+
+    def stop(self) -> None:
+        """End the threads; what they are reading is finished."""
+        with self._work:
+            self._stopped.set()
+            self._relisten.set()
+            self._work.notify_all()
+
+    # ------------------------------------------------------------------ scheduling
+
+    def _mark(self, feed: Feed, now: float) -> None:
+        feed.since = now
+        feed.dirty = True
+        self._schedule(feed)
+
+    def _schedule(self, feed: Feed) -> None:
+        busy = feed.queued or feed.reading or feed.full or feed.over
+        if feed.dirty and not busy and not feed.not_before:
+            feed.queued = True
+            self._ready.append(feed)
+            self._work.notify()
+
+    def _start(self) -> None:
+        targets = [self._listen, *[self._pull] * THREADS]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------------ listening
+
+    def _listen(self) -> None:
+        while not self._stopped.is_set():
+            with self._work:
+                self._relisten = StopEvent()
+                channels = dict(self._channels)
+                if self._stopped.is_set():
+                    return
+            try:
+                listen_to(list(channels), partial(self._hear, channels), self._relisten)
+            except (OperationalError, InterfaceError) as error:
+                log.warning("database_away", reason=database_trouble(error), retry_in_s=1)
+                self._stopped.wait(_RETRY_SECONDS)
+            except Exception:  # streams would be late for as long as the process lives
+                log.exception("listening_failed")
+                self._stopped.wait(_RETRY_SECONDS)
+
+    def _hear(self, channels: dict[str, Channel], heard: Heard | None) -> None:
+        now = time.monotonic()
+        with self._work:
+            concerned: Iterable[Feed] = list(self.feeds)
+            if heard is not None:
+                topics = {
+                    Topic(channels[name], channels[name].key_of(payload)) for name, payload in heard
+                }
+                concerned = [feed for topic in topics for feed in self._by_topic.get(topic, ())]
+            for feed in concerned:
+                self._mark(feed, now)
+
+    # ------------------------------------------------------------------ reading
+
+    def _pull(self) -> None:
+        while True:
+            with self._work:
+                self._work.wait_for(lambda: self._ready or self._stopped.is_set())
+                if self._stopped.is_set():
+                    break
+                feed = self._ready.popleft()
+                feed.queued, feed.dirty, feed.reading = False, False, True
+                if feed.over:
+                    continue
+                since = feed.since
+            piece = self._read(feed, since)
+            if piece is not None:
+                self._deliver(feed, piece)
+        close_old_connections()
+
+    def _read(self, feed: Feed, since: float) -> Piece | None:
+        """Return what follows; None when the database is away, and the stream has to wait."""
+        try:
+            return feed.source.read(ROOM_BYTES, since)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("stream_waits_for_database", reason=database_trouble(error))
+            close_old_connections()
+            with self._work:
+                feed.reading, feed.dirty = False, True
+                feed.not_before = time.monotonic() + _RETRY_SECONDS
+            return None
+        except ControlPlaneError as error:
+            return Piece(feed.source.farewell(error), ended=True)
+        except Exception:
+            log.exception("stream_failed")
+            told = ControlPlaneError("Something went wrong on our side; the log has it.")
+            return Piece(feed.source.farewell(told), ended=True)
+
+    def _deliver(self, feed: Feed, piece: Piece) -> None:
+        """Send what was read, and settle how the stream goes on."""
+        with self._work:
+            feed.full, feed.whole = True, piece.whole
+        sent = True
+        if piece.data:
+            with suppress(BrokenPipeError):  # the loop closes what is broken
+                sent = feed.way.offer(piece.data)
+        with self._work:
+            feed.reading = False
+            feed.full = feed.full and not sent
+            if piece.data:
+                feed.spoke_at = time.monotonic()
+            if piece.more:
+                feed.dirty = True
+            if piece.ended and not feed.over:
+                feed.over = True
+            else:
+                self._schedule(feed)
+        if piece.ended:
+            feed.ended()

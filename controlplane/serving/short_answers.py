@@ -1,0 +1,28 @@
+"""Answers of the loop itself: short, and sent only to a client that takes them at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import suppress
+
+from controlplane.errors import ControlPlaneError
+
+
+def send_last(sock: socket.socket, error: ControlPlaneError) -> None:
+    """Tell a client why its connection ends, if it takes that at once."""
+    # It reads settings that Django has only once the application is loaded.
+    from controlplane.http.problems import CONTENT_TYPE, problem
+
+    body = json.dumps(problem(error, "")).encode()
+    head = (
+        f"HTTP/1.1 {error.status} {error.title}\r\nContent-Type: {CONTENT_TYPE}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    send_at_once(sock, head.encode() + body)
+
+
+def send_at_once(sock: socket.socket, data: bytes) -> None:
+    """Send something short, if the client takes it; who does not need not have it."""
+    with suppress(OSError):
+        sock.send(data)

@@ -1,0 +1,1 @@
+"""Live streams of runs, workspaces and owners as server-sent events."""

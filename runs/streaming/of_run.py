@@ -1,0 +1,135 @@
+"""The stream of one run: every event of its record, and its end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.encoders import JSONEncoder
+
+from controlplane.http.serializers import format_timestamp
+from controlplane.http.server_sent_events import (
+    EventSource,
+    cursor_of,
+    frame,
+    invalid_cursor,
+    stream_answer,
+)
+from controlplane.http.streams import Channel, Piece, Topic
+from runs.models import Run, RunHead
+from runs.presentation import present_run
+from runs.record import store
+from runs.record.reading.timeline import MAX_SEQUENCE
+from runs.streaming.pages import PAGES, Page
+
+RUN_EVENTS = Channel(store.CHANNEL, lambda payload: str(json.loads(payload)["runNumber"]))
+LATEST = "latest"
+
+
+def stream_run(request: Request, run: Run, after: str | None = None) -> HttpResponseBase:
+    """Return the answer that follows ``run`` from where the request says, or from ``after``.
+
+    204, which tells browsers to stay away, to whoever has seen the end. Raises
+    ``ValidationFailed`` for a place that is none of this record, and ``ServiceUnavailable``.
+    """
+    place = _place(request, run, cursor_of(request, after))
+    if place is None:
+        return Response(status=204)
+    return stream_answer(request, RunSource(run, after=place))
+
+
+def _place(request: Request, run: Run, cursor: str | None) -> int | None:
+    """Return the sequence to go on behind; None when that is the end."""
+    if cursor is None:
+        return 0
+    head = RunHead.objects.filter(pk=run.number).only("last_sequence", "sealed_at").first()
+    last = 0 if head is None else head.last_sequence
+    ended = run.status in Run.TERMINAL if head is None else head.sealed_at is not None
+    if cursor == LATEST:
+        return last
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= len(str(MAX_SEQUENCE))):
+        raise invalid_cursor(request, "The id of an event of a run is a decimal number.")
+    place = int(cursor)
+    if ended and place == last + 1:
+        return None
+    if place > last:
+        raise invalid_cursor(request, f"The record has no event {place}; its last is {last}.")
+    return place
+
+
+class RunSource(EventSource):
+    """The events of one run behind the event ``after``, in order, then its end."""
+
+    def __init__(self, run: Run, *, after: int = 0) -> None:
+        self.topics = frozenset({Topic(RUN_EVENTS, str(run.number))})
+        self._run_id = run.pk
+        self._number = run.number
+        self._after = after
+        self._sent = 0
+        """Bytes of the page behind ``_after`` that were given already."""
+
+    def read(self, room: int, since: float) -> Piece:
+        """Return the events that follow."""
+        while True:
+            # A page that was begun begins the same however old it is.
+            page = PAGES.page(
+                self._run_id, self._number, self._after, since=0.0 if self._sent else since
+            )
+            if page is None:
+                return self._without_record()
+            if page.removed_at is not None:
+                return self._removed(page)
+            if page.data:
+                return self._cut(page, room)
+            if page.through == self._after:
+                return self._end(page.last) if self._ends(page) else Piece()
+            self._after = page.through
+
+    def _cut(self, page: Page, room: int) -> Piece:
+        """Return as many whole events as there is room for, or the next bytes of a large one."""
+        end = min(self._sent + room, len(page.data))
+        if end < len(page.data):
+            whole = page.data.rfind(b"\n\n", self._sent, end) + 2
+            end = whole if whole > self._sent + 1 else end
+        data = page.data[self._sent : end]
+        if end < len(page.data):
+            self._sent = end
+        else:
+            self._after, self._sent = page.through, 0
+        return Piece(data, more=True, whole=data.endswith(b"\n\n"))
+
+    def _ends(self, page: Page) -> bool:
+        return page.sealed and page.through >= page.last
+
+    def _end(self, last: int) -> Piece:
+        run = Run.objects.get(number=self._number)
+        return Piece(end_frame(present_run(run), last + 1), ended=True)
+
+    def _without_record(self) -> Piece:
+        run = Run.objects.get(number=self._number)
+        if run.status not in Run.TERMINAL:
+            return Piece()
+        return Piece(end_frame(present_run(run), 1), ended=True)
+
+    def _removed(self, page: Page) -> Piece:
+        """Return what there is to say of a record that retention has removed."""
+        if self._sent:
+            # In the middle of an event: the client asks again, and is told then.
+            return Piece(ended=True)
+        assert page.removed_at is not None
+        told = {
+            "reason": "record-removed",
+            "detail": "The record of this run was removed when its time was over.",
+            "after": str(self._after),
+            "removedAt": format_timestamp(page.removed_at),
+        }
+        end = self._end(page.last)
+        return Piece(frame("resync", json.dumps(told)) + end.data, ended=True)
+
+
+def end_frame(members: Any, place: int) -> bytes:
+    """Return the event ``end``: how the run ended, at a place of its own behind the record."""
+    return frame("end", json.dumps(members, cls=JSONEncoder, ensure_ascii=False), id=str(place))
