@@ -8,7 +8,12 @@ EXEC_DESCRIPTION = """\
 The command is a one-shot run and recorded as every run is: `runId` leads to its timeline, output,
 changes and proof. The answer comes when it has ended, whatever its exit code; it has the first MiB
 of each output, and `truncated` when that is not all. With `background` it is 202 with the run, at
-once; so it is when the command takes longer than the installation waits (`RUN_EXEC_WAIT_MS`).
+once. With `Accept: text/event-stream` it is the stream of the run, `GET /v1/runs/{runId}/stream`,
+from its beginning, so its output as it is written.
+
+An answer that is waited for begins with the head, and has empty lines until its JSON comes, so that
+nobody on the way takes it for dead. When the service itself ends meanwhile, its `status` is that of
+the run, which goes on.
 
 A client that goes away ends nothing: the command goes on and is recorded. `PATCH /v1/runs/{runId}`
 cancels it.
@@ -20,7 +25,7 @@ cancels it.
 | 409 | `workspace-not-ready` | nothing can be executed in it now; `reason` says why |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 429 | `owner-limit-reached` | the owner's records take all the room that the operator allows |
-| 503 | `too-many-execs` | too many are waited for, and nothing was started; see `Retry-After` |
+| 503 | `too-many-streams` | too many are waited for, and nothing was started |
 """
 INPUT_DESCRIPTION = """\
 For a command that was started with `openStdin` or with a terminal; a `signal` is for every command.
@@ -55,8 +60,8 @@ EXEC_HEADERS = [
         "Location",
         str,
         OpenApiParameter.HEADER,
-        description="Where the present state of the run is read.",
-        response=[202],
+        description="Of the run, when the answer does not wait for its end.",
+        response=[200, 202],
     ),
     OpenApiParameter(
         "idempotency-replayed",

@@ -202,7 +202,11 @@ class ExecSerializer(OutputSerializer):
 
     run_id = serializers.UUIDField(help_text="Its run: the record of everything it did.")
     workspace_id = serializers.UUIDField()
-    status = serializers.ChoiceField(choices=sorted(Run.TERMINAL))
+    status = serializers.ChoiceField(
+        choices=Run.Status.choices,
+        help_text="`queued` or `running` only when the service ended before the command: it goes "
+        "on, and its run says how it ended.",
+    )
     exit_code = serializers.IntegerField(required=False)
     exit_signal = serializers.CharField(required=False)
     error_code = serializers.CharField(required=False)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 
-from django.conf import settings
+from django.http.response import HttpResponseBase
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
+from controlplane.http.negotiation import asks_for
 from controlplane.http.openapi import OWNER_QUERY
 from controlplane.http.requests import read
+from controlplane.http.server_sent_events import CONTENT_TYPE as EVENT_STREAM
+from controlplane.http.server_sent_events import STREAM_RESPONSES, stream_answer
+from controlplane.http.streams import StreamAnswer, require_stream_room
 from runs.commands import new_exec
 from runs.exec_openapi import (
     EXEC_DESCRIPTION,
@@ -27,11 +32,13 @@ from runs.exec_serializers import (
     InputRequestSerializer,
     InputStateSerializer,
 )
-from runs.execs import StartedExec, answer_of, place_to_wait, start_exec
+from runs.execs import StartedExec, answer_of, ended_soon, start_exec
 from runs.inputs import give_input
 from runs.presentation import present_run
 from runs.serializers import RunSerializer
 from runs.services import get_run
+from runs.streaming.of_exec import ExecSource
+from runs.streaming.of_run import RunSource
 
 
 class ExecViewSet(ViewSet):
@@ -45,18 +52,25 @@ class ExecViewSet(ViewSet):
         parameters=[OWNER_QUERY, *EXEC_HEADERS],
         examples=EXEC_EXAMPLES,
         request=ExecRequestSerializer,
-        responses={200: ExecSerializer, 202: RunSerializer},
+        responses={
+            (200, "application/json"): ExecSerializer,
+            (200, EVENT_STREAM): STREAM_RESPONSES[200, EVENT_STREAM],
+            202: RunSerializer,
+        },
     )
-    def create(self, request: Request, workspace_id: uuid.UUID) -> Response:
+    def create(self, request: Request, workspace_id: uuid.UUID) -> HttpResponseBase:
         """Execute a command; answer when it has ended, or at once."""
         given, key, digest = read_exec(request)
         new = new_exec(workspace_id, owner_user_id=given.owner, values=given.body)
-        if given.body["background"]:
-            started = start_exec(new, key=key, request_hash=digest)
-            started.ending.close()
-            return _going_on(started)
-        with place_to_wait():
-            return _waited_for(start_exec(new, key=key, request_hash=digest))
+        if not given.body["background"]:
+            require_stream_room(request)
+        started = start_exec(new, key=key, request_hash=digest)
+        with closing(started.ending):
+            if given.body["background"]:
+                return _going_on(started)
+            if asks_for(request, EVENT_STREAM):
+                return _followed(request, started)
+            return _answer(started)
 
     @extend_schema(
         operation_id="runs.input",
@@ -75,19 +89,29 @@ class ExecViewSet(ViewSet):
         return Response(InputStateSerializer(give_input(run, given.body)).data, status=202)
 
 
-def _waited_for(started: StartedExec) -> Response:
-    try:
-        if not started.ending.wait(settings.RUN_EXEC_WAIT_MS / 1000):
-            return _going_on(started)
-    finally:
-        started.ending.close()
+def _followed(request: Request, started: StartedExec) -> HttpResponseBase:
+    """Answer with the events of the run as they are recorded."""
+    answer = stream_answer(request, RunSource(started.run))
+    for name, value in {**_headers(started), **_location(started)}.items():
+        answer[name] = value
+    return answer
+
+
+def _answer(started: StartedExec) -> HttpResponseBase:
+    """Answer in this thread when it ends soon; else as a stream, which takes none."""
     headers = _headers(started)
-    return Response(ExecSerializer(answer_of(started.run)).data, headers=headers)
+    if ended_soon(started):
+        return Response(ExecSerializer(answer_of(started.run)).data, headers=headers)
+    return StreamAnswer(ExecSource(started.run), content_type="application/json", headers=headers)
 
 
 def _going_on(started: StartedExec) -> Response:
-    headers = {**_headers(started), "Location": f"/v1/runs/{started.run.pk}"}
+    headers = {**_headers(started), **_location(started)}
     return Response(present_run(started.run), status=202, headers=headers)
+
+
+def _location(started: StartedExec) -> dict[str, str]:
+    return {"Location": f"/v1/runs/{started.run.pk}"}
 
 
 def _headers(started: StartedExec) -> dict[str, str]:

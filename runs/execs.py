@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from controlplane.errors import ServiceUnavailable
 from controlplane.http.idempotency import key_reused
 from controlplane.work.notifications import announce
 from runs.agent.record.frames import Stream
@@ -26,8 +24,6 @@ from runs.record.reading.output import Output, beginnings
 from runs.run_messages import QUEUED, announce_run
 from runs.services import NewRun, store_run
 from runs.waiting import Ending
-
-RETRY_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +81,19 @@ def _earlier(owner_user_id: str, key: str, request_hash: str) -> StartedExec | N
 
 # ---------------------------------------------------------------- waiting
 
-_places = threading.BoundedSemaphore(settings.SVC_API_EXECS)
+SOON_SECONDS = 1.0
+_places = threading.BoundedSemaphore(max(1, settings.SVC_API_THREADS // 2))
 
 
-@contextmanager
-def place_to_wait() -> Iterator[None]:
-    """Take one of the places of this process in which an exec may be waited for.
-
-    Raises ``ServiceUnavailable`` (``too-many-execs``) when all are taken.
-    """
+def ended_soon(started: StartedExec) -> bool:
+    """Wait a moment for the end of an exec, unless half of the threads do so already."""
     places = _places
     if not places.acquire(blocking=False):
-        raise too_many_execs()
+        return started.run.status in Run.TERMINAL
     try:
-        yield
+        return started.ending.wait(SOON_SECONDS)
     finally:
         places.release()
-
-
-def too_many_execs() -> ServiceUnavailable:
-    """Return the error for an exec that nobody can wait for now."""
-    error = ServiceUnavailable(
-        "Too many execs are waited for; nothing was started. Try again, or use background.",
-        code="too-many-execs",
-    )
-    error.wait = RETRY_SECONDS  # becomes the header Retry-After
-    return error
 
 
 # ---------------------------------------------------------------- the answer

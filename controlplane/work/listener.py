@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 from django.db import DatabaseError, InterfaceError, connection
 
-from controlplane.work.notifications import listen
+from controlplane.work.notifications import Heard, listen_to
 from controlplane.work.stopping import StopEvent
 
 log = structlog.get_logger(__name__)
@@ -54,10 +54,17 @@ class Listener:
                 self._thread.join()
                 self._thread = None
 
+    def _heard(self, news: Heard | None) -> None:
+        if news is None:
+            self._resumed()
+            return
+        for _, payload in news:
+            self._told(payload)
+
     def _listen_on(self, stopped: StopEvent) -> None:
         while not stopped.is_set():
             try:
-                listen(self._channel, self._resumed, stopped, told=self._told)
+                listen_to([self._channel], self._heard, stopped)
             except (DatabaseError, InterfaceError) as exc:
                 log.warning("listener_lost", channel=self._channel, reason=type(exc).__name__)
             except Exception:

@@ -24,33 +24,18 @@ def announce(channel: str, payload: str = "") -> None:
         cursor.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
 
-Heard = list[tuple[str, str]]
-"""Channel and payload of each announcement."""
-
-
-def listen(
-    channel: str,
-    heard: Callable[[], object],
-    stopped: StopEvent,
-    *,
-    told: Callable[[str], object] | None = None,
-) -> None:
+def listen(channel: str, heard: Callable[[], object], stopped: StopEvent) -> None:
     """Call ``heard`` after each announcement, and once at the beginning, until ``stopped`` is set.
 
-    Several that come together count as one. With ``told``, that is given what each of them says
-    instead, and ``heard`` is called at the beginning only. Does nothing between them but to look,
-    every 30 s, whether its connection lives. Takes this thread's connection; raises what it raises
-    when the database goes away.
+    Several that come together count as one. Does nothing between them but to look, every 30 s,
+    whether its connection lives. Takes this thread's connection; raises what it raises when the
+    database goes away.
     """
+    listen_to([channel], lambda _: heard(), stopped)
 
-    def each(news: Heard | None) -> None:
-        if told is None or news is None:
-            heard()
-            return
-        for _, payload in news:
-            told(payload)
 
-    listen_to([channel], each, stopped)
+Heard = list[tuple[str, str]]
+"""Channel and payload of each announcement."""
 
 
 def listen_to(

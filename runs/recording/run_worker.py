@@ -27,9 +27,8 @@ from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import Delivery, MalformedMessage
 from controlplane.work.leases import Fence, LeasedQuerySet, LeaseLost
 from controlplane.work.models import Heartbeat, SlotUsage
-from controlplane.work.notifications import listen
+from controlplane.work.notifications import Heard, listen, listen_to
 from controlplane.work.periodic import PeriodicTask
-from controlplane.work.stopping import StopEvent
 from controlplane.work.worker import Worker, WorkerTimes
 from runs.models import Run
 from runs.recording import claims, run_sweeper
@@ -108,16 +107,10 @@ class RunWorker(Worker):
                     run=partial(listen, CANCELLATIONS, cancelled.set),
                 ),
                 PeriodicTask(
-                    name="queued",
+                    name="runs",
                     every=LISTEN_AGAIN_AFTER,
                     first=timedelta(),
-                    run=self._hear_of_queued,
-                ),
-                PeriodicTask(
-                    name="input",
-                    every=LISTEN_AGAIN_AFTER,
-                    first=timedelta(),
-                    run=self._hear_of_input,
+                    run=partial(listen_to, [QUEUED, INPUT], self._on_news),
                 ),
                 PeriodicTask(
                     name="sweeper",
@@ -195,13 +188,16 @@ class RunWorker(Worker):
             return
         self._claimers.submit(self._claim_delivered, run_id, delivery)
 
-    def _hear_of_queued(self, stopped: StopEvent) -> None:
-        """Claim the runs that somebody waits for, as soon as they are announced."""
-        listen(QUEUED, lambda: None, stopped, told=self._on_queued)
-
-    def _hear_of_input(self, stopped: StopEvent) -> None:
-        """Wake the recorders of runs that were given input, and all of them at the beginning."""
-        listen(INPUT, self._wake_for_input, stopped, told=self._wake_for_input)
+    def _on_news(self, news: Heard | None) -> None:
+        """Claim runs that somebody waits for, and wake the recorders of those with new input."""
+        if news is None:
+            self._wake_for_input()
+            return
+        for channel, run_id in news:
+            if channel == QUEUED:
+                self._on_queued(run_id)
+            else:
+                self._wake_for_input(run_id)
 
     def _wake_for_input(self, run_id: str = "") -> None:
         for held in self._slots.holding():

@@ -32,7 +32,7 @@ from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
 from workspaces.models import RuntimeInstance  # noqa: E402
 
-EXECS = 60
+EXECS = 200
 P50_SECONDS = 0.015
 P99_SECONDS = 0.050
 

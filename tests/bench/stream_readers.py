@@ -14,7 +14,7 @@ from tests.bench.figures import PERCENTILES, Figure, log_folder, milliseconds
 from tests.runs.event_stream import Follower
 from tests.runs.record_factory import Source, make_run
 from tests.runs.stream_history import Reader, follow_all
-from tests.worker_process import environment
+from tests.stack.worker_process import environment
 
 READERS = 500
 COMMITS = 200

@@ -36,7 +36,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     """Give the test a run queue of its own, and end what its execs have begun."""
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
-    settings.RUN_EXEC_WAIT_MS = 60_000
     topology = RUN_REQUESTED.topology()
     yield
     stop_listening()
@@ -181,13 +180,29 @@ def test_changes_are_compared_when_they_are_asked_for(api: Api, path: str) -> No
     assert exec_spec(one_shot()[0], record_limits())["record"]["files"] is True
 
 
-def test_a_command_that_takes_longer_than_is_waited_for_goes_on(
-    api: Api, path: str, settings: Settings
+def test_a_command_that_takes_long_has_the_same_answer(
+    path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.RUN_EXEC_WAIT_MS = 50
-    answer = api.post(path, {"command": ["sleep", "60"]}, expect=202)
-    assert answer.body["status"] == "queued"
-    assert answer.headers["location"] == f"/v1/runs/{answer.body['runId']}"
+    monkeypatch.setattr(execs, "SOON_SECONDS", 0.01)
+    whole = bytes(range(256)) * 2048
+    answer = answer_to(path, {"command": ["true"]}, lambda run: record(run, [whole], code=2))
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert (answer.body["status"], answer.body["exitCode"]) == ("failed", 2)
+    assert base64.b64decode(answer.body["stdoutBase64"]) == whole
+
+
+def test_an_exec_can_be_followed_from_its_beginning(path: str) -> None:
+    accept = {"accept": "text/event-stream"}
+    with asked(path, {"command": ["true"]}, headers=accept) as future:
+        eventually(one_shot, what="its run is there")
+        run = one_shot()[0]
+        record(run, [b"seen"])
+        answer = future.result(60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["location"] == f"/v1/runs/{run.pk}"
+    assert b"recordStarted" in answer.content
+    assert base64.b64encode(b"seen") in answer.content
+    assert b"event: end" in answer.content
 
 
 def test_a_key_executes_once_and_its_repetition_has_the_same_answer(path: str) -> None:
@@ -213,20 +228,14 @@ def test_a_key_of_another_request_is_refused(api: Api, path: str) -> None:
     assert len(one_shot()) == 1
 
 
-def test_no_more_are_waited_for_than_there_are_places(
+def test_an_exec_is_answered_when_no_thread_may_wait_for_it(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execs, "_places", threading.BoundedSemaphore(1))
-    body = {"command": ["true"]}
-    with asked(path, body) as first:
-        eventually(one_shot, what="the first one waits")
-        refused = Api().post(path, body, expect=503)
-        in_background = Api().post(path, {**body, "background": True}, expect=202)
-        record(one_shot()[0])
-        assert first.result(60).status == 200
-    assert refused.body["code"] == "too-many-execs"
-    assert refused.headers["retry-after"] == "1"
-    assert [str(run.pk) for run in one_shot()][1:] == [in_background.body["runId"]]
+    nobody = threading.BoundedSemaphore(1)
+    nobody.acquire()
+    monkeypatch.setattr(execs, "_places", nobody)
+    answer = answer_to(path, {"command": ["true"]}, record)
+    assert (answer.status, answer.body["stdout"]) == (200, "hello\n")
 
 
 def test_a_workspace_that_is_not_there_or_foreign_is_not_found(

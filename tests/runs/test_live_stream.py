@@ -17,9 +17,9 @@ from django.db import connection
 
 from runs.models import Run
 from tests.api_process import ApiProcess, api_process
-from tests.browser import browser
 from tests.runs.event_stream import Follower, Received
 from tests.runs.record_factory import Source, make_run
+from tests.stack.browser import browser
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -362,7 +362,7 @@ def test_a_run_that_began_is_not_begun_again_whatever_became_of_its_spool() -> N
 
     run = record(run, agent)
 
-    assert [call[0] for call in agent.calls] == ["exec", "tail"]
+    assert [call[0] for call in agent.calls] == ["exec"]
     assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
     assert early_close(run) == 1
 
