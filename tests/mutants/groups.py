@@ -86,6 +86,7 @@ GROUPS = {
         ),
         (
             "tests/runs/agent/test_segments.py",
+            "tests/runs/agent/test_tail_protocol.py",
             "tests/runs/agent/test_spool.py",
             "tests/runs/agent/test_follow.py",
             "tests/runs/agent/test_durability.py",
