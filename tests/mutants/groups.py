@@ -45,6 +45,7 @@ GROUPS = {
             "runs/record/ingest/tables.py",
         ),
         (
+            "tests/runs/record/test_derived.py",
             "tests/runs/record/test_store.py",
             "tests/runs/record/test_store_sources.py",
             "tests/runs/record/test_store_hostile.py",
