@@ -74,6 +74,7 @@ GROUPS = {
         (
             "tests/runs/agent/test_segments.py",
             "tests/runs/agent/test_spool_limits.py",
+            "tests/runs/agent/test_repair.py",
             "tests/runs/agent/test_spool.py",
             "tests/runs/agent/test_durability.py",
             "tests/runs/agent/test_verify.py",
