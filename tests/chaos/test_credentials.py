@@ -114,5 +114,6 @@ def test_no_log_of_any_worker_has_the_secret(stack: PrivateStack) -> None:
         stack.launch_worker(SVC_LOG_LEVEL="DEBUG")
         worker.kill()
     assert_delivered(stack, job, claims=2)
+    assert len(stack.processes) >= 2
     for child in stack.processes:
         assert child.says(SECRET) == 0

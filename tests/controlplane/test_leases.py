@@ -121,6 +121,7 @@ def test_what_has_no_lease_is_neither_renewed_nor_released() -> None:
 def test_of_no_leases_none_is_renewed_or_released() -> None:
     claim(make_job())
 
+    assert list(BuildJob.objects.held_by_any([])) == []
     assert BuildJob.objects.renew_all([], lease=LEASE) == 0
     assert BuildJob.objects.release([]) == 0
 

@@ -45,6 +45,7 @@ GROUPS = {
             "runs/record/ingest/tables.py",
         ),
         (
+            "tests/runs/record/test_derived.py",
             "tests/runs/record/test_store.py",
             "tests/runs/record/test_store_sources.py",
             "tests/runs/record/test_store_hostile.py",
@@ -72,6 +73,8 @@ GROUPS = {
         ),
         (
             "tests/runs/agent/test_segments.py",
+            "tests/runs/agent/test_spool_limits.py",
+            "tests/runs/agent/test_repair.py",
             "tests/runs/agent/test_spool.py",
             "tests/runs/agent/test_durability.py",
             "tests/runs/agent/test_verify.py",
@@ -86,6 +89,7 @@ GROUPS = {
         ),
         (
             "tests/runs/agent/test_segments.py",
+            "tests/runs/agent/test_tail_protocol.py",
             "tests/runs/agent/test_spool.py",
             "tests/runs/agent/test_follow.py",
             "tests/runs/agent/test_durability.py",

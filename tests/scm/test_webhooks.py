@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from pytest_django.fixtures import Settings
 
+from controlplane.database.locks import try_advisory_lock
 from scm import webhooks
 from scm.models import Installation, WebhookDelivery
 from scm.services import import_installation
@@ -357,6 +358,35 @@ class TestAtTheSameTime:
         assert statuses <= {"processed", "received"}
         assert WebhookDelivery.objects.get().status == "processed"
         assert provider.paths().count("GET /app/installations/7") == 1
+
+    def test_what_another_process_is_acting_upon_is_left_to_it(
+        self, provider: FakeProvider
+    ) -> None:
+        provider.install("app", id=7)
+        left = left_undone("left", minutes=2)
+        held, done = threading.Event(), threading.Event()
+
+        def act() -> None:
+            try:
+                with try_advisory_lock(f"scm-delivery-{left.pk}") as mine:
+                    assert mine
+                    held.set()
+                    done.wait(60)
+            finally:
+                held.set()
+                connection.close()
+
+        other = threading.Thread(target=act)
+        other.start()
+        try:
+            assert held.wait(60)
+            assert webhooks.apply_delivery(left.pk).status == "received"
+            webhooks.keep_deliveries(NEVER)
+            assert provider.paths() == []
+        finally:
+            done.set()
+            other.join()
+        assert webhooks.apply_delivery(left.pk).status == "processed"
 
     def test_a_burst_of_events_asks_the_provider_for_what_is_new_only(
         self, api: Api, provider: FakeProvider

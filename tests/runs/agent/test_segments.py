@@ -112,6 +112,46 @@ def test_a_content_has_a_whole_header_and_a_whole_meta() -> None:
         framing.decode(content[:-1])
 
 
+def numbers(names: type) -> dict[str, int]:
+    """Return what a class of numbers holds."""
+    return {name: number for name, number in vars(names).items() if name.isupper()}
+
+
+def test_the_numbers_that_records_are_stored_with_are_these_for_good() -> None:
+    kinds = """
+        RECORD_STARTED PROCESS_STARTED PROCESS_EXITED IO_CHUNK PROCESS_STREAM_CLOSED
+        TERMINAL_RESIZED INPUT_HIDDEN TELEMETRY_DROPPED FILE_CHANGE FILE_WATCH_OVERFLOW
+        FILE_SNAPSHOT_COMPLETED FILE_DIFF_AVAILABLE FILE_DIFF_ENTRY NETWORK_SOURCE_OBSERVED
+        COVERAGE_CHANGED SIGNAL_SENT RUNTIME_STATE_CHANGED RECORD_SEALED FORWARD_OPENED
+        FORWARD_CLOSED
+    """.split()  # noqa: SIM905 # one line each would be many
+    assert numbers(Kind) == {name: number for number, name in enumerate(kinds, 1)}
+    streams = ["NONE", "STDIN", "STDOUT", "STDERR", "PTY_INPUT", "PTY_OUTPUT"]
+    assert numbers(framing.Stream) == {name: number for number, name in enumerate(streams)}
+    methods = """
+        UNSPECIFIED PIPE PTY PROXY INOTIFY SNAPSHOT EBPF NETLINK INTERNAL POLL
+    """.split()  # noqa: SIM905 # one line each would be many
+    assert numbers(Method) == {name: number for number, name in enumerate(methods)}
+    sure = ["UNSPECIFIED", "OBSERVED", "INFERRED", "UNKNOWN"]
+    assert numbers(Confidence) == {name: number for number, name in enumerate(sure)}
+
+
+def test_every_kind_and_stream_is_named_as_its_number_is() -> None:
+    def camel(name: str) -> str:
+        first, *rest = name.lower().split("_")
+        return first + "".join(map(str.capitalize, rest))
+
+    kinds = {number: camel(name) for name, number in numbers(Kind).items()}
+    assert kinds == framing.KIND_NAMES
+    assert framing.STREAM_NAMES == {
+        1: "stdin",
+        2: "stdout",
+        3: "stderr",
+        4: "ptyInput",
+        5: "pty",
+    }
+
+
 # ---------------------------------------------------------------- the folder
 
 
@@ -161,10 +201,12 @@ def test_a_reader_begins_in_the_segment_that_holds_the_sequence(
 ) -> None:
     write(tmp_path, 3, frame(3), frame(4))
     write(tmp_path, 5, frame(5), frame(6, kind=Kind.RECORD_SEALED))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     assert read_all(folder, 1) == [(3, 4, False), (5, 6, True)]
     assert read_all(folder, 4) == [(3, 4, False), (5, 6, True)]
     assert read_all(folder, 5) == read_all(folder, 99) == [(5, 6, True)]
     assert measure(folder) == (6, True)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_spool_without_a_segment_is_damaged(folder: int) -> None:

@@ -196,7 +196,7 @@ def test_a_record_that_was_never_signed_is_sound_and_says_so() -> None:
         "public_key": None,
         "key_id": "",
     }
-    found = checked(walked(1), key_id="", **nothing)
+    found = checked(walked(1), **nothing)
     assert found == Checked(True, None, "1 events fit together and to a seal; not signed", "")
 
 
