@@ -17,7 +17,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LANGUAGES = {"console", "ini", "json", "mermaid", "python", "ssh-config", "text", "toml", "yaml"}
+LANGUAGES = {
+    "console",
+    "ini",
+    "json",
+    "mermaid",
+    "nginx",
+    "python",
+    "ssh-config",
+    "text",
+    "toml",
+    "yaml",
+}
 """What blocks may be written in. Commands outside of ``console`` would never be run."""
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\s*$")
