@@ -80,6 +80,8 @@ def missing_ssh_clients(*, test: bool) -> list[Missing]:
         missing.append(Missing("strace", ("strace",)))
     if test and find_program("npm") is None:
         missing.append(Missing("npm", ("npm",)))  # installs the harnesses whose prompts are tested
+    if test and find_program("nginx") is None:
+        missing.append(Missing("nginx", ("nginx-light",)))  # of the page about TLS
     if test:
         missing += _missing_for_the_pages()
     if test and not _SFTP_SERVER.exists() and _is_debian_like():

@@ -162,6 +162,7 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
         ("rsync",),
         ("strace",),
         ("npm",),
+        ("nginx-light",),
         ("curl",),
         ("jq",),
         ("postgresql-client",),

@@ -23,6 +23,7 @@ LANGUAGES = {
     "js",
     "json",
     "mermaid",
+    "nginx",
     "python",
     "ssh-config",
     "text",

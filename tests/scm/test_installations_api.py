@@ -148,7 +148,7 @@ def test_reading_takes_the_same_queries_however_much_there_is(
     installation = imported(api)
     with django_assert_num_queries(1):
         listed(api)
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(2):
         repositories(api, installation)
 
 

@@ -1,0 +1,158 @@
+"""The proxy of ``docs/operators/tls.md``, as the page has it, before an API that is served."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import requests
+
+from deploy.services.private import find_program
+from tests.docs.pages import ROOT, read_page
+from tests.gateway_process import ApiProcess, free_port
+from tests.worker_process import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+PAGE = ROOT / "docs" / "operators" / "tls.md"
+PEOPLE = {"ada": "ada's password", "bob": "bob's password"}
+WHOLE = """\
+daemon off;
+user {user};  # who reads the folder of the test
+worker_processes 1;
+error_log stderr;
+pid {folder}/nginx.pid;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+{server}
+}}
+"""
+
+
+def block(language: str) -> str:
+    """Return the one block of the page in this language."""
+    (found,) = [each for each in read_page(PAGE).blocks if each.language == language]
+    return "\n".join(found.lines)
+
+
+@dataclass
+class Proxy:
+    """The proxy and the API behind it."""
+
+    api: ApiProcess
+    port: int
+    certificate: Path
+
+    def ask(
+        self, path: str, who: str | None = None, *, method: str = "GET", **options: object
+    ) -> requests.Response:
+        """Ask through the proxy, as somebody or as nobody."""
+        return requests.request(
+            method,
+            f"https://localhost:{self.port}{path}",
+            auth=(who, PEOPLE[who]) if who else None,
+            verify=str(self.certificate),
+            timeout=30,
+            **options,  # type: ignore[arg-type]
+        )
+
+
+@pytest.fixture
+def proxy(transactional_db: None, tmp_path: Path) -> Iterator[Proxy]:
+    """Both, until the test is over."""
+    told = dict(line.split("=", 1) for line in block("ini").splitlines())
+    api = ApiProcess(tmp_path / "api.log", SVC_WEB_PORT="0", SVC_ALLOWED_HOSTS="localhost", **told)
+    port, key, certificate = free_port(), tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    made += ["-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
+    subprocess.run([*made, "-out", str(certificate)], check=True, capture_output=True)
+    people = tmp_path / "people"
+    for name, password in PEOPLE.items():
+        hashed = ["openssl", "passwd", "-6", "-stdin"]
+        done = subprocess.run(hashed, input=password, check=True, capture_output=True, text=True)
+        with people.open("a") as file:
+            file.write(f"{name}:{done.stdout.strip()}\n")
+    server = block("nginx")
+    for shown, real in {
+        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+        "/etc/ssl/svc.example.pem": str(certificate),
+        "/etc/ssl/svc.example.key": str(key),
+        "/etc/nginx/svc.people": str(people),
+        "127.0.0.1:4000": f"127.0.0.1:{api.port}",
+    }.items():
+        assert shown in server
+        server = server.replace(shown, real)
+    configuration = tmp_path / "nginx.conf"
+    configuration.write_text(WHOLE.format(user=getpass.getuser(), folder=tmp_path, server=server))
+    program = find_program("nginx")
+    assert program is not None
+    command = [str(program), "-p", str(tmp_path), "-c", str(configuration)]
+    subprocess.run([*command, "-t"], check=True, capture_output=True)
+    with (tmp_path / "nginx.log").open("wb") as log:
+        running = subprocess.Popen(command, stderr=log, start_new_session=True)
+
+    def answers() -> bool:
+        assert running.poll() is None, (tmp_path / "nginx.log").read_text()
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        eventually(answers, what="the proxy answers")
+        yield Proxy(api, port, certificate)
+    finally:
+        running.send_signal(signal.SIGTERM)
+        running.wait(30)
+        api.stop()
+
+
+def test_people_are_who_the_proxy_says_and_nobody_else(proxy: Proxy) -> None:
+    assert proxy.ask("/v1/workspaces").status_code == 401
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+    made = proxy.ask("/v1/ssh-keys", "ada", method="POST", json={"publicKey": key})
+    assert (made.status_code, made.json()["ownerUserId"]) == (201, "ada")
+    path = f"/v1/ssh-keys/{made.json()['sshKeyId']}"
+    assert [each["name"] for each in proxy.ask("/v1/ssh-keys", "ada").json()["items"]]
+    assert proxy.ask("/v1/ssh-keys", "bob").json() == {"items": []}
+    assert proxy.ask("/v1/ssh-keys?ownerUserId=ada", "bob").json()["code"] == "owner-not-found"
+    assert proxy.ask(path, "bob", method="DELETE").json()["code"] == "ssh-key-not-found"
+    assert proxy.ask(path, "ada", method="DELETE").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-User", "x-forwarded-user", "X_Forwarded_User"])
+def test_what_a_client_puts_into_the_header_never_arrives(proxy: Proxy, name: str) -> None:
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+    forged = {name: "ada", "X-Svc-Gateway-Token": "guessed"}
+    made = proxy.ask("/v1/ssh-keys", "bob", method="POST", json={"publicKey": key}, headers=forged)
+    assert (made.status_code, made.json()["ownerUserId"]) == (201, "bob")
+
+
+def test_past_the_proxy_nobody_is_anybody(proxy: Proxy) -> None:
+    past = f"http://localhost:{proxy.api.port}/v1/workspaces"
+    assert requests.get(past, timeout=30).status_code == 401
+    # From this machine the header counts; given twice it names nobody.
+    with socket.create_connection(("127.0.0.1", proxy.api.port), 30) as sock:
+        sock.sendall(
+            b"GET /v1/workspaces HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"X-Forwarded-User: ada\r\nX-Forwarded-User: bob\r\n\r\n"
+        )
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"repeated-header" in answer
+
+
+def test_webhooks_reach_the_api_without_a_password(proxy: Proxy) -> None:
+    answer = proxy.ask("/v1/scm/webhooks", method="POST", json={})
+    assert answer.json()["code"] in {"scm-webhook-secret-unset", "validation-failed"}
