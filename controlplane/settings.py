@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets as stdlib_secrets
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dj_database_url
 from environs import validate
@@ -94,6 +95,9 @@ WEB_AUTH_SECRET = secret("WEB_AUTH_SECRET", check=signing_secret)
 WORKSPACE_SSH_GATEWAY_TOKEN = secret("WORKSPACE_SSH_GATEWAY_TOKEN")
 SVC_CREDENTIALS_KEY = secret("SVC_CREDENTIALS_KEY", check=credentials_key)
 SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=credentials_key)
+SVC_ADMIN_BIND_HOST: str = env.str("SVC_ADMIN_BIND_HOST", "", validate=host) or "127.0.0.1"
+SVC_ADMIN_PORT = port_or_none("SVC_ADMIN_PORT", 0)
+SVC_ADMIN_SESSION_MS = positive("SVC_ADMIN_SESSION_MS", 8 * 60 * 60 * 1000)
 SVC_ADMIN_FAILED_LOGINS = positive("SVC_ADMIN_FAILED_LOGINS", 10)
 SVC_ADMIN_FAILED_LOGIN_WINDOW_MS = positive("SVC_ADMIN_FAILED_LOGIN_WINDOW_MS", 900_000)
 DEBUG: bool = env.bool("SVC_DEBUG", False)
@@ -105,7 +109,13 @@ ALLOWED_HOSTS: list[str] = env.list(
     validate=hosts_answered,
 )
 SVC_REQUIRE_OWNER: bool = env.bool("SVC_REQUIRE_OWNER", not is_loopback(SVC_BIND_HOST))
-CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
+_web = urlsplit(SVC_WEB_URL or "")
+_behind_tls = _web.scheme == "https"
+# Behind something that ends TLS the scheme of our own pages is another one than we see.
+CSRF_TRUSTED_ORIGINS = [
+    *(SVC_WEB_TRUSTED_ORIGINS or []),
+    *([f"https://{_web.netloc}"] if _behind_tls else []),
+]
 # What the API itself is told goes before what the installation is told.
 _own_origins: str | None = env.str("CORS_ALLOWED_ORIGINS", None)
 _told_origins: str = env.str("SVC_CORS_ALLOWED_ORIGINS", "*")
@@ -356,6 +366,7 @@ MIDDLEWARE = [
     "controlplane.http.middleware.ContentSecurityPolicyMiddleware",
     "controlplane.http.middleware.CanonicalLinkMiddleware",
     "controlplane.http.origins.HostMiddleware",
+    "controlplane.http.admin_port.AdminPortMiddleware",
     "controlplane.http.middleware.PreflightMiddleware",
     "controlplane.http.origins.OriginMiddleware",
     "controlplane.http.middleware.BodyLimitMiddleware",
@@ -421,6 +432,9 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = SVC_MAX_BODY_BYTES
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_AGE = max(1, SVC_ADMIN_SESSION_MS // 1000)
+# Something in front of us ends TLS: a browser shows these cookies to nothing that has none.
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _behind_tls
 X_FRAME_OPTIONS = "DENY"
 
 # ---------------------------------------------------------------- CORS
