@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets as stdlib_secrets
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dj_database_url
 from environs import validate
@@ -97,6 +98,9 @@ WEB_AUTH_SECRET = secret("WEB_AUTH_SECRET", check=signing_secret)
 WORKSPACE_SSH_GATEWAY_TOKEN = secret("WORKSPACE_SSH_GATEWAY_TOKEN")
 SVC_CREDENTIALS_KEY = secret("SVC_CREDENTIALS_KEY", check=credentials_key)
 SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=credentials_key)
+SVC_ADMIN_BIND_HOST: str = env.str("SVC_ADMIN_BIND_HOST", "", validate=host) or "127.0.0.1"
+SVC_ADMIN_PORT = port_or_none("SVC_ADMIN_PORT", 0)
+SVC_ADMIN_SESSION_MS = positive("SVC_ADMIN_SESSION_MS", 8 * 60 * 60 * 1000)
 SVC_ADMIN_FAILED_LOGINS = positive("SVC_ADMIN_FAILED_LOGINS", 10)
 SVC_ADMIN_FAILED_LOGIN_WINDOW_MS = positive("SVC_ADMIN_FAILED_LOGIN_WINDOW_MS", 900_000)
 DEBUG: bool = env.bool("SVC_DEBUG", False)
@@ -114,7 +118,13 @@ SVC_TRUSTED_PROXIES: list[str] = env.list(
 )
 if SVC_TRUSTED_OWNER_HEADER and not SVC_TRUSTED_PROXIES and not has_fault("SVC_TRUSTED_PROXIES"):
     note_fault("SVC_TRUSTED_PROXIES", "SVC_TRUSTED_OWNER_HEADER counts only from one of them.")
-CSRF_TRUSTED_ORIGINS = SVC_WEB_TRUSTED_ORIGINS or []
+_web = urlsplit(SVC_WEB_URL or "")
+_behind_tls = _web.scheme == "https"
+# Behind something that ends TLS the scheme of our own pages is another one than we see.
+CSRF_TRUSTED_ORIGINS = [
+    *(SVC_WEB_TRUSTED_ORIGINS or []),
+    *([f"https://{_web.netloc}"] if _behind_tls else []),
+]
 # What the API itself is told goes before what the installation is told.
 _own_origins: str | None = env.str("CORS_ALLOWED_ORIGINS", None)
 _told_origins: str = env.str("SVC_CORS_ALLOWED_ORIGINS", "*")
@@ -365,6 +375,7 @@ MIDDLEWARE = [
     "controlplane.http.middleware.ContentSecurityPolicyMiddleware",
     "controlplane.http.middleware.CanonicalLinkMiddleware",
     "controlplane.http.origins.HostMiddleware",
+    "controlplane.http.admin_port.AdminPortMiddleware",
     "controlplane.http.middleware.PreflightMiddleware",
     "controlplane.http.origins.OriginMiddleware",
     "controlplane.http.identity.OwnerIdentityMiddleware",
@@ -432,6 +443,9 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = SVC_MAX_BODY_BYTES
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_AGE = max(1, SVC_ADMIN_SESSION_MS // 1000)
+# Something in front of us ends TLS: a browser shows these cookies to nothing that has none.
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _behind_tls
 X_FRAME_OPTIONS = "DENY"
 
 # ---------------------------------------------------------------- CORS

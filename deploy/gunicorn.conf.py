@@ -28,6 +28,10 @@ bind = [
     for port in dict.fromkeys([settings.SVC_API_PORT, settings.SVC_WEB_PORT])
     if port
 ]
+if settings.SVC_ADMIN_PORT not in (0, settings.SVC_API_PORT, settings.SVC_WEB_PORT):
+    _host = settings.SVC_ADMIN_BIND_HOST
+    _bracketed = f"[{_host}]" if ":" in _host else _host
+    bind.append(f"{_bracketed}:{settings.SVC_ADMIN_PORT}")
 worker_class = "controlplane.serving.worker.RequestWorker"
 # An answer goes through the worker's loop, whatever it is made of.
 sendfile = False
@@ -69,8 +73,9 @@ def on_starting(server: Any) -> None:
             except OSError as error:
                 place = f"{address[0]} port {address[1]}"
                 raise SystemExit(
-                    f"Cannot listen on {place}: {error.strerror or error}. SVC_API_PORT and "
-                    "SVC_WEB_PORT (0: none) say where; deploy/README.md explains them."
+                    f"Cannot listen on {place}: {error.strerror or error}. SVC_API_PORT, "
+                    "SVC_WEB_PORT (0: none) and SVC_ADMIN_PORT say where; deploy/README.md "
+                    "explains them."
                 ) from None
 
 

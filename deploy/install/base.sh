@@ -201,6 +201,7 @@ compose_() {
         [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key
         local files=(-f "$here/compose.yaml")
         [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")
+        [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] || files+=(-f "$here/compose.admin.yaml")
         exec "${compose[@]}" --project-name "$id" --project-directory "$here" --env-file "$env_file" \
             "${files[@]}" "$@"
     )

@@ -79,6 +79,8 @@ check_all() {
     fi
     check_port SVC_API_PORT "$host" "$(setting SVC_API_PORT 4000)"
     [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || check_port SVC_WEB_PORT "$host" "$(setting SVC_WEB_PORT 3000)"
+    [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] \
+        || check_port SVC_ADMIN_PORT "$(setting SVC_ADMIN_BIND_HOST 127.0.0.1)" "$(setting SVC_ADMIN_PORT 0)"
     check_port SVC_SSH_PORT "$host" "$(setting SVC_SSH_PORT 2222)"
     check_port SVC_REGISTRY_PORT 127.0.0.1 "$(setting SVC_REGISTRY_PORT 5000)"
     check_room "$home" "the installation's folder"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deploy.services.errors import SetupError
 from deploy.up import demo, setup, teardown
-from deploy.up.addresses import api_url, ssh_host, ssh_port, ssh_user
+from deploy.up.addresses import admin_url, api_url, ssh_host, ssh_port, ssh_user
 from deploy.up.environment import (
     complete,
     current_environ,
@@ -166,7 +166,7 @@ def _summarize(layout: Layout, system: setup.System, progress: Progress) -> None
         f"\nReady after {progress.seconds:.1f} s.\n\n"
         f"  API             {url}\n"
         f"  API reference   {url}/docs\n"
-        f"  Admin           {url}/admin/    (an account for it: make staff)\n"
+        f"  Admin           {admin_url(system.environ)}    (an account for it: make staff)\n"
         f"  SSH             {_ssh_line(system.environ)}\n"
         f"  Settings, data  {layout.secrets}, {layout.data}\n"
         f"  Logs            {layout.log}\n"

@@ -77,6 +77,15 @@ def api_url(environ: Mapping[str, str]) -> str:
     return f"http://{bracketed}:{environ.get(API.setting) or API.customary}"
 
 
+def admin_url(environ: Mapping[str, str]) -> str:
+    """Where the admin answers: at a port of its own, or at the API's."""
+    port = environ.get("SVC_ADMIN_PORT") or "0"
+    if port == "0":
+        return f"{api_url(environ)}/admin/"
+    host = local_host({"SVC_BIND_HOST": environ.get("SVC_ADMIN_BIND_HOST") or ""})
+    return f"http://[{host}]:{port}/admin/" if ":" in host else f"http://{host}:{port}/admin/"
+
+
 def ssh_port(environ: Mapping[str, str]) -> int:
     """The port of the SSH gateway."""
     return int(environ.get(SSH.setting) or SSH.customary)

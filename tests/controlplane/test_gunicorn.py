@@ -185,7 +185,7 @@ def test_a_port_that_is_taken_is_a_clear_error(taken: str) -> None:
         _, told = server.communicate(timeout=120)
     assert server.returncode != 0
     assert f"Cannot listen on 127.0.0.1 port {occupied}: Address already in use." in told
-    assert "SVC_WEB_PORT (0: none)" in told
+    assert "SVC_WEB_PORT (0: none) and SVC_ADMIN_PORT" in told
 
 
 @pytest.mark.parametrize("name", ["SVC_API_WORKERS", "SVC_API_THREADS"])

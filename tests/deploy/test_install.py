@@ -89,6 +89,20 @@ def test_all_faults_are_told_at_once(installation: Installation) -> None:
     assert installation.env.read_bytes() == before
 
 
+def test_the_admin_may_have_a_port_of_its_own_on_this_machine_alone(
+    installation: Installation,
+) -> None:
+    _change(installation, SVC_BIND_HOST="0.0.0.0", SVC_ADMIN_PORT="4999")  # noqa: S104
+    assert installation.call("find_docker; settle").returncode == 0
+    done = installation.run("compose", "config")
+    assert done.returncode == 0, done.stderr
+    api = yaml.safe_load(done.stdout)["services"]["api"]
+    (admin,) = [str(each) for each in api["ports"] if "4999" in str(each)]
+    assert "127.0.0.1" in admin
+    assert "0.0.0.0" not in admin  # noqa: S104
+    assert str(api["environment"]["SVC_ADMIN_PORT"]) == "4999"
+
+
 def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None:
     _change(installation, SVC_WEB_PORT="0")
     assert installation.call("find_docker; settle").returncode == 0
@@ -99,7 +113,8 @@ def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["SVC_API_PORT", "SVC_WEB_PORT", "SVC_SSH_PORT", "SVC_REGISTRY_PORT"]
+    "name",
+    ["SVC_ADMIN_PORT", "SVC_API_PORT", "SVC_WEB_PORT", "SVC_SSH_PORT", "SVC_REGISTRY_PORT"],
 )
 def test_every_port_that_is_taken_is_told_before_anything_is_started(
     installation: Installation, name: str
