@@ -57,7 +57,10 @@ def _request_id(request: HttpRequest | None) -> str:
 def problem_response(error: ControlPlaneError, request: HttpRequest | None) -> JsonResponse:
     """Return ``error`` as a response outside of DRF (middleware, Django's handlers)."""
     return JsonResponse(
-        problem(error, _request_id(request)), status=error.status, content_type=CONTENT_TYPE
+        problem(error, _request_id(request)),
+        status=error.status,
+        content_type=CONTENT_TYPE,
+        headers=error.headers,
     )
 
 
