@@ -11,10 +11,13 @@
     ├── RequestTimeout           408 request-timeout      the client was too slow
     ├── Conflict                 409 conflict
     ├── Gone                     410 gone
+    ├── PreconditionFailed       412 precondition-failed  a condition of the request does not hold
     ├── PayloadTooLarge          413 body-too-large
+    ├── RangeNotSatisfiable      416 range-not-satisfiable
     ├── OwnerLimitReached        429 owner-limit-reached  the owner has all that one may have
     ├── BadGateway               502 upstream-failed      another system answered wrongly or not
-    └── ServiceUnavailable       503 service-unavailable  we are not set up for this
+    ├── ServiceUnavailable       503 service-unavailable  we are not set up for this
+    └── InsufficientStorage      507 workspace-disk-full  the workspace has no room for it
 
     JobError                     the failure of a job: `code` and `message` are stored on its row
 
@@ -75,6 +78,8 @@ class ControlPlaneError(Exception):
         """Extension members of the problem body (RFC 9457 section 3.2)."""
         self.wait: int | None = None
         """After how many seconds the client may try again; the header ``Retry-After``."""
+        self.headers: dict[str, str] = {}
+        """Headers of the answer."""
 
 
 class BadRequest(ControlPlaneError):
@@ -133,10 +138,22 @@ class Gone(ControlPlaneError):
     status, code, title = 410, "gone", "Gone"
 
 
+class PreconditionFailed(ControlPlaneError):
+    """A condition that the request makes does not hold; nothing was changed."""
+
+    status, code, title = 412, "precondition-failed", "Precondition failed"
+
+
 class PayloadTooLarge(ControlPlaneError):
     """The body is larger than the server reads."""
 
     status, code, title = 413, "body-too-large", "Body too large"
+
+
+class RangeNotSatisfiable(ControlPlaneError):
+    """What is there is shorter than the range that was asked for."""
+
+    status, code, title = 416, "range-not-satisfiable", "Range not satisfiable"
 
 
 class OwnerLimitReached(ControlPlaneError):
@@ -155,6 +172,12 @@ class ServiceUnavailable(ControlPlaneError):
     """This installation is not set up for the request, or not at the moment."""
 
     status, code, title = 503, "service-unavailable", "Service unavailable"
+
+
+class InsufficientStorage(ControlPlaneError):
+    """The disk that it was to be stored on is full."""
+
+    status, code, title = 507, "workspace-disk-full", "Insufficient storage"
 
 
 class JobError(Exception):

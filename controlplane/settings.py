@@ -332,6 +332,8 @@ OWNER_MAX_RECORD_BYTES = zero_or_more("OWNER_MAX_RECORD_BYTES", 0)
 SVC_MAX_BODY_BYTES = positive("SVC_MAX_BODY_BYTES", 1024 * 1024)
 SVC_MAX_BODY_DEPTH = positive("SVC_MAX_BODY_DEPTH", 64)
 SVC_MAX_BODY_VALUES = positive("SVC_MAX_BODY_VALUES", 10_000)
+SVC_MAX_FILE_BYTES = positive("SVC_MAX_FILE_BYTES", 5 * 1024**3)
+SVC_UPLOAD_DIR: str = env.str("SVC_UPLOAD_DIR", "/var/tmp", validate=absolute_path)  # noqa: S108
 
 LOG_LEVEL: str = env.str(
     "SVC_LOG_LEVEL", "INFO", validate=validate.OneOf(["DEBUG", "INFO", "WARNING", "ERROR"])

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
 from controlplane.http.body_limits import body_limit
+from controlplane.http.spooled_body import SpooledBody
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -36,11 +37,13 @@ def with_bounded_bodies(serve: Application, *, limit_of: Callable[[str], int]) -
         chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
         announced = environ.get("CONTENT_LENGTH") or ""
         if chunked and not announced:
-            body = environ["wsgi.input"].read(limit + 1)
-            if len(body) > limit:
-                _discard(environ["wsgi.input"])
+            body = environ["wsgi.input"]
+            if not isinstance(body, SpooledBody):
+                body = body.read(limit + 1)
+                if len(body) > limit:
+                    _discard(environ["wsgi.input"])
+                environ["wsgi.input"] = io.BytesIO(body)
             environ["CONTENT_LENGTH"] = str(len(body))
-            environ["wsgi.input"] = io.BytesIO(body)
         elif announced.isdecimal() and len(announced) < 12 and int(announced) > limit:
             _discard(environ["wsgi.input"])
         return serve(environ, start_response)

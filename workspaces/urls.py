@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from workspaces.views import PackageViewSet, SandboxViewSet, WorkspaceViewSet
+from workspaces.views import FileViewSet, PackageViewSet, SandboxViewSet, WorkspaceViewSet
 
 workspace = "v1/workspaces/<uuid:workspace_id>"
 
@@ -21,6 +21,16 @@ urlpatterns = [
     path(f"{workspace}/attempts", WorkspaceViewSet.as_view({"get": "list_attempts"})),
     path(f"{workspace}/events", WorkspaceViewSet.as_view({"get": "list_events"})),
     path(f"{workspace}/ssh-target", WorkspaceViewSet.as_view({"get": "ssh_target"})),
+    path(
+        f"{workspace}/files",
+        FileViewSet.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}),
+    ),
+    path(f"{workspace}/files/list", FileViewSet.as_view({"get": "list"})),
+    path(f"{workspace}/files/stat", FileViewSet.as_view({"get": "stat"})),
+    path(f"{workspace}/files/move", FileViewSet.as_view({"post": "move"})),
+    path(f"{workspace}/files/mkdir", FileViewSet.as_view({"post": "make_directory"})),
+    path(f"{workspace}/archive", FileViewSet.as_view({"get": "pack", "put": "unpack"})),
+    path(f"{workspace}/ports", FileViewSet.as_view({"get": "ports"})),
     path("v1/sandboxes", SandboxViewSet.as_view({"post": "create"})),
     path("v1/sandboxes/<uuid:sandbox_id>", SandboxViewSet.as_view({"get": "retrieve"})),
 ]

@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from django.utils.encoding import escape_uri_path
 
 from controlplane.database.ids import uuid7
-from controlplane.errors import BadRequest, PayloadTooLarge
+from controlplane.errors import BadRequest, PayloadTooLarge, ServiceUnavailable
 from controlplane.http.body_limits import body_limit
 from controlplane.http.problems import problem_response
 
@@ -86,6 +86,9 @@ class BodyLimitMiddleware:
             return problem_response(
                 PayloadTooLarge(f"The body is larger than {limit} bytes."), request
             )
+        if getattr(request.META.get("wsgi.input"), "failed", False):
+            told = "The service has no room for uploads at the moment; try again later."
+            return problem_response(ServiceUnavailable(told, code="upload-disk-full"), request)
         return self.get_response(request)
 
 

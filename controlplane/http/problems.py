@@ -61,7 +61,7 @@ def problem_response(error: ControlPlaneError, request: HttpRequest | None) -> J
     """Return ``error`` as a response outside of DRF (middleware, Django's handlers)."""
     path = request.path_info if request is not None else ""
     body = problem(error, _request_id(request), path)
-    return JsonResponse(body, status=error.status, content_type=CONTENT_TYPE)
+    return JsonResponse(body, status=error.status, content_type=CONTENT_TYPE, headers=error.headers)
 
 
 def faults_of(detail: Any, pointer: str = "") -> list[Fault]:

@@ -168,6 +168,8 @@ class Connection:
         self.incoming: Incoming
         self.surplus = b""
         self.kept = False
+        self.counted = 0
+        """How much of a body had come when it was last given time for more."""
         self.watched = 0
         self.open = True
 
@@ -179,4 +181,4 @@ class Connection:
     @property
     def held(self) -> int:
         """How many bytes of memory are kept for it."""
-        return len(self.incoming.body) + len(self.sock.pending)
+        return self.incoming.held + len(self.sock.pending)

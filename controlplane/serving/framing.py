@@ -7,6 +7,8 @@ what it does not like. What is ambiguous has no body here, and its connection is
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
+from typing import IO
 from urllib.parse import unquote_to_bytes
 
 from gunicorn.http.errors import (
@@ -14,6 +16,8 @@ from gunicorn.http.errors import (
     InvalidChunkSize,
     LimitRequestHeaders,
 )
+
+from controlplane.http.spooled_body import SpooledBody
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 4096
@@ -26,18 +30,24 @@ class Incoming:
     """What has arrived of one request.
 
     ``head`` is complete when it is set; ``body`` is decoded, and never longer than one byte above
-    the limit of its path, which is enough to refuse it. The rest is counted and thrown away.
+    the limit of its path, which is enough to refuse it. The rest is counted and thrown away. It is
+    kept in memory, or in what ``spool_of`` makes for its path.
     """
 
-    def __init__(self, limit_of: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        limit_of: Callable[[str], int],
+        spool_of: Callable[[str], SpooledBody | None] = lambda _: None,
+    ) -> None:
         self.head: bytes | None = None
-        self.body = bytearray()
+        self.body: bytearray | SpooledBody = bytearray()
         self.complete = False
         self.last = False
         """Whether nothing that follows on this connection can be understood."""
         self.expects_continue = False
         self.fault: Exception | None = None
         self._limit_of = limit_of
+        self._spool_of = spool_of
         self._limit = 0
         self._raw = bytearray()
         self._seen = 0
@@ -50,6 +60,15 @@ class Incoming:
     def begun(self) -> bool:
         """Whether anything of the request is there."""
         return self.head is not None or bool(self._raw)
+
+    @property
+    def held(self) -> int:
+        """How many bytes of memory the body takes."""
+        return self.body.held if isinstance(self.body, SpooledBody) else len(self.body)
+
+    def opened(self) -> IO[bytes] | SpooledBody:
+        """Return the body that has come, to be read."""
+        return self.body.opened() if isinstance(self.body, SpooledBody) else BytesIO(self.body)
 
     def feed(self, data: bytes) -> bytes:
         """Take what arrived; return what belongs to the next request."""
@@ -91,6 +110,9 @@ class Incoming:
         target = words[1] if len(words) > 1 else b""
         path = unquote_to_bytes(target.partition(b"?")[0]).decode("latin-1")
         self._limit = self._limit_of(path)
+        spool = self._spool_of(path)
+        if spool is not None:
+            self.body = spool
         self._chunked = codings == [b"chunked"] and not lengths
         if self._chunked:
             return
@@ -98,6 +120,11 @@ class Incoming:
             self.last = True
         elif lengths:
             self._settle_length(lengths[0])
+
+    @property
+    def _most(self) -> int:
+        """How much of a body is taken, be it to be thrown away."""
+        return max(self._limit + 1, DISCARDED_BYTES)
 
     def _settle_length(self, given: bytes) -> None:
         if not given.isdigit() or len(given) > 18:
@@ -107,8 +134,8 @@ class Incoming:
         if self._length > self._limit and self.expects_continue:
             # It asked before it sent, so it is told before it sends.
             self._length, self.last = 0, True
-        elif self._length > DISCARDED_BYTES:
-            self._length, self.last = DISCARDED_BYTES, True
+        elif self._length > self._most:
+            self._length, self.last = self._most, True
 
     def _read_length(self) -> None:
         self._take(min(len(self._raw), self._length - self._seen))
@@ -118,7 +145,7 @@ class Incoming:
         """Move so many bytes into the body, or past it."""
         room = self._limit + 1 - len(self.body)
         if room > 0:
-            self.body += self._raw[: min(count, room)]
+            self.body.extend(self._raw[: min(count, room)])
         del self._raw[:count]
         self._seen += count
 
@@ -135,7 +162,7 @@ class Incoming:
             if line is None:
                 break
             self._read_line(line)
-        if not self.complete and self._seen > DISCARDED_BYTES:
+        if not self.complete and self._seen > self._most:
             self.last = self.complete = True
 
     def _read_line(self, line: bytes) -> None:

@@ -9,7 +9,6 @@ of one address or altogether, the one that has waited longest makes room.
 from __future__ import annotations
 
 import errno
-import io
 import selectors
 import socket
 import time
@@ -25,7 +24,8 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from controlplane import settings
 from controlplane.errors import RequestTimeout, ServiceUnavailable
-from controlplane.http.body_limits import body_limit
+from controlplane.http.body_limits import body_limit, is_spooled
+from controlplane.http.spooled_body import SpooledBody
 from controlplane.security.addresses import is_trusted_proxy
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
@@ -40,6 +40,8 @@ _LOOK_SECONDS = 0.25
 _REPORT_SECONDS = 10.0
 _LINGER_SECONDS = 2.0
 _STALLED_SECONDS = 0.25
+_PROGRESS_BYTES = 4 * 1024 * 1024
+"""How much of a body has to come within the time limit of a body."""
 _HELD_BYTES = 256 * 1024 * 1024
 """What all connections of a process may keep in memory."""
 
@@ -154,7 +156,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _expect(self, connection: Connection, surplus: bytes) -> None:
         """Wait for a request, which may have come with the one before."""
-        connection.incoming = Incoming(body_limit)
+        connection.incoming = Incoming(body_limit, _spool)
+        connection.counted = 0
         connection.enter(Phase.READING, self.head_seconds)
         self._watch(connection, selectors.EVENT_READ)
         if surplus:
@@ -191,6 +194,10 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             connection.enter(Phase.READING, self.body_seconds)
             if incoming.expects_continue:
                 send_at_once(connection.socket, b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif len(incoming.body) - connection.counted >= _PROGRESS_BYTES:
+            # A file may take long, as long as it keeps coming.
+            connection.counted = len(incoming.body)
+            connection.enter(Phase.READING, self.body_seconds)
 
     # ------------------------------------------------------------------ serving
 
@@ -208,7 +215,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 raise incoming.fault
             parser = http.get_parser(self.cfg, [incoming.head], connection.client)
             request = next(parser)
-            request.body = io.BytesIO(incoming.body)
+            request.body = incoming.opened()
             request._expected_100_continue = False  # the loop has answered that
             return bool(self.handle_request(request, connection)) and not incoming.last
         except (NoMoreData, StopIteration):
@@ -384,3 +391,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 def _share(limit: int) -> int:
     """Return what one of the processes has of a limit of all of them."""
     return max(1, -(-limit // settings.SVC_API_WORKERS))
+
+
+def _spool(path: str) -> SpooledBody | None:
+    """Return what keeps a body that is no matter for memory."""
+    return SpooledBody(settings.SVC_UPLOAD_DIR) if is_spooled(path) else None

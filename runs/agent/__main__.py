@@ -71,6 +71,18 @@ def _input(options: SimpleNamespace) -> int:
     return give(options.state_dir, options.run, read_spec)
 
 
+def _files(options: SimpleNamespace) -> int:
+    from .files.files_command import serve
+
+    return serve(options.config, options.state_dir)
+
+
+def _ports(options: SimpleNamespace) -> int:
+    from .files.listening import show
+
+    return show(options.config)
+
+
 def _forward(options: SimpleNamespace) -> int:
     from .session.forward import forward
 
@@ -180,6 +192,16 @@ _SUBCOMMANDS = {
         "connect stdin and stdout to a port of this workspace",
         _forward,
         (_STATE, Member("--host", "127.0.0.1"), Member("--port", required=True, convert=int)),
+    ),
+    "files": Subcommand(
+        "read or change files as the workspace's user; frames on stdin and stdout",
+        _files,
+        (_STATE, _CONFIG),
+    ),
+    "ports": Subcommand(
+        "list what listens on TCP ports, as JSON",
+        _ports,
+        (_STATE, _CONFIG),
     ),
     "runs": Subcommand(
         "list the records that wait here, as JSON",

@@ -19,9 +19,12 @@ import pytest
 from docker.errors import ImageNotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
+from pytest_django.fixtures import Settings
 
 from runs.agent_archive import agent_archive, agent_digest
+from tests.conftest import Api
 from tests.runs.agent.booted import RECORD
+from tests.workspaces.boxes import Box
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 from workspaces.runtimes.docker import DockerAdapter
 
@@ -235,3 +238,12 @@ def silent_registry() -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def box(api: Api, make_launcher: Callable[..., Launcher], settings: Settings) -> Box:
+    """A workspace that runs, with the rows of a ready one."""
+    launcher = make_launcher()
+    settings.SVC_INSTANCE_ID = launcher.instance_id
+    run_id = uuid4()
+    return Box.of(api, launcher, run_id, launcher.launch(launcher.request(run_id)))

@@ -184,8 +184,11 @@ class AgentChannel(Protocol):
         Also None when the descriptor ``wake`` becomes readable first.
         """
 
-    def write(self, data: bytes) -> None:
-        """Give it all of ``data`` as input; waits while it does not take any."""
+    def write(self, data: bytes, *, timeout: float | None = None) -> None:
+        """Give it all of ``data`` as input; waits while it does not take any.
+
+        Raises ``agent-silent`` when it takes nothing for ``timeout`` seconds.
+        """
 
     def close_input(self) -> None:
         """End its input."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from django.conf import settings
 
 from workspaces.runtimes.docker import DockerAdapter
@@ -17,3 +19,13 @@ def configured_adapter() -> DockerAdapter:
         registry_username=settings.REGISTRY_USERNAME or None,
         registry_password=settings.REGISTRY_PASSWORD or None,
     )
+
+
+def shared_adapter() -> DockerAdapter:
+    """Return the one adapter of this process, for calls of which there are many."""
+    return _adapter_of(settings.DOCKER_HOST, settings.SVC_INSTANCE_ID)
+
+
+@cache
+def _adapter_of(docker_host: str, instance_id: str) -> DockerAdapter:
+    return configured_adapter()

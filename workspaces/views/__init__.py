@@ -1,7 +1,8 @@
-"""The endpoints of workspaces, sandboxes and packages: one viewset each."""
+"""The endpoints of workspaces, sandboxes, files and packages: one viewset each."""
 
+from workspaces.views.files import FileViewSet
 from workspaces.views.packages import PackageViewSet
 from workspaces.views.sandboxes import SandboxViewSet
 from workspaces.views.workspaces import WorkspaceViewSet
 
-__all__ = ["PackageViewSet", "SandboxViewSet", "WorkspaceViewSet"]
+__all__ = ["FileViewSet", "PackageViewSet", "SandboxViewSet", "WorkspaceViewSet"]

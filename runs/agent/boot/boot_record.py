@@ -7,6 +7,7 @@ life left open is ended as lost.
 
 from __future__ import annotations
 
+import base64
 import os
 import time
 from typing import Any, Dict, Optional, Sequence
@@ -14,8 +15,8 @@ from typing import Any, Dict, Optional, Sequence
 from ..config import Config, Record
 from ..masking.masker import Masker
 from ..process.program import Account, Exit
-from ..record.frames import Kind, Method, Stream
-from ..record.recording import RecordedStream, Recording
+from ..record.frames import Confidence, Kind, Method, Stream
+from ..record.recording import RecordedStream, Recording, encode_meta, text_of
 from ..record.repair import seal_abandoned
 from ..record.spool import (
     SpoolBusy,
@@ -166,6 +167,33 @@ class BootRecord:
         number = process.number if process else 0
         meta = {"signal": name, "target": target, "reason": reason}
         self._recording.event(Kind.SIGNAL_SENT, meta, process=number)
+
+    def file_accessed(self, told: Dict[str, Any]) -> bool:
+        """The control plane is about to access the workspace's files; False: that finds no room.
+
+        A change is durable when this returns.
+        """
+        meta = {name: self._masked(value) for name, value in told.items()}
+        taken = self._writer.append(
+            Kind.FILE_ACCESSED,
+            method=Method.INTERNAL,
+            confidence=Confidence.OBSERVED,
+            meta=encode_meta(meta),
+        )
+        if taken and told.get("action") not in ("read", "stat", "list", "pack"):
+            self._writer.sync()
+        return taken
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._recording.mask_text(value)
+        # Bytes that are no UTF-8.
+        if isinstance(value, dict) and isinstance(value.get("base64"), str):
+            try:
+                return text_of(self._recording.masker.mask(base64.b64decode(value["base64"])))
+            except ValueError:
+                return ""
+        return value
 
     def end(self, reason: str, ending: Optional[Ending]) -> None:
         """Nothing runs any more. Seals the record, or leaves it for the next life."""

@@ -22,6 +22,7 @@ from typing import Callable, Dict, List, NoReturn, Optional, Tuple
 
 from ..process.program import Child
 from ..process.signals import restore_defaults
+from .reports import GREETING, Record, Reports
 
 SOCKET_NAME = "agent.sock"
 ENDED = b"exit %d\n"
@@ -68,22 +69,32 @@ class Callers:
         self._socket.listen(_BACKLOG)
         self._waiting: Dict[int, Tuple[socket.socket, float]] = {}
         self._calls: Dict[int, _Call] = {}
+        self._reports = Reports()
 
     def fds(self) -> List[int]:
         """What to wait for; `ready` takes what is readable."""
         listening = [self._socket.fileno()] if len(self._waiting) < _MOST_WAITING else []
-        return [*listening, *self._waiting]
+        return [*listening, *self._waiting, *self._reports.fds()]
 
     def deadline(self) -> Optional[float]:
         """When `drop_silent` has something to do."""
         return min((until for _, until in self._waiting.values()), default=None)
 
-    def ready(self, fd: int) -> Optional[Child]:
-        """Take a connection, or what it wants; the process to be reaped if that made one."""
+    def ready(self, fd: int, record: Record) -> Optional[Child]:
+        """Take a connection, or what it wants; the process to be reaped if that made one.
+
+        `record` takes what a call reports, and tells whether it is recorded.
+        """
         if fd == self._socket.fileno():
             self._accept()
             return None
+        if fd in self._reports.fds():
+            self._reports.ready(fd, record)
+            return None
         connection, _ = self._waiting.pop(fd)
+        if _greets(connection):
+            self._reports.take(connection)
+            return None
         with connection:
             return self._start(connection)
 
@@ -194,6 +205,17 @@ class Callers:
             except (OSError, ValueError):
                 pass
             os._exit(code)
+
+
+def _greets(connection: socket.socket) -> bool:
+    """Whether the connection is one for reports; takes the greeting then, and nothing otherwise."""
+    try:
+        if connection.recv(len(GREETING) + 1, socket.MSG_PEEK) != GREETING:
+            return False
+        connection.recv(len(GREETING))
+    except OSError:
+        return False
+    return True
 
 
 def _request(connection: socket.socket) -> Tuple[Optional[List[str]], List[int]]:

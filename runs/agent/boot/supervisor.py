@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..execution.output import Capture, ContainerOutput
 from ..process.program import Account, Child, StartError, Stdio, start
@@ -204,9 +204,12 @@ class Supervisor:
 
     def _serve(self, descriptor: int) -> None:
         if self.callers is not None:
-            child = self.callers.ready(descriptor)
+            child = self.callers.ready(descriptor, self._record_access)
             if child is not None:
                 self._reaper.watch(child)
+
+    def _record_access(self, told: Dict[str, Any]) -> bool:
+        return self.record is not None and self.record.file_accessed(told)
 
     def _wait_for_nobody(self, deadline: float) -> bool:
         while True:

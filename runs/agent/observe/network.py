@@ -310,6 +310,17 @@ def _rows(tables: Iterable[Tuple[str, bytes]]) -> Iterator[Row]:
             yield Row((table, fields[1], fields[2]), fields[3], fields[9])
 
 
+def listening_sockets() -> List[Tuple[int, str, str]]:
+    """Port, address and inode of every TCP socket that listens, in this order."""
+    found = set()
+    for _, text in read_tables():
+        for line in text.decode("ascii", "replace").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) >= 10 and fields[3] == _LISTENING:
+                found.add((_port(fields[1]), _text(_address(fields[1])), fields[9]))
+    return sorted(found)
+
+
 def _address(shown: str) -> bytes:
     """The address in network order: the kernel prints words of the machine."""
     raw = bytes.fromhex(shown.partition(":")[0])

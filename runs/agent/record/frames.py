@@ -45,6 +45,7 @@ class Kind:
     RECORD_SEALED = 18
     FORWARD_OPENED = 19
     FORWARD_CLOSED = 20
+    FILE_ACCESSED = 21
 
 
 KIND_NAMES = {
@@ -68,6 +69,7 @@ KIND_NAMES = {
     Kind.RECORD_SEALED: "recordSealed",
     Kind.FORWARD_OPENED: "forwardOpened",
     Kind.FORWARD_CLOSED: "forwardClosed",
+    Kind.FILE_ACCESSED: "fileAccessed",
 }
 
 

@@ -48,7 +48,14 @@ __all__ = [
 FLUSH_SECONDS = 0.005
 SYNC_SECONDS = 0.25
 DROPPABLE = frozenset(
-    (Kind.IO_CHUNK, Kind.FILE_CHANGE, Kind.FILE_DIFF_ENTRY, Kind.NETWORK_SOURCE_OBSERVED)
+    (
+        Kind.IO_CHUNK,
+        Kind.FILE_CHANGE,
+        Kind.FILE_DIFF_ENTRY,
+        Kind.NETWORK_SOURCE_OBSERVED,
+        # Whoever asks for it is refused then, so nothing is missing from the record.
+        Kind.FILE_ACCESSED,
+    )
 )
 
 _BATCH_BYTES = 256 * 1024

@@ -90,6 +90,14 @@ def _forwarded(meta: Meta) -> str:
     return f"{text(meta.get('host'))} port {text(meta.get('port'))}{_channel(meta)}"
 
 
+def _accessed(meta: Meta) -> str:
+    what = f"{text(meta.get('action'))} {text(meta.get('path'))}"
+    to = f" → {text(meta['to'])}" if meta.get("action") == "move" else ""
+    size = f", {text(meta['size'])} bytes" if meta.get("size") is not None else ""
+    by = f", by {text(meta['by'])}" if meta.get("by") else ""
+    return f"files: {what}{to}{size}{by}"
+
+
 def _forward_closed(meta: Meta) -> str:
     counts = f"{text(meta.get('sentBytes'))} bytes sent, {text(meta.get('receivedBytes'))} received"
     return f"forward closed: {_forwarded(meta)}, {counts}{_because(meta)}"
@@ -173,4 +181,5 @@ _TELLERS: Mapping[int, Callable[[Meta], str]] = {
     Kind.RECORD_SEALED: _sealed,
     Kind.FORWARD_OPENED: lambda meta: f"forward opened: {_forwarded(meta)}",
     Kind.FORWARD_CLOSED: _forward_closed,
+    Kind.FILE_ACCESSED: _accessed,
 }

@@ -126,20 +126,25 @@ class ExecChannel:
 
     # ------------------------------------------------------------------------------------- writing
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, timeout: float | None = None) -> None:
         """Give it all of ``data`` as input; waits while it does not take any.
 
         Raises ``adapter-unavailable`` when the connection is lost, was closed, or has been read to
-        its end.
+        its end, and ``agent-silent`` when nothing is taken for ``timeout`` seconds.
         """
         rest = memoryview(data)
+        took_at = time.monotonic()
         with self._writing:
             while rest:
                 # The engine keeps its half open for a while after the program has ended.
                 if self._closed or self._ended:
                     raise _lost()
                 if self._wait(select.POLLOUT, time.monotonic() + 1.0):
-                    rest = rest[self._send(rest) :]
+                    count = self._send(rest)
+                    rest = rest[count:]
+                    took_at = time.monotonic() if count else took_at
+                elif timeout is not None and time.monotonic() - took_at >= timeout:
+                    raise LaunchError("agent-silent", "The workspace takes nothing any more.")
 
     def _send(self, data: memoryview) -> int:
         try:

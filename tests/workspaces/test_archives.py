@@ -1,0 +1,117 @@
+"""Folders as tar streams, both ways, and archives that are meant to do harm."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.workspaces.boxes import Box, sha256
+
+pytestmark = [pytest.mark.docker, pytest.mark.django_db]
+
+
+def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, **values: Any) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.mode, made.mtime = kind, 0o644, 1_700_000_000
+    for each, value in values.items():
+        setattr(made, each, value)
+    return made
+
+
+SUMMED = (
+    "(find . -mindepth 1 -printf '%P %y %m %l\\n' | sort; "
+    "find . -type f -exec sha256sum {} + | sort) | base64"
+)
+
+
+def test_a_folder_is_packed_and_unpacked_as_it_was(box: Box) -> None:
+    content = os.urandom(3 << 20)
+    box.put("from/large", content)
+    box.run(
+        r"cd from && mkdir -p a/b empty && printf x > a/b/$'\xff' && printf y > "
+        + "n" * 200
+        + " && ln -s /etc/hostname out && ln -s a in && mkfifo fifo && chmod 711 a"
+        " && chmod 500 empty && touch zero && chmod 755 large"
+    )
+    packed = box.pack("from")
+    assert packed.headers["Content-Type"] == "application/x-tar"
+    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
+        found = archive.extractfile("large")
+        assert found is not None
+        assert found.read() == content
+        assert archive.getmember("fifo").isfifo()
+    box.run("rm from/fifo")
+    packed = box.pack("from")
+    told = box.unpack("to/here", packed.content)
+    assert told.body == {"files": 6, "size": len(packed.content)}
+    before, after = (box.run(f"cd {folder} && {SUMMED}") for folder in ("from", "to/here"))
+    assert after == before
+    assert box.left_behind() == ""
+    actions = [each["action"] for each in box.accesses()]
+    assert actions == ["write", "pack", "pack", "unpack"]
+    assert box.accesses()[-1]["sha256"] == sha256(packed.content)
+
+
+def test_what_comes_in_is_put_among_what_is_there(box: Box) -> None:
+    box.run("mkdir -p into/a && echo old > into/a/one && echo kept > into/a/two")
+    box.unpack("into", tar((member("a/one"), b"new\n"), (member("b/three"), b"3\n")))
+    assert box.run("cat into/a/one into/a/two into/b/three").split() == ["new", "kept", "3"]
+    file = box.pack("into/a/two")
+    with tarfile.open(fileobj=io.BytesIO(file.content)) as archive:
+        assert archive.getnames() == ["two"]
+
+
+HARMFUL: dict[str, Callable[[], bytes]] = {
+    "a name above": lambda: tar((member("ok"), b"1"), (member("../above"), b"2")),
+    "an absolute name": lambda: tar((member("ok"), b"1"), (member("/tmp/absolute"), b"2")),
+    "through its own link": lambda: tar(
+        (member("link", tarfile.SYMTYPE, linkname="/tmp"), b""), (member("link/through"), b"2")
+    ),
+    "a hard link out": lambda: tar((member("h", tarfile.LNKTYPE, linkname="../../x"), b"")),
+    "a hard link to nothing": lambda: tar((member("h", tarfile.LNKTYPE, linkname="none"), b"")),
+    "a device": lambda: tar((member("ok"), b"1"), (member("null", tarfile.CHRTYPE), b"")),
+    "a FIFO": lambda: tar((member("ok"), b"1"), (member("fifo", tarfile.FIFOTYPE), b"")),
+    "the end missing": lambda: tar((member("ok"), b"1"), (member("x"), b"2" * 9000))[:6000],
+    "no tar": lambda: b"this is no tar" * 100,
+    "a file and a folder": lambda: tar((member("a/b"), b"1"), (member("a"), b"2")),
+}
+
+
+def test_an_archive_that_does_harm_changes_nothing(box: Box) -> None:
+    box.run("mkdir into && echo kept > into/ok")
+    for what, make in HARMFUL.items():
+        answer = box.unpack("into", make(), expect=400)
+        assert answer.body["code"] == "bad-archive", what
+    assert box.unpack("into", tar((member("x" * 256), b"1")), expect=400).body["code"] == (
+        "file-name-too-long"
+    )
+    in_the_way = box.unpack("into", tar((member("new"), b"1"), (member("ok/x"), b"2")), expect=409)
+    assert in_the_way.body["code"] == "file-exists"
+    assert box.run("ls -A into; cat into/ok").split() == ["ok", "kept"]
+    box.unpack("new/folder", HARMFUL["a device"](), expect=400)
+    assert box.run("ls").split() == ["into"]
+    assert box.left_behind() == ""
+    assert not [each for each in box.accesses() if each["action"] == "unpack"]
+
+
+def test_what_the_user_may_not_read_is_told_before_anything_is_sent(box: Box) -> None:
+    box.run("mkdir from && cd from && echo 1 > mine && ln -s /root link")
+    box.run("echo 2 > from/theirs && chmod 600 from/theirs", user="root")
+    answer = box.pack("from", expect=403)
+    assert answer.body["code"] == "file-permission-denied"
+    assert "theirs" in answer.body["detail"]
+    assert box.pack("none", expect=404).body["code"] == "file-not-found"
