@@ -148,7 +148,7 @@ def test_every_place_of_a_list_is_told_apart() -> None:
     ]
 
 
-@pytest.mark.parametrize("wanted", ["no-id", str(uuid.uuid4())])
+@pytest.mark.parametrize("wanted", ["no-id", "0193a5e0-0000-7000-8000-000000000000"])
 def test_a_profile_that_is_none_is_told(wanted: str) -> None:
     with pytest.raises(NotFound) as caught:
         resolved({"profileId": wanted})
