@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.security.test_slow_clients import answers, free_port
-from tests.worker_process import ROOT, environment
+from tests.stack.worker_process import ROOT, environment
 
 
 class ApiProcess:

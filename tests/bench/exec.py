@@ -28,8 +28,8 @@ from runs.models import Run  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import SHELL, Api, served  # noqa: E402
-from tests.run_worker_process import RunWorkerProcess  # noqa: E402
-from tests.worker_process import eventually  # noqa: E402
+from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
+from tests.stack.worker_process import eventually  # noqa: E402
 from workspaces.models import RuntimeInstance  # noqa: E402
 
 EXECS = 200

@@ -13,9 +13,9 @@ from django.db import connections
 
 from runs.waiting import stop_listening
 from tests.conftest import Answer, Api
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import REPOSITORY, Place, place_of
-from tests.worker_process import eventually
+from tests.stack.runs import REPOSITORY, Place, place_of
+from tests.stack.service import GitServer, Stack
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

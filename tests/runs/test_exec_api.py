@@ -26,7 +26,7 @@ from runs.waiting import stop_listening
 from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, record
-from tests.worker_process import eventually
+from tests.stack.worker_process import eventually
 from workspaces.models import Attempt
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,7 +20,7 @@ from runs.run_messages import RUN_REQUESTED
 from tests.api_process import ApiProcess, api_process
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import record
-from tests.worker_process import eventually
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

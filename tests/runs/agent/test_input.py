@@ -11,8 +11,8 @@ import pytest
 
 from runs.agent.execution.run_input import WAITING_BYTES
 from runs.agent.record.frames import Stream
-from tests.runs.booted import PYTHON, Workspace, eventually
-from tests.runs.recorded import Runs
+from tests.runs.agent.booted import PYTHON, Workspace, eventually
+from tests.runs.agent.recorded import Runs
 
 
 @pytest.fixture
