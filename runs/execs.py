@@ -117,6 +117,18 @@ def answer_of(run: Run) -> dict[str, Any]:
     }
 
 
+def unknown_answer_of(run: Run) -> dict[str, Any]:
+    """Return the members of the answer about a run of which nothing more is known than its row."""
+    return {
+        "run_id": run.pk,
+        "workspace_id": run.workspace_id,
+        "status": run.status,
+        "stdout": "",
+        "stderr": "",
+        "truncated": True,
+    }
+
+
 def _members(name: str, output: Output) -> dict[str, str]:
     try:
         return {name: output.content.decode()}

@@ -134,6 +134,11 @@ def handed_over(run: Run, position: int) -> None:
     RunInput.objects.filter(run=run, position__lte=position).delete()
 
 
+def forget_left_input() -> int:
+    """Forget what is left of runs whose worker died at their end; return how much that was."""
+    return RunInput.objects.filter(run__status__in=Run.TERMINAL).delete()[0]
+
+
 def forget_input(run: Run) -> None:
     """Forget what a run that has ended did not take."""
     RunInput.objects.filter(run=run).delete()

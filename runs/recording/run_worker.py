@@ -30,6 +30,7 @@ from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.notifications import Heard, listen, listen_to
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
+from runs.inputs import forget_left_input
 from runs.models import Run
 from runs.recording import claims, run_sweeper
 from runs.recording.control import RunControl
@@ -128,6 +129,7 @@ class RunWorker(Worker):
                     first=times.sweep,
                     steps={
                         "forget": Heartbeat.objects.forget,
+                        "input": forget_left_input,
                         "leftovers": lambda: run_sweeper.acknowledge_leftovers(adapter),
                     },
                 ),
@@ -218,7 +220,7 @@ class RunWorker(Worker):
             else:
                 # Without a free slot the message is done with too: the run is remembered, and a
                 # sweeper finds the row.
-                mode = claims.mode_of(run_id)
+                mode = None if run_id in self._slots.all() else claims.mode_of(run_id)
                 if mode is None:
                     log.info("run_not_claimable", run_id=str(run_id))
                 else:

@@ -10,7 +10,7 @@ from rest_framework.utils.encoders import JSONEncoder
 from controlplane.errors import ControlPlaneError
 from controlplane.http.streams import Piece, Source, Topic
 from runs.exec_serializers import ExecSerializer
-from runs.execs import answer_of
+from runs.execs import answer_of, unknown_answer_of
 from runs.models import Run
 from runs.streaming.of_run import RUN_EVENTS
 
@@ -20,16 +20,16 @@ class ExecSource(Source):
 
     def __init__(self, run: Run) -> None:
         self.topics = frozenset({Topic(RUN_EVENTS, str(run.number))})
-        self._run_id = run.pk
+        self._run = run
         self._left: bytes | None = None
 
     def read(self, room: int, since: float) -> Piece:
         """Return the next part of the answer; nothing while the run goes on."""
         if self._left is None:
-            run = Run.objects.get(pk=self._run_id)
-            if run.status not in Run.TERMINAL:
+            self._run.refresh_from_db()
+            if self._run.status not in Run.TERMINAL:
                 return Piece()
-            self._left = _json(answer_of(run))
+            self._left = _json(answer_of(self._run))
         data, self._left = self._left[:room], self._left[room:]
         return Piece(data, more=bool(self._left), ended=not self._left, whole=False)
 
@@ -39,8 +39,10 @@ class ExecSource(Source):
 
     def farewell(self, error: ControlPlaneError | None) -> bytes:
         """Return that the run goes on: this service ends, and not its runs."""
-        run = Run.objects.get(pk=self._run_id)
-        return _json(answer_of(run)) if self._left is None else b""
+        if self._left is not None:
+            return b""
+        # The loop says this: it must not wait for the database.
+        return _json(unknown_answer_of(self._run))
 
 
 def _json(members: dict[str, Any]) -> bytes:

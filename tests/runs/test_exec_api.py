@@ -17,7 +17,7 @@ from pytest_django.fixtures import Settings
 from controlplane.work import amqp
 from runs import execs
 from runs.exec_serializers import OUTPUT_BYTES
-from runs.inputs import handed_over, waiting_input
+from runs.inputs import forget_left_input, handed_over, waiting_input
 from runs.models import Run
 from runs.recording.program_start import exec_spec
 from runs.recording.run_worker_setup import record_limits
@@ -404,3 +404,12 @@ def test_input_that_nobody_could_give_is_refused(
 ) -> None:
     answer = api.post(path, {"command": ["cat"], **members}, expect=400)
     assert answer.codes == {place: "requires-another"}
+
+
+def test_what_is_left_of_ended_runs_is_forgotten_and_nothing_else(api: Api, path: str) -> None:
+    ended, going_on = opened(api, path), opened(api, path)
+    for run in (ended, going_on):
+        api.post(f"/v1/runs/{run.pk}/input", {"stdin": "a"}, expect=202)
+    record(ended)
+    assert forget_left_input() == 1
+    assert (waiting(ended), waiting(going_on)) == ([], [("bytes", b"a")])

@@ -203,6 +203,33 @@ def test_a_container_that_is_paused_has_not_ended(place: Place) -> None:
     assert caught.value.code == "adapter-unavailable"
 
 
+def test_a_container_that_is_known_and_started_again_is_found_again(place: Place) -> None:
+    assert place.call("echo", "known").stdout == b"known\n"
+    place.container.restart(timeout=0)
+    place.container.reload()
+    for _ in range(3):
+        assert place.call("echo", "again").stdout == b"again\n"
+
+
+def test_a_container_that_is_known_has_ended_or_is_paused_like_any_other(place: Place) -> None:
+    assert refusal(place) is None
+    place.container.pause()
+    assert refusal(place) == "adapter-unavailable"
+    place.container.unpause()
+    assert refusal(place) is None
+    place.container.kill()
+    assert refusal(place) == "runtime-not-running"
+
+
+def refusal(place: Place) -> str | None:
+    """Return the code that a call is refused with, if it is."""
+    try:
+        place.call("true")
+    except LaunchError as error:
+        return error.code
+    return None
+
+
 def test_a_program_that_floods_its_standard_error_holds_nobody_up(place: Place) -> None:
     flood = ("bash", "-c", "while echo flood; do :; done >&2")
     with place.open(*flood) as channel:
