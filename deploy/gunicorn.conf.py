@@ -4,7 +4,8 @@
 
 Requests wait for the database and for the broker, not for the processor, so threads carry them; two
 processes keep one slow request's Python from holding up everything else. Each thread keeps one
-database connection: processes x threads stays far below PostgreSQL's `max_connections`.
+database connection, and a process that serves streams has three more for all of them: processes x
+threads stays far below PostgreSQL's `max_connections`.
 """
 
 from __future__ import annotations

@@ -69,9 +69,10 @@ class Streams:
         source = connection.sock.source
         assert source is not None
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
-        # A client that is gone without a word is noticed as soon as one that takes nothing.
+        # A client that is gone without a word is noticed by the kernel; one that takes nothing is
+        # cut off by the loop before, with a word.
         connection.socket.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, settings.SVC_API_WRITE_TIMEOUT_MS
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * settings.SVC_API_WRITE_TIMEOUT_MS
         )
         feed = self._feeds[connection] = Feed(source, connection.sock, ended)
         self._puller.add(feed)

@@ -87,8 +87,10 @@ class OwnerSource(EventSource):
         return Piece(json_frame("current", members, id=str(self._position)), more=True)
 
     def _rows(self) -> QuerySet[Workspace]:
-        return Workspace.objects.owned_by(self._owner).select_related(
-            "latest_sandbox__latest_attempt"
+        rows = Workspace.objects.owned_by(self._owner)
+        # Blueprints may be large, and no status shows them.
+        return rows.select_related("latest_sandbox__latest_attempt").defer(
+            "latest_sandbox__spec", "latest_sandbox__latest_attempt__spec"
         )
 
     def _statuses(self, rows: list[Workspace]) -> bytes:

@@ -21,7 +21,7 @@ from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import PERCENTILES, Figure, log_folder, milliseconds
 from tests.bench.record_lag import LINES, PROGRAM
 from tests.bench.served import OWNER, SHELL, Api, served
-from tests.runs.event_stream import Follower
+from tests.runs.streaming.event_stream import Follower
 from tests.stack.run_worker_process import RunWorkerProcess
 
 TARGETS = {"p50": 0.025, "p99": 0.1}

@@ -9,11 +9,11 @@ from random import Random
 import psycopg
 from django.db import connection
 
-from tests.api_process import ApiProcess, api_process
 from tests.bench.figures import PERCENTILES, Figure, log_folder, milliseconds
-from tests.runs.event_stream import Follower
 from tests.runs.record_factory import Source, make_run
-from tests.runs.stream_history import Reader, follow_all
+from tests.runs.streaming.event_stream import Follower
+from tests.runs.streaming.stream_history import Reader, follow_all
+from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.worker_process import environment
 
 READERS = 500

@@ -13,8 +13,8 @@ from runs.models import Run, RunHead
 from runs.record import retention
 from runs.streaming import pages
 from tests.conftest import OWNER, Api
-from tests.runs.event_stream import Received, received
 from tests.runs.record_factory import Source, make_run, record
+from tests.runs.streaming.event_stream import Received, received
 
 pytestmark = pytest.mark.django_db
 

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from runs.models import Run
-from tests.api_process import api_process
 from tests.runs.record_factory import Source, make_run
-from tests.runs.stream_history import Reader, follow_all
+from tests.runs.streaming.stream_history import Reader, follow_all
+from tests.stack.api_process import api_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,9 +16,9 @@ import pytest
 from django.db import connection
 
 from runs.models import Run
-from tests.api_process import ApiProcess, api_process
-from tests.runs.event_stream import Follower, Received
 from tests.runs.record_factory import Source, make_run
+from tests.runs.streaming.event_stream import Follower, Received
+from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.browser import browser
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,31 +118,32 @@ def output_of(events: list[Received]) -> bytes:
 
 def test_a_stuck_reader_holds_up_nobody_and_goes_on_where_it_was(api: ApiProcess) -> None:
     run, source, process = begun()
-    stuck = Follower(api.port, path(run))
-    assert stuck.read_head() == 200
-    with Follower(api.port, path(run)) as reader:
-        until(reader, lambda found: len(found) >= 2)
-        for number in range(300):
-            source.output(process, bytes([number % 256]) * 20_000)
-            source.append()
-        found = until(reader, lambda found: len(found) >= 300)
-        end(source, process)
-        rest = list(reader.events())
-    assert [int(event.id) for event in found + rest] == list(range(3, 306))
-    # It has taken nothing for longer than the write timeout: what had been sent, and no more.
-    deadline = time.monotonic() + 60
-    while "slow_reader" not in api.told:
-        assert time.monotonic() < deadline, "the stuck reader was not cut off"
-        time.sleep(0.1)
-    before = list(stuck.events())
-    stuck.close()
-    if before[-1].event == "error":  # it had room for that
-        assert before.pop().json["code"] == "slow-reader"
-    assert [int(event.id) for event in before] == list(range(1, len(before) + 1))
-    assert len(before) < 300
-    with Follower(api.port, path(run), last_id=stuck.parser.last_id) as again:
-        after = list(again.events())
-    assert [int(event.id) for event in before + after] == list(range(1, 306))
+    with Follower(api.port, path(run)) as stuck:
+        assert stuck.read_head() == 200
+        with Follower(api.port, path(run)) as reader:
+            until(reader, lambda found: len(found) >= 2)
+            found = []
+            for number in range(300):
+                source.output(process, bytes([number % 256]) * 20_000)
+                source.append()
+                # It reads all the time, or it would be as slow as the other one.
+                found += until(reader, bool)
+            end(source, process)
+            rest = list(reader.events())
+        assert [int(event.id) for event in found + rest] == list(range(3, 306))
+        # It has taken nothing for longer than the write timeout: what had been sent, and no more.
+        deadline = time.monotonic() + 60
+        while "slow_reader" not in api.told:
+            assert time.monotonic() < deadline, "the stuck reader was not cut off"
+            time.sleep(0.1)
+        before = list(stuck.events())
+        if before[-1].event == "error":  # it had room for that
+            assert before.pop().json["code"] == "slow-reader"
+        assert [int(event.id) for event in before] == list(range(1, len(before) + 1))
+        assert len(before) < 300
+        with Follower(api.port, path(run), last_id=stuck.parser.last_id) as again:
+            after = list(again.events())
+        assert [int(event.id) for event in before + after] == list(range(1, 306))
 
 
 def test_streams_leave_room_for_requests_and_give_theirs_back(api: ApiProcess) -> None:
@@ -170,8 +171,7 @@ def test_streams_leave_room_for_requests_and_give_theirs_back(api: ApiProcess) -
 
 def test_a_server_that_ends_says_when_to_come_back(api: ApiProcess, tmp_path: Path) -> None:
     run, source, process = begun()
-    stuck = Follower(api.port, path(run))
-    with Follower(api.port, path(run)) as follower:
+    with Follower(api.port, path(run)) as stuck, Follower(api.port, path(run)) as follower:
         before = until(follower, lambda found: len(found) >= 2)
         assert stuck.read_head() == 200
         began = time.monotonic()
@@ -180,7 +180,6 @@ def test_a_server_that_ends_says_when_to_come_back(api: ApiProcess, tmp_path: Pa
         assert list(follower.events()) == []
         assert follower.parser.retry == 1000
         last_id = follower.parser.last_id
-    stuck.close()
     source.output(process, b"meanwhile")
     end(source, process)
     with (

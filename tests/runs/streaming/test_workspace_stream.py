@@ -14,10 +14,10 @@ from django.db.models.functions import Now
 
 from runs.models import Run
 from runs.record import retention
-from tests.api_process import ApiProcess, api_process
 from tests.conftest import OWNER, Api
-from tests.runs.event_stream import Follower, Received, received
 from tests.runs.record_factory import Source, make_run, record
+from tests.runs.streaming.event_stream import Follower, Received, received
+from tests.stack.api_process import ApiProcess, api_process
 from workspaces.event_order import PLACED_AT_ONCE, place_events
 from workspaces.models import Workspace, WorkspaceEvent
 from workspaces.services import create_workspace, record_workspace_event
