@@ -15,7 +15,7 @@ from controlplane.http.problems import faults_of
 from controlplane.http.requests import examine
 from controlplane.http.serializers import InputSerializer, TextField
 from workspaces.blueprint import Blueprint
-from workspaces.lifecycle.start import NewSandbox, StartedSandbox
+from workspaces.lifecycle.start_request import NewSandbox, StartedSandbox
 from workspaces.models import Sandbox
 from workspaces.serializers import StartedSandboxSerializer
 
