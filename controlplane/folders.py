@@ -1,7 +1,8 @@
 """Removing folders: what a stranger has filled, and what a process that was killed left.
 
-A folder for temporary files is locked by the process that uses it; the kernel lets go of the lock
-when that process ends, however it ends, and :func:`sweep_scratch` removes what nobody holds.
+A folder for work in progress is locked by the process that uses it; the kernel lets go of the lock
+when that process ends, however it ends, and :func:`sweep_folders` removes what nobody holds. The
+set-up in ``deploy`` uses this too, so nothing but Python's own library is needed here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -30,36 +32,45 @@ def remove_tree(folder: Path) -> None:
 
 
 @contextmanager
-def scratch_folder(purpose: str) -> Iterator[Path]:
-    """Yield a new private folder for temporary files, and remove it afterwards.
+def locked_folder(
+    root: Path, prefix: str, *, remove: Callable[[Path], None] = remove_tree
+) -> Iterator[Path]:
+    """Yield a new private folder below ``root`` that is locked, and remove it afterwards.
 
     Raises ``OSError`` when it cannot be made.
     """
-    place, lock = _locked_folder(purpose)
+    place, lock = _made_and_locked(root, prefix)
     try:
         yield place
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove(place)
         os.close(lock)
 
 
-def sweep_scratch() -> int:
-    """Remove the folders of :func:`scratch_folder` that dead processes left; return how many."""
+def sweep_folders(
+    root: Path,
+    prefix: str,
+    *,
+    older_than: float | None = None,
+    remove: Callable[[Path], None] = remove_tree,
+) -> int:
+    """Remove the folders of :func:`locked_folder` that dead processes left; return how many.
+
+    Only this account's, and only those last changed more than ``older_than`` seconds ago.
+    """
     removed = 0
-    try:
-        root = Path(tempfile.gettempdir())
-    except OSError:
-        return removed  # nothing can be written, so nothing was left
-    for place in root.glob(f"{_SCRATCH}*"):
+    newest = None if older_than is None else time.time() - older_than
+    for place in root.glob(f"{prefix}*"):
         try:
             lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
-            if os.fstat(lock).st_uid != os.geteuid():
+            facts = os.fstat(lock)
+            if facts.st_uid != os.geteuid() or (newest is not None and facts.st_mtime > newest):
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(place)
+            remove(place)
             removed += not place.exists()
         except BlockingIOError:
             continue
@@ -68,9 +79,33 @@ def sweep_scratch() -> int:
     return removed
 
 
-def _locked_folder(purpose: str) -> tuple[Path, int]:
+@contextmanager
+def scratch_folder(purpose: str) -> Iterator[Path]:
+    """Yield a new private folder for temporary files, and remove it afterwards.
+
+    Raises ``OSError`` when it cannot be made.
+    """
+    root = Path(tempfile.gettempdir())
+    with locked_folder(root, f"{_SCRATCH}{purpose}-", remove=_remove_small) as place:
+        yield place
+
+
+def sweep_scratch() -> int:
+    """Remove the folders of :func:`scratch_folder` that dead processes left; return how many."""
+    try:
+        root = Path(tempfile.gettempdir())
+    except OSError:
+        return 0  # nothing can be written, so nothing was left
+    return sweep_folders(root, _SCRATCH)
+
+
+def _remove_small(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)  # no process for a few files
+
+
+def _made_and_locked(root: Path, prefix: str) -> tuple[Path, int]:
     while True:
-        place = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{purpose}-"))
+        place = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         try:
             lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -20,7 +20,8 @@ from django.conf import settings
 from django.db.models import F, Max
 from django.db.models.functions import Greatest, Now
 
-from builds.images.compiler import Compiler, PulledImage, repository_lock
+from builds.images.compiler import Compiler, repository_lock
+from builds.images.engine_images import PulledImage
 from controlplane.database.locks import try_advisory_lock
 from registries.client import RegistryClient, RegistryError
 from workspaces.models import BuildJob

@@ -13,7 +13,8 @@ from pathlib import Path
 import structlog
 from django.db.models.functions import Now
 
-from builds.images.compiler import BuiltImage, Compiler
+from builds.images.compiler import Compiler
+from builds.images.engine_images import BuiltImage
 from builds.images.work_folders import sweep_leftovers
 from controlplane.database.locks import try_advisory_lock
 from workspaces.models import BuildJob

@@ -1,23 +1,18 @@
 """Folders for work in progress: private, named after their job, and gone afterwards.
 
-A worker that is killed leaves its folder behind. Every folder is therefore locked by the process
-that uses it; the kernel lets go of the lock when that process ends, however it ends, and
-:func:`sweep_leftovers` removes what nobody holds any more.
+A worker that is killed leaves its folder behind, unlocked, and :func:`sweep_leftovers` removes it.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from controlplane.folders import remove_tree
+from controlplane.folders import locked_folder, sweep_folders
 
 _PREFIX = "svc-"
 
@@ -48,36 +43,13 @@ def workplace(root: Path, purpose: str, job_id: UUID, attempt_count: int) -> Ite
     """Yield a new folder below ``root`` that only this account can enter; remove it afterwards."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     prefix = f"{_PREFIX}{purpose}-{job_id}-{attempt_count}-"
-    place = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked_folder(root, prefix) as place:
         yield place
-    finally:
-        remove_tree(place)
-        os.close(lock)
 
 
 def sweep_leftovers(root: Path, older_than: float) -> int:
     """Remove the folders that nobody holds and that are older than ``older_than`` seconds.
 
-    Returns how many. Folders of this prefix that were made without a lock go by their age only.
+    Returns how many.
     """
-    removed = 0
-    newest = time.time() - older_than
-    for place in root.glob(f"{_PREFIX}*") if root.is_dir() else ():
-        try:
-            if place.is_symlink() or not place.is_dir() or place.stat().st_mtime > newest:
-                continue
-            lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(place)
-            removed += not place.exists()
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(lock)
-    return removed
+    return sweep_folders(root, _PREFIX, older_than=older_than)

@@ -19,8 +19,8 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, tran
 from django.db.models.functions import Now
 
 from builds.images.compiler import PublishedImage
-from builds.pipeline.build_record import RECORD_ENDED
 from builds.pipeline.job_slots import JobSlot
+from builds.pipeline.source_writer import RECORD_ENDED
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
 from runs.boot_runs import BootRuns, boot_run

@@ -87,7 +87,10 @@ class Topology:
 
 
 def _parameters(url: str, *, timeout: float, name: str) -> pika.URLParameters:
-    parameters = pika.URLParameters(url)
+    try:
+        parameters = pika.URLParameters(url)
+    except LookupError as exc:  # pika takes the path apart without a look at it
+        raise ValueError("malformed") from exc
     parameters.socket_timeout = timeout
     parameters.stack_timeout = timeout * 2
     parameters.blocked_connection_timeout = timeout * 2

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.services.errors import SetupError
-from deploy.up import demo, setup, teardown
+from deploy.up import demo, removal, setup
 from deploy.up.addresses import admin_url, api_url, ssh_host, ssh_port, ssh_user
 from deploy.up.environment import (
     complete,
@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> i
         return _become(arguments.program, layout, test=arguments.test)
     if command == "status":
         return _status(layout)
-    if command == "clean" and not (arguments.yes or teardown.confirm(layout)):
+    if command == "clean" and not (arguments.yes or removal.confirm(layout)):
         print("Nothing was removed.")
         return 1
     with setup.only_one(layout, progress):
@@ -99,9 +99,9 @@ def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> i
             _summarize(layout, system, progress)
         elif command == "down":
             setup.down(layout, progress)
-            teardown.mention_workspaces(layout, progress)
+            removal.mention_workspaces(layout, progress)
         elif command == "clean":
-            teardown.clean(layout, progress)
+            removal.clean(layout, progress)
         elif command == "prepare-test":
             setup.prepare(layout, progress, test=True)
         elif command == "prepare-lint":

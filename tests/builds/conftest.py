@@ -49,7 +49,7 @@ def bench(tmp_path: Path, registry: RegistryClient) -> Iterator[Bench]:
 @pytest.fixture
 def classic(tmp_path: Path, registry: RegistryClient) -> Iterator[Bench]:
     """The same engine behind a command line that has no BuildKit."""
-    real = Bench(tmp_path / "probe", registry).compiler._command().program
+    real = Bench(tmp_path / "probe", registry).compiler.docker.command().program
     program = write_program(
         tmp_path / "classic-docker",
         f'[ "$DOCKER_BUILDKIT" = 1 ] && [ "$1" = build ] && exit 1\nexec {real} "$@"\n',

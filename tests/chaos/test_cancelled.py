@@ -17,7 +17,7 @@ def _cancel(stack: PrivateStack, job: Started) -> None:
     stack.manage(
         *("shell", "-c"),
         "from workspaces.models import BuildJob; "
-        "from workspaces.lifecycle.start import cancel_job; "
+        "from workspaces.lifecycle.queueing import cancel_job; "
         f"assert cancel_job(BuildJob.objects.get(pk='{job.job_id}'), reason='No longer wanted.')",
     )
 

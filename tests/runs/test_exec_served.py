@@ -17,9 +17,9 @@ from pytest_django.fixtures import Settings
 from controlplane.work import amqp
 from runs.models import Run
 from runs.run_messages import RUN_REQUESTED
-from tests.api_process import ApiProcess, api_process
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import record
+from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

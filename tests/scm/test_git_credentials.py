@@ -96,6 +96,12 @@ def holders(folder: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_file_that_holds_the_token_is_found(tmp_path: Path, spelling: bytes) -> None:
+    (tmp_path / "config").write_bytes(b"password = " + spelling + b"\n")
+    assert holders(tmp_path) == [tmp_path / "config"]
+
+
 def url_of(private: PrivateGit, kind: str = "") -> str:
     return f"{private.url}/{kind}odd%20name.git"
 

@@ -11,7 +11,8 @@ from django.utils.safestring import SafeString
 
 from controlplane.admin import HistoryAdmin, duration, workspace_name
 from controlplane.errors import ControlPlaneError
-from workspaces.lifecycle.start import requeue_job, retry_sandbox
+from workspaces.lifecycle.queueing import requeue_job
+from workspaces.lifecycle.start import retry_sandbox
 from workspaces.lifecycle.transitions import cancel_build
 from workspaces.models import (
     BuildJob,

@@ -21,15 +21,10 @@ from controlplane.errors import Conflict, NotFound
 from controlplane.work.notifications import announce
 from workspaces import services as workspaces
 from workspaces.credentials.choice import same_credentials
+from workspaces.lifecycle.queueing import cancel_job, create_job, publish_or_fail
 from workspaces.lifecycle.records import records
-from workspaces.lifecycle.start import (
-    StartedSandbox,
-    answer_of,
-    cancel_job,
-    create_job,
-    publish_or_fail,
-)
 from workspaces.lifecycle.start_limits import require_room_to_start
+from workspaces.lifecycle.start_request import StartedSandbox, answer_of
 from workspaces.lifecycle.startable import latest_sandbox, startable_workspace
 from workspaces.models import Attempt, BuildJob, Sandbox, Transition, Workspace, WorkspaceEvent
 from workspaces.models.transition import CHANNEL as TRANSITIONS

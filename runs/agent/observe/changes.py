@@ -26,7 +26,7 @@ from .manifest import (
     plain_hasher,
     walk,
 )
-from .texts import Texts, compare_with_texts
+from .text_versions import Texts, compare_with_texts
 
 SNAPSHOT_SECONDS = 20.0
 GIT_HASH_BYTES = 32 * 1024 * 1024

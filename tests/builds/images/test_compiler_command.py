@@ -180,5 +180,5 @@ def test_of_several_command_lines_the_one_with_buildkit_is_used(
         write_program(tmp_path / name / "docker", body)
     monkeypatch.setenv("PATH", f"{tmp_path}/one:{tmp_path}/two:{os.environ['PATH']}")
     bench = Bench(tmp_path / "builds", registry, docker_cli="docker")
-    assert bench.compiler._command().program == str(tmp_path / "two" / "docker")
-    assert bench.compiler._command().buildkit
+    assert bench.compiler.docker.command().program == str(tmp_path / "two" / "docker")
+    assert bench.compiler.docker.command().buildkit

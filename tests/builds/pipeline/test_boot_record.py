@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError, transaction
 
 from builds import job_sweeper as sweeper
-from builds.pipeline import build_record as boot_record
+from builds.pipeline import program_record
 from builds.pipeline.build_record import recording
 from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
@@ -22,7 +22,7 @@ from runs.record import store
 from runs.record.verify import verify_run
 from tests.factories import claim, make_job
 from workspaces import services as workspaces
-from workspaces.lifecycle import start as services
+from workspaces.lifecycle.queueing import cancel_job
 from workspaces.models import Attempt, BuildJob
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -145,7 +145,7 @@ def test_a_secret_is_masked_in_output_and_arguments_without_moving_anything(
 def test_output_over_the_limit_is_counted_and_named_exactly(
     job: BuildJob, record_of: Callable[[BuildJob], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boot_record, "OUTPUT_LIMIT", 100_000)
+    monkeypatch.setattr(program_record, "OUTPUT_LIMIT", 100_000)
     with record_of(job) as record:
         build = record.started("docker build", ["docker", "build"])
         for _ in range(30):
@@ -264,7 +264,7 @@ def test_while_the_database_is_away_the_builder_waits_and_nothing_is_lost(
 
 def test_cancelling_a_job_that_waits_ends_its_run() -> None:
     job = make_job()
-    assert services.cancel_job(job, reason="Not needed.")
+    assert cancel_job(job, reason="Not needed.")
     assert run_of(job).status == "cancelled"
     assert losses(job) == []
 
@@ -274,7 +274,7 @@ def test_cancelling_a_job_at_work_leaves_the_end_to_its_worker(
 ) -> None:
     with record_of(job) as record:
         record.started("docker build", ["docker", "build"]).feed("stdout", b"half of it")
-        assert services.cancel_job(job, reason="Not needed.")
+        assert cancel_job(job, reason="Not needed.")
         assert run_of(job).status == "queued"
     JobState(job).end_cancelled_boot_run()
     assert run_of(job).status == "cancelled"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runs.agent.observe import texts
+from runs.agent.observe import text_versions
 from runs.agent.observe.changes import Changes, ChangesFailed, Difference, Snapshot
 from runs.agent.observe.diff import Change
 from runs.agent.record.frames import Kind
@@ -325,8 +325,8 @@ def test_without_a_repository_small_text_files_have_patches(tmp_path: Path) -> N
 def test_what_is_kept_without_a_repository_is_bounded_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "TEXT_BYTES", 100)
-    monkeypatch.setattr(texts, "KEPT_BYTES", 150)
+    monkeypatch.setattr(text_versions, "TEXT_BYTES", 100)
+    monkeypatch.setattr(text_versions, "KEPT_BYTES", 150)
     root = plain_folder(tmp_path)
     for name, size in (("a", 90), ("b", 90), ("c", 60), ("large", 101)):
         (root / name).write_text(name * size)

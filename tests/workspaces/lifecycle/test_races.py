@@ -14,7 +14,9 @@ from django.db.models.functions import Now
 from controlplane.errors import BadGateway
 from tests.factories import OWNER, claim, make_job, make_worker
 from workspaces.lifecycle.failures import fail_unclaimed_job
-from workspaces.lifecycle.start import NewSandbox, requeue_job, retry_sandbox, start_sandbox
+from workspaces.lifecycle.queueing import requeue_job
+from workspaces.lifecycle.start import retry_sandbox, start_sandbox
+from workspaces.lifecycle.start_request import NewSandbox
 from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest
 
 

@@ -18,7 +18,7 @@ from tests.factories import claim, make_job, make_worker
 from workspaces import services as workspaces
 from workspaces.lifecycle import reasons
 from workspaces.lifecycle.failures import fail_unclaimed_job
-from workspaces.lifecycle.start import cancel_job
+from workspaces.lifecycle.queueing import cancel_job
 from workspaces.models import BuildJob
 from workspaces.runtimes.base import LaunchedRuntime
 

@@ -20,7 +20,7 @@ from workspaces.families import FAMILIES
 from workspaces.models import PackageIndex
 from workspaces.packages.aliases import aliases
 from workspaces.packages.facts import NOTHING
-from workspaces.packages.names import Query, one_slip_apart, squeezed, stem
+from workspaces.packages.names import MalformedQueryError, Query, one_slip_apart, squeezed, stem
 from workspaces.packages.resolver import Reason, resolve
 
 DEBIAN = {
@@ -102,7 +102,8 @@ class TestWhatIsResolved:
             },
             "alternatives": [{"projectName": "nodejs"}, {"projectName": "npm"}],
             "reason": "version-ambiguous",
-            "detail": body["detail"],
+            "detail": "'Node' means several packages on Debian (nodejs, npm); "
+            "ask for each of them with its own version.",
         }
         body = ask(api, "nodejs=18.13.0+dfsg1-1").body
         assert body["packages"] == [
@@ -340,12 +341,28 @@ class TestNames:
     def test_no_text_is_too_strange_to_take_apart(self, text: str) -> None:
         try:
             query = Query.parse(text)
-        except ValueError:
+        except MalformedQueryError:
             return
         assert squeezed(query.folded).isascii()
-        for family in FAMILIES:
-            found = resolve(query, family, NOTHING)
-            assert found.is_resolved or found.reason is not None
+
+    @given(
+        st.one_of(
+            st.sampled_from(sorted({name for family in FAMILIES for name in aliases(family)})),
+            st.from_regex(r"[a-z0-9][a-z0-9+.-]{0,30}", fullmatch=True),
+        ),
+        st.sampled_from(sorted(FAMILIES)),
+    )
+    def test_without_an_index_nothing_but_the_table_is_believed(
+        self, name: str, os_family: str
+    ) -> None:
+        found = resolve(Query.parse(name), os_family, NOTHING)
+        meant = aliases(os_family).get(name)
+        assert tuple(package.name for package in found.packages) == (meant or ())
+        assert found.is_resolved is bool(meant)
+        if meant is None:
+            assert found.reason in {Reason.INDEX_UNREAD, Reason.NAME_INVALID}
+        elif not meant:
+            assert found.reason == Reason.NOT_PACKAGED
 
     @pytest.mark.parametrize("os_family", FAMILIES)
     def test_the_table_is_answered_without_an_index(self, os_family: str) -> None:

@@ -1,0 +1,154 @@
+"""The images that an engine has: bases, those under the names of jobs, and what was pulled."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from uuid import UUID
+
+from builds.images.context import BuildError
+from builds.images.docker_program import SHORT_SECONDS, DockerProgram
+from controlplane.security.redaction import bounded_tail
+from controlplane.subprocesses import ProcessResult
+
+LOCAL_REPOSITORY = "svc-build"
+_BASE_IMAGE_SECONDS = 30.0
+"""How long the id of a base image is remembered: asking costs more than reusing an image does.
+:meth:`EngineImages.look_at_base_images` asks in the meantime, when no job waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """An image in the engine under a name that only its job uses."""
+
+    image_id: str
+    local_tag: str
+
+    @property
+    def owner(self) -> tuple[UUID, int]:
+        """The job and the attempt count that the image was built for."""
+        job, _, count = self.local_tag.partition("/")[2].partition(":")
+        return UUID(job), int(count)
+
+
+@dataclass(frozen=True, slots=True)
+class PulledImage:
+    """An image of the registry that the engine holds to launch workspaces from."""
+
+    repository: str
+    digest: str
+    created_at: datetime
+
+
+class EngineImages:
+    """Finds, names and removes images in one engine; may be shared by threads.
+
+    ``push_registry`` is the registry as the engine reaches it.
+    """
+
+    def __init__(
+        self, docker: DockerProgram, push_registry: str, *, pull_timeout: float, tail_limit: int
+    ) -> None:
+        self.docker = docker
+        self._push_registry = push_registry
+        self._pull_timeout = pull_timeout
+        self._tail_limit = tail_limit
+        self._base_images: dict[str, tuple[float, str]] = {}
+
+    def base_image_id(self, reference: str) -> str:
+        """Return the content address of a base image in the engine; pull it when it is missing."""
+        asked, known = self._base_images.get(reference, (0.0, ""))
+        if known and time.monotonic() - asked < _BASE_IMAGE_SECONDS:
+            return known
+        found = self.docker.image_id(reference)
+        if not found.ok:
+            self.docker.require_engine()
+            pulled = self.docker.run("pull", reference, timeout=self._pull_timeout)
+            found = self.docker.image_id(reference)
+            if not found.ok:
+                raise BuildError(
+                    "build-command-failed",
+                    f"The base image {reference} is not in the engine and pulling it ended with"
+                    f" {pulled.ending}:\n{bounded_tail(pulled.tail, self._tail_limit)}",
+                )
+        return self._remember(reference, found)
+
+    def look_at_base_images(self) -> None:
+        """Ask for the base images in use again, so that jobs know at once what they are now."""
+        for reference in list(self._base_images):
+            found = self.docker.image_id(reference)
+            if found.ok:
+                self._remember(reference, found)
+            else:
+                self._base_images.pop(reference, None)
+
+    def discard(self, built: BuiltImage) -> None:
+        """Take the job's name off its image; the layers stay in the engine's cache."""
+        self.docker.untag(built.local_tag)
+
+    def forget(self, name: str) -> None:
+        """Take a name off an image that was to be pushed under it."""
+        self.docker.untag(name)
+
+    def built_images(self, labels: Mapping[str, str] = MappingProxyType({})) -> list[BuiltImage]:
+        """Return the images under jobs' names, for whoever removes those of jobs that are over."""
+        found = []
+        for image_id, name in self._named_images(f"{LOCAL_REPOSITORY}/", labels):
+            image = BuiltImage(image_id, name)
+            try:
+                image.owner  # noqa: B018 - a name of another form is not ours
+            except ValueError:
+                continue
+            found.append(image)
+        return found
+
+    def names_to_push(self, labels: Mapping[str, str]) -> list[str]:
+        """Return the names of the registry that images with ``labels`` have in the engine.
+
+        An image has one only while it is pushed, or for good when the worker was killed meanwhile.
+        """
+        named = self._named_images(f"{self._push_registry}/", labels)
+        return [name for _, name in named if not name.endswith(":<none>")]
+
+    def pulled_images(self, labels: Mapping[str, str]) -> list[PulledImage]:
+        """Return the images with ``labels`` that the engine has by their digest in the registry."""
+        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
+        listed = self.docker.run(
+            *("image", "ls", "--digests", "--format", "{{json .}}"),
+            *(word for condition in filters for word in ("--filter", condition)),
+            timeout=SHORT_SECONDS,
+        )
+        found = []
+        for line in listed.stdout.splitlines() if listed.ok else ():
+            told = json.loads(line)
+            registry, _, repository = told["Repository"].partition("/")
+            if registry == self._push_registry and told["Digest"].startswith("sha256:"):
+                created = datetime.strptime(told["CreatedAt"][:25], "%Y-%m-%d %H:%M:%S %z")
+                found.append(PulledImage(repository, told["Digest"], created))
+        return found
+
+    def remove_pulled(self, image: PulledImage) -> bool:
+        """Remove an image by its digest; False when a container is made of it."""
+        name = f"{self._push_registry}/{image.repository}@{image.digest}"
+        return self.docker.run("rmi", name, timeout=SHORT_SECONDS).ok
+
+    def _named_images(self, prefix: str, labels: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Return id and name of the images with ``labels`` whose name starts with ``prefix``."""
+        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
+        listed = self.docker.run(
+            *("image", "ls", "--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}"),
+            *(word for condition in filters for word in ("--filter", condition)),
+            timeout=SHORT_SECONDS,
+        )
+        lines = listed.stdout.decode("utf-8", "replace").splitlines()
+        found = [(image_id, name) for image_id, _, name in (line.partition(" ") for line in lines)]
+        return [(image_id, name) for image_id, name in found if name.startswith(prefix)]
+
+    def _remember(self, reference: str, found: ProcessResult) -> str:
+        image_id = found.stdout.decode("ascii", "replace").strip()
+        self._base_images[reference] = (time.monotonic(), image_id)
+        return image_id
