@@ -274,3 +274,15 @@ def test_a_reserve_is_kept_once_and_given_up_once(tmp_path: Path) -> None:
     assert not (tmp_path / RESERVE).exists()
     assert Reserve(directory, 0).take()
     os.close(directory)
+
+
+def test_files_that_are_closed_twice_close_nothing_of_others(tmp_path: Path) -> None:
+    directory = open_folder(str(tmp_path))
+    files = SegmentFiles(directory)
+    files.begin(1)
+    files.close()
+    others = [os.open(tmp_path / segment_name(1), os.O_RDONLY) for _ in range(3)]
+    files.close()
+    for descriptor in (directory, *others):
+        os.fstat(descriptor)
+        os.close(descriptor)
