@@ -18,6 +18,7 @@ from runs.agent.record.spool import (
     FLUSH_SECONDS,
     SYNC_SECONDS,
     SpoolBusy,
+    SpoolExists,
     SpoolFailed,
     SpoolLimits,
     SpoolWriter,
@@ -211,6 +212,14 @@ def test_a_closed_writer_takes_nothing_and_may_be_closed_again(tmp_path: Path) -
     assert open_files() == before
     with pytest.raises(SpoolFailed, match="the spool is sealed or closed"):
         chunk(writer, 100)
+
+
+def test_a_run_that_has_a_spool_is_told_so_with_that_of_the_spool(tmp_path: Path) -> None:
+    writer = create(tmp_path)
+    with pytest.raises(SpoolExists, match=f"the run {RUN} has been recorded before") as caught:
+        create(tmp_path)
+    assert caught.value.spool_id == writer.spool_id
+    writer.close()
 
 
 # ---------------------------------------------------------------- a disk that fails
