@@ -315,7 +315,7 @@ def test_a_sound_frame_somewhere_behind_tells_damage_from_a_torn_end() -> None:
     ],
 )
 def test_what_is_no_later_frame_tells_nothing(data: bytes) -> None:
-    assert not holds_a_frame(data, 4)
+    assert holds_a_frame(data, 4) is False
 
 
 # ---------------------------------------------------------------- acknowledgements

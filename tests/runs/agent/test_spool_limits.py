@@ -18,6 +18,7 @@ from runs.agent.record.spool import (
     FLUSH_SECONDS,
     SYNC_SECONDS,
     SpoolBusy,
+    SpoolExists,
     SpoolFailed,
     SpoolLimits,
     SpoolWriter,
@@ -213,6 +214,14 @@ def test_a_closed_writer_takes_nothing_and_may_be_closed_again(tmp_path: Path) -
         chunk(writer, 100)
 
 
+def test_a_run_that_has_a_spool_is_told_so_with_that_of_the_spool(tmp_path: Path) -> None:
+    writer = create(tmp_path)
+    with pytest.raises(SpoolExists, match=f"the run {RUN} has been recorded before") as caught:
+        create(tmp_path)
+    assert caught.value.spool_id == writer.spool_id
+    writer.close()
+
+
 # ---------------------------------------------------------------- a disk that fails
 
 
@@ -274,3 +283,15 @@ def test_a_reserve_is_kept_once_and_given_up_once(tmp_path: Path) -> None:
     assert not (tmp_path / RESERVE).exists()
     assert Reserve(directory, 0).take()
     os.close(directory)
+
+
+def test_files_that_are_closed_twice_close_nothing_of_others(tmp_path: Path) -> None:
+    directory = open_folder(str(tmp_path))
+    files = SegmentFiles(directory)
+    files.begin(1)
+    files.close()
+    others = [os.open(tmp_path / segment_name(1), os.O_RDONLY) for _ in range(3)]
+    files.close()
+    for descriptor in (directory, *others):
+        os.fstat(descriptor)
+        os.close(descriptor)

@@ -64,6 +64,7 @@ def test_the_bytes_of_a_text_are_those_it_stands_for() -> None:
     assert metas.raw("é\ud800") == "é?".encode()
     assert metas.raw({"text": "a?", "base64": "Yf8="}) == b"a\xff"
     assert metas.raw({"text": "a", "base64": "Y_8="}) == metas.raw({"text": "a"}) == b"a"
+    assert metas.raw({"text": "a", "base64": "Y!WI="}) == b"a"
     assert metas.raw({"base64": 1}) is metas.raw(None) is metas.raw(7) is None
 
 

@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
+from runs.agent.record.frames import Kind
 from runs.models import Run, RunHead, RunLoss, RunProcess
 from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run, record
@@ -145,6 +146,41 @@ def test_a_process_of_which_no_event_tells_is_a_fault() -> None:
     run = going_on()
     RunProcess.objects.create(run_number=run.number, process_number=2, leader=False)
     assert found(run) == (False, None, "process 2 is in no event")
+
+
+@pytest.mark.parametrize(
+    ("statement", "first_bad", "message"),
+    [
+        (
+            "UPDATE run_change SET position = 2 WHERE run_number = %s",
+            None,
+            "change 2 is in no event",
+        ),
+        (
+            "UPDATE run_change SET patch = 'x' WHERE run_number = %s",
+            2,
+            "event 2: change 1 is not listed as it tells",
+        ),
+        (
+            "DELETE FROM run_change WHERE run_number = %s",
+            2,
+            "event 2: tells of change 1, which is not listed",
+        ),
+    ],
+)
+def test_each_change_is_listed_as_its_event_tells(
+    statement: str, first_bad: int | None, message: str
+) -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    told = {"position": 1, "path": "a", "change": "added"}
+    source.event(Kind.FILE_DIFF_ENTRY, told, body=b"patch")
+    source.append()
+    assert found(run)[0]
+    change(statement, run)
+    assert found(run) == (False, first_bad, message)
 
 
 def test_a_checkpoint_behind_the_last_event_says_that_some_are_missing() -> None:
