@@ -35,6 +35,8 @@ from controlplane.oci_names import is_repository, is_tag
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult, ProcessStartError, run_process
 from registries.client import RegistryClient, RegistryError
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.images import EngineImages, ListedImage
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 
@@ -142,6 +144,7 @@ class Compiler:
         self._push_lock = push_lock
         self._account = (username, password) if username and password else None
         self._tail_limit = tail_limit
+        self._images = EngineImages(docker_host, _CLEANUP_SECONDS)
         self._docker: DockerCommand | None = None
         self._finding = threading.Lock()
         self._base_images: dict[str, tuple[float, str]] = {}
@@ -169,11 +172,14 @@ class Compiler:
     def look_at_base_images(self) -> None:
         """Ask for the base images in use again, so that jobs know at once what they are now."""
         for reference in list(self._base_images):
-            found = self._inspect(reference)
-            if found.ok:
-                self._remember(reference, found)
-            else:
+            try:
+                image_id = self._images.id_of(reference)
+            except LaunchError:
+                image_id = None
+            if image_id is None:
                 self._base_images.pop(reference, None)
+            else:
+                self._base_images[reference] = (time.monotonic(), image_id)
 
     def build(
         self,
@@ -322,25 +328,17 @@ class Compiler:
 
         An image has one only while it is pushed, or for good when the worker was killed meanwhile.
         """
-        named = self._named_images(f"{self._push_registry}/", labels)
-        return [name for _, name in named if not name.endswith(":<none>")]
+        return [name for _, name in self._named_images(f"{self._push_registry}/", labels)]
 
     def pulled_images(self, labels: Mapping[str, str]) -> list[PulledImage]:
         """Return the images with ``labels`` that the engine has by their digest in the registry."""
-        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
-        listed = self._run(
-            *("image", "ls", "--digests", "--format", "{{json .}}"),
-            *(word for condition in filters for word in ("--filter", condition)),
-            timeout=_CLEANUP_SECONDS,
-        )
-        found = []
-        for line in listed.stdout.splitlines() if listed.ok else ():
-            told = json.loads(line)
-            registry, _, repository = told["Repository"].partition("/")
-            if registry == self._push_registry and told["Digest"].startswith("sha256:"):
-                created = datetime.strptime(told["CreatedAt"][:25], "%Y-%m-%d %H:%M:%S %z")
-                found.append(PulledImage(repository, told["Digest"], created))
-        return found
+        return [
+            PulledImage(repository, digest, image.created_at)
+            for image in self._listed(labels)
+            for name, _, digest in (name.partition("@") for name in image.digests)
+            for registry, _, repository in (name.partition("/"),)
+            if registry == self._push_registry and digest.startswith("sha256:")
+        ]
 
     def remove_pulled(self, image: PulledImage) -> bool:
         """Remove an image by its digest; False when a container is made of it."""
@@ -445,15 +443,20 @@ class Compiler:
 
     def _named_images(self, prefix: str, labels: Mapping[str, str]) -> list[tuple[str, str]]:
         """Return id and name of the images with ``labels`` whose name starts with ``prefix``."""
-        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
-        listed = self._run(
-            *("image", "ls", "--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}"),
-            *(word for condition in filters for word in ("--filter", condition)),
-            timeout=_CLEANUP_SECONDS,
-        )
-        lines = listed.stdout.decode("utf-8", "replace").splitlines()
-        found = [(image_id, name) for image_id, _, name in (line.partition(" ") for line in lines)]
-        return [(image_id, name) for image_id, name in found if name.startswith(prefix)]
+        return [
+            (image.image_id, name)
+            for image in self._listed(labels)
+            for name in image.names
+            if name.startswith(prefix)
+        ]
+
+    def _listed(self, labels: Mapping[str, str]) -> list[ListedImage]:
+        """Return the images with ``labels``, none while the engine does not answer."""
+        try:
+            return self._images.listed(labels)
+        except LaunchError as error:
+            logger.warning("images_not_listed", code=error.code)
+            return []
 
     def _remember(self, reference: str, found: ProcessResult) -> str:
         image_id = found.stdout.decode("ascii", "replace").strip()
