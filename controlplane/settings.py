@@ -512,6 +512,7 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Control plane",
     "DESCRIPTION": API_DESCRIPTION,
     "VERSION": SVC_RELEASE,
+    "LICENSE": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",

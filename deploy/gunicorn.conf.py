@@ -11,6 +11,7 @@ threads stays far below PostgreSQL's `max_connections`.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -37,6 +38,9 @@ worker_class = "controlplane.serving.worker.RequestWorker"
 # An answer goes through the worker's loop, whatever it is made of.
 sendfile = False
 workers = settings.SVC_API_WORKERS
+# Loaded once, by the process that all others are forked from: they are there at once, after a kill
+# too, and share its memory. Nothing is connected and no thread runs until they are forked.
+preload_app = True
 threads = settings.SVC_API_THREADS
 # A thread that waits for an upstream longer than this is stuck; upstream time limits are shorter.
 timeout = 60
@@ -78,6 +82,12 @@ def on_starting(server: Any) -> None:
                     "SVC_WEB_PORT (0: none) and SVC_ADMIN_PORT say where; deploy/README.md "
                     "explains them."
                 ) from None
+
+
+def when_ready(server: Any) -> None:
+    """Leave what was loaded alone: looking for garbage in it would copy it for each process."""
+    gc.collect()
+    gc.freeze()
 
 
 _PR_SET_PDEATHSIG = 1

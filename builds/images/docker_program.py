@@ -29,7 +29,7 @@ class DockerProgram:
 
     def __init__(self, name: str, host: str) -> None:
         self._name = name
-        self._host = host
+        self.host = host
         self._command: DockerCommand | None = None
         self._finding = threading.Lock()
 
@@ -131,7 +131,7 @@ class DockerProgram:
         """Return the environment of the command line: the operator's own access to the engine."""
         passed = ("PATH", "HOME", "SSH_AUTH_SOCK", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
         env = {name: os.environ[name] for name in passed if name in os.environ}
-        env |= {"DOCKER_HOST": self._host, "LC_ALL": "C", "DOCKER_CLI_HINTS": "false"}
+        env |= {"DOCKER_HOST": self.host, "LC_ALL": "C", "DOCKER_CLI_HINTS": "false"}
         if config is not None:
             env["DOCKER_CONFIG"] = str(config)
         elif "DOCKER_CONFIG" in os.environ:

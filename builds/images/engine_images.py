@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +9,16 @@ from datetime import datetime
 from types import MappingProxyType
 from uuid import UUID
 
+import structlog
+
 from builds.images.context import BuildError
 from builds.images.docker_program import SHORT_SECONDS, DockerProgram
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.images import ImageList, ListedImage
+
+logger = structlog.get_logger(__name__)
 
 LOCAL_REPOSITORY = "svc-build"
 _BASE_IMAGE_SECONDS = 30.0
@@ -57,6 +62,7 @@ class EngineImages:
         self._push_registry = push_registry
         self._pull_timeout = pull_timeout
         self._tail_limit = tail_limit
+        self._images = ImageList(docker.host, SHORT_SECONDS)
         self._base_images: dict[str, tuple[float, str]] = {}
 
     def base_image_id(self, reference: str) -> str:
@@ -80,11 +86,14 @@ class EngineImages:
     def look_at_base_images(self) -> None:
         """Ask for the base images in use again, so that jobs know at once what they are now."""
         for reference in list(self._base_images):
-            found = self.docker.image_id(reference)
-            if found.ok:
-                self._remember(reference, found)
-            else:
+            try:
+                image_id = self._images.id_of(reference)
+            except LaunchError:
+                image_id = None
+            if image_id is None:
                 self._base_images.pop(reference, None)
+            else:
+                self._base_images[reference] = (time.monotonic(), image_id)
 
     def discard(self, built: BuiltImage) -> None:
         """Take the job's name off its image; the layers stay in the engine's cache."""
@@ -111,25 +120,17 @@ class EngineImages:
 
         An image has one only while it is pushed, or for good when the worker was killed meanwhile.
         """
-        named = self._named_images(f"{self._push_registry}/", labels)
-        return [name for _, name in named if not name.endswith(":<none>")]
+        return [name for _, name in self._named_images(f"{self._push_registry}/", labels)]
 
     def pulled_images(self, labels: Mapping[str, str]) -> list[PulledImage]:
         """Return the images with ``labels`` that the engine has by their digest in the registry."""
-        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
-        listed = self.docker.run(
-            *("image", "ls", "--digests", "--format", "{{json .}}"),
-            *(word for condition in filters for word in ("--filter", condition)),
-            timeout=SHORT_SECONDS,
-        )
-        found = []
-        for line in listed.stdout.splitlines() if listed.ok else ():
-            told = json.loads(line)
-            registry, _, repository = told["Repository"].partition("/")
-            if registry == self._push_registry and told["Digest"].startswith("sha256:"):
-                created = datetime.strptime(told["CreatedAt"][:25], "%Y-%m-%d %H:%M:%S %z")
-                found.append(PulledImage(repository, told["Digest"], created))
-        return found
+        return [
+            PulledImage(repository, digest, image.created_at)
+            for image in self._listed(labels)
+            for name, _, digest in (name.partition("@") for name in image.digests)
+            for registry, _, repository in (name.partition("/"),)
+            if registry == self._push_registry and digest.startswith("sha256:")
+        ]
 
     def remove_pulled(self, image: PulledImage) -> bool:
         """Remove an image by its digest; False when a container is made of it."""
@@ -138,15 +139,20 @@ class EngineImages:
 
     def _named_images(self, prefix: str, labels: Mapping[str, str]) -> list[tuple[str, str]]:
         """Return id and name of the images with ``labels`` whose name starts with ``prefix``."""
-        filters = [f"label={name}={value}" for name, value in sorted(labels.items())]
-        listed = self.docker.run(
-            *("image", "ls", "--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}"),
-            *(word for condition in filters for word in ("--filter", condition)),
-            timeout=SHORT_SECONDS,
-        )
-        lines = listed.stdout.decode("utf-8", "replace").splitlines()
-        found = [(image_id, name) for image_id, _, name in (line.partition(" ") for line in lines)]
-        return [(image_id, name) for image_id, name in found if name.startswith(prefix)]
+        return [
+            (image.image_id, name)
+            for image in self._listed(labels)
+            for name in image.names
+            if name.startswith(prefix)
+        ]
+
+    def _listed(self, labels: Mapping[str, str]) -> list[ListedImage]:
+        """Return the images with ``labels``, none while the engine does not answer."""
+        try:
+            return self._images.listed(labels)
+        except LaunchError as error:
+            logger.warning("images_not_listed", code=error.code)
+            return []
 
     def _remember(self, reference: str, found: ProcessResult) -> str:
         image_id = found.stdout.decode("ascii", "replace").strip()

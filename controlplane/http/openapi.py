@@ -183,6 +183,7 @@ def add_shared_parts(
     """Add what all operations share: the problem body, phrases, path parameters in camelCase."""
     # The API knows no passwords or tokens; who may reach it is the network's decision.
     result["security"] = []
+    result["servers"] = [{"url": "/", "description": "The installation that serves this page."}]
     schemas = result.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"], schemas["Fault"] = PROBLEM_SCHEMA, FAULT_SCHEMA
     result["components"]["schemas"] = dict(sorted(schemas.items()))

@@ -131,6 +131,29 @@ def free_port() -> int:
     return found
 
 
+def test_processes_are_forked_from_one_that_has_loaded_the_application() -> None:
+    api = free_port()
+    server = start(api, 0)
+    try:
+        deadline = time.monotonic() + 120
+        while forked(server.pid) == []:
+            assert server.poll() is None, "gunicorn ended"
+            assert time.monotonic() < deadline, "no process was forked"
+            time.sleep(0.05)
+        # The database's library comes with the models.
+        assert "libpq" in Path(f"/proc/{server.pid}/maps").read_text()
+        opened = [str(path.readlink()) for path in Path(f"/proc/{server.pid}/fd").iterdir()]
+        assert len([name for name in opened if name.startswith("socket:")]) == 1  # it listens
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def forked(pid: int) -> list[str]:
+    """Return the processes below one."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def test_the_admin_is_served_on_the_webs_port_too() -> None:
     api, web = free_port(), free_port()
     server = start(api, web)

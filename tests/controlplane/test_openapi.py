@@ -169,6 +169,8 @@ def parts(node: object) -> Iterator[dict[str, Any]]:
 def test_generators_of_clients_find_nothing_that_they_cannot_process() -> None:
     described = document()
     assert described["security"] == []
+    assert [server["url"] for server in described["servers"]] == ["/"]
+    assert described["info"]["license"]["identifier"] == "Apache-2.0"
     schemas = list(parts(described["components"]["schemas"]))
     arrays = [schema for schema in schemas if schema.get("type") == "array"]
     assert len(arrays) > 20

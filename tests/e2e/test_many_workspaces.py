@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
 from runs.models import Run
 from tests.conftest import OWNER, Api
@@ -39,7 +40,8 @@ def access(
 def many(access: SshAccess) -> list[str]:
     """The workspaces, all of them ready; asked for at once."""
     stack = access.place.stack
-    answers = [stack.ask(SMALL).answer for _ in range(NUMBER)]
+    with override_settings(OWNER_MAX_RUNNING_BUILDS=0):
+        answers = [stack.ask(SMALL).answer for _ in range(NUMBER)]
     ids = [str(answer["workspaceId"]) for answer in answers]
 
     def statuses() -> Counter[str]:

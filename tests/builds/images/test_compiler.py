@@ -76,6 +76,26 @@ def test_a_plan_becomes_an_image_in_the_registry_and_leaves_no_name_behind(
 
 
 @pytest.mark.docker
+def test_who_looks_at_the_images_of_the_engine_starts_no_program(
+    bench: Bench, repository: str, checkout: Path, registry: RegistryClient, tmp_path: Path
+) -> None:
+    built = bench.build(PLAN, {"workspace": checkout})
+    base_image = bench.compiler.base_image_id(BASE_IMAGE)
+    without = Bench(tmp_path / "other", registry, docker_cli="/no/such/docker").compiler
+    name = f"{settings.REGISTRY_PUSH_REGISTRY}/{repository}:waits"
+    docker("tag", built.image_id, name)
+    try:
+        assert built in without.built_images()
+        assert name in without.names_to_push({})
+    finally:
+        docker("rmi", name)
+    without._base_images[BASE_IMAGE] = (0.0, "another")
+    without.look_at_base_images()
+    assert without.base_image_id(BASE_IMAGE) == base_image
+    bench.compiler.discard(built)
+
+
+@pytest.mark.docker
 def test_an_unchanged_plan_gives_the_same_digest_for_another_job(
     bench: Bench, repository: str, checkout: Path
 ) -> None:
