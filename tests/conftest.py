@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +151,18 @@ def request_body() -> dict[str, Any]:
 def unreachable_broker(settings: Settings) -> None:
     """Point the application at a port where no broker listens."""
     settings.RABBITMQ_URL = "amqp://nobody:nothing@127.0.0.1:1/"
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory below which a service of another account finds its files.
+
+    pytest's own temporary directories are closed to everyone else.
+    """
+    with tempfile.TemporaryDirectory(prefix="svc-test-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,11 +26,11 @@ LONG_FIRST = (
     "tests/chaos/",
     "tests/deploy/test_compose.py",
     "tests/e2e/",
-    "tests/gateway/",
+    "tests/runs/gateway/",
     "tests/docs/",
-    "tests/workspaces/test_docker_",
+    "tests/workspaces/runtimes/",
     "tests/builds/",
-    "tests/runs/test_agent_",
+    "tests/runs/agent/",
     "tests/deploy/",
 )
 """Where files take long, the longest first; elsewhere the number of tests tells."""

@@ -1,7 +1,7 @@
 """What we need of asyncssh beyond its hooks: bounded buffers, last words that arrive.
 
-Held against asyncssh 2.24. Names with an underscore are its own; ``tests/gateway`` notices when one
-of them goes.
+Held against asyncssh 2.24. Names with an underscore are its own; ``tests/runs/gateway``
+notices when one of them goes.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
-from tests.run_worker_process import RunWorkerProcess  # noqa: E402
-from tests.worker_process import eventually  # noqa: E402
+from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
+from tests.stack.worker_process import eventually  # noqa: E402
 from workspaces.models import BuildJob, Workspace  # noqa: E402
 
 BUILDS = 3

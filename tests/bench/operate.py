@@ -45,9 +45,9 @@ from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, free_port, served  # noqa: E402
-from tests.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.runs.ready import ready_attempts  # noqa: E402
-from tests.worker_process import CommandProcess, eventually  # noqa: E402
+from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
+from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
 from workspaces.lifecycle.reconciler import Orphans, reconcile  # noqa: E402
 from workspaces.models import (  # noqa: E402
     Attempt,

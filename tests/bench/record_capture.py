@@ -18,9 +18,9 @@ from pathlib import Path
 from runs.agent.record.frames import Kind, Stream
 from runs.agent.session.channel import FromClient, ToClient
 from tests.bench.figures import Figure
-from tests.runs.booted import workspace
-from tests.runs.connected import PTY, Session
-from tests.runs.recorded import Runs
+from tests.runs.agent.booted import workspace
+from tests.runs.agent.connected import PTY, Session
+from tests.runs.agent.recorded import Runs
 
 BYTES = 96 * 1024**2
 ROUNDS = 7

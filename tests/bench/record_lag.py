@@ -18,7 +18,7 @@ from controlplane.work import amqp
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.bench.served import OWNER, SHELL, Api, served
-from tests.run_worker_process import RunWorkerProcess
+from tests.stack.run_worker_process import RunWorkerProcess
 
 LINES = 200
 PAUSE_SECONDS = 0.05

@@ -36,7 +36,7 @@ from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, log_folder, milliseconds
-from tests.worker_process import ROOT, WorkerProcess, environment, eventually
+from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import BuildJob

@@ -28,7 +28,7 @@ from runs.models import Run
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import log_folder
 from tests.bench.served import OWNER, SHELL, free_port, served
-from tests.worker_process import CommandProcess, eventually
+from tests.stack.worker_process import CommandProcess, eventually
 
 USER = "workspace"
 SSHD_PORT = 2022

@@ -20,8 +20,8 @@ from tests.bench.figures import Figure, milliseconds
 if TYPE_CHECKING:
     from django.test import Client
 
-    from tests.plans import Statement
-    from tests.volume import Filled
+    from tests.support.plans import Statement
+    from tests.support.volume import Filled
 
 ROUNDS = 15
 LATER_PAGE = 500
@@ -35,7 +35,7 @@ def measure() -> Iterator[Figure]:
     from django.contrib.auth import get_user_model
     from django.test import Client
 
-    from tests.volume import Volume, fill
+    from tests.support.volume import Volume, fill
 
     settings.ALLOWED_HOSTS = ["*"]
     started = time.perf_counter()
@@ -62,7 +62,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _paths(filled: Filled) -> dict[str, str]:
-    from tests.volume import BUSY
+    from tests.support.volume import BUSY
 
     runs = f"/v1/runs?limit={LIMIT}&ownerUserId={BUSY}"
     workspaces = f"/v1/workspaces?limit={LIMIT}&ownerUserId={BUSY}"
@@ -88,7 +88,7 @@ def _paths(filled: Filled) -> dict[str, str]:
 def _duties() -> dict[str, Callable[[], object]]:
     from builds.images.garbage import long_unneeded
     from runs.record.room import taken_by
-    from tests.volume import BUSY
+    from tests.support.volume import BUSY
 
     return {
         "bytes of an owner's records": lambda: taken_by(BUSY),
@@ -117,7 +117,7 @@ def _later(client: Client, path: str) -> str | None:
 
 
 def _read(name: str, work: Callable[[], object]) -> Figure:
-    from tests.plans import sequential_scans, statements
+    from tests.support.plans import sequential_scans, statements
 
     sent = statements(work)
     whole, alone = [], []

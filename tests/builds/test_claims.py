@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from builds import job_sweeper as sweeper
 from controlplane.work.models import Heartbeat
 from tests.factories import LEASE, claim, make_job, make_worker
-from tests.locked_rows import locked
+from tests.support.locked_rows import locked
 from workspaces.models import BuildJob, Fence, LeaseLost
 
 EXPIRED = timedelta(seconds=-1)

@@ -22,8 +22,8 @@ from pytest_django.live_server_helper import LiveServer
 from builds import start_page as overview
 from controlplane.work.models import Heartbeat
 from runs.models import Run
-from tests.browser import Page, browser
 from tests.conftest import OWNER, Api
+from tests.stack.browser import Page, browser
 from workspaces.models import (
     Attempt,
     BuildJob,

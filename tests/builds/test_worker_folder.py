@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import read_only
+from tests.stack.disks import read_only
 
 ROOT = Path(__file__).resolve().parents[2]
 

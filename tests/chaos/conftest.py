@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.stack import Stack
+from tests.stack.private_stack import PrivateStack
 
 
 @pytest.fixture(scope="session")
-def services() -> Iterator[Stack]:
+def services() -> Iterator[PrivateStack]:
     """The services, with an image that sandboxes can reuse."""
-    stack = Stack()
+    stack = PrivateStack()
     try:
         try:
             stack.build()
@@ -25,7 +25,7 @@ def services() -> Iterator[Stack]:
 
 
 @pytest.fixture
-def stack(services: Stack) -> Iterator[Stack]:
+def stack(services: PrivateStack) -> Iterator[PrivateStack]:
     """The stack with API, without workers. What its processes said is shown when a test fails."""
     services.begin()
     yield services
@@ -33,7 +33,7 @@ def stack(services: Stack) -> Iterator[Stack]:
     services.end()
 
 
-def _show_logs(stack: Stack) -> None:
+def _show_logs(stack: PrivateStack) -> None:
     stack.dump_stacks()
     for child in stack.processes:
         lines = child.log.read_text(errors="replace").splitlines()

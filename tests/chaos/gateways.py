@@ -9,12 +9,12 @@ from pathlib import Path
 
 import requests
 
-from tests.chaos.processes import Child, wait_for
 from tests.chaos.records import ready_workspace
-from tests.chaos.sandboxes import Started
-from tests.chaos.stack import OWNER, Stack
-from tests.e2e.ssh import Client, short_folder
-from tests.gateway_process import QUICK, free_port, greeting, known_host
+from tests.stack.gateway_process import QUICK, free_port, greeting, known_host
+from tests.stack.private_stack import OWNER, PrivateStack
+from tests.stack.processes import Child, wait_for
+from tests.stack.sandboxes import Started
+from tests.stack.ssh import Client, short_folder
 
 FINAL = {"completed", "failed", "cancelled"}
 
@@ -28,7 +28,7 @@ class Gateway:
     host_key: Path
 
 
-def start_gateway(stack: Stack, **overrides: str) -> Gateway:
+def start_gateway(stack: PrivateStack, **overrides: str) -> Gateway:
     """Start a gateway and wait until it takes connections. All of them have the same host key."""
     port = int(overrides.get("SVC_SSH_PORT", free_port()))
     host_key = stack.root / "gateway-key"
@@ -56,7 +56,7 @@ def start_gateway(stack: Stack, **overrides: str) -> Gateway:
 class Entrance:
     """A workspace, its gateway, and somebody who may enter."""
 
-    stack: Stack
+    stack: PrivateStack
     job: Started
     gateway: Gateway
     client: Client
@@ -87,7 +87,7 @@ class Entrance:
         return somebody(self.stack, self.job, gateway, folder)
 
 
-def somebody(stack: Stack, job: Started, gateway: Gateway, folder: Path) -> Client:
+def somebody(stack: PrivateStack, job: Started, gateway: Gateway, folder: Path) -> Client:
     """Return a client with a registered key."""
     client = Client(
         folder,
@@ -105,7 +105,7 @@ def somebody(stack: Stack, job: Started, gateway: Gateway, folder: Path) -> Clie
 
 
 @contextlib.contextmanager
-def entrance_of(stack: Stack, **overrides: str) -> Iterator[Entrance]:
+def entrance_of(stack: PrivateStack, **overrides: str) -> Iterator[Entrance]:
     """A ready workspace behind a gateway, and a client; nothing records runs yet."""
     job = ready_workspace(stack)
     gateway = start_gateway(stack, **overrides)

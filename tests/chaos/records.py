@@ -8,9 +8,9 @@ from typing import Any
 
 import requests
 
-from tests.chaos.processes import Worker, wait_for
-from tests.chaos.sandboxes import Started, blueprint
-from tests.chaos.stack import OWNER, Stack
+from tests.stack.private_stack import OWNER, PrivateStack
+from tests.stack.processes import Worker, wait_for
+from tests.stack.sandboxes import Started, blueprint
 
 FINAL_SECONDS = 180.0
 """No run stays open for longer after whatever it depended on has died."""
@@ -45,7 +45,7 @@ def program(lines: int, *, seconds: float = 0.0, code: int = 0) -> Program:
     return Program(["python3", "-c", script, marker], output, marker)
 
 
-def ready_workspace(stack: Stack, **members: Any) -> Started:
+def ready_workspace(stack: PrivateStack, **members: Any) -> Started:
     """Return a workspace that is ready; its build worker keeps looking after it."""
     stack.start_worker()
     job = stack.post(blueprint(**members))
@@ -53,7 +53,7 @@ def ready_workspace(stack: Stack, **members: Any) -> Started:
     return job
 
 
-def execute(stack: Stack, job: Started, what: Program, **members: Any) -> str:
+def execute(stack: PrivateStack, job: Started, what: Program, **members: Any) -> str:
     """Have the program executed in the workspace; return the run's id."""
     answer = requests.post(
         f"{stack.api}/v1/runs",
@@ -71,12 +71,12 @@ def execute(stack: Stack, job: Started, what: Program, **members: Any) -> str:
     return str(answer.json()["runId"])
 
 
-def read_run(stack: Stack, run_id: str) -> Any:
+def read_run(stack: PrivateStack, run_id: str) -> Any:
     """Return the run as the API shows it."""
     return stack.get(f"/v1/runs/{run_id}")
 
 
-def wait_final(stack: Stack, run_id: str, seconds: float = FINAL_SECONDS) -> Any:
+def wait_final(stack: PrivateStack, run_id: str, seconds: float = FINAL_SECONDS) -> Any:
     """Wait until the run has ended, and return it."""
     wait_for(
         lambda: read_run(stack, run_id)["status"] in {"completed", "failed", "cancelled"},
@@ -86,7 +86,7 @@ def wait_final(stack: Stack, run_id: str, seconds: float = FINAL_SECONDS) -> Any
     return read_run(stack, run_id)
 
 
-def stored(stack: Stack, run_id: str) -> int:
+def stored(stack: PrivateStack, run_id: str) -> int:
     """Return how many events of the run are stored."""
     (count,) = stack.database.one(
         "select event_count from run_head join runs_run on number = run_number where id = %s",
@@ -95,12 +95,12 @@ def stored(stack: Stack, run_id: str) -> int:
     return int(count)
 
 
-def wait_stored(stack: Stack, run_id: str, count: int) -> None:
+def wait_stored(stack: PrivateStack, run_id: str, count: int) -> None:
     """Wait until so many events are stored."""
     wait_for(lambda: stored(stack, run_id) >= count, f"{count} events are stored")
 
 
-def holder(stack: Stack, run_id: str) -> Worker:
+def holder(stack: PrivateStack, run_id: str) -> Worker:
     """Return the run worker that is at the run."""
 
     def found() -> Worker | None:
@@ -116,7 +116,7 @@ def holder(stack: Stack, run_id: str) -> Worker:
     return worker
 
 
-def output(stack: Stack, run_id: str) -> bytes:
+def output(stack: PrivateStack, run_id: str) -> bytes:
     """Return the standard output that the record holds, in the order of its offsets.
 
     Asserts that no byte is there twice and that the sequence has no hole.
@@ -140,7 +140,7 @@ def output(stack: Stack, run_id: str) -> bytes:
     return content
 
 
-def assert_complete(stack: Stack, run_id: str, what: Program, *, code: int = 0) -> Any:
+def assert_complete(stack: PrivateStack, run_id: str, what: Program, *, code: int = 0) -> Any:
     """The run has ended with ``code``, and its record has every byte, once, and says so."""
     run = wait_final(stack, run_id)
     assert (run["status"], run.get("exitCode")) == ("completed" if code == 0 else "failed", code)
@@ -158,7 +158,7 @@ def assert_complete(stack: Stack, run_id: str, what: Program, *, code: int = 0) 
     return run
 
 
-def assert_ended_early(stack: Stack, run_id: str, what: Program) -> Any:
+def assert_ended_early(stack: PrivateStack, run_id: str, what: Program) -> Any:
     """The run has ended, the record has a beginning of its output, and names the end as missing."""
     run = wait_final(stack, run_id)
     assert run["status"] == "failed", run
@@ -170,7 +170,7 @@ def assert_ended_early(stack: Stack, run_id: str, what: Program) -> Any:
     return run
 
 
-def assert_nobody_is_at(stack: Stack, run_id: str) -> None:
+def assert_nobody_is_at(stack: PrivateStack, run_id: str) -> None:
     """A run that has ended has no lease, and its record is sealed."""
     (lease, sealed) = stack.database.one(
         "select lease_expires_at, sealed_at from runs_run join run_head on number = run_number"

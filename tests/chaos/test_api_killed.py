@@ -7,16 +7,16 @@ import threading
 import pytest
 import requests
 
-from tests.chaos.processes import suspended, wait_for
-from tests.chaos.sandboxes import blueprint, started
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import suspended, wait_for
+from tests.stack.sandboxes import blueprint, started
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_answer(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     worker = stack.start_worker()
     body = stack.request_body(blueprint())

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from tests.chaos.processes import runs, suspended, wait_for
-from tests.chaos.sandboxes import blueprint, nap, started
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, suspended, wait_for
+from tests.stack.sandboxes import blueprint, nap, started
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def test_idle_workers_come_back_after_the_broker_restarted(stack: Stack) -> None:
+def test_idle_workers_come_back_after_the_broker_restarted(stack: PrivateStack) -> None:
     # The message is what starts it, however long it takes.
     worker = stack.start_worker(WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="600000")
     stack.rabbitmq.restart()
@@ -24,7 +24,7 @@ def test_idle_workers_come_back_after_the_broker_restarted(stack: Stack) -> None
     assert not worker.says("job_found_by_sweeper")
 
 
-def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: Stack) -> None:
+def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: PrivateStack) -> None:
     worker = stack.start_worker()
     script, argument = nap(6)
     job = stack.post(blueprint(install=script))
@@ -43,7 +43,7 @@ def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: Stack) -
 
 
 def test_a_sandbox_that_could_not_be_queued_is_started_when_its_request_is_repeated(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     stack.rabbitmq.kill()
     body = stack.request_body(blueprint())
@@ -59,7 +59,7 @@ def test_a_sandbox_that_could_not_be_queued_is_started_when_its_request_is_repea
     stack.wait_status(started({**again.json(), **names}), "ready", 180)
 
 
-def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stack) -> None:
+def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: PrivateStack) -> None:
     started_at = time.monotonic()
     with suspended(stack.rabbitmq.pid):
         refused = stack.send(stack.request_body(blueprint()))
@@ -68,7 +68,7 @@ def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: Stac
     assert_nothing_open(stack)
 
 
-def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: Stack) -> None:
+def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: PrivateStack) -> None:
     # It has until the API gives the broker up (RABBITMQ_CONNECT_TIMEOUT_MS).
     worker = stack.start_worker(
         WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="50", WORKER_SWEEP_INTERVAL_MS="50"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import Started, blueprint, nap
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import Started, blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def _cancel(stack: Stack, job: Started) -> None:
+def _cancel(stack: PrivateStack, job: Started) -> None:
     """Do what the admin's action does."""
     stack.manage(
         *("shell", "-c"),
@@ -22,7 +22,7 @@ def _cancel(stack: Stack, job: Started) -> None:
     )
 
 
-def test_a_build_that_is_cancelled_is_killed_and_leaves_nothing(stack: Stack) -> None:
+def test_a_build_that_is_cancelled_is_killed_and_leaves_nothing(stack: PrivateStack) -> None:
     worker = stack.start_worker()
     script, argument = nap(60)
     job = stack.post(blueprint(install=script))
@@ -37,7 +37,7 @@ def test_a_build_that_is_cancelled_is_killed_and_leaves_nothing(stack: Stack) ->
     assert_ready(stack, stack.post(blueprint()), claims=1)
 
 
-def test_a_launch_that_is_cancelled_leaves_no_container(stack: Stack) -> None:
+def test_a_launch_that_is_cancelled_leaves_no_container(stack: PrivateStack) -> None:
     stack.start_worker()
     script, argument = nap(60)
     job = stack.post(blueprint(setup=script))
@@ -48,7 +48,7 @@ def test_a_launch_that_is_cancelled_leaves_no_container(stack: Stack) -> None:
     assert "runtime.running" not in stack.events(job)
 
 
-def test_a_job_that_is_cancelled_while_nobody_is_at_it_is_not_started(stack: Stack) -> None:
+def test_a_job_that_is_cancelled_while_nobody_is_at_it_is_not_started(stack: PrivateStack) -> None:
     job = stack.post(blueprint())
     _cancel(stack, job)
     worker = stack.start_worker()

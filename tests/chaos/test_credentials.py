@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import requests
 
-from tests.chaos.gates import Gate, closed
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import Started, blueprint, nap
-from tests.chaos.stack import OWNER, Stack
 from tests.chaos.verdict import assert_ended, assert_ready
+from tests.stack.gates import Gate, closed
+from tests.stack.private_stack import OWNER, PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import Started, blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ SECRET = "the-secret-of-a-workspace-whose-worker-dies"
 LOOK = 'printf %s "$STAGING_TOKEN" | sha256sum | cut -c1-64 >> "$HOME/seen"'
 
 
-def post(stack: Stack, setup: str = LOOK) -> Started:
+def post(stack: PrivateStack, setup: str = LOOK) -> Started:
     """Start a sandbox that is given an account, whose setup step looks for it."""
     account = {"ownerUserId": OWNER, "provider": "generic", "name": "STAGING_TOKEN"}
     answer = requests.post(
@@ -30,7 +30,7 @@ def post(stack: Stack, setup: str = LOOK) -> Started:
     return stack.post(blueprint(setup=setup), credentials={"generic": ["STAGING_TOKEN"]})
 
 
-def assert_delivered(stack: Stack, job: Started, *, claims: int) -> None:
+def assert_delivered(stack: PrivateStack, job: Started, *, claims: int) -> None:
     """The workspace is ready, and its step has seen the secret, once."""
     assert_ready(stack, job, claims=claims)
     (container,) = stack.engine.containers(job)
@@ -38,7 +38,7 @@ def assert_delivered(stack: Stack, job: Started, *, claims: int) -> None:
     assert (code, output) == (0, hashlib.sha256(SECRET.encode()).hexdigest().encode() + b"\n")
 
 
-def only_container(stack: Stack, job: Started) -> Any:
+def only_container(stack: PrivateStack, job: Started) -> Any:
     (container,) = stack.engine.containers(job)
     assert container.status == "running"
     return container
@@ -46,7 +46,7 @@ def only_container(stack: Stack, job: Started) -> Any:
 
 @pytest.mark.parametrize("gate", [Gate.BEFORE_DELIVERED, Gate.AFTER_DELIVERED])
 def test_a_worker_killed_before_the_delivery_leaves_its_container_to_the_next(
-    stack: Stack, gate: Gate
+    stack: PrivateStack, gate: Gate
 ) -> None:
     job = post(stack)
     with closed(gate, stack.postgres.url) as held:
@@ -59,7 +59,7 @@ def test_a_worker_killed_before_the_delivery_leaves_its_container_to_the_next(
     assert only_container(stack, job).id == container.id
 
 
-def test_a_worker_killed_after_the_delivery_leaves_nothing_to_deliver(stack: Stack) -> None:
+def test_a_worker_killed_after_the_delivery_leaves_nothing_to_deliver(stack: PrivateStack) -> None:
     script, argument = nap(8)
     job = post(stack, f"{LOOK}\n{script}")
     worker = stack.launch_worker()
@@ -71,7 +71,9 @@ def test_a_worker_killed_after_the_delivery_leaves_nothing_to_deliver(stack: Sta
     assert only_container(stack, job).id == container.id
 
 
-def test_a_successor_that_cannot_open_the_account_says_so_and_leaves_nothing(stack: Stack) -> None:
+def test_a_successor_that_cannot_open_the_account_says_so_and_leaves_nothing(
+    stack: PrivateStack,
+) -> None:
     job = post(stack)
     with closed(Gate.BEFORE_DELIVERED, stack.postgres.url) as held:
         worker = stack.launch_worker()
@@ -83,7 +85,9 @@ def test_a_successor_that_cannot_open_the_account_says_so_and_leaves_nothing(sta
     assert SECRET not in str(shown)
 
 
-def test_a_workspace_that_waited_in_vain_ends_by_itself_and_is_replaced(stack: Stack) -> None:
+def test_a_workspace_that_waited_in_vain_ends_by_itself_and_is_replaced(
+    stack: PrivateStack,
+) -> None:
     """All workers are away for longer than the workspace waits."""
     job = post(stack)
     with closed(Gate.BEFORE_DELIVERED, stack.postgres.url) as held:
@@ -102,7 +106,7 @@ def _ended(container: Any) -> bool:
     return bool(container.status == "exited")
 
 
-def test_no_log_of_any_worker_has_the_secret(stack: Stack) -> None:
+def test_no_log_of_any_worker_has_the_secret(stack: PrivateStack) -> None:
     job = post(stack)
     with closed(Gate.AFTER_DELIVERED, stack.postgres.url) as held:
         worker = stack.launch_worker(SVC_LOG_LEVEL="DEBUG")

@@ -14,10 +14,10 @@ import pytest
 import requests
 from docker.errors import APIError
 
-from tests.chaos.processes import Worker, wait_for
-from tests.chaos.sandboxes import Started, blueprint, started
-from tests.chaos.stack import OWNER, Stack
 from tests.chaos.verdict import assert_nothing_open
+from tests.stack.private_stack import OWNER, PrivateStack
+from tests.stack.processes import Worker, wait_for
+from tests.stack.sandboxes import Started, blueprint, started
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(14_400)]
 
@@ -33,7 +33,7 @@ SECONDS = 60
 class Cycles:
     """Workspaces that are asked for one thing after the other, and what happens to them."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: PrivateStack) -> None:
         self._stack = stack
         self._chance = random.Random(SEED)
         self._workers: list[Worker] = [stack.start_worker(), stack.start_worker()]
@@ -115,7 +115,7 @@ class Cycles:
                     assert error.status_code in (404, 409), error
 
 
-def test_after_all_cycles_nothing_is_left_of_what_was_deleted(stack: Stack) -> None:
+def test_after_all_cycles_nothing_is_left_of_what_was_deleted(stack: PrivateStack) -> None:
     cycles = Cycles(stack)
     while (left_to_do := CYCLES - len(cycles.deleted)) > 0:
         cycles.run(left_to_do)

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import blueprint, nap
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import blueprint, nap
 
 # Twice as long as elsewhere: after an outage everybody gets the time to beat again.
 UNHURRIED = {"WORKER_HEARTBEAT_INTERVAL_MS": "1000", "WORKER_HEARTBEAT_STALE_MS": "5000"}
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def test_a_build_that_ends_while_the_database_is_down_is_written_when_it_is_back(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     workers = stack.start_workers(2, **UNHURRIED)
     script, argument = nap(3)
@@ -32,7 +32,9 @@ def test_a_build_that_ends_while_the_database_is_down_is_written_when_it_is_back
     assert sum(worker.says("job_claimed") for worker in workers) == 1
 
 
-def test_a_database_that_restarts_in_order_during_a_build_is_hardly_noticed(stack: Stack) -> None:
+def test_a_database_that_restarts_in_order_during_a_build_is_hardly_noticed(
+    stack: PrivateStack,
+) -> None:
     stack.start_workers(2, **UNHURRIED)
     script, argument = nap(5)
     job = stack.post(blueprint(install=script))
@@ -41,7 +43,9 @@ def test_a_database_that_restarts_in_order_during_a_build_is_hardly_noticed(stac
     assert_ready(stack, job, claims=1)
 
 
-def test_a_failure_while_the_database_is_down_is_written_when_it_is_back(stack: Stack) -> None:
+def test_a_failure_while_the_database_is_down_is_written_when_it_is_back(
+    stack: PrivateStack,
+) -> None:
     stack.start_worker()
     script, argument = nap(3)
     job = stack.post(blueprint(setup=f"{script}\nexit 7"))
@@ -53,7 +57,7 @@ def test_a_failure_while_the_database_is_down_is_written_when_it_is_back(stack: 
     assert_ended(stack, job, "failed", code="step-failed", claims=1, tags=1)
 
 
-def test_idle_workers_come_back_after_the_database_was_killed(stack: Stack) -> None:
+def test_idle_workers_come_back_after_the_database_was_killed(stack: PrivateStack) -> None:
     stack.start_workers(2, **UNHURRIED)
     stack.postgres.kill()
     time.sleep(3)

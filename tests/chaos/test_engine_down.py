@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import Started, blueprint, nap
-from tests.chaos.stack import Stack
 from tests.chaos.test_transitions import (
     assert_deleted,
     assert_stopped,
@@ -21,7 +18,10 @@ from tests.chaos.test_transitions import (
     workspace,
 )
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
-from tests.engine_switch import EngineSwitch, engine_switch
+from tests.stack.engine_switch import EngineSwitch, engine_switch
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import Started, blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ def switch() -> Iterator[EngineSwitch]:
         yield switch
 
 
-def running(stack: Stack, switch: EngineSwitch, **runtime: str) -> Started:
+def running(stack: PrivateStack, switch: EngineSwitch, **runtime: str) -> Started:
     """Return a workspace that runs; its worker goes on."""
     stack.start_worker(DOCKER_HOST=switch.url)
     job = stack.post(blueprint(**runtime))
@@ -42,7 +42,7 @@ def running(stack: Stack, switch: EngineSwitch, **runtime: str) -> Started:
     return job
 
 
-def waits_for_the_engine(stack: Stack, job: Started) -> Callable[[], bool]:
+def waits_for_the_engine(stack: PrivateStack, job: Started) -> Callable[[], bool]:
     """Return whether the workspace says that the engine is what it waits for."""
 
     def says() -> bool:
@@ -53,7 +53,7 @@ def waits_for_the_engine(stack: Stack, job: Started) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("wanted", ["stop", "delete"])
 def test_what_is_wanted_of_an_engine_that_is_down_is_done_when_it_is_back(
-    stack: Stack, switch: EngineSwitch, wanted: str
+    stack: PrivateStack, switch: EngineSwitch, wanted: str
 ) -> None:
     job = running(stack, switch, persistence="persistent")
     switch.off()
@@ -68,7 +68,7 @@ def test_what_is_wanted_of_an_engine_that_is_down_is_done_when_it_is_back(
 
 
 def test_a_start_while_the_engine_is_down_says_so_and_the_next_one_works(
-    stack: Stack, switch: EngineSwitch
+    stack: PrivateStack, switch: EngineSwitch
 ) -> None:
     job = running(stack, switch)
     stop(stack, job)
@@ -83,7 +83,7 @@ def test_a_start_while_the_engine_is_down_says_so_and_the_next_one_works(
 
 
 def test_a_build_from_which_the_engine_goes_away_says_so_and_leaves_nothing(
-    stack: Stack, switch: EngineSwitch
+    stack: PrivateStack, switch: EngineSwitch
 ) -> None:
     stack.start_worker(DOCKER_HOST=switch.url)
     script, argument = nap(300)
@@ -96,12 +96,12 @@ def test_a_build_from_which_the_engine_goes_away_says_so_and_leaves_nothing(
     assert_ready(stack, stack.post(blueprint()), claims=1)
 
 
-def assert_ended_for_want_of_the_engine(stack: Stack, job: Started) -> Any:
+def assert_ended_for_want_of_the_engine(stack: PrivateStack, job: Started) -> Any:
     return assert_ended(stack, job, "failed", code="adapter-unavailable", claims=1)
 
 
 def test_workspaces_of_an_engine_that_is_down_are_not_taken_for_lost(
-    stack: Stack, switch: EngineSwitch
+    stack: PrivateStack, switch: EngineSwitch
 ) -> None:
     worker = stack.start_worker(DOCKER_HOST=switch.url)
     job, other = stack.post(blueprint()), stack.post(blueprint())

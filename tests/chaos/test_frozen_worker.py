@@ -5,17 +5,17 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.chaos.gates import Gate, closed
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import blueprint, nap
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
+from tests.stack.gates import Gate, closed
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
 def test_a_worker_that_wakes_after_its_job_was_finished_by_another_changes_nothing(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     stack.start_workers(2)
     script, argument = nap(2)
@@ -34,7 +34,9 @@ def test_a_worker_that_wakes_after_its_job_was_finished_by_another_changes_nothi
     assert_ready(stack, again, claims=1)
 
 
-def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(stack: Stack) -> None:
+def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(
+    stack: PrivateStack,
+) -> None:
     stack.start_workers(2)
     script, argument = nap(6)
     job = stack.post(blueprint(setup=script))
@@ -47,7 +49,7 @@ def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(stack: 
     assert_ready(stack, job, claims=2)
 
 
-def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: Stack) -> None:
+def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: PrivateStack) -> None:
     job = stack.post(blueprint())
     with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
         sleeper = stack.launch_worker()
@@ -64,7 +66,7 @@ def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: Stack) -> N
 
 
 def test_a_worker_frozen_while_it_pushes_does_not_keep_its_successor_from_pushing(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     sleeper = stack.start_worker()
     script, argument = nap(2)
@@ -82,7 +84,7 @@ def test_a_worker_frozen_while_it_pushes_does_not_keep_its_successor_from_pushin
 
 
 def test_a_worker_frozen_while_it_reconciles_does_not_keep_the_others_from_it(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     sleeper = stack.start_worker(WORKER_SWEEP_INTERVAL_MS="10", WORKER_RECONCILE_INTERVAL_MS="1")
     job = stack.post(blueprint())
@@ -101,13 +103,13 @@ def test_a_worker_frozen_while_it_reconciles_does_not_keep_the_others_from_it(
     stack.wait_status(job, "failed")
 
 
-def _session_locks(stack: Stack) -> bool:
+def _session_locks(stack: PrivateStack) -> bool:
     """Whether anybody holds one of the product's advisory locks."""
     query = "select 1 from pg_locks where locktype = 'advisory' and granted and classid <> 0"
     return bool(stack.database.rows(query))
 
 
-def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: Stack) -> None:
+def test_a_worker_whose_write_waits_for_a_lock_is_not_taken_for_dead(stack: PrivateStack) -> None:
     job = stack.post(blueprint())
     # Ten times as much as between two beats, so that a busy machine makes nobody seem dead.
     times = {"WORKER_HEARTBEAT_INTERVAL_MS": "1000", "WORKER_HEARTBEAT_STALE_MS": "10000"}

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.chaos.processes import wait_for
-from tests.chaos.sandboxes import blueprint, started
-from tests.chaos.stack import Stack
 from tests.chaos.test_transitions import stop, wait_until
 from tests.chaos.verdict import assert_nothing_open, assert_ready
-from tests.disks import fill, read_only, small_disk
+from tests.stack.disks import fill, read_only, small_disk
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import wait_for
+from tests.stack.sandboxes import blueprint, started
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 BIG = 16_000  # as large as a step may be, so that it needs room of its own
 
 
 @pytest.fixture(scope="module")
-def small_services() -> Iterator[Stack]:
+def small_services() -> Iterator[PrivateStack]:
     """A stack whose database and broker have small disks of their own."""
-    stack = Stack()
+    stack = PrivateStack()
     with (
         small_disk(stack.root / "postgres", "400m"),
         small_disk(stack.root / "rabbitmq", "1g"),
@@ -37,7 +37,7 @@ def small_services() -> Iterator[Stack]:
 
 
 @pytest.fixture
-def small(small_services: Stack) -> Iterator[Stack]:
+def small(small_services: PrivateStack) -> Iterator[PrivateStack]:
     """This stack, cleaned up after each test."""
     small_services.begin()
     yield small_services
@@ -45,7 +45,7 @@ def small(small_services: Stack) -> Iterator[Stack]:
 
 
 def test_a_folder_of_builds_that_may_only_be_read_is_told_and_used_once_it_may_be_written(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     worker = stack.start_worker()
     wait_for((stack.data / "builds").is_dir, "its folder is there")
@@ -58,7 +58,7 @@ def test_a_folder_of_builds_that_may_only_be_read_is_told_and_used_once_it_may_b
     assert worker.exit_code is None
 
 
-def test_a_full_folder_of_builds_fails_builds_and_hinders_no_stop(stack: Stack) -> None:
+def test_a_full_folder_of_builds_fails_builds_and_hinders_no_stop(stack: PrivateStack) -> None:
     with small_disk(stack.data, "8m"):
         worker = stack.start_worker()
         running = stack.post(blueprint())
@@ -76,7 +76,7 @@ def test_a_full_folder_of_builds_fails_builds_and_hinders_no_stop(stack: Stack) 
 
 
 def test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwards(
-    small: Stack,
+    small: PrivateStack,
 ) -> None:
     worker = small.start_worker()
     ballast = fill(small.root / "postgres")
@@ -107,7 +107,7 @@ def test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwa
     assert count == len(accepted) + 2  # with the one that the stack began with
 
 
-def test_a_broker_that_calls_for_room_hinders_nobody(small: Stack) -> None:
+def test_a_broker_that_calls_for_room_hinders_nobody(small: PrivateStack) -> None:
     worker = small.start_worker()
     # It does so when less than 500 MB are left (deploy/services/rabbitmq.py).
     ballast = small.root / "rabbitmq" / "ballast"

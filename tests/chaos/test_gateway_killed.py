@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.gateways import Entrance, entrance_of, start_gateway
-from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import assert_nobody_is_at, output, wait_final
-from tests.chaos.stack import Stack
-from tests.e2e.api_relay import Exchange, relay_to
-from tests.e2e.ssh import short_folder
+from tests.stack.api_relay import Exchange, relay_to
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.ssh import short_folder
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ STUBBORN = (
 
 
 @pytest.fixture
-def entrance(stack: Stack) -> Iterator[Entrance]:
+def entrance(stack: PrivateStack) -> Iterator[Entrance]:
     """A workspace that somebody may enter, and a worker that records it."""
     with entrance_of(stack) as made:
         stack.start_run_worker()
@@ -38,7 +38,7 @@ def marker() -> str:
     return f"session-{uuid.uuid4()}"
 
 
-def assert_kept(stack: Stack, run: str, marker: str, written: bytes) -> None:
+def assert_kept(stack: PrivateStack, run: str, marker: str, written: bytes) -> None:
     """The run has ended with a whole record, and nothing of it lives."""
     wait_for(lambda: not runs(marker), "nothing of the session lives")
     wait_final(stack, run)
@@ -48,7 +48,7 @@ def assert_kept(stack: Stack, run: str, marker: str, written: bytes) -> None:
 
 
 def test_a_killed_gateway_leaves_no_run_open_and_no_shell_behind(
-    stack: Stack, entrance: Entrance, marker: str
+    stack: PrivateStack, entrance: Entrance, marker: str
 ) -> None:
     with entrance.client.begun(STUBBORN.format(marker)) as begun:
         run = entrance.wait_running()
@@ -61,7 +61,7 @@ def test_a_killed_gateway_leaves_no_run_open_and_no_shell_behind(
 
 
 def test_a_killed_gateway_hangs_the_shell_of_a_terminal_up(
-    stack: Stack, entrance: Entrance, marker: str
+    stack: PrivateStack, entrance: Entrance, marker: str
 ) -> None:
     with entrance.client.terminal() as terminal:
         terminal.until(b"$ ")
@@ -83,7 +83,7 @@ def test_a_killed_gateway_hangs_the_shell_of_a_terminal_up(
 
 
 def test_a_killed_client_leaves_no_run_open_and_no_program_behind(
-    stack: Stack, entrance: Entrance, marker: str
+    stack: PrivateStack, entrance: Entrance, marker: str
 ) -> None:
     with entrance.client.begun(STUBBORN.format(marker)) as begun:
         run = entrance.wait_running()
@@ -95,7 +95,7 @@ def test_a_killed_client_leaves_no_run_open_and_no_program_behind(
 
 @pytest.mark.parametrize("at", [("POST", "queued"), ("PATCH", "running")])
 def test_a_gateway_killed_before_anybody_was_let_in_leaves_no_run_open(
-    stack: Stack, at: tuple[str, str]
+    stack: PrivateStack, at: tuple[str, str]
 ) -> None:
     method, status = at
     with (
@@ -121,7 +121,9 @@ def test_a_gateway_killed_before_anybody_was_let_in_leaves_no_run_open(
         assert_nobody_is_at(stack, run)
 
 
-def test_a_client_that_stands_still_is_given_up_in_the_end(stack: Stack, marker: str) -> None:
+def test_a_client_that_stands_still_is_given_up_in_the_end(
+    stack: PrivateStack, marker: str
+) -> None:
     settings = {"SSH_GATEWAY_KEEPALIVE_COUNT": "10"}
     with entrance_of(stack, **settings) as entrance:
         stack.start_run_worker()
@@ -135,7 +137,7 @@ def test_a_client_that_stands_still_is_given_up_in_the_end(stack: Stack, marker:
 
 
 def test_a_gateway_that_is_stopped_lets_sessions_end_and_takes_no_new_ones(
-    stack: Stack, tmp_path: Path
+    stack: PrivateStack, tmp_path: Path
 ) -> None:
     with entrance_of(stack, SSH_GATEWAY_DRAIN_MS="300000") as entrance:
         stack.start_run_worker()
@@ -152,7 +154,7 @@ def test_a_gateway_that_is_stopped_lets_sessions_end_and_takes_no_new_ones(
 
 
 def test_a_session_that_goes_on_too_long_is_told_that_the_gateway_stops(
-    stack: Stack, entrance: Entrance, marker: str
+    stack: PrivateStack, entrance: Entrance, marker: str
 ) -> None:
     with entrance.client.begun(STUBBORN.format(marker)) as begun:
         run = entrance.wait_running()
@@ -168,7 +170,7 @@ def test_a_session_that_goes_on_too_long_is_told_that_the_gateway_stops(
 
 
 def test_a_second_gateway_has_the_same_key_and_goes_on_when_the_first_is_killed(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     second = start_gateway(stack)
     with short_folder() as folder:

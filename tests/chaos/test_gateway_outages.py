@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.gateways import Entrance, entrance_of
-from tests.chaos.processes import wait_for
 from tests.chaos.records import output, wait_final, wait_stored
-from tests.chaos.stack import Stack
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -18,13 +18,13 @@ TOLD = b"".join(b"line %d\n" % number for number in range(2000))
 
 
 @pytest.fixture
-def entrance(stack: Stack) -> Iterator[Entrance]:
+def entrance(stack: PrivateStack) -> Iterator[Entrance]:
     """A workspace that somebody may enter."""
     with entrance_of(stack) as made:
         yield made
 
 
-def assert_whole(stack: Stack, run: str) -> None:
+def assert_whole(stack: PrivateStack, run: str) -> None:
     """The record has everything that was said."""
     assert wait_final(stack, run)["status"] == "completed"
     assert output(stack, run) == b"begun\n" + TOLD + b"ended\n"
@@ -35,7 +35,7 @@ def assert_whole(stack: Stack, run: str) -> None:
 
 
 def test_somebody_whose_workspace_is_killed_is_told_and_the_run_ends(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     stack.start_run_worker()
     with entrance.client.begun("echo begun; exec sleep 600") as begun:
@@ -53,7 +53,7 @@ def test_somebody_whose_workspace_is_killed_is_told_and_the_run_ends(
 
 
 def test_a_workspace_that_is_not_there_any_more_cannot_be_entered(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     stack.start_run_worker()
     (container,) = stack.engine.containers(entrance.job)
@@ -69,7 +69,7 @@ def test_a_workspace_that_is_not_there_any_more_cannot_be_entered(
 
 
 def test_nobody_is_let_in_while_the_api_is_down_and_everybody_afterwards(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     stack.kill_api()
     done = entrance.client.command("echo in")
@@ -81,7 +81,7 @@ def test_nobody_is_let_in_while_the_api_is_down_and_everybody_afterwards(
 
 
 def test_a_session_goes_on_without_the_api_and_its_record_is_whole(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     stack.start_run_worker()
     with entrance.client.begun(TALK) as begun:
@@ -96,7 +96,7 @@ def test_a_session_goes_on_without_the_api_and_its_record_is_whole(
 # ---------------------------------------------------------------- broker, worker, database
 
 
-def test_people_enter_while_the_broker_is_down(stack: Stack, entrance: Entrance) -> None:
+def test_people_enter_while_the_broker_is_down(stack: PrivateStack, entrance: Entrance) -> None:
     stack.start_run_worker()
     stack.rabbitmq.stop()
     with entrance.client.begun(TALK) as begun:
@@ -108,7 +108,7 @@ def test_people_enter_while_the_broker_is_down(stack: Stack, entrance: Entrance)
 
 
 def test_what_happens_without_a_run_worker_is_recorded_afterwards(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     with entrance.client.begun(TALK) as begun:
         run = entrance.wait_running()
@@ -120,7 +120,7 @@ def test_what_happens_without_a_run_worker_is_recorded_afterwards(
 
 
 def test_a_run_worker_killed_during_a_session_is_replaced_and_nothing_is_lost(
-    stack: Stack, entrance: Entrance
+    stack: PrivateStack, entrance: Entrance
 ) -> None:
     worker = stack.start_run_worker()
     with entrance.client.begun(TALK) as begun:
@@ -137,7 +137,9 @@ def test_a_run_worker_killed_during_a_session_is_replaced_and_nothing_is_lost(
     assert_whole(stack, run)
 
 
-def test_a_session_outlives_a_restart_of_the_database(stack: Stack, entrance: Entrance) -> None:
+def test_a_session_outlives_a_restart_of_the_database(
+    stack: PrivateStack, entrance: Entrance
+) -> None:
     stack.start_run_worker()
     with entrance.client.begun(TALK) as begun:
         run = entrance.wait_running()

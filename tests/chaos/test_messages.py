@@ -8,11 +8,11 @@ import uuid
 import pytest
 
 from deploy.services.ports import is_open
-from tests.chaos.broker import DEAD_LETTERS
-from tests.chaos.processes import wait_for
-from tests.chaos.sandboxes import blueprint
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
+from tests.stack.broker import DEAD_LETTERS
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import wait_for
+from tests.stack.sandboxes import blueprint
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -31,7 +31,7 @@ MALFORMED = (
 
 
 def test_messages_that_are_not_ours_become_dead_letters_and_the_worker_lives(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     worker = stack.start_worker()
     for body in MALFORMED:
@@ -45,7 +45,9 @@ def test_messages_that_are_not_ours_become_dead_letters_and_the_worker_lives(
     assert (stack.broker.depth(), stack.broker.depth(DEAD_LETTERS)) == (0, 0)
 
 
-def test_a_failed_job_leaves_a_dead_letter_and_a_successful_one_nothing(stack: Stack) -> None:
+def test_a_failed_job_leaves_a_dead_letter_and_a_successful_one_nothing(
+    stack: PrivateStack,
+) -> None:
     worker = stack.start_worker()
     good, bad = stack.post(blueprint()), stack.post(blueprint(install="exit 3"))
     assert_ready(stack, good, claims=1)
@@ -57,7 +59,7 @@ def test_a_failed_job_leaves_a_dead_letter_and_a_successful_one_nothing(stack: S
     assert stack.broker.dead_letters() == [json.dumps({"jobId": bad.job_id}).encode()]
 
 
-def test_a_registry_that_is_down_fails_the_push_and_nothing_else(stack: Stack) -> None:
+def test_a_registry_that_is_down_fails_the_push_and_nothing_else(stack: PrivateStack) -> None:
     port = next(port for port in range(20000, 32000) if not is_open(port))
     worker = stack.start_worker(
         REGISTRY_BASE_URL=f"http://127.0.0.1:{port}", REGISTRY_PUSH_REGISTRY=f"127.0.0.1:{port}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import wait_final
-from tests.chaos.sandboxes import blueprint, held, nap
-from tests.chaos.stack import Stack
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import blueprint, held, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def _told(stack: Stack, run_id: str) -> bytes:
+def _told(stack: PrivateStack, run_id: str) -> bytes:
     rows = stack.database.rows(
         "select body from run_event join runs_run on number = run_number"
         " where id = %s and kind = 4 order by sequence",
@@ -21,7 +21,7 @@ def _told(stack: Stack, run_id: str) -> bytes:
     return b"".join(bytes(body) for (body,) in rows)
 
 
-def test_a_boot_is_recorded_to_its_end_although_its_recorder_is_killed(stack: Stack) -> None:
+def test_a_boot_is_recorded_to_its_end_although_its_recorder_is_killed(stack: PrivateStack) -> None:
     script, argument = nap(4)
     stack.start_worker()
     first = stack.start_run_worker()

@@ -6,16 +6,18 @@ import time
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import assert_complete, execute, program, ready_workspace, wait_stored
-from tests.chaos.stack import Stack
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 OUTAGE_SECONDS = 20
 
 
-def test_connections_that_are_cut_again_and_again_lose_and_repeat_nothing(stack: Stack) -> None:
+def test_connections_that_are_cut_again_and_again_lose_and_repeat_nothing(
+    stack: PrivateStack,
+) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     what = program(6000, seconds=6)
@@ -31,7 +33,7 @@ def test_connections_that_are_cut_again_and_again_lose_and_repeat_nothing(stack:
 
 
 def test_a_run_that_ends_while_the_database_is_down_is_recorded_when_it_is_back(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()

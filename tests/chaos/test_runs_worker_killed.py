@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.gates import Gate, closed
-from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import (
     assert_complete,
     execute,
@@ -15,12 +13,14 @@ from tests.chaos.records import (
     wait_final,
     wait_stored,
 )
-from tests.chaos.stack import Stack
+from tests.stack.gates import Gate, closed
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def test_a_run_is_executed_and_recorded_byte_for_byte(stack: Stack) -> None:
+def test_a_run_is_executed_and_recorded_byte_for_byte(stack: PrivateStack) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     what = program(2000, code=3)
@@ -29,7 +29,7 @@ def test_a_run_is_executed_and_recorded_byte_for_byte(stack: Stack) -> None:
 
 
 def test_a_run_worker_killed_after_its_claim_is_replaced_and_the_run_starts_once(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
     what = program(200)
@@ -44,7 +44,7 @@ def test_a_run_worker_killed_after_its_claim_is_replaced_and_the_run_starts_once
 
 @pytest.mark.parametrize("gate", [Gate.BEFORE_STORED, Gate.AFTER_STORED])
 def test_a_run_worker_killed_around_a_commit_loses_and_repeats_nothing(
-    stack: Stack, gate: Gate
+    stack: PrivateStack, gate: Gate
 ) -> None:
     job = ready_workspace(stack)
     what = program(4000, seconds=4)
@@ -58,7 +58,7 @@ def test_a_run_worker_killed_around_a_commit_loses_and_repeats_nothing(
 
 
 def test_a_run_worker_killed_after_the_last_commit_leaves_nothing_to_do_but_to_tidy(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
     what = program(100)
@@ -79,7 +79,9 @@ def test_a_run_worker_killed_after_the_last_commit_leaves_nothing_to_do_but_to_t
     wait_for(lambda: not kept(), "the workspace has forgotten the run")
 
 
-def test_a_run_worker_killed_in_the_middle_is_replaced_by_one_that_goes_on(stack: Stack) -> None:
+def test_a_run_worker_killed_in_the_middle_is_replaced_by_one_that_goes_on(
+    stack: PrivateStack,
+) -> None:
     job = ready_workspace(stack)
     what = program(4000, seconds=8)
     stack.start_run_worker()
@@ -91,7 +93,7 @@ def test_a_run_worker_killed_in_the_middle_is_replaced_by_one_that_goes_on(stack
 
 
 def test_a_run_worker_that_stands_still_is_replaced_and_writes_nothing_when_it_wakes_up(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
     what = program(4000, seconds=8)
@@ -108,7 +110,9 @@ def test_a_run_worker_that_stands_still_is_replaced_and_writes_nothing_when_it_w
     )
 
 
-def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(stack: Stack) -> None:
+def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(
+    stack: PrivateStack,
+) -> None:
     job = ready_workspace(stack)
     what = program(4000, seconds=8)
     first = stack.start_run_worker()
@@ -122,7 +126,7 @@ def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(stack: S
     assert_complete(stack, run, what)
 
 
-def test_several_workers_and_overlapping_runs_keep_every_record_whole(stack: Stack) -> None:
+def test_several_workers_and_overlapping_runs_keep_every_record_whole(stack: PrivateStack) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     stack.start_run_worker()
@@ -132,7 +136,9 @@ def test_several_workers_and_overlapping_runs_keep_every_record_whole(stack: Sta
         assert_complete(stack, run, what)
 
 
-def test_a_run_whose_end_is_asked_for_is_stopped_and_recorded_to_its_end(stack: Stack) -> None:
+def test_a_run_whose_end_is_asked_for_is_stopped_and_recorded_to_its_end(
+    stack: PrivateStack,
+) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     what = program(100_000, seconds=600)

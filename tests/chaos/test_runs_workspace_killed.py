@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
 from tests.chaos.records import (
     assert_complete,
     assert_ended_early,
@@ -19,7 +18,8 @@ from tests.chaos.records import (
     wait_final,
     wait_stored,
 )
-from tests.chaos.stack import Stack
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -37,7 +37,9 @@ def _parent_of(marker: str) -> int:
     raise AssertionError(f"nothing runs with {marker}")
 
 
-def test_a_recorder_killed_in_the_workspace_ends_the_run_with_its_program(stack: Stack) -> None:
+def test_a_recorder_killed_in_the_workspace_ends_the_run_with_its_program(
+    stack: PrivateStack,
+) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     what = program(100_000, seconds=600)
@@ -51,7 +53,7 @@ def test_a_recorder_killed_in_the_workspace_ends_the_run_with_its_program(stack:
     assert stack.get(f"/v1/runs/{run}")["errorCode"] == "run-lost"
 
 
-def test_a_container_that_is_removed_ends_its_runs(stack: Stack) -> None:
+def test_a_container_that_is_removed_ends_its_runs(stack: PrivateStack) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     what = program(100_000, seconds=600)
@@ -64,7 +66,7 @@ def test_a_container_that_is_removed_ends_its_runs(stack: Stack) -> None:
 
 
 def test_a_container_whose_first_process_is_killed_gives_out_what_it_still_holds(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
     worker = stack.start_run_worker()
@@ -78,7 +80,7 @@ def test_a_container_whose_first_process_is_killed_gives_out_what_it_still_holds
     assert wait_final(stack, job.run_id)["status"] == "failed"
 
 
-def test_a_run_that_takes_no_time_is_whole(stack: Stack) -> None:
+def test_a_run_that_takes_no_time_is_whole(stack: PrivateStack) -> None:
     job = ready_workspace(stack)
     stack.start_run_worker()
     for _ in range(5):

@@ -10,15 +10,15 @@ from collections import Counter
 import pytest
 import requests
 
-from tests.chaos.processes import wait_for
-from tests.chaos.sandboxes import Started, blueprint, held
-from tests.chaos.stack import OWNER, QUICK, Stack
 from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
+from tests.stack.private_stack import OWNER, QUICK, PrivateStack
+from tests.stack.processes import wait_for
+from tests.stack.sandboxes import Started, blueprint, held
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def _assert_failed(stack: Stack, job: Started, code: str) -> None:
+def _assert_failed(stack: PrivateStack, job: Started, code: str) -> None:
     shown = stack.wait_status(job, "failed")
     assert shown["error"]["code"] == code, shown["error"]
     assert shown["reason"]["code"] == code
@@ -30,7 +30,9 @@ def _assert_failed(stack: Stack, job: Started, code: str) -> None:
     assert_nothing_left_over(stack, job)
 
 
-def test_a_container_that_was_removed_behind_our_back_is_reported_as_lost(stack: Stack) -> None:
+def test_a_container_that_was_removed_behind_our_back_is_reported_as_lost(
+    stack: PrivateStack,
+) -> None:
     stack.start_worker()
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
@@ -38,7 +40,9 @@ def test_a_container_that_was_removed_behind_our_back_is_reported_as_lost(stack:
     _assert_failed(stack, job, "runtime-lost")
 
 
-def test_a_container_whose_first_process_is_killed_is_reported_as_ended(stack: Stack) -> None:
+def test_a_container_whose_first_process_is_killed_is_reported_as_ended(
+    stack: PrivateStack,
+) -> None:
     stack.start_worker()
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
@@ -46,7 +50,7 @@ def test_a_container_whose_first_process_is_killed_is_reported_as_ended(stack: S
     _assert_failed(stack, job, "runtime-exited")
 
 
-def test_a_foreground_that_eats_all_memory_is_reported_as_such(stack: Stack) -> None:
+def test_a_foreground_that_eats_all_memory_is_reported_as_such(stack: PrivateStack) -> None:
     stack.start_worker()
     greedy = held("exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'")
     job = stack.post(blueprint(foreground=greedy, resources={"memoryMb": 64}))
@@ -55,7 +59,7 @@ def test_a_foreground_that_eats_all_memory_is_reported_as_such(stack: Stack) -> 
     _assert_failed(stack, job, "runtime-out-of-memory")
 
 
-def test_a_foreground_that_ends_well_stops_the_workspace(stack: Stack) -> None:
+def test_a_foreground_that_ends_well_stops_the_workspace(stack: PrivateStack) -> None:
     stack.start_worker()
     job = stack.post(blueprint(foreground=held("exit 0")))
     stack.wait_status(job, "ready")
@@ -65,7 +69,9 @@ def test_a_foreground_that_ends_well_stops_the_workspace(stack: Stack) -> None:
     wait_for(lambda: not stack.engine.containers(job), "the ended container is removed")
 
 
-def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(stack: Stack) -> None:
+def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(
+    stack: PrivateStack,
+) -> None:
     stack.start_worker()
     job = stack.post(blueprint(persistence="persistent"))
     assert_ready(stack, job, claims=1)
@@ -82,7 +88,7 @@ def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(stack: 
     assert_ready(stack, job, claims=1)
 
 
-def test_a_container_that_no_row_wants_is_removed(stack: Stack) -> None:
+def test_a_container_that_no_row_wants_is_removed(stack: PrivateStack) -> None:
     stack.start_worker()
     job = stack.post(blueprint())
     assert_ready(stack, job, claims=1)
@@ -99,7 +105,7 @@ def test_a_container_that_no_row_wants_is_removed(stack: Stack) -> None:
 
 
 def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_back(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     worker = stack.start_worker()
     job = stack.post(blueprint(persistence="persistent"))

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from tests.chaos.processes import suspended, wait_for
-from tests.chaos.sandboxes import blueprint, nap
-from tests.chaos.stack import UNSUSPICIOUS, Stack
 from tests.chaos.verdict import assert_ready
+from tests.stack.private_stack import UNSUSPICIOUS, PrivateStack
+from tests.stack.processes import suspended, wait_for
+from tests.stack.sandboxes import blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
+def test_a_message_that_comes_twice_is_worked_on_once(stack: PrivateStack) -> None:
     workers = stack.start_workers(2, **UNSUSPICIOUS)
     script, _ = nap(2)
     job = stack.post(blueprint(setup=script))
@@ -27,7 +27,7 @@ def test_a_message_that_comes_twice_is_worked_on_once(stack: Stack) -> None:
     )
 
 
-def test_sweepers_and_messages_that_meet_at_a_job_start_it_once(stack: Stack) -> None:
+def test_sweepers_and_messages_that_meet_at_a_job_start_it_once(stack: PrivateStack) -> None:
     jobs = [stack.post(blueprint()) for _ in range(4)]
     with suspended(stack.rabbitmq.pid):
         workers = [

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import blueprint, nap
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ready
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 
-def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: Stack) -> None:
+def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: PrivateStack) -> None:
     worker = stack.start_worker()
     script, argument = nap(3)
     job = stack.post(blueprint(install=script))
@@ -34,7 +34,7 @@ def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: Stack) -
     assert_ready(stack, job, claims=1)
 
 
-def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Stack) -> None:
+def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: PrivateStack) -> None:
     patient = {"WORKER_HEARTBEAT_STALE_MS": "600000"}
     worker = stack.start_worker(**patient)
     script, argument = nap(8)
@@ -52,14 +52,14 @@ def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Stack)
     assert len(stack.database.rows("select 1 from work_heartbeat")) == 1
 
 
-def test_an_idle_worker_stops_at_once(stack: Stack) -> None:
+def test_an_idle_worker_stops_at_once(stack: PrivateStack) -> None:
     worker = stack.start_worker()
     worker.terminate()
     assert worker.wait(60) == 0
     assert not stack.database.rows("select 1 from work_heartbeat")
 
 
-def test_a_worker_with_a_number_of_jobs_ends_after_them(stack: Stack) -> None:
+def test_a_worker_with_a_number_of_jobs_ends_after_them(stack: PrivateStack) -> None:
     jobs = [stack.post(blueprint()) for _ in range(3)]
     worker = stack.launch_worker("--max-jobs", "2")
     assert worker.wait(120) == 0

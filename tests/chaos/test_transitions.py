@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 import requests
 
-from tests.chaos.gates import Gate, closed
-from tests.chaos.processes import Worker, wait_for
 from tests.chaos.records import wait_final
-from tests.chaos.sandboxes import Started, blueprint, started
-from tests.chaos.stack import OWNER, Stack
 from tests.chaos.verdict import assert_nothing_open
+from tests.stack.gates import Gate, closed
+from tests.stack.private_stack import OWNER, PrivateStack
+from tests.stack.processes import Worker, wait_for
+from tests.stack.sandboxes import Started, blueprint, started
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 STEPS_OF_A_STOP = range(1, 5)
@@ -23,26 +23,26 @@ def workspace(job: Started) -> str:
     return f"/v1/workspaces/{job.workspace_id}"
 
 
-def stop(stack: Stack, job: Started) -> None:
+def stop(stack: PrivateStack, job: Started) -> None:
     url = f"{stack.api}{workspace(job)}/stop"
     answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=90)
     assert answer.status_code == 202, answer.text
 
 
-def delete(stack: Stack, job: Started) -> None:
+def delete(stack: PrivateStack, job: Started) -> None:
     url = f"{stack.api}{workspace(job)}?ownerUserId={OWNER}"
     answer = requests.delete(url, timeout=90)
     assert answer.status_code == 202, answer.text
 
 
-def start(stack: Stack, job: Started) -> Started:
+def start(stack: PrivateStack, job: Started) -> Started:
     url = f"{stack.api}{workspace(job)}/start"
     answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=90)
     assert answer.status_code == 202, answer.text
     return started(answer.json())
 
 
-def running(stack: Stack, **runtime: str) -> tuple[Started, Worker]:
+def running(stack: PrivateStack, **runtime: str) -> tuple[Started, Worker]:
     """Return a workspace that runs, and the worker that has launched it."""
     worker = stack.start_worker()
     job = stack.post(blueprint(**runtime))
@@ -50,7 +50,7 @@ def running(stack: Stack, **runtime: str) -> tuple[Started, Worker]:
     return job, worker
 
 
-def wait_until(stack: Stack, job: Started, status: str) -> None:
+def wait_until(stack: PrivateStack, job: Started, status: str) -> None:
     """Wait until the workspace is what is wanted; its containers are gone by then."""
 
     def there() -> bool:
@@ -60,7 +60,7 @@ def wait_until(stack: Stack, job: Started, status: str) -> None:
     assert not stack.engine.containers(job)
 
 
-def assert_stopped(stack: Stack, job: Started) -> None:
+def assert_stopped(stack: PrivateStack, job: Started) -> None:
     """It is stopped, each step was told once, its record is whole, and it can be started again."""
     wait_until(stack, job, "stopped")
     told = Counter(stack.events(job))
@@ -80,7 +80,7 @@ def assert_stopped(stack: Stack, job: Started) -> None:
     assert_nothing_open(stack)
 
 
-def assert_deleted(stack: Stack, job: Started) -> None:
+def assert_deleted(stack: PrivateStack, job: Started) -> None:
     """It is deleted, each step was told once, and the engine has nothing of it."""
     wait_until(stack, job, "deleted")
     assert stack.engine.volumes() == []
@@ -95,7 +95,7 @@ def assert_deleted(stack: Stack, job: Started) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_STOP)
-def test_a_worker_killed_at_any_step_of_a_stop_is_replaced(stack: Stack, step: int) -> None:
+def test_a_worker_killed_at_any_step_of_a_stop_is_replaced(stack: PrivateStack, step: int) -> None:
     job, worker = running(stack)
     with closed(Gate.AT_TRANSITION_STEP, stack.postgres.url) as gate:
         stop(stack, job)
@@ -109,7 +109,9 @@ def test_a_worker_killed_at_any_step_of_a_stop_is_replaced(stack: Stack, step: i
 
 
 @pytest.mark.parametrize("gate_name", ["AFTER_TRANSITION_CLAIM", "BEFORE_STOPPED", "AFTER_STOPPED"])
-def test_a_worker_killed_at_any_write_of_a_stop_is_replaced(stack: Stack, gate_name: str) -> None:
+def test_a_worker_killed_at_any_write_of_a_stop_is_replaced(
+    stack: PrivateStack, gate_name: str
+) -> None:
     job, worker = running(stack)
     with closed(Gate[gate_name], stack.postgres.url) as gate:
         stop(stack, job)
@@ -122,7 +124,7 @@ def test_a_worker_killed_at_any_write_of_a_stop_is_replaced(stack: Stack, gate_n
     assert_stopped(stack, job)
 
 
-def test_a_stop_without_any_worker_is_done_when_there_is_one(stack: Stack) -> None:
+def test_a_stop_without_any_worker_is_done_when_there_is_one(stack: PrivateStack) -> None:
     job, worker = running(stack)
     worker.kill()
     stop(stack, job)
@@ -132,7 +134,9 @@ def test_a_stop_without_any_worker_is_done_when_there_is_one(stack: Stack) -> No
     assert_stopped(stack, job)
 
 
-def test_a_database_that_restarts_in_the_middle_of_a_stop_is_waited_for(stack: Stack) -> None:
+def test_a_database_that_restarts_in_the_middle_of_a_stop_is_waited_for(
+    stack: PrivateStack,
+) -> None:
     job, _ = running(stack)
     with closed(Gate.AT_TRANSITION_STEP, stack.postgres.url) as gate:
         stop(stack, job)
@@ -144,7 +148,7 @@ def test_a_database_that_restarts_in_the_middle_of_a_stop_is_waited_for(stack: S
 # ---------------------------------------------------------------- start
 
 
-def test_a_worker_killed_while_it_resumes_a_workspace_is_replaced(stack: Stack) -> None:
+def test_a_worker_killed_while_it_resumes_a_workspace_is_replaced(stack: PrivateStack) -> None:
     job, worker = running(stack, persistence="persistent")
     stop(stack, job)
     wait_until(stack, job, "stopped")
@@ -162,7 +166,9 @@ def test_a_worker_killed_while_it_resumes_a_workspace_is_replaced(stack: Stack) 
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_DELETE)
-def test_a_worker_killed_at_any_step_of_a_delete_is_replaced(stack: Stack, step: int) -> None:
+def test_a_worker_killed_at_any_step_of_a_delete_is_replaced(
+    stack: PrivateStack, step: int
+) -> None:
     job, worker = running(stack, persistence="persistent")
     assert len(stack.engine.volumes()) == 2
     with closed(Gate.AT_TRANSITION_STEP, stack.postgres.url) as gate:
@@ -179,7 +185,9 @@ def test_a_worker_killed_at_any_step_of_a_delete_is_replaced(stack: Stack, step:
 @pytest.mark.parametrize(
     "gate_name", ["AFTER_TRANSITION_CLAIM", "BEFORE_STOPPED", "BEFORE_DELETED", "AFTER_DELETED"]
 )
-def test_a_worker_killed_at_any_write_of_a_delete_is_replaced(stack: Stack, gate_name: str) -> None:
+def test_a_worker_killed_at_any_write_of_a_delete_is_replaced(
+    stack: PrivateStack, gate_name: str
+) -> None:
     job, worker = running(stack, persistence="persistent")
     with closed(Gate[gate_name], stack.postgres.url) as gate:
         delete(stack, job)
@@ -193,7 +201,7 @@ def test_a_worker_killed_at_any_write_of_a_delete_is_replaced(stack: Stack, gate
     assert_deleted(stack, job)
 
 
-def test_a_delete_of_what_a_killed_worker_was_launching_leaves_nothing(stack: Stack) -> None:
+def test_a_delete_of_what_a_killed_worker_was_launching_leaves_nothing(stack: PrivateStack) -> None:
     worker = stack.start_worker()
     job = stack.post(blueprint(setup="sleep 300", persistence="persistent"))
     wait_for(lambda: stack.engine.containers(job), "there is a container")

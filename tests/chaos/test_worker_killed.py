@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.chaos.gates import Gate, closed
-from tests.chaos.processes import runs, wait_for
-from tests.chaos.sandboxes import blueprint, nap
-from tests.chaos.stack import Stack
 from tests.chaos.verdict import assert_ended, assert_ready
+from tests.stack.gates import Gate, closed
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import runs, wait_for
+from tests.stack.sandboxes import blueprint, nap
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ DEFAULTS = {
 }
 
 
-def test_a_worker_killed_after_its_claim_is_replaced(stack: Stack) -> None:
+def test_a_worker_killed_after_its_claim_is_replaced(stack: PrivateStack) -> None:
     job = stack.post(blueprint())
     with closed(Gate.AFTER_CLAIM, stack.postgres.url) as gate:
         worker = stack.launch_worker()
@@ -35,7 +35,7 @@ def test_a_worker_killed_after_its_claim_is_replaced(stack: Stack) -> None:
 
 
 def test_a_worker_killed_during_a_build_is_replaced_long_before_its_lease_ends(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     stack.start_workers(2, **DEFAULTS)
     script, argument = nap(4)
@@ -48,7 +48,7 @@ def test_a_worker_killed_during_a_build_is_replaced_long_before_its_lease_ends(
 
 
 def test_a_worker_killed_while_it_reads_an_index_of_packages_leaves_no_container(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     # One that is there from an earlier time is due again.
     stack.database.execute("update workspaces_packageindex set requested_at = now()")
@@ -61,7 +61,9 @@ def test_a_worker_killed_while_it_reads_an_index_of_packages_leaves_no_container
     assert_ready(stack, job, claims=1)
 
 
-def test_a_worker_killed_after_the_push_is_replaced_without_a_second_image(stack: Stack) -> None:
+def test_a_worker_killed_after_the_push_is_replaced_without_a_second_image(
+    stack: PrivateStack,
+) -> None:
     job = stack.post(blueprint(install="true"))
     with closed(Gate.BEFORE_PUBLISHED, stack.postgres.url) as gate:
         worker = stack.launch_worker()
@@ -74,7 +76,7 @@ def test_a_worker_killed_after_the_push_is_replaced_without_a_second_image(stack
 
 
 def test_a_worker_killed_between_publishing_and_launching_is_replaced_at_the_launch(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = stack.post(blueprint())
     with closed(Gate.AFTER_PUBLISHED, stack.postgres.url) as gate:
@@ -88,7 +90,7 @@ def test_a_worker_killed_between_publishing_and_launching_is_replaced_at_the_lau
 
 
 def test_a_worker_killed_while_the_workspace_boots_leaves_its_container_to_the_next(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     script, argument = nap(8)
     job = stack.post(blueprint(setup=script))
@@ -102,7 +104,7 @@ def test_a_worker_killed_while_the_workspace_boots_leaves_its_container_to_the_n
 
 
 def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
-    stack: Stack,
+    stack: PrivateStack,
 ) -> None:
     job = stack.post(blueprint())
     with closed(Gate.BEFORE_READY, stack.postgres.url) as gate:
@@ -115,7 +117,7 @@ def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
     assert [same.id for same in stack.engine.containers(job)] == [container.id]
 
 
-def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: Stack) -> None:
+def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: PrivateStack) -> None:
     job = stack.post(blueprint())
     with closed(Gate.AFTER_READY, stack.postgres.url) as gate:
         worker = stack.launch_worker()
@@ -128,7 +130,7 @@ def test_a_worker_killed_after_the_last_write_leaves_nothing_to_do(stack: Stack)
     assert not successor.says('"job_claimed"')
 
 
-def test_a_job_that_kills_every_worker_fails_after_the_third(stack: Stack) -> None:
+def test_a_job_that_kills_every_worker_fails_after_the_third(stack: PrivateStack) -> None:
     job = stack.post(blueprint())
     for _ in range(3):
         with closed(Gate.AFTER_CLAIM, stack.postgres.url) as gate:
@@ -139,7 +141,7 @@ def test_a_job_that_kills_every_worker_fails_after_the_third(stack: Stack) -> No
     assert_ended(stack, job, "failed", code="attempts-exhausted", claims=4)
 
 
-def test_a_failure_of_the_last_moment_is_not_repeated(stack: Stack) -> None:
+def test_a_failure_of_the_last_moment_is_not_repeated(stack: PrivateStack) -> None:
     started = time.monotonic()
     job = stack.post(blueprint(setup="exit 7"))
     stack.start_worker()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tests.chaos.processes import wait_for
-from tests.chaos.sandboxes import Started
-from tests.chaos.stack import Stack
+from tests.stack.private_stack import PrivateStack
+from tests.stack.processes import wait_for
+from tests.stack.sandboxes import Started
 
 ONCE = (
     "attempt.queued",
@@ -19,7 +19,7 @@ ONCE = (
 )
 
 
-def assert_ready(stack: Stack, job: Started, *, claims: int, seconds: float = 120.0) -> Any:
+def assert_ready(stack: PrivateStack, job: Started, *, claims: int, seconds: float = 120.0) -> Any:
     """The workspace is ready, everything happened once, and nothing is left over."""
     shown = stack.wait_status(job, "ready", seconds)
     assert_nothing_open(stack)
@@ -43,7 +43,7 @@ def assert_ready(stack: Stack, job: Started, *, claims: int, seconds: float = 12
 
 
 def assert_ended(
-    stack: Stack,
+    stack: PrivateStack,
     job: Started,
     status: str,
     *,
@@ -65,7 +65,7 @@ def assert_ended(
     return shown
 
 
-def assert_nothing_open(stack: Stack) -> None:
+def assert_nothing_open(stack: PrivateStack) -> None:
     """No attempt and no job is in a state that somebody would have to end."""
 
     def still_open() -> list[Any]:
@@ -81,7 +81,7 @@ def assert_nothing_open(stack: Stack) -> None:
     wait_for(lambda: not still_open(), "no attempt, job or runtime is open")
 
 
-def assert_nothing_left_over(stack: Stack, job: Started) -> None:
+def assert_nothing_left_over(stack: PrivateStack, job: Started) -> None:
     """No name of an image, no folder, no container of anything but a run and no network stays."""
     wait_for(lambda: not stack.engine.local_names(job), "no local name of the job's image is left")
     wait_for(lambda: not stack.folders(), "no folder of a build is left")
@@ -94,10 +94,10 @@ def assert_nothing_left_over(stack: Stack, job: Started) -> None:
     wait_for(lambda: stack.broker.depth() == 0, "no message waits")
 
 
-def _live(stack: Stack) -> list[str]:
+def _live(stack: PrivateStack) -> list[str]:
     found = stack.engine.containers()
     return sorted(each.labels["svc.run"] for each in found if "svc.run" in each.labels)
 
 
-def _with_networks(stack: Stack) -> list[str]:
+def _with_networks(stack: PrivateStack) -> list[str]:
     return sorted(network.attrs["Labels"]["svc.run"] for network in stack.engine.networks())

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from controlplane.folders import scratch_folder, sweep_scratch
-from tests.gateway_process import ApiProcess
-from tests.worker_process import ROOT, CommandProcess, eventually
+from tests.stack.gateway_process import ApiProcess
+from tests.stack.worker_process import ROOT, CommandProcess, eventually
 
 HOLDER = """
 import time

@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from tests.controlplane.test_metrics import Page, scrape
-from tests.worker_process import CommandProcess, environment
+from tests.stack.worker_process import CommandProcess, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"WORKER_HEARTBEAT_INTERVAL_MS": "500", "WORKER_SWEEP_INTERVAL_MS": "300"}

@@ -22,7 +22,7 @@ import structlog
 from django.test import Client
 
 from controlplane.logging import carried, logging_config, named_process
-from tests.worker_process import CommandProcess
+from tests.stack.worker_process import CommandProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 120.0

@@ -1,27 +1,13 @@
-"""What the tests of the set-up share: a directory that services under other accounts can reach."""
+"""What the tests of the set-up share: a checkout, and the programs of its virtual environment."""
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.up.layout import Layout
-
-
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A directory below which a service of another account finds its files.
-
-    pytest's own temporary directories are closed to everyone else.
-    """
-    with tempfile.TemporaryDirectory(prefix="svc-test-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ import docker
 import pytest
 from docker.models.containers import Container
 
-from tests.chaos.processes import runs
-from tests.chaos.sandboxes import nap
 from tests.deploy.installation import SCRIPT, Installation, made_installation
-from tests.disks import small_disk
+from tests.stack.disks import small_disk
+from tests.stack.processes import runs
+from tests.stack.sandboxes import nap
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]

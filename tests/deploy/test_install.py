@@ -22,7 +22,7 @@ from tests.deploy.installation import (
     listening,
     made_installation,
 )
-from tests.disks import fill, read_only, small_disk
+from tests.stack.disks import fill, read_only, small_disk
 from tests.workspaces.conftest import DOCKER_HOST
 
 HEX = {

@@ -13,7 +13,7 @@ from deploy.services.engine import mounts_below
 from deploy.services.registry import PrivateRegistry
 from deploy.up.secrets import read_settings
 from tests.deploy.installation import CHECKOUT
-from tests.disks import fill, read_only, small_disk
+from tests.stack.disks import fill, read_only, small_disk
 
 
 def call(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

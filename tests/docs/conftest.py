@@ -10,10 +10,11 @@ import pytest
 from django.test import override_settings
 
 from tests.docs.site import Site, site_of
-from tests.e2e.conftest import Stack, stack, transactional_db
-from tests.run_worker_process import RunWorkerProcess
+from tests.e2e.conftest import stack, transactional_db
 from tests.scm.fake_provider import APP_ID, running_provider
 from tests.scm.provider_git import ProviderGit
+from tests.stack.run_worker_process import RunWorkerProcess
+from tests.stack.service import Stack
 
 __all__ = ["provider", "site", "stack", "transactional_db"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tests.docs.pages import ROOT
 from tests.docs.shell import Shell
-from tests.e2e.conftest import Stack
-from tests.e2e.ssh import short_folder
-from tests.gateway_process import ApiProcess, GatewayProcess
-from tests.worker_process import environment
+from tests.stack.gateway_process import ApiProcess, GatewayProcess
+from tests.stack.service import Stack
+from tests.stack.ssh import short_folder
+from tests.stack.worker_process import environment
 
 API_PORT, SSH_PORT = "4000", "2222"
 """What the pages call the ports of the API and of the SSH gateway."""

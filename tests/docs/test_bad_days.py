@@ -12,11 +12,11 @@ from tests.docs.pages import ROOT
 PAGE = ROOT / "docs" / "operators" / "bad-days.md"
 API = "workspaces/test_lifecycle_api.py"
 ENGINE = "chaos/test_engine_down.py"
-DISKS = "builds/test_full_disks.py"
+DISKS = "builds/images/test_full_disks.py"
 CHAOS = "chaos/test_full_disk.py"
-SMALL = "workspaces/test_docker_full_disk.py"
-SPOOL = "runs/test_agent_spool.py"
-KEY = "gateway/test_host_key.py"
+SMALL = "workspaces/runtimes/test_docker_full_disk.py"
+SPOOL = "runs/agent/test_spool.py"
+KEY = "runs/gateway/test_host_key.py"
 INSTALL = "deploy/test_install.py"
 UP = "deploy/test_up_bad_days.py"
 COMPOSE = "deploy/test_compose.py"
@@ -78,7 +78,7 @@ SHOWN_BY = {
         f"{CHAOS}::test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwards"
     ],
     "a workspace's, where its record waits": [
-        "runs/test_agent_recording.py::test_a_full_disk_makes_a_program_wait_but_not_for_ever",
+        "runs/agent/test_recording.py::test_a_full_disk_makes_a_program_wait_but_not_for_ever",
         (
             f"{SPOOL}::test_a_full_disk_refuses_output_and_takes_the_end_of_the_record_and_goes_on"
             "_with_room"
@@ -130,13 +130,13 @@ SHOWN_BY = {
         "e2e/test_reuse.py::test_an_image_that_the_registry_lost_is_built_again"
     ],
     "the image, between push and start, and the engine has none": [
-        "workspaces/test_docker_adapter.py::test_an_image_that_nobody_has_is_an_image_pull_failure"
+        "workspaces/runtimes/test_docker_adapter.py::test_an_image_that_nobody_has_is_an_image_pull_failure"
     ],
     "the API's, which has `/metrics` too, or the web's": [
         "controlplane/test_gunicorn.py::test_a_port_that_is_taken_is_a_clear_error"
     ],
     "the SSH gateway's": [
-        "gateway/test_sessions.py::test_a_port_that_is_taken_is_told_in_one_line"
+        "runs/gateway/test_sessions.py::test_a_port_that_is_taken_is_told_in_one_line"
     ],
     "one of `install.sh`": [
         f"{INSTALL}::test_every_port_that_is_taken_is_told_before_anything_is_started"

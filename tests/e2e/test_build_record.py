@@ -9,7 +9,7 @@ import pytest
 
 from runs.models import Run, RunProcess
 from tests.conftest import OWNER
-from tests.e2e.conftest import GitServer, Stack, install
+from tests.stack.service import GitServer, Stack, install
 
 pytestmark = pytest.mark.docker
 

@@ -28,10 +28,10 @@ from tests.e2e.canaries import (
     secret,
     values_in_database,
 )
-from tests.e2e.conftest import Stack, Started
-from tests.e2e.runs import GATEWAY_TOKEN, RAW, Place
-from tests.gateway_process import ApiProcess
-from tests.run_worker_process import RunWorkerProcess
+from tests.stack.gateway_process import ApiProcess
+from tests.stack.run_worker_process import RunWorkerProcess
+from tests.stack.runs import GATEWAY_TOKEN, RAW, Place
+from tests.stack.service import Stack, Started
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -18,10 +18,10 @@ from django.test import override_settings
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
 from tests.accounts.connected import KEY, SECRETS, codex, connect, delete, mark_invalid
-from tests.e2e.conftest import Stack
-from tests.e2e.runs import Place
-from tests.run_worker_process import RunWorkerProcess
-from tests.worker_process import eventually
+from tests.stack.run_worker_process import RunWorkerProcess
+from tests.stack.runs import Place
+from tests.stack.service import Stack
+from tests.stack.worker_process import eventually
 from workspaces.models import CredentialReference
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]

@@ -11,9 +11,9 @@ from pytest_django.fixtures import Settings
 
 from runs.agent.session.channel import ToClient
 from runs.models import Run
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import GATEWAY_TOKEN, RECORD, REPOSITORY, Place, place_of
-from tests.worker_process import eventually
+from tests.stack.runs import GATEWAY_TOKEN, RECORD, REPOSITORY, Place, place_of
+from tests.stack.service import GitServer, Stack
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from tests.conftest import OWNER
-from tests.e2e.conftest import Stack, Started, install
-from tests.worker_process import dead_letters, eventually
+from tests.stack.service import Stack, Started, install
+from tests.stack.worker_process import dead_letters, eventually
 
 pytestmark = pytest.mark.docker
 

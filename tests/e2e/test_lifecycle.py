@@ -16,11 +16,11 @@ from django.test import override_settings
 
 from registries.services import configured_registry
 from tests.conftest import OWNER
-from tests.e2e.conftest import Stack, Started, install
-from tests.e2e.runs import GATEWAY_TOKEN, Place
-from tests.pausing import pause_beside
-from tests.run_worker_process import RunWorkerProcess
-from tests.worker_process import eventually
+from tests.stack.pausing import pause_beside
+from tests.stack.run_worker_process import RunWorkerProcess
+from tests.stack.runs import GATEWAY_TOKEN, Place
+from tests.stack.service import Stack, Started, install
+from tests.stack.worker_process import eventually
 from workspaces.models import Attempt, Workspace, WorkspaceEvent
 
 pytestmark = pytest.mark.docker

@@ -20,10 +20,10 @@ from scm.models import Installation, InstallationRepository, WebhookDelivery
 from scm.services import import_installation
 from tests.conftest import OWNER
 from tests.e2e.canaries import registry_blobs, values_in_database
-from tests.e2e.conftest import Stack, Started
 from tests.scm.fake_provider import APP_ID, FakeProvider, running_provider
 from tests.scm.provider_git import ProviderGit
-from tests.worker_process import eventually
+from tests.stack.service import Stack, Started
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

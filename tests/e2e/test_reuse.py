@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from registries.services import configured_registry
-from tests.e2e.conftest import GitServer, Stack, Started, install
+from tests.stack.service import GitServer, Stack, Started, install
 
 pytestmark = pytest.mark.docker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import GitServer, Stack
+from tests.stack.service import GitServer, Stack
 
 pytestmark = pytest.mark.docker
 

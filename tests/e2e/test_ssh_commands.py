@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import REPOSITORY
-from tests.e2e.ssh import HOST, Client
-from tests.e2e.ssh_access import SshAccess, access_of, gone
-from tests.worker_process import eventually
+from tests.stack.runs import REPOSITORY
+from tests.stack.service import GitServer, Stack
+from tests.stack.ssh import HOST, Client
+from tests.stack.ssh_access import SshAccess, access_of, gone
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import RAW
-from tests.e2e.ssh import HOST, SECONDS, Client
-from tests.e2e.ssh_access import SshAccess, access_of, gone
-from tests.gateway_process import free_port
-from tests.worker_process import eventually
+from tests.stack.gateway_process import free_port
+from tests.stack.runs import RAW
+from tests.stack.service import GitServer, Stack
+from tests.stack.ssh import HOST, SECONDS, Client
+from tests.stack.ssh_access import SshAccess, access_of, gone
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import REPOSITORY
-from tests.e2e.ssh import HOST, Client, Done
-from tests.e2e.ssh_access import SshAccess, access_of
 from tests.scm.conftest import git
+from tests.stack.runs import REPOSITORY
+from tests.stack.service import GitServer, Stack
+from tests.stack.ssh import HOST, Client, Done
+from tests.stack.ssh_access import SshAccess, access_of
 
 pytestmark = pytest.mark.docker
 

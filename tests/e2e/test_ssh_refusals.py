@@ -11,11 +11,11 @@ import pytest
 import requests
 
 from tests.conftest import OWNER
-from tests.e2e.api_relay import Exchange, Relay, relay_to
-from tests.e2e.conftest import HARNESS, GitServer, Stack
-from tests.e2e.ssh import HOST, SECONDS, Client, Done
-from tests.e2e.ssh_access import SshAccess, access_of
-from tests.worker_process import eventually
+from tests.stack.api_relay import Exchange, Relay, relay_to
+from tests.stack.service import HARNESS, GitServer, Stack
+from tests.stack.ssh import HOST, SECONDS, Client, Done
+from tests.stack.ssh_access import SshAccess, access_of
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

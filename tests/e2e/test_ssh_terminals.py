@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import GitServer, Stack
-from tests.e2e.runs import RAW, REPOSITORY
-from tests.e2e.ssh import Client, Terminal
-from tests.e2e.ssh_access import SshAccess, access_of, found_in_database, gone
-from tests.worker_process import eventually
+from tests.stack.runs import RAW, REPOSITORY
+from tests.stack.service import GitServer, Stack
+from tests.stack.ssh import Client, Terminal
+from tests.stack.ssh_access import SshAccess, access_of, found_in_database, gone
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

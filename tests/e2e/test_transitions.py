@@ -13,8 +13,8 @@ from django.utils import timezone
 from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from tests.conftest import OWNER
-from tests.e2e.conftest import Stack, Started, install
-from tests.worker_process import dead_letters, eventually
+from tests.stack.service import Stack, Started, install
+from tests.stack.worker_process import dead_letters, eventually
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import RuntimeInstance
 

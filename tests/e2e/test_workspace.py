@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import GitServer, Stack, Started
-from tests.worker_process import eventually
+from tests.stack.service import GitServer, Stack, Started
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 

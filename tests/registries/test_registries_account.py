@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from deploy.services.registry import find_server
 from tests.conftest import Api
 from tests.registries.certificates import certificate
-from tests.worker_process import eventually
+from tests.stack.worker_process import eventually
 
 PATH = "/v1/registries/default"
 USERNAME, PASSWORD = "robot", "c0rrect-horse"

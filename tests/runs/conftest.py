@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.runs import booted
-from tests.runs.credentialed import Credentialed
-
-collect_ignore = [] if os.geteuid() == 0 else ["test_agent_as_root.py"]
+from tests.runs.agent import booted
+from tests.runs.agent.credentialed import Credentialed
 
 
 @pytest.fixture

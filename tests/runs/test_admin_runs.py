@@ -17,9 +17,9 @@ from pytest_django.live_server_helper import LiveServer
 
 from runs.agent.record.frames import Kind, Method, Stream
 from runs.models import Run
-from tests.browser import Page, browser
 from tests.runs.executable import claim, make_executable, make_run_worker
 from tests.runs.record_factory import Source, make_run, record
+from tests.stack.browser import Page, browser
 
 TERMINAL = [
     b"\x1b[2J\x1b[H\x1b[1;32m$\x1b[0m make test\r\n",

@@ -16,8 +16,8 @@ from controlplane import admin
 from runs.models import Run
 from runs.record.room import taken_by
 from tests.conftest import Api
-from tests.plans import rows_read, sequential_scans, statements
-from tests.volume import BUSY, Filled, Volume, fill
+from tests.support.plans import rows_read, sequential_scans, statements
+from tests.support.volume import BUSY, Filled, Volume, fill
 
 pytestmark = pytest.mark.django_db
 SMALL = Volume(workspaces=2_000, runs=6_000, events=30_000, long_run=10_000, owners=50)

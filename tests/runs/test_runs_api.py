@@ -18,7 +18,7 @@ from tests.conftest import OWNER, Api
 from tests.factories import make_job
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, make_run, record
-from tests.worker_process import eventually
+from tests.stack.worker_process import eventually
 from workspaces import services as workspaces
 from workspaces.harnesses import CLAUDE_CODE, CODEX
 from workspaces.models import Attempt

@@ -21,7 +21,7 @@ from tests.conftest import OWNER, Api
 from tests.scm.conftest import NEVER
 from tests.scm.deliveries import PATH, SECRET, deliver, examples, headers, signature
 from tests.scm.fake_provider import FakeProvider
-from tests.worker_process import eventually
+from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.django_db
 

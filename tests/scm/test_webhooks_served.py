@@ -17,11 +17,11 @@ from pytest_django.fixtures import Settings
 
 from scm import webhooks
 from scm.models import Installation, WebhookDelivery
-from tests.gateway_process import ApiProcess
 from tests.scm.conftest import NEVER
 from tests.scm.deliveries import PATH, SECRET, headers
 from tests.scm.fake_provider import APP_ID, Asked, FakeProvider
 from tests.scm.test_webhooks import CREATED
+from tests.stack.gateway_process import ApiProcess
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

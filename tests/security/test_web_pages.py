@@ -15,9 +15,9 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 from pytest_django.live_server_helper import LiveServer
 
-from tests.browser import Page, browser
 from tests.conftest import OWNER, Api
 from tests.scm.deliveries import SECRET, deliver
+from tests.stack.browser import Page, browser
 from workspaces.models import Workspace
 
 pytestmark = pytest.mark.django_db

@@ -21,7 +21,7 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 
 from runs.agent_archive import agent_archive, agent_digest
-from tests.runs.booted import RECORD
+from tests.runs.agent.booted import RECORD
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 from workspaces.runtimes.docker import DockerAdapter
 

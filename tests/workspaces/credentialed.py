@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 from uuid import UUID
 
-from tests.runs.credentialed import ALL, document
+from tests.runs.agent.credentialed import ALL, document
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 

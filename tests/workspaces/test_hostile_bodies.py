@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.builds.package_index import write_index
 from tests.conftest import Api
 from tests.workspaces.attacks import INJECTIONS, PATH, assert_nothing_written, refused
+from tests.workspaces.packages.package_index import write_index
 
 pytestmark = pytest.mark.django_db
 

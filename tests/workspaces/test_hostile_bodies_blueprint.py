@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.builds.package_index import write_index
 from tests.conformance import document
 from tests.conftest import Api
 from tests.workspaces.attacks import (
@@ -29,6 +28,7 @@ from tests.workspaces.attacks import (
     put,
     refused,
 )
+from tests.workspaces.packages.package_index import write_index
 from workspaces.models import BuildJob, Sandbox, Workspace
 
 pytestmark = pytest.mark.django_db

@@ -1,0 +1,279 @@
+"""One-shot runs: what is recorded of a program, and that a run always comes to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runs.agent.record.frames import Kind, Stream
+from tests.runs.agent.booted import Workspace, eventually
+from tests.runs.agent.recorded import Runs, given, is_alive, meta_of
+
+
+@pytest.fixture
+def runs(workspace: Workspace) -> Runs:
+    """A workspace in which runs can be started."""
+    return Runs(workspace)
+
+
+def test_both_streams_and_the_exit_of_a_program_are_recorded(runs: Runs) -> None:
+    record = runs.run("sh", "-c", "echo out; echo err >&2; exit 3")
+    assert record.stream(Stream.STDOUT) == b"out\n"
+    assert record.stream(Stream.STDERR) == b"err\n"
+    assert record.closed(Stream.STDOUT) == (4, "eof")
+    assert record.exit == {"code": 3, "signal": None, "reason": "exited"}
+    assert record.seal["exit"] == record.exit
+    assert record.seal["reason"] == "ended"
+
+
+def test_the_first_event_says_what_is_recorded_and_how(runs: Runs) -> None:
+    record = runs.run("true", secrets=["hunter2hunter2"])
+    first = meta_of(record.events[0])
+    assert record.events[0].kind == Kind.RECORD_STARTED
+    assert (first["mode"], first["policy"]) == ("one-shot", "block")
+    assert first["redaction"] == {"values": 1, "shapes": True}
+    assert first["coverage"]["io"] == {"state": "on", "method": "pipe"}
+    assert {"processes", "files", "network", "input"} <= set(first["coverage"])
+
+
+def test_a_run_that_is_over_at_once_loses_nothing(runs: Runs) -> None:
+    for _ in range(5):
+        record = runs.run("echo", "short")
+        assert record.stream(Stream.STDOUT) == b"short\n"
+        assert record.seal["processes"] == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(range(256)) * 3,
+        b"\0" * 1000,
+        b"\xff\xfe\xc3(",
+        b"x" * 65537,
+        os.urandom(1 << 20),
+    ],
+    ids=["nothing", "all bytes", "NUL", "invalid UTF-8", "64 KiB + 1", "1 MiB"],
+)
+def test_input_and_output_are_recorded_byte_for_byte(runs: Runs, content: bytes) -> None:
+    record = runs.run("cat", stdin=given(content))
+    assert record.stream(Stream.STDIN) == content
+    assert record.stream(Stream.STDOUT) == content
+    assert record.closed(Stream.STDIN) == (len(content), "eof")
+    assert record.seal["exit"]["code"] == 0
+
+
+def test_single_bytes_are_recorded_byte_for_byte(runs: Runs) -> None:
+    write = "import os\nfor byte in range(256): os.write(1, bytes([byte]))"
+    record = runs.run("python3", "-c", write)
+    assert record.stream(Stream.STDOUT) == bytes(range(256))
+
+
+def test_a_program_that_never_reads_its_input_ends_all_the_same(runs: Runs) -> None:
+    record = runs.run("sh", "-c", "echo done", stdin=given(b"x" * 1_000_000))
+    assert record.stream(Stream.STDOUT) == b"done\n"
+    given_bytes, reason = record.closed(Stream.STDIN)
+    assert given_bytes == len(record.stream(Stream.STDIN)) < 1_000_000
+    assert reason == "abandoned"
+    assert record.seal["exit"]["code"] == 0
+
+
+def test_without_input_a_program_reads_its_end(runs: Runs) -> None:
+    assert runs.run("cat").seal["exit"]["code"] == 0
+
+
+def test_input_is_only_counted_where_the_policy_says_so(runs: Runs) -> None:
+    record = runs.run("cat", stdin=given(b"12345"), record={"input": "off"})
+    assert record.stream(Stream.STDIN) == b""
+    assert record.metas(Kind.INPUT_HIDDEN) == [{"bytes": 5}]
+    assert record.closed(Stream.STDIN) == (5, "eof")
+    assert record.seal["exit"]["code"] == 0
+
+
+def test_a_program_that_is_not_there_is_a_record(runs: Runs) -> None:
+    record = runs.run("no-such-program")
+    (started,) = record.metas(Kind.PROCESS_STARTED)
+    assert started["startFailed"] == "cannot run no-such-program: No such file or directory"
+    assert record.exit == {"code": 127, "signal": None, "reason": "startFailed"}
+    assert record.seal["exit"] == record.exit
+
+
+def test_a_file_that_is_no_program_is_a_record(runs: Runs) -> None:
+    (runs.workspace.directory / "text").write_text("no program")
+    assert runs.run("./text").exit["code"] == 126
+
+
+def test_a_working_directory_that_is_not_there_is_a_record(runs: Runs) -> None:
+    record = runs.run("pwd", cwd="nowhere")
+    assert record.exit == {"code": 127, "signal": None, "reason": "startFailed"}
+
+
+def test_a_relative_directory_counts_from_the_workspaces_own(runs: Runs) -> None:
+    (runs.workspace.directory / "below").mkdir()
+    record = runs.run("pwd", cwd="below")
+    assert record.stream(Stream.STDOUT) == f"{runs.workspace.directory}/below\n".encode()
+
+
+def test_a_program_knows_its_run_and_nothing_of_the_agents_environment(runs: Runs) -> None:
+    run_id = runs.start("env", "-0", env={"MINE": "a b"})
+    variables = runs.sealed(run_id).stream(Stream.STDOUT).split(b"\0")
+    assert f"SVC_RUN_ID={run_id}".encode() in variables
+    assert b"MINE=a b" in variables
+    assert not [name for name in variables if name.startswith(b"PYTEST")]
+
+
+def test_secrets_are_masked_in_output_and_in_the_command_line(runs: Runs) -> None:
+    secret = "correct-horse-battery"
+    record = runs.run("sh", "-c", f"printf 'a {secret} b'", secrets=[secret])
+    assert record.stream(Stream.STDOUT) == b"a " + b"*" * len(secret) + b" b"
+    (chunk,) = record.of(Kind.IO_CHUNK)
+    assert meta_of(chunk)["masked"] == [[2, 2 + len(secret)]]
+    assert not [event for event in record.events if secret.encode() in event.meta + event.body]
+
+
+def test_a_run_is_never_started_twice(runs: Runs) -> None:
+    spec = runs.spec("sh", "-c", "echo once >> runs")
+    code, first = runs.execute(spec)
+    again, second = runs.execute(spec)
+    runs.sealed(spec["runId"])
+    assert (code, again) == (0, 0)
+    assert second == {"state": "exists", "spoolId": first["spoolId"]}
+    assert runs.workspace.read("runs") == "once\n"
+
+
+def test_the_time_limit_ends_everything_that_the_run_has_started(runs: Runs) -> None:
+    script = "trap '' TERM; setsid sleep 600 & echo $!; sleep 600"
+    record = runs.run("sh", "-c", script, timeSeconds=1, graceSeconds=0.2)
+    assert record.exit == {"code": None, "signal": "SIGKILL", "reason": "timeout"}
+    assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGTERM", "SIGKILL"]
+    assert not is_alive(int(record.stream(Stream.STDOUT)))
+    assert record.seal["reason"] == "stopped"
+
+
+def test_a_program_that_obeys_is_not_killed(runs: Runs) -> None:
+    record = runs.run("sh", "-c", "trap 'exit 5' TERM; while :; do sleep 0.01; done", timeSeconds=1)
+    assert record.exit == {"code": 5, "signal": None, "reason": "timeout"}
+    assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGTERM"]
+
+
+def test_what_holds_the_output_open_does_not_hold_up_the_run(runs: Runs) -> None:
+    record = runs.run("sh", "-c", "sleep 600 & echo $!")
+    assert record.closed(Stream.STDOUT)[1] == "abandoned"
+    assert record.exit == {"code": 0, "signal": None, "reason": "exited"}
+    assert not is_alive(int(record.stream(Stream.STDOUT)))
+    assert record.seal["reason"] == "ended"
+
+
+def test_what_leaves_the_group_and_closes_everything_ends_with_the_run(runs: Runs) -> None:
+    script = "setsid sh -c 'setsid sleep 600 & echo $! > pid' >/dev/null 2>&1 </dev/null; sync"
+    record = runs.run("sh", "-c", script)
+    assert record.seal["exit"]["code"] == 0
+    assert not is_alive(int(runs.workspace.read("pid")))
+
+
+def test_the_run_goes_on_when_its_starter_is_killed(runs: Runs) -> None:
+    spec = runs.spec("sh", "-c", "while [ ! -e go ]; do sleep 0.01; done; echo late")
+    starter = subprocess.Popen(
+        runs.command("exec"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    starter.communicate(json.dumps(spec).encode())
+    with pytest.raises(ProcessLookupError):
+        os.killpg(starter.pid, signal.SIGHUP)
+    runs.workspace.go()
+    assert runs.sealed(spec["runId"]).stream(Stream.STDOUT) == b"late\n"
+
+
+def test_the_program_dies_with_its_recorder(runs: Runs) -> None:
+    run_id = runs.start("sh", "-c", "echo here; exec sleep 600")
+    runs.wait_for_output(run_id, b"here")
+    pid = runs.record(run_id).metas(Kind.PROCESS_STARTED)[0]["pid"]
+    os.kill(_parent(pid), signal.SIGKILL)
+    eventually(lambda: not is_alive(pid))
+
+
+def test_a_stop_of_the_container_seals_the_record(runs: Runs) -> None:
+    run_id = runs.start("sh", "-c", "echo here; exec sleep 600")
+    runs.wait_for_output(run_id, b"here")
+    pid = runs.record(run_id).metas(Kind.PROCESS_STARTED)[0]["pid"]
+    os.kill(_parent(pid), signal.SIGTERM)
+    record = runs.sealed(run_id)
+    assert record.seal["reason"] == "runtime-ended"
+    assert record.exit == {"code": None, "signal": "SIGTERM", "reason": "signaled"}
+
+
+def test_a_full_spool_makes_the_program_wait_and_loses_nothing(runs: Runs) -> None:
+    room = {"spoolBytes": 1 << 20, "segmentBytes": 1 << 18}
+    run_id = runs.start("sh", "-c", "head -c 3000000 /dev/zero; touch written", record=room)
+    eventually(lambda: _bytes_in(runs, run_id) > 600_000)
+    assert not (runs.workspace.directory / "written").exists()
+    # What an acknowledgement does: segments that are not written to any longer disappear.
+    taken = 0
+
+    def over() -> bool:
+        nonlocal taken
+        taken += runs.take_whole_segments(run_id)
+        return runs.is_sealed(run_id)
+
+    eventually(over)
+    taken += sum(len(event.body) for event in runs.record(run_id).of(Kind.IO_CHUNK))
+    assert taken == 3_000_000
+    assert (runs.workspace.directory / "written").exists()
+
+
+def test_a_full_spool_with_the_policy_drop_names_every_missing_byte(runs: Runs) -> None:
+    room = {"spoolBytes": 1 << 20, "segmentBytes": 1 << 18, "policy": "drop"}
+    record = runs.run("sh", "-c", "head -c 3000000 /dev/zero; echo end >&2", record=room)
+    covered = 0
+    spans = [(e.offset, e.offset + len(e.body)) for e in record.of(Kind.IO_CHUNK) if e.stream == 2]
+    dropped = [e for e in record.of(Kind.TELEMETRY_DROPPED) if e.stream == Stream.STDOUT]
+    spans += [(event.offset, meta_of(event)["toOffset"]) for event in dropped]
+    for start, end in sorted(spans):
+        assert start == covered
+        covered = end
+    assert covered == record.closed(Stream.STDOUT)[0] == 3_000_000
+    assert {meta_of(event)["reason"] for event in dropped} == {"spool-full"}
+    assert record.seal["exit"]["code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        ({"argv": []}, "/argv"),
+        ({"argv": ["a\0b"]}, "/argv/0"),
+        ({"runId": "../../etc"}, "/runId"),
+        ({"stdin": "?"}, "/stdin"),
+        ({"timeSeconds": -1}, "/timeSeconds"),
+        ({"env": {"SVC_RUN_ID": "x"}}, "/env/SVC_RUN_ID"),
+        ({"more": 1}, "/more"),
+        ({"version": 2}, "/version"),
+    ],
+)
+def test_a_spec_with_a_fault_is_refused_by_its_member(
+    runs: Runs, members: dict[str, Any], named: str
+) -> None:
+    code, answer = runs.execute(runs.spec("true") | members)
+    assert (code, answer["state"]) == (2, "refused")
+    assert answer["message"].startswith(named + " ")
+    assert not runs.root.exists() or not list(runs.root.iterdir())
+
+
+def test_a_run_that_cannot_be_recorded_is_not_started(runs: Runs) -> None:
+    runs.workspace.state.mkdir()
+    runs.root.write_text("no folder")
+    code, answer = runs.execute(runs.spec("touch", "started"))
+    assert (code, answer["state"]) == (3, "refused")
+    assert not (runs.workspace.directory / "started").exists()
+
+
+def _bytes_in(runs: Runs, run_id: str) -> int:
+    return sum(path.stat().st_size for path in (runs.root / run_id).glob("*.seg"))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

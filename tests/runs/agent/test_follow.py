@@ -1,0 +1,380 @@
+"""`agent tail`: every frame from any sequence, live, until the end is committed elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runs.agent.record.acks import acknowledge, read_acknowledged
+from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
+from runs.agent.record.segments import open_folder, segment_name
+from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
+from tests.runs.recording.scripted_agent import framed
+
+RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
+
+
+class Tail:
+    """The subcommand as a process, and its two pipes."""
+
+    def __init__(
+        self,
+        state: Path,
+        start: int,
+        *,
+        keepalive_seconds: float | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
+        program = ["-m", "runs.agent", "tail", RUN, "--from", str(start), "--state-dir", str(state)]
+        if keepalive_seconds is not None:
+            called = f"{str(state / 'runs')!r}, {RUN!r}, 1, keepalive_seconds={keepalive_seconds}"
+            program = ["-c", f"from runs.agent.record.follow import tail; tail({called})"]
+        self.process = subprocess.Popen(
+            [*before, sys.executable, *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.input, self.output = self.process.stdin, self.process.stdout
+        line = self.output.readline()
+        self.hello: dict[str, Any] = json.loads(line) if line else {}
+
+    def event(self) -> Event | None:
+        """The next event; None at the end."""
+        while True:
+            prefix = self.output.read(PREFIX.size)
+            if len(prefix) < PREFIX.size:
+                return None
+            length = PREFIX.unpack(prefix)[0]
+            if length:
+                return decode(self.output.read(length))
+
+    def sequences(self, count: int) -> list[int]:
+        """The sequences of the next events."""
+        events = [self.event() for _ in range(count)]
+        return [event.sequence for event in events if event]
+
+    def acknowledge(self, sequence: int) -> None:
+        """Say that everything up to there is committed."""
+        self.input.write(sequence.to_bytes(8, "big"))
+        self.input.flush()
+
+    def end(self) -> int:
+        """Close the input, read on to the end, and return the exit code."""
+        self.input.close()
+        self.output.read()
+        return self.process.wait(30)
+
+
+@contextmanager
+def tail_of(
+    state: Path, start: int = 1, *, keepalive_seconds: float | None = None
+) -> Iterator[Tail]:
+    tail = Tail(state, start, keepalive_seconds=keepalive_seconds)
+    try:
+        yield tail
+    finally:
+        tail.process.kill()
+        with tail.process:
+            pass
+
+
+def spool(
+    state: Path, events: int = 0, *, size: int = 10, mode: str = "one-shot", segment: int = 1024
+) -> SpoolWriter:
+    limits = SpoolLimits(1 << 20, segment)
+    writer = SpoolWriter.create(str(state / "runs"), RUN, limits, mode)
+    add(writer, events, size=size)
+    return writer
+
+
+def add(writer: SpoolWriter, events: int, *, size: int = 10) -> None:
+    for _ in range(events):
+        assert writer.append(Kind.IO_CHUNK, process=1, stream=2, body=b"x" * size)
+    writer.flush()
+
+
+def test_it_begins_at_any_sequence_and_follows_what_is_written(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 100)
+    with tail_of(tmp_path, 42) as tail:
+        assert tail.hello["last"] == 100
+        assert not tail.hello["sealed"]
+        assert tail.sequences(59) == list(range(42, 101))
+        add(writer, 3)
+        assert tail.sequences(3) == [101, 102, 103]
+    writer.close()
+
+
+def test_the_folder_is_removed_once_the_end_is_acknowledged_and_the_run_never_starts_again(
+    tmp_path: Path,
+) -> None:
+    spool(tmp_path, 5).seal({"reason": "ended"})
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(6) == [1, 2, 3, 4, 5, 6]
+        tail.acknowledge(6)
+        assert tail.event() is None
+        assert tail.process.wait(30) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+    with pytest.raises(SpoolExists):
+        spool(tmp_path)
+
+
+def test_a_lost_last_acknowledgement_can_be_given_again(tmp_path: Path) -> None:
+    spool(tmp_path, 5).seal({"reason": "ended"})
+    with tail_of(tmp_path, 7) as tail:
+        tail.acknowledge(6)
+        assert tail.process.wait(30) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+
+
+def test_nothing_is_freed_without_an_acknowledgement_and_whole_segments_with_one(
+    tmp_path: Path,
+) -> None:
+    writer = spool(tmp_path)
+    for _ in range(10):
+        add(writer, 10, size=100)
+    folder = tmp_path / "runs" / RUN
+    before = len(list(folder.glob("*.seg")))
+    with tail_of(tmp_path) as first, tail_of(tmp_path) as second:
+        assert first.sequences(100) == second.sequences(100)
+        assert len(list(folder.glob("*.seg"))) == before
+        first.acknowledge(55)
+        assert first.end() == 0
+        assert min(int(path.stem) for path in folder.glob("*.seg")) in range(40, 57)
+        assert second.end() == 0
+    writer.close()
+
+
+def test_an_acknowledgement_of_more_than_was_sent_frees_nothing_of_the_rest(
+    tmp_path: Path,
+) -> None:
+    # Each segment is more than a pipe holds: the tail has this before it has sent the first one.
+    writer = spool(tmp_path, segment=1 << 18)
+    add(writer, 16, size=50_000)
+    folder = tmp_path / "runs" / RUN
+    assert len(list(folder.glob("*.seg"))) > 2
+    with tail_of(tmp_path) as tail:
+        tail.acknowledge(1000)
+        assert tail.sequences(16) == list(range(1, 17))
+        assert tail.end() == 0
+    writer.close()
+    directory = open_folder(str(folder))
+    assert read_acknowledged(directory) == 16
+    os.close(directory)
+
+
+def test_a_jump_inside_a_segment_is_damage(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 9)
+    (segment,) = (tmp_path / "runs" / RUN).glob("*.seg")
+    contents = list(frames(segment.read_bytes()))
+    segment.write_bytes(b"".join(map(framed, [*contents[:4], *contents[5:]])))
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(4) == [1, 2, 3, 4]
+        assert tail.event() is None
+        assert tail.process.wait(30) == 5
+        assert tail.process.stderr
+        assert b"the frame has sequence 6" in tail.process.stderr.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("lives", [False, True], ids=["left", "written to"])
+@pytest.mark.parametrize("torn", [False, True], ids=["cut between two frames", "torn"])
+def test_a_segment_that_lost_its_end_is_damage_once_others_follow_it(
+    tmp_path: Path, torn: bool, lives: bool
+) -> None:
+    writer = spool(tmp_path)
+    for _ in range(3):
+        add(writer, 10, size=100)
+    if not lives:
+        writer.close()
+    _, middle, following, *_ = sorted((tmp_path / "runs" / RUN).glob("*.seg"))
+    *_, last = map(framed, frames(middle.read_bytes()))
+    os.truncate(middle, middle.stat().st_size - (3 if torn else len(last)))
+    with tail_of(tmp_path) as tail:
+        whole = list(range(1, int(following.stem) - 1))
+        assert tail.sequences(len(whole)) == whole
+        assert tail.event() is None
+        assert tail.process.wait(30) == 5
+        assert tail.process.stderr
+        assert f"sequence {len(whole) + 1}" in tail.process.stderr.read().decode()
+    writer.close()
+
+
+def test_an_end_that_was_acknowledged_and_that_an_outage_took_is_no_damage(tmp_path: Path) -> None:
+    spool(tmp_path, 9, mode="boot").close()
+    folder = tmp_path / "runs" / RUN
+    (segment,) = folder.glob("*.seg")
+    contents = list(frames(segment.read_bytes()))
+    os.truncate(segment, sum(len(framed(content)) for content in contents[:6]))
+    directory = open_folder(str(folder))
+    acknowledge(directory, 9)
+    os.close(directory)
+    (folder / segment_name(10)).touch()
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(6) == [1, 2, 3, 4, 5, 6]
+        with pytest.raises(subprocess.TimeoutExpired):
+            tail.process.wait(1)
+        writer = SpoolWriter.reopen(str(tmp_path / "runs"), RUN)
+        add(writer, 1)
+        assert tail.sequences(1) == [10]
+    writer.close()
+
+
+def test_a_dead_writers_record_is_repaired_and_sealed_as_lost(tmp_path: Path) -> None:
+    spool(tmp_path, 5).close()
+    (segment,) = (tmp_path / "runs" / RUN).glob("*.seg")
+    os.truncate(segment, segment.stat().st_size - 3)
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(4) == [1, 2, 3, 4]
+        last = tail.event()
+    assert last is not None
+    assert last.kind == Kind.RECORD_SEALED
+    told = json.loads(last.meta)
+    assert (told["reason"], told["events"]) == ("recorder-lost", 5)
+    assert told["exit"] == {"code": None, "signal": None, "reason": "lost"}
+    assert told["streams"] == [{"process": 1, "stream": "stdout", "bytes": 10, "dropped": 0}]
+
+
+def test_what_is_left_of_an_abandoned_run_is_ended_before_its_record(tmp_path: Path) -> None:
+    spool(tmp_path, 1).close()
+    left = subprocess.Popen(["sleep", "600"], env={**os.environ, "SVC_RUN_ID": RUN})
+    try:
+        with tail_of(tmp_path) as tail:
+            assert tail.sequences(2) == [1, 2]
+            assert left.poll() is not None or left.wait(30)
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_the_record_of_a_boot_is_left_to_the_next_boot(tmp_path: Path) -> None:
+    spool(tmp_path, 2, mode="boot").close()
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(2) == [1, 2]
+        writer = SpoolWriter.reopen(str(tmp_path / "runs"), RUN)
+        add(writer, 1)
+        assert tail.sequences(1) == [3]
+    writer.close()
+
+
+def test_damage_with_more_behind_it_is_told_after_what_is_sound(tmp_path: Path) -> None:
+    spool(tmp_path, 9).seal({"reason": "ended"})
+    segment = min((tmp_path / "runs" / RUN).glob("*.seg"))
+    content = bytearray(segment.read_bytes())
+    content[4 * len(content) // 10] ^= 1
+    segment.write_bytes(content)
+    with tail_of(tmp_path) as tail:
+        tail.output.read()
+        assert tail.process.wait(30) == 5
+        assert tail.process.stderr
+        assert b"sequence" in tail.process.stderr.read()
+
+
+def test_a_run_without_a_spool_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    with tail_of(tmp_path) as tail:
+        assert tail.process.wait(30) == 4
+
+
+def test_an_idle_tail_sends_empty_frames_and_goes_on_with_what_is_written(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 1)
+    with tail_of(tmp_path, keepalive_seconds=0.01) as tail:
+        assert tail.sequences(1) == [1]
+        assert tail.output.read(4 * PREFIX.size) == bytes(4 * PREFIX.size)
+        add(writer, 1)
+        assert tail.sequences(1) == [2]
+        assert tail.end() == 0
+    writer.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_its_container_is_no_end_of_a_tail_before_that_of_the_record(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    writer = spool(tmp_path, 3)
+    with tail_of(tmp_path) as tail:
+        assert tail.sequences(3) == [1, 2, 3]
+        for _ in range(3):
+            tail.process.send_signal(number)
+        writer.seal({"reason": "stopped"})
+        assert tail.sequences(1) == [4]
+        tail.acknowledge(4)
+        assert tail.process.wait(30) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+
+
+_WRITE = """
+import sys
+from runs.agent.record.frames import Kind
+from runs.agent.record.spool import SpoolLimits, SpoolWriter
+writer = SpoolWriter.create(sys.argv[1], sys.argv[2], SpoolLimits(1 << 18, 1 << 14), "one-shot")
+number = 0
+while True:
+    body = b"%8d" % number * 20
+    if writer.append(Kind.IO_CHUNK, process=1, stream=2, offset=160 * number, body=body):
+        number += 1
+    writer.tick()
+"""
+
+
+def test_a_writer_that_fills_its_spool_is_followed_until_it_is_killed_and_to_the_end(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "runs"
+    with subprocess.Popen([sys.executable, "-c", _WRITE, str(root), RUN]) as writer:
+        while not (root / RUN).exists():
+            assert writer.poll() is None
+        with tail_of(tmp_path) as tail:
+            # Many times what the spool holds: the writer waits for what is acknowledged here.
+            for sequence in range(1, 10_001):
+                event = tail.event()
+                assert event is not None
+                assert event.sequence == sequence
+                assert event.body == b"%8d" % (sequence - 1) * 20
+                if sequence % 100 == 0:
+                    tail.acknowledge(sequence)
+            writer.send_signal(signal.SIGKILL)
+            sequence += 1
+            while (event := tail.event()) is not None:
+                assert event.sequence == sequence
+                if event.kind == Kind.RECORD_SEALED:
+                    assert json.loads(event.meta)["reason"] == "recorder-lost"
+                    assert json.loads(event.meta)["events"] == sequence
+                    tail.acknowledge(sequence)
+                sequence += 1
+            assert tail.process.wait(30) == 0
+    assert not (root / RUN).exists()
+
+
+@pytest.mark.parametrize(
+    ("segment_mib", "sealed", "slow"), [(4, False, True), (4, True, False), (16, False, False)]
+)
+def test_much_output_gives_way_while_its_run_goes_on_and_its_spool_has_room(
+    tmp_path: Path, segment_mib: int, sealed: bool, slow: bool
+) -> None:
+    limits = SpoolLimits(64 << 20, segment_mib << 20)
+    writer = SpoolWriter.create(str(tmp_path / "runs"), RUN, limits, "one-shot")
+    count = 7 * 24 if segment_mib < 16 else 7 * 40
+    add(writer, count, size=150_000)
+    writer.sync()
+    if sealed:
+        writer.seal({"reason": "ended"})
+    with tail_of(tmp_path) as tail:
+        began = time.monotonic()
+        assert len(tail.sequences(count)) == count
+        took = time.monotonic() - began
+    # 24 MiB, of which 8 come at once and the others at 16 MiB/s.
+    assert (took > 0.9) == slow, took
+    if not sealed:
+        writer.close()

@@ -1,0 +1,69 @@
+"""Which processes are a run's, as polling sees them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from runs.agent.record.frames import Confidence, Kind, Method
+from tests.runs.agent.booted import eventually
+from tests.runs.agent.observed import RUN, Watching
+
+
+def _until(watching: Watching, holds: Callable[[], bool]) -> None:
+    def polled() -> bool:
+        watching.observers.tick()
+        return holds()
+
+    eventually(polled)
+
+
+def _argvs(watching: Watching) -> list[list[str]]:
+    return [meta["argv"] for meta in watching.metas(Kind.PROCESS_STARTED)]
+
+
+def test_a_descendant_is_recorded_with_its_parent_and_its_end(tmp_path: Path) -> None:
+    watching = Watching(tmp_path, tmp_path, processes=True)
+    watching.observers.before_start()
+    with subprocess.Popen(["sh", "-c", "sleep 1000; true"], start_new_session=True) as leader:
+        number = watching.recording.process_started(
+            pid=leader.pid, argv=["sh"], cwd="/", leader=True, method=Method.PIPE
+        )
+        watching.observers.leader_started(leader.pid, number)
+        _until(watching, lambda: ["sleep", "1000"] in _argvs(watching))
+        (_, child) = watching.events(Kind.PROCESS_STARTED)
+        (_, meta) = watching.metas(Kind.PROCESS_STARTED)
+        assert (child.method, child.confidence) == (Method.POLL, Confidence.INFERRED)
+        assert (meta["parent"], meta["leader"]) == (number, False)
+        assert set(watching.observers.pids()) == {leader.pid, meta["pid"]}
+        os.killpg(leader.pid, 9)
+    _until(watching, lambda: bool(watching.events(Kind.PROCESS_EXITED)))
+    (ended,) = watching.events(Kind.PROCESS_EXITED)
+    assert ended.process == child.process
+    watching.observers.finish()
+    watching.close()
+
+
+def test_an_orphan_is_known_by_its_environment_and_a_stranger_is_not(tmp_path: Path) -> None:
+    watching = Watching(tmp_path, tmp_path, processes=True)
+    watching.observers.before_start()
+    with subprocess.Popen(["sleep", "1001"], start_new_session=True) as leader:
+        watching.observers.leader_started(leader.pid, 1)
+        with (
+            subprocess.Popen(
+                ["sleep", "1002"],
+                start_new_session=True,
+                env={"PATH": os.environ["PATH"], "SVC_RUN_ID": RUN},
+            ) as orphan,
+            subprocess.Popen(["sleep", "1003"], start_new_session=True) as stranger,
+        ):
+            _until(watching, lambda: ["sleep", "1002"] in _argvs(watching))
+            watching.observers.finish()
+            assert set(watching.observers.pids()) == {leader.pid, orphan.pid}
+            assert ["sleep", "1003"] not in _argvs(watching)
+            stranger.kill()
+            orphan.kill()
+        leader.kill()
+    watching.close()

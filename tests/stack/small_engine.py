@@ -1,0 +1,38 @@
+"""A Docker Engine of the tests' own whose disk is soon full."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+
+from deploy.services.engine import PrivateEngine
+from tests.stack.disks import small_disk
+
+
+@contextlib.contextmanager
+def small_engine(machines_engine: str, *images: str) -> Iterator[PrivateEngine]:
+    """Start an engine on a small disk of its own, with images of the machine's engine."""
+    # Below the shortest folder there is: addresses of sockets are short.
+    with tempfile.TemporaryDirectory(prefix="svc-small-", dir="/tmp") as name:
+        root = Path(name)
+        root.chmod(0o755)
+        with small_disk(root, "900m"):
+            engine = PrivateEngine(root, networking=False)
+            try:
+                engine.start()
+                _carry(machines_engine, engine.url, images)
+                yield engine
+            finally:
+                engine.stop()
+
+
+def _carry(source: str, target: str, images: tuple[str, ...]) -> None:
+    saving = subprocess.Popen(["docker", "--host", source, "save", *images], stdout=subprocess.PIPE)
+    with saving, contextlib.closing(docker.DockerClient(target, timeout=120)) as client:
+        assert saving.stdout is not None
+        client.images.load(saving.stdout)

@@ -1,0 +1,138 @@
+"""A real ``manage.py buildworker`` beside a test, on the test's own database and queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import pika
+from django.conf import settings
+from django.db import connection
+
+from workspaces.lifecycle.build_messages import BUILD_REQUESTED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+T = TypeVar("T")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a process that works where this test does."""
+    at = connection.settings_dict
+    user, password, host = (quote(str(at[key]), safe="") for key in ("USER", "PASSWORD", "HOST"))
+    names = ("DATABASE_URL_FILE", "SVC_OWNER_USER_ID")
+    return {
+        **{name: value for name, value in os.environ.items() if name not in names},
+        "DATABASE_URL": f"postgres://{user}:{password}@{host}:{at['PORT']}/{at['NAME']}",
+        "SVC_INSTANCE_ID": settings.SVC_INSTANCE_ID,
+        "WORKSPACE_BUILD_QUEUE": settings.WORKSPACE_BUILD_QUEUE,
+        "WORKSPACE_RUN_QUEUE": settings.WORKSPACE_RUN_QUEUE,
+        "SVC_LOG_FORMAT": "json",
+        "SVC_WEB_PORT": "0",
+        # No test waits for the index of a distribution that it did not ask for.
+        "PACKAGE_SYNC_FAMILIES": "",
+        **changes,
+    }
+
+
+class CommandProcess:
+    """A management command as a process of its own; its log is kept for messages."""
+
+    def __init__(self, log: Path, *command: str, **changes: str) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "manage.py", *command],
+                cwd=ROOT,
+                env=environment(**changes),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def told(self) -> str:
+        """What it has logged so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """Wait for its end and return the exit code."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker did not end:\n{self.told[-4000:]}") from None
+
+    def stop(self) -> int:
+        """End it in order; at once when it does not within a minute."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            return self.process.wait()
+
+
+class WorkerProcess(CommandProcess):
+    """A build worker."""
+
+    def __init__(self, log: Path, *, max_jobs: int | None = None, **changes: str) -> None:
+        limit = () if max_jobs is None else ("--max-jobs", str(max_jobs))
+        super().__init__(log, "buildworker", *limit, **changes)
+
+
+def eventually(
+    look: Callable[[], T], *, what: str, timeout: float = 120.0, every: float = 0.1
+) -> T:
+    """Return what ``look`` returns as soon as it is true; fail when it does not become so."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
+        time.sleep(every)
+
+
+def messages_in(queue: str) -> list[tuple[str | None, bytes]]:
+    """Return message id and body of everything that waits in ``queue``; it stays there."""
+    parameters: Any = pika.URLParameters(settings.RABBITMQ_URL)
+    found: list[tuple[str | None, bytes]] = []
+    broker = pika.BlockingConnection(parameters)
+    try:
+        channel = broker.channel()
+        BUILD_REQUESTED.topology().declare(channel)
+        while True:
+            method, properties, body = channel.basic_get(queue)
+            if method is None or properties is None or body is None:
+                return found
+            found.append((properties.message_id, body))
+    finally:
+        broker.close()  # what was not acknowledged goes back
+
+
+def dead_letters() -> dict[str | None, bytes]:
+    """Return the rejected messages of the build queue by their id."""
+    return dict(messages_in(BUILD_REQUESTED.topology().dead_letter_queue))
+
+
+def settled(read: Callable[[], Mapping[str, Any]], timeout: float) -> list[Mapping[str, Any]]:
+    """Read again and again until the status is a last one; return every reading that differed."""
+    readings: list[Mapping[str, Any]] = []
+    deadline = time.monotonic() + timeout
+    while True:
+        now = read()
+        if not readings or readings[-1] != now:
+            readings.append(now)
+        if now["status"] in {"ready", "failed", "cancelled", "stopped"}:
+            return readings
+        assert time.monotonic() < deadline, f"still {now['status']}: {now.get('reason')}"
+        time.sleep(0.1)

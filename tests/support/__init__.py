@@ -1,0 +1,1 @@
+"""What tests of several apps share and that is no service: rows, locks, query plans."""

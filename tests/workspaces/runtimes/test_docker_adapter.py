@@ -1,0 +1,357 @@
+"""The Docker adapter launches a workspace that is ready, or says why not and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from docker.errors import ImageNotFound, NotFound
+
+from tests.stack.pausing import pause_beside
+from tests.workspaces.conftest import (
+    DOCKER_HOST,
+    DOCKERFILE,
+    PUSH_REGISTRY,
+    Launcher,
+    step,
+)
+from workspaces.runtimes.base import LaunchError, RuntimeAdapter
+from workspaces.runtimes.docker import DockerAdapter
+
+pytestmark = pytest.mark.docker
+
+
+def test_the_adapter_is_a_runtime_adapter_and_the_engine_passes_its_check() -> None:
+    adapter: RuntimeAdapter = DockerAdapter(DOCKER_HOST, str(uuid4()))
+    adapter.check()
+
+
+def test_a_launched_workspace_is_ready_labelled_and_reachable_by_exec(launcher: Launcher) -> None:
+    request = launcher.request(
+        boot={"setup": [step("echo prepared > prepared")], "startup": [step("test -f prepared")]}
+    )
+    runtime = launcher.launch(request)
+
+    container = launcher.container(runtime)
+    assert runtime.adapter == "docker"
+    assert runtime.reference == container.name == f"svc-{request.run_id}"
+    assert runtime.endpoint == f"docker-exec://{container.id}"
+    assert container.labels == {
+        "svc.instance": request.instance_id,
+        "svc.workspace": str(request.workspace_id),
+        "svc.attempt": str(request.attempt_id),
+        "svc.run": str(request.run_id),
+        "svc.job": str(request.job_id),
+        "svc.attempt-count": "1",
+        "svc.working-directory": "/workspace/repo",
+    }
+    code, output = launcher.inside(runtime, "stat", "-c", "%U", "/workspace/repo/prepared")
+    assert (code, output.strip()) == (0, "workspace")
+
+
+def test_a_failing_setup_step_fails_the_launch_with_its_name_exit_code_and_output(
+    launcher: Launcher,
+) -> None:
+    steps = [step("true", "first"), step("echo the disk is on fire; exit 41", "second")]
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(launcher.request(boot={"setup": steps}, outbound=True))
+    assert caught.value.code == "step-failed"
+    assert "second" in caught.value.message
+    assert "exit code 41" in caught.value.message
+    assert "the disk is on fire" in caught.value.message
+    assert launcher.left_over() == []
+
+
+def test_a_step_killed_by_a_signal_is_reported_with_the_signal(launcher: Launcher) -> None:
+    with pytest.raises(LaunchError, match="SIGSEGV") as caught:
+        launcher.launch(launcher.request(boot={"startup": [step("kill -SEGV $$")]}))
+    assert caught.value.code == "step-failed"
+
+
+def test_a_step_that_takes_too_long_is_reported_as_out_of_time(launcher: Launcher) -> None:
+    limits = {"stepSeconds": 1, "graceSeconds": 1, "tailBytes": 8192}
+    setup = [step("echo still here; sleep 60", "slow one")]
+    with pytest.raises(LaunchError, match=r"slow one.*its time was over") as caught:
+        launcher.launch(launcher.request(boot={"setup": setup, "limits": limits}))
+    assert caught.value.code == "step-failed"
+    assert "still here" in caught.value.message
+    assert launcher.left_over() == []
+
+
+def test_a_step_that_runs_out_of_memory_is_told_so(launcher: Launcher) -> None:
+    eat = step("exec python3 -c 'x = bytearray(400 << 20)'", "eat")
+    with pytest.raises(LaunchError, match="SIGKILL") as caught:
+        launcher.launch(launcher.request(boot={"setup": [eat]}, memory_mb=128))
+    assert caught.value.code == "step-failed"
+    assert "ran out of its 128 MB of memory" in caught.value.message
+
+
+def test_secrets_and_escape_sequences_do_not_reach_the_message(launcher: Launcher) -> None:
+    noisy = step(r"printf '\033[31mred\007\033[0m hunter2-and-more\n'; exit 1")
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(launcher.request(boot={"setup": [noisy], "secrets": ["hunter2-and-more"]}))
+    assert "red" in caught.value.message
+    assert "hunter2" not in caught.value.message
+    assert "\x1b" not in caught.value.message
+    assert "\x07" not in caught.value.message
+
+
+def test_a_foreground_command_that_ends_at_once_fails_the_launch(launcher: Launcher) -> None:
+    foreground = {
+        "kind": "command",
+        "run": "echo no such config; exit 3",
+        "shell": "sh",
+        "workingDirectory": None,
+    }
+    with pytest.raises(LaunchError, match=r"foreground.*exit code 3") as caught:
+        launcher.launch(launcher.request(boot={"foreground": foreground}))
+    assert "no such config" in caught.value.message
+    assert launcher.left_over() == []
+
+
+def test_a_container_that_exits_without_a_word_of_the_agent_is_reported_with_its_logs(
+    launcher: Launcher, publish: Callable[[str], str]
+) -> None:
+    token = "ghp_" + "a" * 36
+    entry = f'ENTRYPOINT ["sh", "-c", "echo cannot go on {token} open-sesame; exit 9"]'
+    image = publish(f"{DOCKERFILE}{entry}\n")
+    with pytest.raises(LaunchError, match="exit code 9") as caught:
+        launcher.launch(launcher.request(image=image, boot={"secrets": ["open-sesame"]}))
+    assert caught.value.code == "container-exited"
+    assert "cannot go on" in caught.value.message
+    assert token not in caught.value.message
+    assert "sesame" not in caught.value.message
+    assert launcher.left_over() == []
+
+
+def test_an_image_without_the_agent_is_refused_by_the_engine(
+    launcher: Launcher, publish: Callable[[str], str]
+) -> None:
+    image = publish(f'{DOCKERFILE}ENTRYPOINT ["/usr/lib/svc/none"]\n')
+    with pytest.raises(LaunchError, match="/usr/lib/svc/none") as caught:
+        launcher.launch(launcher.request(image=image, outbound=True))
+    assert caught.value.code == "launch-refused"
+    assert launcher.left_over() == []
+
+
+def test_a_launch_that_is_not_ready_in_time_says_what_it_was_doing(launcher: Launcher) -> None:
+    setup = [step("echo downloading the internet; sleep 600", "long one")]
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match="long one") as caught:
+        launcher.launch(launcher.request(boot={"setup": setup}, timeout=15.0, outbound=True))
+    assert caught.value.code == "launch-timed-out"
+    assert time.monotonic() - started < 90
+    assert launcher.left_over() == []
+
+
+def test_a_container_that_cannot_answer_is_removed_when_the_time_is_over(
+    launcher: Launcher,
+) -> None:
+    request = launcher.request(boot={"setup": [step("sleep 600")]}, timeout=8.0)
+    over = threading.Event()
+
+    def freeze() -> None:
+        while not over.wait(0.1):
+            with contextlib.suppress(NotFound):
+                container = launcher.client.containers.get(f"svc-{request.run_id}")
+                pause_beside(container, "status")
+                return
+
+    freezing = threading.Thread(target=freeze)
+    freezing.start()
+    started = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(request)
+    over.set()
+    freezing.join()
+    assert caught.value.code == "launch-timed-out"
+    assert time.monotonic() - started < 90
+    assert launcher.left_over() == []
+
+
+def test_a_cancelled_launch_ends_soon_and_cleans_up(launcher: Launcher) -> None:
+    cancelled = threading.Event()
+    threading.Timer(2.0, cancelled.set).start()
+    started = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(
+            launcher.request(boot={"setup": [step("sleep 600")]}, outbound=True), cancelled
+        )
+    assert caught.value.code == "launch-cancelled"
+    assert time.monotonic() - started < 90
+    assert launcher.left_over() == []
+
+
+def test_a_launch_cancelled_before_it_began_makes_nothing(launcher: Launcher) -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(launcher.request(outbound=True), cancelled)
+    assert caught.value.code == "launch-cancelled"
+    assert launcher.left_over() == []
+
+
+def test_an_image_that_only_the_registry_has_is_pulled_by_its_digest(
+    launcher: Launcher, publish: Callable[[str], str]
+) -> None:
+    base = launcher.client.images.get(launcher.image)
+    image = publish(f"FROM {base.id}\nLABEL unique={uuid4()}\n")
+    for tag in launcher.client.images.get(image).tags:
+        launcher.client.images.remove(tag)
+    with pytest.raises(ImageNotFound):
+        launcher.client.images.get(image)
+
+    runtime = launcher.launch(launcher.request(image=image))
+    assert launcher.container(runtime).attrs["Config"]["Image"] == image
+
+
+def test_an_agent_that_never_answers_does_not_hold_the_launch_for_its_whole_time(
+    make_launcher: Callable[..., Launcher], publish: Callable[[str], str]
+) -> None:
+    launcher = make_launcher(agent_silence=1.0)
+    base = launcher.client.images.get(launcher.image)
+    mute = """[ "$1" = boot ] && exec sleep infinity; exit 1"""
+    image = publish(f"FROM {base.id}\nRUN printf '#!/bin/sh\\n{mute}\\n' > /usr/lib/svc/agent\n")
+
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(launcher.request(image=image))
+
+    assert caught.value.code == "agent-silent"
+    assert launcher.left_over() == []
+
+
+def test_an_image_that_nobody_has_is_an_image_pull_failure(launcher: Launcher) -> None:
+    image = f"{PUSH_REGISTRY}/svc-test/workspace@sha256:{'0' * 64}"
+    with pytest.raises(LaunchError, match="manifest unknown") as caught:
+        launcher.launch(launcher.request(image=image))
+    assert caught.value.code == "image-pull-failed"
+    assert launcher.left_over() == []
+
+
+def test_a_pull_from_a_registry_that_never_answers_ends_with_the_deadline(
+    launcher: Launcher, silent_registry: str
+) -> None:
+    image = f"{silent_registry}/some/image@sha256:{'0' * 64}"
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match="image was being pulled") as caught:
+        launcher.launch(launcher.request(image=image, timeout=2.0))
+    assert caught.value.code == "launch-timed-out"
+    assert time.monotonic() - started < 90
+
+
+def test_an_oci_runtime_that_the_engine_lacks_is_named(launcher: Launcher) -> None:
+    with pytest.raises(LaunchError, match="runsc") as caught:
+        launcher.launch(launcher.request(oci_runtime="runsc"))
+    assert caught.value.code == "oci-runtime-missing"
+
+
+def test_a_persistent_workspace_is_started_again_by_the_engine_and_a_failed_boot_is_not(
+    launcher: Launcher,
+) -> None:
+    runtime = launcher.launch(launcher.request(restart=True))
+    policy = launcher.container(runtime).attrs["HostConfig"]["RestartPolicy"]["Name"]
+    assert policy == "unless-stopped"
+
+    with pytest.raises(LaunchError, match="exit code 5") as caught:
+        launcher.launch(launcher.request(restart=True, boot={"setup": [step("exit 5")]}))
+    assert caught.value.code == "step-failed"
+
+
+def test_observe_tells_what_became_of_a_runtime(launcher: Launcher) -> None:
+    request = launcher.request(attempt_count=3)
+    assert launcher.adapter.observe(request.run_id) is None
+    runtime = launcher.launch(request)
+
+    live = launcher.adapter.observe(request.run_id)
+    assert live is not None
+    assert (live.run_id, live.job_id, live.attempt_count) == (request.run_id, request.job_id, 3)
+    assert (live.resource_id, live.reference) == (runtime.resource_id, runtime.reference)
+    assert (live.running, live.exit_code, live.oom_killed) == (True, None, False)
+    assert abs(live.created_at.timestamp() - time.time()) < 60
+
+    launcher.container(runtime).kill()
+    launcher.container(runtime).wait()
+    ended = launcher.adapter.observe(request.run_id)
+    assert ended is not None
+    assert (ended.running, ended.exit_code) == (False, 137)
+    assert launcher.adapter.list() == [ended]
+
+    launcher.container(runtime).remove()
+    assert launcher.adapter.observe(request.run_id) is None
+    assert launcher.adapter.list() == []
+
+
+def test_removal_takes_container_and_network_and_may_be_repeated(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True)
+    launcher.launch(request)
+    assert len(launcher.left_over()) == 2
+
+    assert launcher.adapter.remove(request.run_id) is True
+    assert launcher.left_over() == []
+    assert launcher.adapter.remove(request.run_id) is False
+
+
+def test_removals_at_the_same_moment_all_end_well(launcher: Launcher) -> None:
+    request = launcher.request(outbound=True)
+    launcher.launch(request)
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(launcher.adapter.remove(request.run_id)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 4
+    assert any(results)
+    assert launcher.left_over() == []
+
+
+def test_nothing_of_another_installation_is_seen_or_removed(
+    make_launcher: Callable[..., Launcher],
+) -> None:
+    ours, theirs = make_launcher(), make_launcher()
+    request = theirs.request(outbound=True)
+    runtime = theirs.launch(request)
+
+    assert ours.adapter.list() == []
+    assert ours.adapter.observe(request.run_id) is None
+    assert ours.adapter.remove(request.run_id) is False
+    assert ours.adapter.sweep_networks(()) == 0
+    with pytest.raises(LaunchError, match="not ours") as caught:
+        ours.launch(ours.request(request.run_id))
+    assert caught.value.code == "launch-refused"
+    assert theirs.container(runtime).status == "running"
+
+
+# The SDK leaves a socket to the garbage collector when a connection fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_that_is_not_there_is_an_unavailable_adapter(tmp_path: Path) -> None:
+    adapter = DockerAdapter(f"unix://{tmp_path}/none.sock", str(uuid4()))
+    for call in (adapter.check, adapter.list, lambda: adapter.remove(uuid4())):
+        with pytest.raises(LaunchError) as caught:
+            call()
+        assert caught.value.code == "adapter-unavailable"
+        assert str(tmp_path) not in caught.value.message
+    del caught
+    gc.collect()
+
+
+# The SDK leaves a socket to the garbage collector when a connection fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_that_never_answers_is_given_up_after_its_time(silent_engine: str) -> None:
+    adapter = DockerAdapter(silent_engine, str(uuid4()), engine_timeout=1.0)
+    started = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        adapter.check()
+    assert caught.value.code == "adapter-unavailable"
+    assert time.monotonic() - started < 90
+    del caught
+    gc.collect()
