@@ -15,8 +15,8 @@ import requests
 
 from deploy.services.private import find_program
 from tests.docs.pages import ROOT, read_page
-from tests.gateway_process import ApiProcess, free_port
-from tests.worker_process import eventually
+from tests.stack.gateway_process import ApiProcess, free_port
+from tests.stack.worker_process import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
