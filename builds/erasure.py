@@ -1,0 +1,246 @@
+"""Erasing an owner: everything that this installation has of one, in an order that can be repeated.
+
+Keys and secrets go first, so that nobody enters or uses anything any more. Workspaces are deleted
+as their owner would delete them, by the build workers; once they are, records, images and rows go.
+A command that dies in between leaves less than there was, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from django.apps import apps
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from accounts.models import ConnectedAccount, CredentialBinding, Profile, SshKey
+from builds.images.compiler import repository_lock
+from controlplane.database.locks import try_advisory_lock
+from registries.client import RegistryClient, RegistryError
+from registries.services import configured_registry
+from runs.models import (
+    Run,
+    RunChange,
+    RunCheckpoint,
+    RunHead,
+    RunLoss,
+    RunOwner,
+    RunProcess,
+    RunQuerySet,
+)
+from runs.record.retention import prune
+from scm.models import Installation, InstallationGrant
+from workspaces.lifecycle.transitions import TransitionRequest, request_transition
+from workspaces.models import BuildJob, SandboxRequest, Transition, Workspace
+
+log = structlog.get_logger(__name__)
+
+BATCH = 50
+"""Runs or workspaces whose rows go in one transaction."""
+_LOOK_AGAIN_SECONDS = 1.0
+
+
+class StillThere(Exception):
+    """Something has to end or to go first; the text says what. Erasing again goes on."""
+
+
+@dataclass
+class Erased:
+    """What went, or would go: rows by the name of their kind, tags, and tags that had to stay."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    tags: list[str] = field(default_factory=list)
+    kept_tags: list[str] = field(default_factory=list)
+    """With the reason in brackets."""
+
+
+def would_erase(owner: str) -> Erased:
+    """Return what :func:`erase_owner` would take away now; nothing is changed."""
+    found = Erased()
+    for rows in (*_secrets(owner), *_rest(owner), Workspace.objects.owned_by(owner), _runs(owner)):
+        found.rows[_name(rows)] += rows.count()
+    heads = RunHead.objects.filter(owner_user_id=owner, removed_at__isnull=True)
+    found.rows["record"] = heads.count()
+    found.tags = sorted({f"{job.repository}:{job.tag}" for job in _published(owner)})
+    return found
+
+
+def erase_owner(owner: str, *, wait_seconds: float, erased: Erased | None = None) -> Erased:
+    """Erase everything of ``owner``; return what went.
+
+    ``erased`` is added to, so that it tells what went also when this raises :class:`StillThere`:
+    while a workspace or run has not ended after ``wait_seconds``, or an image cannot be removed.
+    """
+    erased = Erased() if erased is None else erased
+    for rows in _secrets(owner):
+        _delete(rows, erased)
+    _end_everything(owner, wait_seconds)
+    _remove_records(owner, erased)
+    _remove_images(owner, erased)
+    while _delete_runs(owner, erased) or _delete_workspaces(owner, erased):
+        pass
+    for rows in _rest(owner):
+        _delete(rows, erased)
+    Installation.objects.filter(holder_user_id=owner).update(holder_user_id="")
+    log.info("owner_erased", rows=sum(erased.rows.values()), tags=len(erased.tags))
+    return erased
+
+
+def _secrets(owner: str) -> list[QuerySet[Any]]:
+    """Return what opens something, and is not referred to by what is still there."""
+    bindings = CredentialBinding.objects.filter(profile__owner_user_id=owner)
+    return [SshKey.objects.owned_by(owner), bindings, Profile.objects.owned_by(owner)]
+
+
+def _rest(owner: str) -> list[QuerySet[Any]]:
+    """Return what may go once the workspaces are gone."""
+    return [
+        ConnectedAccount.objects.owned_by(owner),
+        SandboxRequest.objects.filter(owner_user_id=owner),
+        InstallationGrant.objects.filter(owner_user_id=owner),
+        RunOwner.objects.filter(owner_user_id=owner),
+    ]
+
+
+def _runs(owner: str) -> RunQuerySet:
+    return Run.objects.owned_by(owner)
+
+
+def _published(owner: str) -> QuerySet[BuildJob]:
+    jobs = BuildJob.objects.with_image().filter(registry_id=settings.REGISTRY_NAME)
+    return jobs.filter(attempt__workspace__owner_user_id=owner)
+
+
+def _name(rows: QuerySet[Any]) -> str:
+    return str(rows.model._meta.verbose_name)
+
+
+def _delete(rows: QuerySet[Any], erased: Erased) -> int:
+    """Delete rows with all that hangs on them, and count each kind."""
+    _, by_model = rows.delete()
+    for label, count in by_model.items():
+        erased.rows[str(apps.get_model(label)._meta.verbose_name)] += count
+    return sum(by_model.values())
+
+
+# ---------------------------------------------------------------- ending
+
+
+def _end_everything(owner: str, wait_seconds: float) -> None:
+    """Have every workspace deleted and every run ended; raise ``StillThere`` when time is over."""
+    ConnectedAccount.objects.owned_by(owner).exclude(
+        status=ConnectedAccount.Status.ARCHIVED
+    ).update(status=ConnectedAccount.Status.ARCHIVED, sealed=None)
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        for workspace in Workspace.objects.owned_by(owner).filter(deleted_at__isnull=True):
+            request_transition(
+                TransitionRequest(
+                    workspace_id=workspace.pk,
+                    kind=Transition.Kind.DELETE,
+                    owner_user_id=owner,
+                    cause=Transition.Cause.OPERATOR,
+                )
+            )
+        _runs(owner).filter(recorded=False).settle(Run.Status.CANCELLED)
+        left = _not_ended(owner)
+        if not left:
+            return
+        if time.monotonic() >= deadline:
+            raise StillThere(f"Still there: {left}. Build and run workers end them; erase again.")
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _not_ended(owner: str) -> str:
+    """Say what has not ended; the empty text when everything has."""
+    heads = RunHead.objects.filter(owner_user_id=owner, sealed_at__isnull=True)
+    counts = {
+        "workspaces that are being deleted": Workspace.objects.owned_by(owner).filter(
+            deleted_at__isnull=True
+        ),
+        "runs that have not ended": _runs(owner).open(),
+        "records that are not complete": heads,
+    }
+    found = {what: rows.count() for what, rows in counts.items()}
+    return ", ".join(f"{count} {what}" for what, count in found.items() if count)
+
+
+# ---------------------------------------------------------------- removing
+
+
+def _remove_records(owner: str, erased: Erased) -> None:
+    heads = RunHead.objects.filter(owner_user_id=owner, removed_at__isnull=True)
+    removed = prune(list(heads.order_by("run_number").values_list("run_number", flat=True)))
+    erased.rows["record"] += removed.runs
+    numbers = RunHead.objects.filter(owner_user_id=owner).values_list("run_number", flat=True)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM run_event WHERE run_number = ANY(%s)", [list(numbers)])
+        (events,) = cursor.fetchone()
+    if events:
+        raise StillThere(f"Still there: {events} events, which somebody reads. Erase again.")
+
+
+def _remove_images(owner: str, erased: Erased) -> None:
+    """Remove the owner's images from the registry, but for those that others have as well."""
+    images = _published(owner).values_list("repository", "published_digest").distinct()
+    wanted = sorted(images)
+    if not wanted:
+        return
+    registry = configured_registry()
+    try:
+        for repository, digest in wanted:
+            _remove_image(registry, owner, repository, digest, erased)
+    except RegistryError as exc:
+        raise StillThere(f"An image could not be removed: {exc}. Erase again.") from exc
+    finally:
+        registry.close()
+
+
+def _remove_image(
+    registry: RegistryClient, owner: str, repository: str, digest: str, erased: Erased
+) -> None:
+    same = BuildJob.objects.with_image().filter(repository=repository, published_digest=digest)
+    mine = _published(owner).filter(repository=repository, published_digest=digest)
+    names = sorted({f"{repository}:{job.tag}" for job in mine})
+    with try_advisory_lock(repository_lock(repository)) as held:
+        if not held:
+            raise StillThere(f"Somebody publishes into {repository}. Erase again.")
+        own_tags = set(_published(owner).values_list("tag", flat=True))
+        foreign = set(registry.list_tags(repository) or ()) - own_tags
+        if same.exclude(pk__in=mine).exists() or any(
+            registry.head_manifest(repository, tag) == digest for tag in sorted(foreign)
+        ):
+            erased.kept_tags += [f"{name} (others have this image)" for name in names]
+            return
+        try:
+            registry.delete_manifest(repository, digest)
+        except RegistryError as exc:
+            if exc.upstream_status not in (405, 501):
+                raise
+            erased.kept_tags += [f"{name} (the registry deletes nothing)" for name in names]
+            return
+        mine.update(image_removed_at=Now())
+        erased.tags += names
+
+
+def _delete_runs(owner: str, erased: Erased) -> int:
+    """Delete some runs with what is derived of their records; return how many rows."""
+    with transaction.atomic():
+        runs = _runs(owner).order_by("number")[:BATCH]
+        numbers = list(runs.values_list("number", flat=True))
+        for model in (RunChange, RunCheckpoint, RunLoss, RunProcess, RunHead):
+            model.objects.filter(run_number__in=numbers).delete()
+        return _delete(Run.objects.filter(number__in=numbers), erased)
+
+
+def _delete_workspaces(owner: str, erased: Erased) -> int:
+    """Delete some workspaces with all that was ever started in them; return how many rows."""
+    with transaction.atomic():
+        ids = list(Workspace.objects.owned_by(owner).values_list("pk", flat=True)[:BATCH])
+        return _delete(Workspace.objects.filter(pk__in=ids), erased)
