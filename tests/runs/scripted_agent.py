@@ -232,7 +232,7 @@ class Tailed:
         piece, self._left = self._left[: self._piece], self._left[self._piece :]
         return piece
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, timeout: float | None = None) -> None:
         """Take acknowledgements."""
         assert self._spool is not None
         (self._spool.acknowledged,) = struct.unpack("!Q", data)

@@ -456,7 +456,7 @@ class _Overtaken(Tailed):
         self._due = self._waits and b"\n" in (piece or b"")
         return piece
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, timeout: float | None = None) -> None:
         """Pass on acknowledgements."""
         self._tailed.write(data)
 
