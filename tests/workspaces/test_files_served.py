@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.conf import settings as django_settings
 
 from tests.conftest import OWNER
 from tests.security.test_slow_clients import serving
@@ -26,7 +25,8 @@ PIECES = 256
 @pytest.fixture
 def port(box: Box) -> Iterator[int]:
     """Where the API answers for the workspace."""
-    with serving(**environment(SVC_INSTANCE_ID=django_settings.SVC_INSTANCE_ID)) as port:
+    here = environment()
+    with serving(**{name: here[name] for name in ("DATABASE_URL", "SVC_INSTANCE_ID")}) as port:
         yield port
 
 
