@@ -331,6 +331,7 @@ def update_reported(run: Run, report: Report) -> Run:
         values["reported_diff"] = report.diff
     with transaction.atomic():
         moved = _move(run, report.status, **values)
+        store.announce_end(moved)
         RunChange.objects.bulk_create(
             RunChange(
                 run_number=run.number,

@@ -22,6 +22,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from controlplane.metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
+from controlplane.work.notifications import announce
 from runs.agent.record import frames
 from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunHead
@@ -262,7 +263,7 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
     tables.add_derived(head, batch.derived)
     tables.add_checkpoint(head)
     head.save()
-    _announce(head, sealed=batch.sealed is not None)
+    _announce(head.run_number, head.last_sequence, sealed=batch.sealed is not None)
     transaction.on_commit(lambda: _count(batch))
     return batch
 
@@ -311,7 +312,11 @@ def _seal(head: RunHead) -> Run:
     return run
 
 
-def _announce(head: RunHead, *, sealed: bool) -> None:
-    told = {"runNumber": head.run_number, "lastSequence": head.last_sequence, "sealed": sealed}
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, json.dumps(told)])
+def announce_end(run: Run) -> None:
+    """Announce, as ends of records are, the end of a run that has no record."""
+    _announce(run.number, 0, sealed=False)
+
+
+def _announce(run_number: int, last_sequence: int, *, sealed: bool) -> None:
+    told = {"runNumber": run_number, "lastSequence": last_sequence, "sealed": sealed}
+    announce(CHANNEL, json.dumps(told))

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from runs.models import Run
+from controlplane.http.streams import LOOK_SECONDS
+from runs.models import Run, RunHead
+from runs.services import Report, update_reported
 from tests.runs.record_factory import Source, make_run
 from tests.runs.streaming.event_stream import Follower, Received
 from tests.stack.api_process import ApiProcess, api_process
@@ -100,6 +102,49 @@ def test_the_head_says_what_proxies_and_browsers_need(api: ApiProcess) -> None:
             b"x-request-id: ",
         ):
             assert header in told
+
+
+def test_a_run_without_a_record_is_heard_of_when_it_ends(api: ApiProcess) -> None:
+    run = make_run()
+    RunHead.objects.filter(pk=run.number).delete()
+    Run.objects.filter(pk=run.pk).update(recorded=False)
+    run.refresh_from_db()
+    with Follower(api.port, path(run)) as follower:
+        assert follower.read_head() == 200
+        # It is read once at the beginning, and then when something is announced.
+        listening()
+        began = time.monotonic()
+        update_reported(run, Report(status=Run.Status.COMPLETED))
+        (told,) = follower.events()
+        assert time.monotonic() - began < LOOK_SECONDS / 2
+    assert (told.event, told.json["status"]) == ("end", "completed")
+
+
+def listening() -> None:
+    """Wait until the server listens for what runs announce."""
+    deadline = time.monotonic() + 30
+    with connection.cursor() as cursor:
+        while True:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%' AND state = 'idle'"
+            )
+            if cursor.fetchone()[0]:
+                return
+            assert time.monotonic() < deadline, "nobody listens"
+            time.sleep(0.02)
+
+
+def test_a_request_for_the_head_alone_is_answered_and_ends(api: ApiProcess) -> None:
+    run, _, _ = begun()
+    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as client:
+        client.sendall(f"HEAD {path(run)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\n")
+    assert answer.count(b"\r\n\r\n") == 1
 
 
 def test_faults_are_problems_and_keep_the_connection(api: ApiProcess) -> None:
