@@ -13,9 +13,9 @@ from typing import Any
 
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.serializers import suggestion
+from runs.input.start import StartInput
 from runs.models import Run
 from runs.services import NewRun
-from runs.start_input import StartInput
 from workspaces.harnesses import HARNESSES
 from workspaces.lifecycle.reasons import require_ready
 from workspaces.models import Attempt, Workspace

@@ -25,12 +25,12 @@ from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
 from controlplane.work.amqp import BrokerError
 from controlplane.work.notifications import announce
+from runs.input.start import StartInput, seal_input
 from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
 from runs.run_messages import CANCELLATIONS, RUN_REQUESTED, announce_run
-from runs.start_input import StartInput, seal_input
 from workspaces.models import Attempt, Workspace
 
 log = structlog.get_logger(__name__)

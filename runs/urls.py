@@ -2,9 +2,9 @@
 
 from django.urls import path
 
-from runs.exec_views import ExecViewSet
-from runs.stream_views import StreamViewSet
-from runs.views import RunViewSet
+from runs.views.exec import ExecViewSet
+from runs.views.runs import RunViewSet
+from runs.views.streams import StreamViewSet
 
 run = "v1/runs/<uuid:run_id>"
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import structlog
 
-from runs import inputs
+from runs.input import later as inputs
 from runs.models import Run
 from runs.recording.control import RunControl
 from runs.recording.thread_connections import Database

@@ -28,10 +28,10 @@ import structlog
 
 from controlplane.errors import JobError
 from controlplane.security.crypto import SealError
+from runs.input.start import open_input
 from runs.models import Run
 from runs.record.ingest import meta as metas
 from runs.recording.tail_channel import NOT_OURS, TailChannel
-from runs.start_input import open_input
 from workspaces.runtimes.base import AgentChannel, LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)

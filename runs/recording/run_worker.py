@@ -30,7 +30,7 @@ from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.notifications import Heard, listen, listen_to
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
-from runs.inputs import forget_left_input
+from runs.input.later import forget_left_input
 from runs.models import Run
 from runs.recording import claims, run_sweeper
 from runs.recording.control import RunControl

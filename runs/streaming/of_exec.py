@@ -9,8 +9,8 @@ from rest_framework.utils.encoders import JSONEncoder
 
 from controlplane.errors import ControlPlaneError
 from controlplane.http.streams import Piece, Source, Topic
-from runs.exec_serializers import ExecSerializer
-from runs.execs import answer_of, unknown_answer_of
+from runs.exec.execs import answer_of, unknown_answer_of
+from runs.exec.serializers import ExecSerializer
 from runs.models import Run
 from runs.streaming.of_run import RUN_EVENTS
 

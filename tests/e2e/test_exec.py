@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from runs.waiting import stop_listening
+from runs.exec.waiting import stop_listening
 from tests.conftest import Answer, Api
 from tests.stack.runs import REPOSITORY, Place, place_of
 from tests.stack.service import GitServer, Stack

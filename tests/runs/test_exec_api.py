@@ -15,14 +15,14 @@ from django.db import connections
 from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
-from runs import execs
-from runs.exec_serializers import OUTPUT_BYTES
-from runs.inputs import forget_left_input, handed_over, waiting_input
+from runs.exec import execs
+from runs.exec.serializers import OUTPUT_BYTES
+from runs.exec.waiting import stop_listening
+from runs.input.later import forget_left_input, handed_over, waiting_input
 from runs.models import Run
 from runs.recording.program_start import exec_spec
 from runs.recording.run_worker_setup import record_limits
 from runs.run_messages import RUN_REQUESTED
-from runs.waiting import stop_listening
 from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, record

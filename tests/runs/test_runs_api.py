@@ -12,9 +12,9 @@ from django.test import TestCase
 from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
+from runs.input.start import StartInput, open_input
 from runs.models import Run, RunHead, RunQuerySet
 from runs.run_messages import RUN_REQUESTED
-from runs.start_input import StartInput, open_input
 from tests.conftest import OWNER, Api
 from tests.factories import make_job
 from tests.runs.ready import ready_attempt

@@ -16,9 +16,9 @@ from django.urls import reverse
 from pytest_django.fixtures import Settings
 
 from controlplane.security.crypto import SealError
+from runs.input.start import StartInput, open_input, seal_input
 from runs.models import Run
 from runs.services import request_cancel
-from runs.start_input import StartInput, open_input, seal_input
 from tests.conftest import OWNER, Api
 from tests.runs.executable import make_executable
 from tests.runs.ready import ready_attempt

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.disks import small_disk
+from tests.stack.disks import small_disk
 from tests.security.test_slow_clients import serving
 
 pytestmark = pytest.mark.slow

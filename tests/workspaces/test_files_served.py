@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import OWNER
 from tests.security.test_slow_clients import serving
-from tests.worker_process import environment
+from tests.stack.worker_process import environment
 from tests.workspaces.boxes import Box, sha256
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.django_db(transaction=True)]

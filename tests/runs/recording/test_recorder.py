@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 
 from controlplane.work.leases import LeaseLost
 from runs.agent.record.frames import Kind
+from runs.input.start import StartInput, seal_input
 from runs.models import Run, RunEvent, RunHead, RunLoss
 from runs.record import store
 from runs.recording import run_sweeper as sweeper
@@ -21,7 +22,6 @@ from runs.recording.control import RunControl
 from runs.recording.program_start import RecordLimits
 from runs.recording.recorder import Recorder
 from runs.recording.thread_connections import StoppedError
-from runs.start_input import StartInput, seal_input
 from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
 from tests.runs.recording.scripted_agent import ScriptedAgent, Spool, Tailed

@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from controlplane.errors import ValidationFailed
 from controlplane.http.idempotency import hash_of, read_idempotency_key
 from controlplane.http.requests import Reading, examine
-from runs.exec_serializers import ExecRequestSerializer
+from runs.exec.serializers import ExecRequestSerializer
 
 
 def read_exec(request: Request) -> tuple[Reading, str | None, str]:

@@ -18,22 +18,22 @@ from controlplane.http.server_sent_events import CONTENT_TYPE as EVENT_STREAM
 from controlplane.http.server_sent_events import STREAM_RESPONSES, stream_answer
 from controlplane.http.streams import StreamAnswer, require_stream_room
 from runs.commands import new_exec
-from runs.exec_openapi import (
+from runs.exec.exec_requests import read_exec
+from runs.exec.execs import StartedExec, answer_of, ended_soon, start_exec
+from runs.exec.openapi import (
     EXEC_DESCRIPTION,
     EXEC_EXAMPLES,
     EXEC_HEADERS,
     INPUT_DESCRIPTION,
     INPUT_EXAMPLES,
 )
-from runs.exec_requests import read_exec
-from runs.exec_serializers import (
+from runs.exec.serializers import (
     ExecRequestSerializer,
     ExecSerializer,
     InputRequestSerializer,
     InputStateSerializer,
 )
-from runs.execs import StartedExec, answer_of, ended_soon, start_exec
-from runs.inputs import give_input
+from runs.input.later import give_input
 from runs.presentation import present_run
 from runs.serializers import RunSerializer
 from runs.services import get_run

@@ -18,12 +18,12 @@ from django.db import IntegrityError, transaction
 from controlplane.http.idempotency import key_reused
 from controlplane.work.notifications import announce
 from runs.agent.record.frames import Stream
-from runs.exec_serializers import OUTPUT_BYTES
+from runs.exec.serializers import OUTPUT_BYTES
+from runs.exec.waiting import Ending
 from runs.models import Run, RunRequest
 from runs.record.reading.output import Output, beginnings
 from runs.run_messages import QUEUED, announce_run
 from runs.services import NewRun, store_run
-from runs.waiting import Ending
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Commands that are executed in a workspace by one request, which waits for their end or not."""

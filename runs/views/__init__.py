@@ -1,0 +1,1 @@
+"""The viewsets of runs, of commands in a workspace, and of streams."""
