@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.stack.disks import small_disk
 from tests.security.test_slow_clients import serving
+from tests.stack.disks import small_disk
 
 pytestmark = pytest.mark.slow
 

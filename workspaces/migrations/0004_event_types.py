@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('workspaces', '0002_ttl_event_files'),
+        ('workspaces', '0003_job_digest'),
     ]
 
     operations = [

@@ -28,7 +28,7 @@ DROP FUNCTION workspace_event_announce();
 
 
 class Migration(migrations.Migration):
-    dependencies = [("workspaces", "0003_all_event_types")]
+    dependencies = [("workspaces", "0004_event_types")]
 
     operations = [
         migrations.AddField(

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('workspaces', '0002_security_event_types'),
+        ('workspaces', '0001_initial'),
     ]
 
     operations = [

@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('runs', '0002_run_modes_owner'),
+        ('runs', '0002_run_modes'),
     ]
 
     operations = [

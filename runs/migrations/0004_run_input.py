@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('runs', '0002_security_run_input'),
+        ('runs', '0003_sealed_input'),
     ]
 
     operations = [

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('workspaces', '0003_security_repositories'),
+        ('workspaces', '0002_repositories'),
     ]
 
     operations = [
