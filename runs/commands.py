@@ -13,7 +13,7 @@ from typing import Any
 
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.serializers import suggestion
-from runs.input.start import StartInput
+from runs.input.sealed import StartInput
 from runs.models import Run
 from runs.services import NewRun
 from workspaces.harnesses import HARNESSES

@@ -25,7 +25,7 @@ from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
 from controlplane.work.amqp import BrokerError
 from controlplane.work.notifications import announce
-from runs.input.start import StartInput, seal_input
+from runs.input.sealed import StartInput, seal_input
 from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import store
 from runs.record.reading.rows import fetch

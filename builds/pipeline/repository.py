@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from builds.images.compiler import BuildError, repository_lock
 from builds.pipeline.job_state import JobState
 from controlplane.database.locks import shared_advisory_lock
-from workspaces.lifecycle.repositories import REPOSITORY_TAKEN, taken
+from workspaces.lifecycle.repository_owners import REPOSITORY_TAKEN, taken
 from workspaces.models import PublishedRepository
 
 REPOSITORY_LOCK_SECONDS = 120.0

@@ -19,7 +19,7 @@ from rest_framework.request import Request
 from controlplane.errors import ControlPlaneError, Fault, ValidationFailed
 from controlplane.http.problems import problem
 from controlplane.http.serializers import QuerySerializer
-from controlplane.http.streams import Source, StreamAnswer, require_stream_room
+from controlplane.http.stream_answers import Source, StreamAnswer, require_stream_room
 
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from controlplane.http.streams import Source
+from controlplane.http.stream_answers import Source
 from controlplane.security.addresses import network_of
 from controlplane.serving.framing import Incoming
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from controlplane import settings
 from controlplane.errors import ControlPlaneError, RequestTimeout
-from controlplane.http.streams import StreamAnswer
+from controlplane.http.stream_answers import StreamAnswer
 from controlplane.serving.connections import Connection, Outgoing
-from controlplane.serving.pulling import Feed, Puller
+from controlplane.serving.stream_threads import Feed, Puller
 
 KERNEL_BYTES = 64 * 1024
 """How much the kernel is asked to keep for a reader; it keeps megabytes otherwise."""

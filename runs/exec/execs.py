@@ -21,7 +21,7 @@ from runs.agent.record.frames import Stream
 from runs.exec.serializers import OUTPUT_BYTES
 from runs.exec.waiting import Ending
 from runs.models import Run, RunRequest
-from runs.record.reading.output import Output, beginnings
+from runs.record.reading.beginnings import Output, beginnings
 from runs.run_messages import QUEUED, announce_run
 from runs.services import NewRun, store_run
 

@@ -28,7 +28,7 @@ import structlog
 
 from controlplane.errors import JobError
 from controlplane.security.crypto import SealError
-from runs.input.start import open_input
+from runs.input.sealed import open_input
 from runs.models import Run
 from runs.record.ingest import meta as metas
 from runs.recording.tail_channel import NOT_OURS, TailChannel

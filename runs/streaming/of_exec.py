@@ -8,7 +8,7 @@ from typing import Any
 from rest_framework.utils.encoders import JSONEncoder
 
 from controlplane.errors import ControlPlaneError
-from controlplane.http.streams import Piece, Source, Topic
+from controlplane.http.stream_answers import Piece, Source, Topic
 from runs.exec.execs import answer_of, unknown_answer_of
 from runs.exec.serializers import ExecSerializer
 from runs.models import Run

@@ -13,8 +13,8 @@ from controlplane.http.server_sent_events import (
     invalid_cursor,
     stream_answer,
 )
-from controlplane.http.streams import Piece, StreamAnswer, Topic
-from runs.streaming.frames import json_frame, shown_workspaces
+from controlplane.http.stream_answers import Piece, StreamAnswer, Topic
+from runs.streaming.event_frames import json_frame, shown_workspaces
 from runs.streaming.of_run import LATEST
 from runs.streaming.of_workspace import WORKSPACE_EVENTS, event_frame
 from workspaces.event_order import events_behind, last_position, place_events

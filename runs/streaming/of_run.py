@@ -14,13 +14,13 @@ from controlplane.http.server_sent_events import (
     invalid_cursor,
     stream_answer,
 )
-from controlplane.http.streams import Channel, Piece, Topic
+from controlplane.http.stream_answers import Channel, Piece, Topic
 from runs.models import Run, RunHead
 from runs.presentation import present_run
 from runs.record import store
 from runs.record.reading.timeline import MAX_SEQUENCE
-from runs.streaming.frames import json_frame, removed_frame
-from runs.streaming.pages import PAGES, Page, cut
+from runs.streaming.event_frames import json_frame, removed_frame
+from runs.streaming.event_pages import PAGES, Page, cut
 
 RUN_EVENTS = Channel(store.CHANNEL, lambda payload: [str(json.loads(payload)["runNumber"])])
 LATEST = "latest"

@@ -20,11 +20,11 @@ from controlplane.http.server_sent_events import (
     invalid_cursor,
     stream_answer,
 )
-from controlplane.http.streams import Channel, Piece, Topic
+from controlplane.http.stream_answers import Channel, Piece, Topic
 from runs.models import Run, RunHead
-from runs.streaming.frames import Statuses, json_frame, removed_frame, shown_workspaces
+from runs.streaming.event_frames import Statuses, json_frame, removed_frame, shown_workspaces
+from runs.streaming.event_pages import PAGES, Page, cut
 from runs.streaming.of_run import LATEST, RUN_EVENTS
-from runs.streaming.pages import PAGES, Page, cut
 from workspaces.event_order import events_behind, last_position, place_events
 from workspaces.models import EVENTS_CHANNEL, WorkspaceEvent
 from workspaces.presentation import present_events

@@ -16,7 +16,7 @@ from controlplane.http.openapi import OWNER_QUERY
 from controlplane.http.requests import read
 from controlplane.http.server_sent_events import CONTENT_TYPE as EVENT_STREAM
 from controlplane.http.server_sent_events import STREAM_RESPONSES, stream_answer
-from controlplane.http.streams import StreamAnswer, require_stream_room
+from controlplane.http.stream_answers import StreamAnswer, require_stream_room
 from runs.commands import new_exec
 from runs.exec.exec_requests import read_exec
 from runs.exec.execs import StartedExec, answer_of, ended_soon, start_exec

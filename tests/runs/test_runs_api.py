@@ -12,7 +12,7 @@ from django.test import TestCase
 from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
-from runs.input.start import StartInput, open_input
+from runs.input.sealed import StartInput, open_input
 from runs.models import Run, RunHead, RunQuerySet
 from runs.run_messages import RUN_REQUESTED
 from tests.conftest import OWNER, Api

@@ -16,7 +16,7 @@ from django.urls import reverse
 from pytest_django.fixtures import Settings
 
 from controlplane.security.crypto import SealError
-from runs.input.start import StartInput, open_input, seal_input
+from runs.input.sealed import StartInput, open_input, seal_input
 from runs.models import Run
 from runs.services import request_cancel
 from tests.conftest import OWNER, Api

@@ -26,7 +26,7 @@ from workspaces.lifecycle.queueing import (
     publish_or_fail,
 )
 from workspaces.lifecycle.records import records
-from workspaces.lifecycle.repositories import refuse_taken
+from workspaces.lifecycle.repository_owners import refuse_taken
 from workspaces.lifecycle.sources import remember_references, select_sources
 from workspaces.lifecycle.start_limits import require_room_to_start
 from workspaces.lifecycle.start_request import (

@@ -15,7 +15,7 @@ from typing import Any, Dict
 from ..boot.callers import SOCKET_NAME
 from ..boot.reports import GREETING
 from ..record.event_meta import text_of
-from .wire import Refusal
+from .files_wire import Refusal
 
 _SECONDS = 30.0
 _PEER = struct.Struct("3i")

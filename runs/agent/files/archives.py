@@ -13,8 +13,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .access import AccessLog
 from .entries import open_regular
+from .files_wire import DATA, END, HEAD, CallerGone, Refusal, Wire
 from .unpacking import Unpacked
-from .wire import DATA, END, HEAD, CallerGone, Refusal, Wire
 from .writing import remove_made
 
 _GATHERED_BYTES = 256 * 1024

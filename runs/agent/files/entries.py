@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .wire import MAX_DATA, Refusal
+from .files_wire import MAX_DATA, Refusal
 
 _TYPES = (
     (stat.S_ISREG, "file"),

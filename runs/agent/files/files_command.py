@@ -11,7 +11,7 @@ from ..config import Config, load
 from ..credentials.child_environment import account_of
 from .access import AccessLog
 from .entries import bytes_of
-from .wire import FAILED, CallerGone, Refusal, Wire, refusal_of
+from .files_wire import FAILED, CallerGone, Refusal, Wire, refusal_of
 
 EXIT_CUT_OFF = 1
 
@@ -76,7 +76,7 @@ def _action(name: str) -> Action:
 
         return archives.pack if name == "pack" else archives.unpack
     if name in ("read", "stat", "list"):
-        from . import reading
+        from . import read_files as reading
 
         return {"read": reading.read, "stat": reading.look, "list": reading.list_folder}[name]
     from . import writing

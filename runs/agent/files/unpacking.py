@@ -9,7 +9,7 @@ import stat
 import tarfile
 from typing import Any, List, Tuple
 
-from .wire import Refusal, Wire
+from .files_wire import Refusal, Wire
 from .writing import FolderLock, make_folders
 
 _STAGING = b".svc-upload-"

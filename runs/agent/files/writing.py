@@ -22,7 +22,7 @@ from .entries import (
     require_regular,
     version_of,
 )
-from .wire import END, HEAD, Refusal, Wire
+from .files_wire import END, HEAD, Refusal, Wire
 
 _NEW_MODE = 0o644
 _LOCK_SECONDS = 30.0

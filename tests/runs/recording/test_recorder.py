@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from controlplane.work.leases import LeaseLost
 from runs.agent.record.frames import Kind
-from runs.input.start import StartInput, seal_input
+from runs.input.sealed import StartInput, seal_input
 from runs.models import Run, RunEvent, RunHead, RunLoss
 from runs.record import store
 from runs.recording import run_sweeper as sweeper

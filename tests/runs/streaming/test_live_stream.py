@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from controlplane.http.streams import LOOK_SECONDS
+from controlplane.http.stream_answers import LOOK_SECONDS
 from runs.models import Run, RunHead
 from runs.services import Report, update_reported
 from tests.runs.record_factory import Source, make_run

@@ -11,7 +11,7 @@ from controlplane.http.server_sent_events import frame
 from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunHead
 from runs.record import retention
-from runs.streaming import pages
+from runs.streaming import event_pages as pages
 from tests.conftest import OWNER, Api
 from tests.runs.record_factory import Source, make_run, record
 from tests.runs.streaming.event_stream import Received, received

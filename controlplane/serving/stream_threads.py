@@ -19,7 +19,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 
 from controlplane.database.retries import database_trouble
 from controlplane.errors import ControlPlaneError
-from controlplane.http.streams import LOOK_SECONDS, ROOM_BYTES, Channel, Piece, Source, Topic
+from controlplane.http.stream_answers import LOOK_SECONDS, ROOM_BYTES, Channel, Piece, Source, Topic
 from controlplane.serving.connections import Outgoing
 from controlplane.work.notifications import Heard, listen_to
 from controlplane.work.stopping import StopEvent

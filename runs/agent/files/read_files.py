@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 from .access import AccessLog
 from .entries import Conditions, bytes_of, digest, entry_of, open_regular, version_of
-from .wire import END, HEAD, Refusal, Wire
+from .files_wire import END, HEAD, Refusal, Wire
 
 MOST_ENTRIES = 1000
 
