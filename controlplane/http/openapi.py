@@ -55,7 +55,7 @@ PROBLEM_WORDS = {
     "default": "Anything else that went wrong.",
 }
 CONFLICTS = {409: OpenApiResponse(description=PROBLEM_WORDS["409"])}
-"""To be among the ``responses`` of every operation that can answer 409."""
+"""To be among the ``responses`` of an operation that can answer 409 and has no table of codes."""
 
 PROBLEM_EXAMPLE: dict[str, Any] = {
     "_tag": "WorkspaceBadRequestError",
@@ -198,8 +198,10 @@ def add_shared_parts(
                     parameter["name"] = camel_case(parameter["name"])
             for status, response in operation["responses"].items():
                 response["description"] = response["description"] or HTTPStatus(int(status)).phrase
+            conflicts = "| 409 |" in operation.get("description", "")
             for status in PROBLEM_WORDS:
-                if operation["responses"].pop(status, None) or status != "409":
+                named = operation["responses"].pop(status, None)
+                if named or status != "409" or conflicts:
                     operation["responses"][status] = _problem_response(status)
     return result
 

@@ -2,8 +2,8 @@
 
 A view returns a :class:`StreamAnswer` with a :class:`Source`. Under our gunicorn worker the thread
 is free again once the head is sent: a few threads of each process read the sources of all streams
-(``controlplane.serving.stream_threads``), woken by PostgreSQL's notifications. Elsewhere (Django's test
-client, ``runserver``) it is an ordinary streaming response, whose thread looks by itself.
+(``controlplane.serving.stream_threads``), woken by PostgreSQL's notifications. Elsewhere (Django's
+test client, ``runserver``) it is an ordinary streaming response, whose thread looks by itself.
 """
 
 from __future__ import annotations
