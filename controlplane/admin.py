@@ -60,6 +60,15 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
     whole_fields: Sequence[str] = ()
     """Indexed text columns: who searches for all of a value finds every row that has it."""
 
+    list_prefetch_related: Sequence[str] = ()
+    """Relations that a list shows something of: read for the rows of the page alone. A join
+    (``list_select_related``) may have PostgreSQL read all of the other table."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows, with what the list shows of others read along."""
+        rows: QuerySet[Any] = super().get_queryset(request)
+        return rows.prefetch_related(*self.list_prefetch_related)
+
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         """Say how far a search for words looks."""
         changes = super().get_changelist_instance(request)

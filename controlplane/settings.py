@@ -549,6 +549,8 @@ SPECTACULAR_SETTINGS = {
         "LivenessStatus": ["ok"],
         "ReadinessStatus": "controlplane.health.READINESS_STATUSES",
         "StartedStatus": "workspaces.serializers.STARTED_STATUSES",
+        "WarningCode": "workspaces.serializers.WARNING_CODES",
+        "InputSignal": "runs.exec.serializers.SIGNALS",
         "RunStatus": "runs.models.Run.Status",
         "RunMode": "runs.models.Run.Mode",
         "ClientRunMode": "runs.serializers.CLIENT_MODES",
@@ -572,6 +574,8 @@ SPECTACULAR_SETTINGS = {
         {"name": "System", "description": "What this installation is and how it is doing."},
         {"name": "Packages", "description": "What names mean in the package index of a family."},
         {"name": "Workspaces", "description": "Environments built from a blueprint."},
+        {"name": "Files", "description": "The files of a workspace that runs, as its user."},
+        {"name": "Ports", "description": "What listens in a workspace."},
         {
             "name": "Sandboxes",
             "description": "Requests to start a workspace: each builds an image, publishes and "

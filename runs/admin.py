@@ -35,7 +35,7 @@ class RunAdmin(HistoryAdmin):
         *("short_id", workspace_name, "mode", "what", "status", "ended"),
         *("started_at", "took", "owner_user_id", "recorder"),
     ]
-    list_select_related = ["workspace"]
+    list_prefetch_related = ["workspace"]
     list_filter = ["mode", "status", "created_at"]
     id_fields = ["id", "workspace_id", "attempt_id"]
     search_fields = ["owner_user_id", "harness_id", "error_code"]

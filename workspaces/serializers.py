@@ -134,10 +134,13 @@ class StartSerializer(OwnedInputSerializer):
     )
 
 
+WARNING_CODES = (MEMBER_IGNORED, SECRET_IN_ENV)
+
+
 class WarningSerializer(OutputSerializer):
     """Something of a request that has no effect, or had better be done otherwise."""
 
-    code = serializers.ChoiceField(choices=[MEMBER_IGNORED, SECRET_IN_ENV])
+    code = serializers.ChoiceField(choices=WARNING_CODES)
     detail = serializers.CharField(help_text="What is wrong with it, and what to do instead.")
     pointer = serializers.CharField(help_text="Where it is in the request (RFC 6901).")
 

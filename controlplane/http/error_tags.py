@@ -16,6 +16,7 @@ GROUPS: Final = {
     "sandboxes": "Workspace",
     "scm": "Scm",
     "ssh-keys": "SshKey",
+    "stream": "Workspace",
     "system": "System",
     "workspaces": "Workspace",
 }
@@ -31,12 +32,15 @@ KINDS: Final = {
     408: "RequestTimeout",
     409: "Conflict",
     410: "Gone",
+    412: "PreconditionFailed",
     413: "PayloadTooLarge",
     415: "UnsupportedMediaType",
+    416: "RangeNotSatisfiable",
     429: "TooManyRequests",
     500: "InternalServer",
     502: "BadGateway",
     503: "ServiceUnavailable",
+    507: "InsufficientStorage",
 }
 
 

@@ -15,11 +15,14 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from accounts.connected import connect_account
+from accounts.models import RenewedSecret
 from accounts.profiles import ensure_default_profile
 from accounts.providers import Provider
 from accounts.public_keys import parse_public_key
+from accounts.renewal import propose_renewed
 from accounts.services import register_ssh_key
 from scm.models import Installation, InstallationGrant
+from tests.accounts.connected import codex
 from tests.accounts.keys import ed25519
 from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
@@ -67,6 +70,15 @@ def fill() -> Place:
     account = connect_account(
         owner_user_id=OWNER, provider=Provider.GENERIC, name="A_TOKEN", secret="not-a-secret"
     )
+    renewing = connect_account(
+        owner_user_id=OWNER, provider=Provider.CODEX, name=None, secret=codex()
+    )
+    propose_renewed(
+        renewing.pk,
+        codex("2026-02-01T00:00:00Z"),
+        workspace_id=attempt.workspace_id,
+        generation=renewing.generation,
+    )
     installation = Installation.objects.create(
         external_id=7,
         account_id=1,
@@ -86,6 +98,8 @@ def fill() -> Place:
             "sequence": "1",
             "sshKeyId": str(_ssh_key()),
             "connectedAccountId": str(account.pk),
+            "codexAccountId": str(renewing.pk),
+            "renewalId": str(RenewedSecret.objects.get(account=renewing).pk),
             "profileId": str(ensure_default_profile(OWNER).pk),
             "installationId": str(installation.pk),
             "registryId": "default",

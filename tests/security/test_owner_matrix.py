@@ -27,6 +27,8 @@ pytestmark = pytest.mark.django_db
 
 FOR_THE_GATEWAY = {"sshKeys.resolvePrincipal", "workspaces.getSshTarget"}
 """Its token is what they ask for."""
+OF_THE_CALLER = {"workspaces.streamAll"}
+"""It goes on for ever, with what is the caller's own: ``tests/runs/streaming`` reads it."""
 OF_NOBODY = {"packages.resolve"}
 """What it tells belongs to no owner; nor does what is in the registry."""
 
@@ -34,6 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "connectedAccounts.create": {"provider": "generic", "name": "B", "secret": "not-a-secret"},
     "profiles.replaceCredentialBindings": {"bindings": []},
     "runs.create": {"workspaceId": "{workspaceId}", "harnessId": "x", "mode": "interactive"},
+    "runs.input": {"end": True},
     "runs.update": {"status": "cancelled"},
     "sandboxes.create": {
         "registryId": "default",
@@ -51,7 +54,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "spec": {"harness": {"id": "shell"}},
         "credentials": {"profileId": "{profileId}"},
     },
+    "workspaces.exec": {"command": ["true"]},
     "workspaces.rename": {"name": "Theirs"},
+    "workspaces.update": {"ttlSeconds": 600},
+    "files.makeDirectory": {"path": "a"},
+    "files.move": {"path": "a", "toPath": "b"},
 }
 """What is sent, with ids of the owner put in; nothing where there is no body to send."""
 QUERIES = {
@@ -60,6 +67,10 @@ QUERIES = {
     "registries.tags": "repository=a",
     "registries.manifest": "repository=a&reference=b",
     "packages.resolve": "query=rg",
+    **{
+        f"files.{name}": "path=a"
+        for name in ("read", "write", "delete", "list", "stat", "pack", "unpack")
+    },
 }
 NOT_ABSENT = {"connectedAccounts.create": 201, "scm.importInstallation": 403, "sshKeys.create": 400}
 """What names nothing of ours that another owner has; the provider's ids are not ours."""
@@ -87,12 +98,15 @@ def sent(place: Place, name: str, path: str) -> tuple[str, dict[str, Any] | None
         return place.path(value) if isinstance(value, str) else value
 
     query = f"?{QUERIES[name]}" if name in QUERIES else ""
-    takes_body = "requestBody" in next(
+    operation = next(
         operation
         for methods in document()["paths"].values()
         for operation in methods.values()
         if operation["operationId"] == name
     )
+    takes_body = "application/json" in operation.get("requestBody", {}).get("content", {})
+    if "renewals" in path:
+        path = path.replace("{connectedAccountId}", "{codexAccountId}")
     return place.path(path) + query, put_in(BODIES.get(name, {})) if takes_body else None
 
 
@@ -110,7 +124,8 @@ def place() -> Place:
 FOREIGN = [
     each
     for each in operations()
-    if each[2] not in FOR_THE_GATEWAY | OF_NOBODY and not each[2].startswith("registries.")
+    if each[2] not in FOR_THE_GATEWAY | OF_NOBODY | OF_THE_CALLER
+    and not each[2].startswith("registries.")
 ]
 
 

@@ -83,7 +83,7 @@ def test_no_column_of_the_database_has_it_in_clear(api: Api) -> None:
     assert open_input(run.sealed_input, run_id=run.pk) == GIVEN
 
 
-def test_the_agent_is_given_it_and_it_is_erased_before_the_first_event_is_read() -> None:
+def test_the_agent_is_given_it_and_it_is_erased_once_the_run_has_started() -> None:
     run = make_given()
     agent = LookingAgent(to_execute={run.pk: whole(run)}, run_id=run.pk)
 
@@ -93,7 +93,8 @@ def test_the_agent_is_given_it_and_it_is_erased_before_the_first_event_is_read()
     (spec,) = agent.specs
     assert spec["env"] == GIVEN.env
     assert base64.b64decode(str(spec["stdin"])) == GIVEN.stdin
-    assert agent.seen == [("exec", True), ("tail", False)]
+    assert agent.seen == [("exec", True)]
+    assert sealed_input(run) is None
 
 
 def test_it_is_kept_until_the_agent_has_answered() -> None:
@@ -103,7 +104,8 @@ def test_it_is_kept_until_the_agent_has_answered() -> None:
     record(run, agent)
 
     assert [spec["env"] for spec in agent.specs] == [GIVEN.env]
-    assert agent.seen == [("exec", True)] * 3 + [("tail", False)]
+    assert agent.seen == [("exec", True)] * 3
+    assert sealed_input(run) is None
 
 
 def test_a_worker_that_died_after_the_start_leaves_it_to_be_erased_by_the_next() -> None:
@@ -112,7 +114,8 @@ def test_a_worker_that_died_after_the_start_leaves_it_to_be_erased_by_the_next()
     agent = LookingAgent(spools={run.pk: started}, to_execute={run.pk: started}, run_id=run.pk)
 
     assert_whole(record(run, agent))
-    assert agent.seen == [("exec", True), ("tail", False)]
+    assert agent.seen == [("exec", True)]
+    assert sealed_input(run) is None
 
 
 def test_a_run_that_is_cancelled_before_it_started_loses_it() -> None:

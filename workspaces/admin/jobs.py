@@ -35,7 +35,7 @@ class BuildJobAdmin(HistoryAdmin):
         *("workspace", "status", "error_code", "repository"),
         *("tries", "worker_id", "created_at", "took", "record"),
     ]
-    list_select_related = ["attempt__workspace"]
+    list_prefetch_related = ["attempt__workspace"]
     list_filter = ["status", "error_code", "lane", "reused", "created_at"]
     id_fields = ["id", "attempt_id", "attempt__run_id"]
     search_fields = ["repository", "worker_id", "error_code", "published_digest"]
@@ -110,7 +110,7 @@ class BuildJobAdmin(HistoryAdmin):
 class TransitionAdmin(HistoryAdmin):
     """What is wanted of workspaces, and what it waits for."""
 
-    list_select_related = ["workspace"]
+    list_prefetch_related = ["workspace"]
     list_display = [
         workspace_name,
         "kind",

@@ -206,7 +206,7 @@ class SandboxAdmin(HistoryAdmin):
     search_fields = ["owner_user_id", "repository", "tag"]
     whole_fields = ["owner_user_id"]
     search_help_text = "Sandbox or workspace id, owner, repository or tag"
-    list_select_related = ["workspace"]
+    list_prefetch_related = ["workspace"]
     readonly_fields = ["blueprint"]
     exclude = ["spec"]
     ordering = ["-id"]
@@ -275,7 +275,7 @@ class AttemptAdmin(HistoryAdmin):
         *(workspace_name, "status", "relation", "trigger_type", "error_code", "queued_at"),
         *("took", "record", "short_id"),
     ]
-    list_select_related = ["workspace"]
+    list_prefetch_related = ["workspace"]
     list_filter = ["status", "relation", "trigger_type", "queued_at"]
     id_fields = ["id", "run_id", "sandbox_id", "workspace_id"]
     search_fields = ["error_code"]
@@ -315,7 +315,7 @@ class RuntimeInstanceAdmin(HistoryAdmin):
         *("workspace", "status", "error_code", "launched_at", "finished_at"),
         *("reference", "engine"),
     ]
-    list_select_related = ["attempt__workspace"]
+    list_prefetch_related = ["attempt__workspace"]
     list_filter = ["status", "adapter", "launched_at"]
     id_fields = ["run_id", "attempt_id"]
     search_fields = ["resource_id", "reference", "engine_id", "error_code"]
@@ -338,7 +338,7 @@ class WorkspaceEventAdmin(HistoryAdmin):
     """The history of workspaces."""
 
     list_display = ["occurred_at", "type", workspace_name, "message"]
-    list_select_related = ["workspace"]
+    list_prefetch_related = ["workspace"]
     list_filter = ["type", "occurred_at"]
     id_fields = ["workspace_id", "attempt_id"]
     search_fields = ["message"]

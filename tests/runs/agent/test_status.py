@@ -116,7 +116,7 @@ def test_a_status_costs_little_more_than_starting_python(workspace: Workspace) -
     # Counted and not timed: the time of a busy machine says nothing.
     modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
     ours = {name for name in modules if name.startswith("agent")}
-    needed = {"__main__", "arguments", "status_file", "status_command"}
+    needed = {"__main__", "arguments", "status_file", "status_command", "typing_names"}
     assert ours == {"agent", *(f"agent.{name}" for name in needed)}
     assert modules.isdisjoint(
         {
