@@ -2,5 +2,6 @@
 
 `files_wire` has the frames, `access` what the record is told of each call, `read_files`, `writing`
 and `archives` the actions, `listening` what listens on ports. Every file is opened by a process
-that has become the workspace's user: nobody gets at more through the control plane than a shell would.
+that has become the workspace's user: nobody gets at more through the control plane than a shell
+would.
 """
