@@ -8,9 +8,10 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, resolve, reverse
 from django.utils.safestring import SafeString
 
 from controlplane.admin import HistoryAdmin, duration, short_id, workspace_name
@@ -90,13 +91,26 @@ class RunAdmin(HistoryAdmin):
                 self.message_user(request, f"{run.pk}: its end was asked for.")
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the page of the plain fields."""
-        fields = path(
-            "<path:object_id>/fields/",
-            self.admin_site.admin_view(self.fields_view),
-            name="runs_run_fields",
-        )
-        return [fields, *super().get_urls()]
+        """Add the page of the plain fields, and what the page of the record reads."""
+        own = self.admin_site.admin_view
+        return [
+            path("<path:object_id>/fields/", own(self.fields_view), name="runs_run_fields"),
+            path("<path:object_id>/api/<path:rest>", own(self.api_view), name="runs_run_api"),
+            *super().get_urls(),
+        ]
+
+    def api_view(self, request: HttpRequest, object_id: str, rest: str) -> HttpResponseBase:
+        """Answer as the API does what lies below a run, to who may view runs.
+
+        The API itself answers owners: where a proxy names the caller, an operator is another one.
+        """
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD"])
+        run = self._viewed(request, object_id)
+        asked = resolve(f"/v1/runs/{run.pk}/{rest}")
+        request.verified_owner = run.owner_user_id  # type: ignore[attr-defined]
+        answer: HttpResponseBase = asked.func(request, *asked.args, **asked.kwargs)
+        return answer
 
     def fields_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show every column of the run."""
@@ -109,13 +123,8 @@ class RunAdmin(HistoryAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show replay, output, changes and timeline of a run, which the page reads by the API."""
-        try:
-            run = Run.objects.filter(pk=uuid.UUID(unquote(object_id))).first()
-        except ValueError:
-            run = None
-        if run is None or not self.has_view_permission(request, run):
-            raise Http404("There is no such run.")
+        """Show replay, output, changes and timeline of a run, which the page reads by itself."""
+        run = self._viewed(request, object_id)
         leaders, more = processes.leaders(run)
         context: dict[str, Any] = {
             **self.admin_site.each_context(request),
@@ -125,7 +134,7 @@ class RunAdmin(HistoryAdmin):
             "what": self.what(run),
             "took": self.took(run),
             "opts": self.opts,
-            "api": f"/v1/runs/{run.pk}",
+            "api": reverse("admin:runs_run_api", args=[run.pk, "-"]).removesuffix("/-"),
             "origin": processes.origin(run),
             "leaders": leaders,
             "more_leaders": more,
@@ -135,3 +144,13 @@ class RunAdmin(HistoryAdmin):
         response = TemplateResponse(request, "admin/runs/run/record.html", context)
         response.page_scripts = RECORD_PAGE_SCRIPTS  # type: ignore[attr-defined]
         return response
+
+    def _viewed(self, request: HttpRequest, object_id: str) -> Run:
+        """Return the run of a page; raise ``Http404`` for none, and to who may not view it."""
+        try:
+            run = Run.objects.filter(pk=uuid.UUID(unquote(object_id))).first()
+        except ValueError:
+            run = None
+        if run is None or not self.has_view_permission(request, run):
+            raise Http404("There is no such run.")
+        return run

@@ -46,6 +46,14 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield tab
 
 
+def sign_in(page: Page, live_server: LiveServer) -> None:
+    """Have the browser signed in as an operator."""
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+
+
 def record_url(run: Run) -> str:
     return reverse("admin:runs_run_change", args=[run.pk])
 
@@ -250,12 +258,9 @@ def test_a_browser_replays_each_terminal_of_a_session(
     live_server: LiveServer, page: Page, settings: Settings
 ) -> None:
     settings.SVC_REQUIRE_OWNER = True
-    staff = Client()
-    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     run = make_run(mode=Run.Mode.INTERACTIVE)
     record_session(run)
-    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
-    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    sign_in(page, live_server)
 
     page.open(live_server.url + record_url(run))
     page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
@@ -286,6 +291,29 @@ def test_a_run_opens_with_its_record_and_has_its_fields_on_another_page(staff: C
 
 
 @pytest.mark.django_db
+def test_operators_read_records_where_a_proxy_names_owners(
+    staff: Client, settings: Settings
+) -> None:
+    settings.SVC_TRUSTED_OWNER_HEADER = "X-Forwarded-User"
+    settings.SVC_TRUSTED_PROXIES = ["192.0.2.0/24"]
+    run = make_run()
+    record(run)
+    below = reverse("admin:runs_run_api", args=[run.pk, "timeline"])
+    timeline = staff.get(f"{below}?ownerUserId={run.owner_user_id}")
+    assert timeline.status_code == 200
+    assert timeline.json()["items"][0]["kind"] == "recordStarted"
+    assert staff.get(f"{below}?ownerUserId=usr_stranger").status_code == 404
+    assert staff.post(below).status_code == 405
+    nowhere = reverse("admin:runs_run_api", args=[run.pk, "nowhere"])
+    assert staff.get(nowhere).status_code == 404
+    assert Client().get(below).status_code == 302
+    visitor = Client()
+    visitor.force_login(get_user_model().objects.create_user("bob", password="x", is_staff=True))
+    assert visitor.get(below).status_code == 404
+    assert staff.get(f"/v1/runs/{run.pk}/timeline").status_code == 401
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
@@ -311,8 +339,6 @@ def test_the_list_says_what_a_run_does(
 def test_a_browser_shows_what_a_process_wrote_in_pieces(
     live_server: LiveServer, page: Page, tmp_path: Path
 ) -> None:
-    staff = Client()
-    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     run = make_run(status=Run.Status.RUNNING)
     source = Source(run)
     source.open()
@@ -324,8 +350,7 @@ def test_a_browser_shows_what_a_process_wrote_in_pieces(
     source.output(process, b"warned\n", stream=Stream.STDERR)
     source.exited(process)
     source.append()
-    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
-    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    sign_in(page, live_server)
     page.open(live_server.url + record_url(run), width=1280)
     page.wait_for("document.getElementById('record').dataset.output === '1 stdout'")
     written = "document.getElementById('output-text').textContent"
@@ -348,15 +373,12 @@ def test_a_browser_shows_what_a_process_wrote_in_pieces(
 def test_a_page_that_is_open_follows_the_run_to_its_end(
     live_server: LiveServer, page: Page, tmp_path: Path
 ) -> None:
-    staff = Client()
-    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     run = make_run(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
     source = Source(run)
     source.open()
     source.started()
     source.append()
-    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
-    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    sign_in(page, live_server)
     page.open(live_server.url + record_url(run), width=1280)
     page.wait_for("document.getElementById('record').dataset.followed === 'yes'")
 
@@ -398,8 +420,6 @@ def test_a_page_that_is_open_follows_the_run_to_its_end(
 def test_a_browser_shows_every_row_of_a_terminal(
     live_server: LiveServer, page: Page, tmp_path: Path, rows: int
 ) -> None:
-    staff = Client()
-    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     run = make_run(mode=Run.Mode.INTERACTIVE)
     source = Source(run)
     source.open()
@@ -413,8 +433,7 @@ def test_a_browser_shows_every_row_of_a_terminal(
     source.exited(process)
     source.sealed()
     source.append()
-    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
-    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    sign_in(page, live_server)
     page.open(live_server.url + record_url(run), width=1280)
     page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
     page.wait_for(f"document.querySelector('#replay').innerText.includes('row {rows} of {rows}')")
@@ -440,12 +459,9 @@ def test_a_browser_shows_every_row_of_a_terminal(
 def test_a_browser_shows_timeline_loss_changes_and_the_replay(
     live_server: LiveServer, page: Page, tmp_path: Path
 ) -> None:
-    staff = Client()
-    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     run = make_run(mode=Run.Mode.INTERACTIVE)
     record_terminal(run)
-    session = staff.cookies[django_settings.SESSION_COOKIE_NAME].value
-    page.set_cookie(django_settings.SESSION_COOKIE_NAME, session, live_server.url)
+    sign_in(page, live_server)
 
     page.open(live_server.url + record_url(run))
     page.wait_for("document.getElementById('record').dataset.replay === 'ready 1'")
