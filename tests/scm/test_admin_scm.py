@@ -137,7 +137,7 @@ def test_an_operator_grants_an_installation_and_takes_it_away(
     given = InstallationGrant.objects.get(owner_user_id=STRANGER)
     drop = {"id": str(given.pk), "owner_user_id": STRANGER, "DELETE": "on"}
     assert save_grants(staff, installation, keep, drop).status_code == 302
-    repositories(api, installation, owner=STRANGER, expect=403)
+    repositories(api, installation, owner=STRANGER, expect=404)
     assert names(repositories(api, installation)) == ["app", "tool"]
     assert LogEntry.objects.count() == 2
 

@@ -67,7 +67,7 @@ def test_the_first_owner_to_import_holds_it_and_another_is_refused(
     assert listed(api, owner=STRANGER) == []
     assert holders() == [OWNER]
     assert Installation.objects.get().holder_user_id == OWNER
-    repositories(api, installation, owner=STRANGER, expect=403)
+    repositories(api, installation, owner=STRANGER, expect=404)
 
 
 def test_an_operators_grant_opens_it(api: Api, provider: FakeProvider) -> None:
