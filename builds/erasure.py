@@ -19,7 +19,13 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from accounts.models import ConnectedAccount, CredentialBinding, Profile, SshKey
+from accounts.models import (
+    ConnectedAccount,
+    CredentialBinding,
+    Profile,
+    RenewedSecret,
+    SshKey,
+)
 from builds.images.compiler import repository_lock
 from controlplane.database.locks import try_advisory_lock
 from registries.client import RegistryClient, RegistryError
@@ -37,7 +43,13 @@ from runs.models import (
 from runs.record.retention import prune
 from scm.models import Installation, InstallationGrant
 from workspaces.lifecycle.transitions import TransitionRequest, request_transition
-from workspaces.models import BuildJob, SandboxRequest, Transition, Workspace
+from workspaces.models import (
+    BuildJob,
+    PublishedRepository,
+    SandboxRequest,
+    Transition,
+    Workspace,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +107,8 @@ def erase_owner(owner: str, *, wait_seconds: float, erased: Erased | None = None
 def _secrets(owner: str) -> list[QuerySet[Any]]:
     """Return what opens something, and is not referred to by what is still there."""
     bindings = CredentialBinding.objects.filter(profile__owner_user_id=owner)
-    return [SshKey.objects.owned_by(owner), bindings, Profile.objects.owned_by(owner)]
+    renewed = RenewedSecret.objects.filter(account__owner_user_id=owner)
+    return [SshKey.objects.owned_by(owner), renewed, bindings, Profile.objects.owned_by(owner)]
 
 
 def _rest(owner: str) -> list[QuerySet[Any]]:
@@ -105,6 +118,7 @@ def _rest(owner: str) -> list[QuerySet[Any]]:
         SandboxRequest.objects.filter(owner_user_id=owner),
         InstallationGrant.objects.filter(owner_user_id=owner),
         RunOwner.objects.filter(owner_user_id=owner),
+        PublishedRepository.objects.filter(owner_user_id=owner),
     ]
 
 

@@ -22,6 +22,7 @@ urlpatterns = [
     path("", include("scm.urls")),
     path("openapi.json", DescriptionViewSet.as_view({"get": "retrieve"}), name="openapi"),
     path("docs", DocumentationView.as_view(), name="docs"),
+    path("", include("builds.urls")),
     path("admin/", admin.site.urls),
 ]
 

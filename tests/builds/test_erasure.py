@@ -7,12 +7,17 @@ import uuid
 from io import StringIO
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models.functions import Now
+from django.test import Client
+from django.urls import reverse
 from pytest_django.fixtures import Settings
 
-from accounts.models import ConnectedAccount, SshKey
+from accounts.models import ConnectedAccount, RenewedSecret, SshKey
+from builds import erasure_page
 from builds.erasure import StillThere, erase_owner
 from registries.client import RegistryClient
 from runs.models import Run
@@ -23,7 +28,14 @@ from tests.registries.images import BASE_URL, push_image
 from tests.runs.record_factory import make_run, record
 from tests.security.owned import Place, contents, fill
 from workspaces import services as workspaces
-from workspaces.models import Attempt, BuildJob, Sandbox, Transition, Workspace
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    PublishedRepository,
+    Sandbox,
+    Transition,
+    Workspace,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,6 +114,7 @@ def test_nothing_is_left_of_an_owner_and_everything_of_the_others(
 ) -> None:
     digest = push_image(repository, "mine")
     publish(Attempt.objects.get(pk=place.ids["attemptId"]), repository, "mine", digest)
+    assert PublishedRepository.objects.claim("default", repository, owner_user_id=OWNER)
     other_owners()
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM run_event")
@@ -111,7 +124,8 @@ def test_nothing_is_left_of_an_owner_and_everything_of_the_others(
         erase_owner(OWNER, wait_seconds=0)
     assert Transition.objects.get().kind == Transition.Kind.DELETE
     assert not SshKey.objects.filter(owner_user_id=OWNER).exists()
-    assert ConnectedAccount.objects.get(owner_user_id=OWNER).sealed is None
+    assert not ConnectedAccount.objects.filter(owner_user_id=OWNER, sealed__isnull=False).exists()
+    assert not RenewedSecret.objects.exists()
     workers_are_done()
     erased = erase_owner(OWNER, wait_seconds=0)
     assert holds(OWNER) == []
@@ -174,9 +188,60 @@ def test_the_command_asks_tells_what_is_left_and_ends_when_it_is_done(place: Pla
     out = StringIO()
     with pytest.raises(CommandError, match="being deleted"):
         call_command("eraseowner", OWNER, "--yes", "--wait", "0", stdout=out)
-    assert "Erased so far:\n  SSH key: 1" in out.getvalue().replace("  Profile: 1\n", "")
+    told = out.getvalue()
+    for line in ("Erased so far:", "SSH key: 1", "renewed secret: 1"):
+        assert line in told
     workers_are_done()
     out = StringIO()
     call_command("eraseowner", OWNER, "--yes", "--wait", "0", stdout=out)
     assert "workspace: 1" in out.getvalue()
     assert holds(OWNER) == []
+
+
+@pytest.fixture
+def operator() -> Client:
+    """A signed-in superuser."""
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    return client
+
+
+def test_the_page_shows_what_there_is_and_erases_when_the_name_is_repeated(
+    place: Place, operator: Client
+) -> None:
+    page = reverse("erase_owner")
+    before = contents()
+    shown = operator.get(page, {"owner": OWNER}).content.decode()
+    assert "<li>workspace: 1</li>" in shown
+    assert "<li>SSH key: 1</li>" in shown
+    refused = operator.post(page, {"owner": OWNER, "repeated": "usr_tset"}).content.decode()
+    assert "The name was not repeated. Nothing was erased." in refused
+    assert {name: rows for name, rows in contents().items() if rows != before[name]} == {}
+    workers_are_done()
+    done = operator.post(page, {"owner": OWNER, "repeated": OWNER}).content.decode()
+    assert "<li>run: 2</li>" in done
+    assert "Erase again" not in done
+    assert holds(OWNER) == []
+    assert LogEntry.objects.get().object_repr == "an owner"
+
+
+def test_the_page_goes_on_where_workers_have_to_end_something(
+    place: Place, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure_page, "WAIT_SECONDS", 0.0)
+    form = {"owner": OWNER, "repeated": OWNER}
+    began = operator.post(reverse("erase_owner"), form).content.decode()
+    assert "1 workspaces that are being deleted" in began
+    assert "Erase again" in began
+    workers_are_done()
+    assert "<li>workspace: 1</li>" in operator.post(reverse("erase_owner"), form).content.decode()
+    assert holds(OWNER) == []
+
+
+def test_only_superusers_erase() -> None:
+    page = reverse("erase_owner")
+    assert Client().post(page, {"owner": OWNER, "repeated": OWNER}).status_code == 302
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_user("bob", password="x", is_staff=True))
+    assert staff.get(page).status_code == 403
+    assert staff.post(page, {"owner": OWNER, "repeated": OWNER}).status_code == 403
