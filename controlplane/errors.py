@@ -66,6 +66,8 @@ class ControlPlaneError(Exception):
     status = 500
     code = "internal-error"
     title = "Internal error"
+    wait: int | None = None
+    """After how many seconds the client may try again; the header ``Retry-After``."""
 
     def __init__(
         self, detail: str, *, code: str | None = None, errors: Sequence[Fault] = ()
@@ -76,8 +78,6 @@ class ControlPlaneError(Exception):
         self.errors = tuple(errors)
         self.members: dict[str, object] = {}
         """Extension members of the problem body (RFC 9457 section 3.2)."""
-        self.wait: int | None = None
-        """After how many seconds the client may try again; the header ``Retry-After``."""
         self.headers: dict[str, str] = {}
         """Headers of the answer."""
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, connections
 
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import Delivery, MalformedMessage
@@ -212,12 +212,12 @@ class RunWorker(Worker):
 
     def _claim_delivered(self, run_id: uuid.UUID, delivery: Delivery) -> None:
         """In a claim thread. Nothing may escape."""
-        close_old_connections()
         settle: Callable[[Delivery], None] = Delivery.ack
         try:
             if self.draining.is_set():
                 settle = Delivery.requeue
-            else:
+                return
+            with self._connections.lent():
                 # Without a free slot the message is done with too: the run is remembered, and a
                 # sweeper finds the row.
                 mode = None if run_id in self._slots.all() else claims.mode_of(run_id)
@@ -277,11 +277,11 @@ class RunWorker(Worker):
 
     def _claim_known(self, run_id: uuid.UUID, mode: Run.Mode) -> None:
         """In a claim thread. Nothing may escape."""
-        close_old_connections()
+        if self.draining.is_set():
+            return
         try:
-            if self.draining.is_set():
-                return
-            self._claim(run_id, mode)
+            with self._connections.lent():
+                self._claim(run_id, mode)
         except (DatabaseError, InterfaceError) as exc:
             log.warning("run_left_for_later", run_id=str(run_id), reason=type(exc).__name__)
         except Exception:

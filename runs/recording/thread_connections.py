@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from django.db import (
@@ -86,9 +87,23 @@ class Connections:
         """Have this thread use a connection that was kept, if there is one."""
         with self._lock:
             kept = self._kept.pop() if self._kept else None
-        if kept is not None:
-            connection.close()
-            connections[DEFAULT_DB_ALIAS] = kept
+        if kept is None:
+            return
+        if not kept.is_usable():  # the database was away meanwhile
+            kept.close()
+            return
+        connection.close()
+        connections[DEFAULT_DB_ALIAS] = kept
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let a thread that needs the database for a moment use what is kept, and keep it again."""
+        self.adopt()
+        try:
+            yield
+        finally:
+            self.keep()
+            connections.close_all()
 
     def close(self) -> None:
         """Close what is kept."""

@@ -15,6 +15,8 @@ from ..observe.network import listening_sockets
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 _MOST_PORTS = 1000
+_RESOLVER = "127.0.0.11"
+"""Where the engine answers for the names of its networks; no program of the workspace does."""
 _NAME_BYTES = 256
 _USER_SECONDS = 5.0
 
@@ -23,7 +25,7 @@ Owners = Dict[str, Tuple[int, str]]
 
 def show(config_path: str) -> int:
     """Print them as JSON, by port and address."""
-    found = listening_sockets()[:_MOST_PORTS]
+    found = [each for each in listening_sockets() if each[1] != _RESOLVER][:_MOST_PORTS]
     inodes = {inode for _, _, inode in found}
     owners = _owners(inodes)
     owners.update(_owners_as_user(config_path, inodes - set(owners)))

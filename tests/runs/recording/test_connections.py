@@ -103,3 +103,47 @@ def test_a_recorder_that_is_told_to_stop_while_it_waits_for_the_database_stops()
 
     with pytest.raises(StoppedError):
         Database(turns, stopped)(Run.objects.count)
+
+
+def session_of(shared: Connections) -> int:
+    """Ask in a thread of its own, which borrows its connection; return PostgreSQL's process."""
+    found: list[int] = []
+
+    def ask() -> None:
+        with shared.lent(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            found.append(cursor.fetchone()[0])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_threads_that_come_and_go_use_one_connection_as_long_as_it_lives() -> None:
+    shared = Connections(4, kept=1)
+    first = session_of(shared)
+    assert session_of(shared) == first
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [first])
+
+    second = session_of(shared)
+
+    assert second != first
+    assert session_of(shared) == second
+    shared.close()
+    eventually(lambda: not alive(second), what="the connection is closed", every=0.01)
+
+
+def alive(session: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [session])
+        return cursor.fetchone() is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_kept_of_what_no_room_is_for() -> None:
+    shared = Connections(4)
+    first = session_of(shared)
+    eventually(lambda: not alive(first), what="the connection is closed", every=0.01)
