@@ -92,6 +92,10 @@ class Pages:
     def _keep(self, key: tuple[uuid.UUID, int], page: Page) -> None:
         with self._lock:
             before = self._pages.pop(key, None)
+            if before is not None and before.read_at > page.read_at:
+                # Another thread has read it since, and was quicker to keep it.
+                self._pages[key] = before
+                return
             self._bytes -= 0 if before is None else len(before.data) + _SMALLEST
             self._pages[key] = page
             self._bytes += len(page.data) + _SMALLEST

@@ -67,13 +67,16 @@ class RunSource(EventSource):
         self._after = after
         self._sent = 0
         """Bytes of the page behind ``_after`` that were given already."""
+        self._begun_at = 0.0
+        """When the page was read of which they are: an earlier one may be shorter."""
 
     def read(self, room: int, since: float) -> Piece:
         """Return the events that follow."""
         while True:
-            # A page that was begun begins the same however old it is.
+            # A page that was begun goes on the same in every one that was read later.
             page = PAGES.page(
-                self._run_id, self._number, self._after, since=0.0 if self._sent else since
+                *(self._run_id, self._number, self._after),
+                since=self._begun_at if self._sent else since,
             )
             if page is None:
                 return self._without_record()
@@ -87,6 +90,8 @@ class RunSource(EventSource):
 
     def _cut(self, page: Page, room: int) -> Piece:
         data = cut(page.data, self._sent, room)
+        if not self._sent:
+            self._begun_at = page.read_at
         self._sent += len(data)
         if self._sent == len(page.data):
             self._after, self._sent = page.through, 0

@@ -105,6 +105,8 @@ class WorkspaceSource(EventSource):
         self._run_id: uuid.UUID | None = None
         self._sent = 0
         """Bytes of the output behind the place that were given already."""
+        self._begun_at = 0.0
+        """When the page was read of which they are: an earlier one may be shorter."""
         self._looked_at = -1.0
         self._status = b""
         self._deleted = False
@@ -159,7 +161,8 @@ class WorkspaceSource(EventSource):
             assert self._run_id is not None
             place = self._place
             page = PAGES.page(
-                self._run_id, place.run, place.sequence, since=0.0 if self._sent else since
+                *(self._run_id, place.run, place.sequence),
+                since=self._begun_at if self._sent else since,
             )
             if page is None:
                 return None
@@ -215,6 +218,8 @@ class WorkspaceSource(EventSource):
 
     def _cut(self, page: Page, output: bytes, room: int) -> Piece:
         data = cut(output, self._sent, room)
+        if not self._sent:
+            self._begun_at = page.read_at
         self._sent += len(data)
         if self._sent == len(output):
             self._place, self._sent = replace(self._place, sequence=page.through), 0

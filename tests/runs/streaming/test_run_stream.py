@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunHead
 from runs.record import retention
 from runs.streaming import event_pages as pages
+from runs.streaming.of_run import RunSource
 from tests.conftest import OWNER, Api
 from tests.runs.record_factory import Source, make_run, record
 from tests.runs.streaming.event_stream import Received, received
@@ -203,3 +205,47 @@ def test_a_terminal_is_sent_with_its_input(api: Api, run: Run) -> None:
     source.append()
     outputs = [event.json["ref"]["stream"] for event in follow(api, run) if event.event == "output"]
     assert outputs == ["pty", "ptyInput"]
+
+
+def test_a_page_that_was_begun_goes_on_when_an_earlier_one_is_kept_late(run: Run) -> None:
+    source = Source(run)
+    source.open()
+    process = source.process()
+    source.output(process, b"before")
+    source.append()
+    earlier = pages._read(run.pk, run.number, 0)
+    assert earlier is not None
+    source.output(process, b"a" * 5000)
+    source.output(process, b"b" * 5000)
+    source.append()
+    stream = RunSource(run)
+    whole = pages._read(run.pk, run.number, 0)
+    assert whole is not None
+    told = stream.read(len(earlier.data) + 8000, time.monotonic()).data
+    assert len(earlier.data) < len(told) < len(whole.data)
+
+    # As by a thread that was slow between reading and keeping, after the page had to make room.
+    pages.PAGES._pages.clear()
+    pages.PAGES._keep((run.pk, 0), earlier)
+
+    while len(told) < len(whole.data):
+        piece = stream.read(4000, time.monotonic())
+        assert piece.data, "it goes round and round"
+        told += piece.data
+    assert told == whole.data
+
+
+def test_of_two_pages_the_one_that_was_read_later_is_kept(run: Run) -> None:
+    source = Source(run)
+    source.open()
+    source.append()
+    earlier = pages._read(run.pk, run.number, 0)
+    source.process()
+    source.append()
+    later = pages._read(run.pk, run.number, 0)
+    assert earlier is not None
+    assert later is not None
+    kept = pages.Pages()
+    for page in (later, earlier):
+        kept._keep((run.pk, 0), page)
+    assert kept.page(run.pk, run.number, 0, since=later.read_at) is later
