@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -95,7 +96,9 @@ def measure(root: Path, changes: list[Change], tests: tuple[str, ...]) -> Iterat
         files = ["--rootdir=.", f"--mutants={plan}", f"--mutants-results={results}"]
         command = [sys.executable, "-m", "pytest", *options, "--reuse-db", *files, *tests]
         with log.open("wb") as output, results.open() as lines:
-            process = subprocess.Popen(command, cwd=copy, stdout=output, stderr=output)
+            # Options that are meant for the tests' own run say nothing here.
+            env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+            process = subprocess.Popen(command, cwd=copy, env=env, stdout=output, stderr=output)
             try:
                 seen = 0
                 while process.poll() is None or seen < 1:
