@@ -16,7 +16,7 @@ import structlog
 from django.apps import apps
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from accounts.models import (
@@ -97,6 +97,8 @@ def erase_owner(owner: str, *, wait_seconds: float, erased: Erased | None = None
     _remove_images(owner, erased)
     while _delete_runs(owner, erased) or _delete_workspaces(owner, erased):
         pass
+    if _runs(owner).exists() or Workspace.objects.owned_by(owner).exists():
+        raise StillThere("Something new began meanwhile. Erase again.")
     for rows in _rest(owner):
         _delete(rows, erased)
     Installation.objects.filter(holder_user_id=owner).update(holder_user_id="")
@@ -225,7 +227,8 @@ def _remove_image(
     with try_advisory_lock(repository_lock(repository)) as held:
         if not held:
             raise StillThere(f"Somebody publishes into {repository}. Erase again.")
-        own_tags = set(_published(owner).values_list("tag", flat=True))
+        own = _published(owner).filter(repository=repository)
+        own_tags = set(own.values_list("tag", flat=True))
         foreign = set(registry.list_tags(repository) or ()) - own_tags
         if same.exclude(pk__in=mine).exists() or any(
             registry.head_manifest(repository, tag) == digest for tag in sorted(foreign)
@@ -246,7 +249,9 @@ def _remove_image(
 def _delete_runs(owner: str, erased: Erased) -> int:
     """Delete some runs with what is derived of their records; return how many rows."""
     with transaction.atomic():
-        runs = _runs(owner).order_by("number")[:BATCH]
+        with_record = RunHead.objects.filter(run_number=OuterRef("number"), removed_at__isnull=True)
+        over = _runs(owner).filter(~Exists(with_record), status__in=Run.TERMINAL)
+        runs = over.order_by("number")[:BATCH]
         numbers = list(runs.values_list("number", flat=True))
         for model in (RunChange, RunCheckpoint, RunLoss, RunProcess, RunHead):
             model.objects.filter(run_number__in=numbers).delete()
@@ -256,5 +261,6 @@ def _delete_runs(owner: str, erased: Erased) -> int:
 def _delete_workspaces(owner: str, erased: Erased) -> int:
     """Delete some workspaces with all that was ever started in them; return how many rows."""
     with transaction.atomic():
-        ids = list(Workspace.objects.owned_by(owner).values_list("pk", flat=True)[:BATCH])
+        gone = Workspace.objects.owned_by(owner).filter(deleted_at__isnull=False, runs__isnull=True)
+        ids = list(gone.values_list("pk", flat=True)[:BATCH])
         return _delete(Workspace.objects.filter(pk__in=ids), erased)

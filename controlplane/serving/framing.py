@@ -16,6 +16,7 @@ from gunicorn.http.errors import (
     InvalidChunkSize,
     LimitRequestHeaders,
 )
+from gunicorn.util import split_request_uri
 
 from controlplane.http.spooled_body import SpooledBody
 
@@ -60,6 +61,11 @@ class Incoming:
     def begun(self) -> bool:
         """Whether anything of the request is there."""
         return self.head is not None or bool(self._raw)
+
+    def discard(self) -> None:
+        """Give the disk space of a body back; it is not read any more."""
+        if isinstance(self.body, SpooledBody):
+            self.body.close()
 
     @property
     def held(self) -> int:
@@ -108,7 +114,7 @@ class Incoming:
                 self.expects_continue = value.strip().lower() == b"100-continue"
         words = request_line.split(b" ")
         target = words[1] if len(words) > 1 else b""
-        path = unquote_to_bytes(target.partition(b"?")[0]).decode("latin-1")
+        path = unquote_to_bytes(_path_of(target)).decode("latin-1")
         self._limit = self._limit_of(path)
         spool = self._spool_of(path)
         if spool is not None:
@@ -195,3 +201,12 @@ class Incoming:
 
     def _fail(self, fault: Exception) -> None:
         self.fault, self.last, self.complete = fault, True, True
+
+
+def _path_of(target: bytes) -> bytes:
+    """Return the path of a request's target as gunicorn takes it, of an absolute address too."""
+    try:
+        path: str = split_request_uri(target.decode("latin-1")).path
+    except ValueError:  # gunicorn refuses it
+        return b""
+    return path.encode("latin-1")

@@ -15,6 +15,7 @@ from typing import Any
 from controlplane import settings
 from controlplane.errors import ControlPlaneError, RequestTimeout
 from controlplane.http.stream_answers import StreamAnswer
+from controlplane.security.addresses import is_trusted_proxy
 from controlplane.serving.connections import Connection, Outgoing
 from controlplane.serving.stream_threads import Feed, Puller
 
@@ -46,7 +47,9 @@ class Streams:
             if connection in self._admitted:
                 return True
             full = len(self._admitted) >= self._most
-            if full or self._counts[connection.address] >= self._most_of_one:
+            crowded = self._counts[connection.address] >= self._most_of_one
+            # Behind a trusted proxy there are many people at one address.
+            if full or (crowded and not is_trusted_proxy(connection.client[0])):
                 return False
             self._admitted[connection] = None
             self._counts[connection.address] += 1

@@ -228,6 +228,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def finish_request(self, connection: Connection, done: Future[bool]) -> None:
         """Go on with a connection whose request a thread has answered."""
+        connection.incoming.discard()
         if not connection.open:
             return
         connection.kept = not done.cancelled() and done.exception() is None and done.result()
@@ -366,6 +367,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _close(self, connection: Connection) -> None:
         if connection.open:
             connection.open = False
+            if connection.phase is not Phase.SERVING:  # a thread may read its body
+                connection.incoming.discard()
             self.streams.release(connection)
             self._watch(connection, 0)
             connection.sock.give_up()

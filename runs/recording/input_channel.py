@@ -35,8 +35,8 @@ class InputChannel:
         self._database = database
         self._retry = FIRST_RETRY_SECONDS
         self._again_at: float | None = None
-        if (run.command or {}).get("moreInput"):
-            control.given.set()  # what was announced before we were there
+        if run.mode == Run.Mode.ONE_SHOT:
+            control.given.set()  # what was announced before we were there, a signal for example
 
     def seconds_left(self, now: float) -> float:
         """Return after how long :meth:`hand_over` has something to do again."""

@@ -60,7 +60,8 @@ class OwnerSource(EventSource):
         """Return statuses, or events."""
         if self._showing:
             return self._all()
-        place_events()
+        while place_events():
+            pass
         events = events_behind(self._position, owner_user_id=self._owner)[:AT_ONCE]
         if not events:
             return Piece()

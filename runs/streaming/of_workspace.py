@@ -129,7 +129,8 @@ class WorkspaceSource(EventSource):
         return frozenset({Topic(WORKSPACE_EVENTS, str(self._workspace_id)), run})
 
     def _events(self, room: int) -> Piece | None:
-        place_events()
+        while place_events():
+            pass
         told = b""
         for event in events_behind(self._place.position, workspace_id=self._workspace_id):
             assert event.position is not None

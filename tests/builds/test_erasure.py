@@ -17,7 +17,7 @@ from django.urls import reverse
 from pytest_django.fixtures import Settings
 
 from accounts.models import ConnectedAccount, RenewedSecret, SshKey
-from builds import erasure_page
+from builds import erasure, erasure_page
 from builds.erasure import StillThere, erase_owner
 from registries.client import RegistryClient
 from runs.models import Run
@@ -196,6 +196,27 @@ def test_the_command_asks_tells_what_is_left_and_ends_when_it_is_done(place: Pla
     call_command("eraseowner", OWNER, "--yes", "--wait", "0", stdout=out)
     assert "workspace: 1" in out.getvalue()
     assert holds(OWNER) == []
+
+
+def test_what_begins_meanwhile_is_ended_before_it_is_erased(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script of the owner's goes on asking while his images are removed."""
+    remove_images = erasure._remove_images
+
+    def slowly(owner: str, erased: erasure.Erased) -> None:
+        remove_images(owner, erased)
+        workspace = workspaces.create_workspace(owner_user_id=OWNER, name="Late")
+        make_run(workspace=workspace, status=Run.Status.RUNNING)
+
+    with pytest.raises(StillThere):
+        erase_owner(OWNER, wait_seconds=0)
+    workers_are_done()
+    monkeypatch.setattr(erasure, "_remove_images", slowly)
+    with pytest.raises(StillThere, match="Something new began"):
+        erase_owner(OWNER, wait_seconds=0)
+    assert Run.objects.get().status == Run.Status.RUNNING
+    assert Workspace.objects.get().name == "Late"
 
 
 @pytest.fixture

@@ -115,3 +115,33 @@ def test_what_the_user_may_not_read_is_told_before_anything_is_sent(box: Box) ->
     assert answer.body["code"] == "file-permission-denied"
     assert "theirs" in answer.body["detail"]
     assert box.pack("none", expect=404).body["code"] == "file-not-found"
+
+
+def test_a_damaged_archive_is_not_taken_for_one_that_ends_there(box: Box) -> None:
+    whole = tar((member("first"), b"1"), (member("second"), b"2"), (member("third"), b"3"))
+    header = whole.index(b"second")
+    damaged = whole[:header] + b"\xff" * 300 + whole[header + 300 :]
+    assert box.unpack("to", damaged, expect=400).body["code"] == "bad-archive"
+    assert box.unpack("to", whole[: header + 100], expect=400).body["code"] == "bad-archive"
+    box.stat("to", expect=404)
+    assert box.left_behind() == ""
+
+
+@pytest.mark.parametrize("mtime", [float("nan"), float("inf"), -1.0, 2.0**70])
+def test_a_time_that_cannot_be_is_left_out(box: Box, mtime: float) -> None:
+    folder = member("folder", tarfile.DIRTYPE, mode=0o755)
+    folder.pax_headers = {"mtime": str(mtime)}
+    file = member("folder/file")
+    file.pax_headers = {"mtime": str(mtime)}
+    assert box.unpack("to", tar((folder, b""), (file, b"x"))).body["files"] == 1
+    assert box.get("to/folder/file").content == b"x"
+
+
+def test_folders_that_the_archive_does_not_list_can_be_entered_by_others(box: Box) -> None:
+    box.unpack("to", tar((member("a/b/c"), b"x")))
+    assert box.run("stat -c %a to/a to/a/b") == "755\n755\n"
+
+
+def test_a_hard_link_to_the_folder_itself_is_refused(box: Box) -> None:
+    link = member("link", tarfile.LNKTYPE, linkname=".")
+    assert box.unpack("to", tar((link, b"")), expect=400).body["code"] == "bad-archive"

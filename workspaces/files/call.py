@@ -66,10 +66,16 @@ class FileCall:
         return self.answer()
 
     def content(self) -> Iterator[bytes]:
-        """Give the pieces of what it sends, to their proper end."""
+        """Give the pieces of what it sends, to their proper end.
+
+        The last piece is given when that end is known: who has all bytes takes them for sound.
+        """
+        held = b""
         while True:
             kind, left = self._prefix(SILENCE_SECONDS)
             if kind == _END:
+                if held:
+                    yield held
                 return
             if kind != _DATA:
                 raise cut_off()
@@ -78,7 +84,9 @@ class FileCall:
                     self._receive(SILENCE_SECONDS)
                 piece, self._received = self._received[:left], self._received[left:]
                 left -= len(piece)
-                yield piece
+                if held:
+                    yield held
+                held = piece
 
     def close(self) -> None:
         """Give the call up, or its connection back."""

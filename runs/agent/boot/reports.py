@@ -26,8 +26,12 @@ class Reports:
         self._begun: Dict[int, bytes] = {}
 
     def take(self, connection: socket.socket) -> None:
-        """Answer a greeting; from now on the connection is served here."""
-        connection.send(b"+")
+        """Answer a greeting; from now on the connection is served here, unless it has gone."""
+        try:
+            connection.send(b"+")
+        except OSError:
+            connection.close()
+            return
         self._connections[connection.fileno()] = connection
         self._begun[connection.fileno()] = b""
 

@@ -117,7 +117,8 @@ class Wire:
             while left:
                 try:
                     sent = os.sendfile(self.target, fd, offset, left)
-                except (BrokenPipeError, ConnectionError):
+                except OSError:
+                    # Inside a frame there is no way to say what is wrong.
                     raise CallerGone from None
                 if not sent:
                     raise CallerGone  # the frame cannot be filled: the caller sees it cut off

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import heapq
 import os
 import stat
@@ -98,8 +99,10 @@ def list_folder(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -
         except FileNotFoundError:
             continue  # removed since
     log.tell("list", path)
-    last = entries[-1]["name"] if entries else None
-    wire.send_json(HEAD, {"entries": entries, "next": last if len(names) > limit else None})
+    # Also when the last ones were removed meanwhile: there are more behind them.
+    last = names[limit - 1] if len(names) > limit else None
+    told = None if last is None else base64.b64encode(last).decode("ascii")
+    wire.send_json(HEAD, {"entries": entries, "next": told})
 
 
 def _names(path: bytes, after: Optional[bytes]) -> Iterator[bytes]:

@@ -15,6 +15,27 @@ from .writing import FolderLock, make_folders
 _STAGING = b".svc-upload-"
 _COPY_BYTES = 256 * 1024
 _PRIVATE = 0o700
+_OPEN = 0o755
+_LATEST = 1 << 33
+"""A time in the year 2242; what claims to be later is not believed."""
+
+
+# No part of what typeshed knows of the module.
+_DAMAGED: Any = (
+    getattr(tarfile, "InvalidHeaderError"),  # noqa: B009
+    getattr(tarfile, "TruncatedHeaderError"),  # noqa: B009
+)
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose damaged header is a fault; `tarfile` takes it for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> "_Member":
+        try:
+            return super().fromtarfile(archive)
+        except _DAMAGED as error:
+            raise tarfile.ReadError(str(error)) from None
 
 
 class Unpacked:
@@ -50,6 +71,7 @@ class Unpacked:
                 bufsize=_COPY_BYTES,
                 encoding="utf-8",
                 errors="surrogateescape",
+                tarinfo=_Member,
             ) as archive:
                 forget = vars(archive)["members"].clear  # it would keep them all
                 while True:
@@ -66,6 +88,8 @@ class Unpacked:
         parts = _parts(member.name)
         if not parts:
             return
+        if not 0 <= member.mtime < _LATEST:  # also what is no number
+            member.mtime = 0
         place = self._made_parent(parts)
         if member.isdir():
             _make_folder(place)
@@ -78,9 +102,11 @@ class Unpacked:
         if member.issym():
             os.symlink(os.fsencode(member.linkname), place)
         elif member.islnk():
-            source = os.path.join(self._staging, *_parts(member.linkname))
-            self._made_parent(_parts(member.linkname))
-            if not os.path.lexists(source):
+            linked = _parts(member.linkname)
+            source = os.path.join(self._staging, *linked)
+            if linked:
+                self._made_parent(linked)
+            if not linked or not os.path.lexists(source):
                 raise _bad("A hard link in it leads to nothing that came before.")
             os.link(source, place, follow_symlinks=False)
         elif member.isreg():
@@ -165,7 +191,7 @@ def _parts(name: str) -> List[bytes]:
 
 def _make_folder(place: bytes) -> None:
     try:
-        os.mkdir(place, _PRIVATE)
+        os.mkdir(place, _OPEN)  # around it is the private one that all is in
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(place).st_mode):
             raise _bad("A name in it goes through a link or a file of its own.") from None

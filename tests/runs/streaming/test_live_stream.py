@@ -181,8 +181,11 @@ def test_a_stuck_reader_holds_up_nobody_and_goes_on_where_it_was(api: ApiProcess
         while "slow_reader" not in api.told:
             assert time.monotonic() < deadline, "the stuck reader was not cut off"
             time.sleep(0.1)
-        before = list(stuck.events())
-        if before[-1].event == "error":  # it had room for that
+        before: list[Received] = []
+        # The kernel drops what it could not hand over in time; then the end is a reset.
+        with suppress(ConnectionResetError):
+            before.extend(stuck.events())
+        if before and before[-1].event == "error":  # it had room for that
             assert before.pop().json["code"] == "slow-reader"
         assert [int(event.id) for event in before] == list(range(1, len(before) + 1))
         assert len(before) < 300
