@@ -37,7 +37,8 @@ def show(
     known_hosts = write_known_hosts(layout, environ)
     options = [
         *("-i", str(key), "-o", "IdentitiesOnly=yes"),
-        *("-o", f"UserKnownHostsFile={known_hosts}", "-p", str(ssh_port(environ))),
+        # ssh takes several files there, with spaces between them.
+        *("-o", f'UserKnownHostsFile="{known_hosts}"', "-p", str(ssh_port(environ))),
     ]
     progress.note(f"\nA session in it, over SSH: ssh -t … {user}@{ssh_host(environ)} {_COMMAND!r}")
     careful = ["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
