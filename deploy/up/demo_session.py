@@ -35,11 +35,7 @@ def show(
     user = ssh_user(environ, workspace_id)
     key = ensure_key(layout, api)
     known_hosts = write_known_hosts(layout, environ)
-    options = [
-        *("-i", str(key), "-o", "IdentitiesOnly=yes"),
-        # ssh takes several files there, with spaces between them.
-        *("-o", f'UserKnownHostsFile="{known_hosts}"', "-p", str(ssh_port(environ))),
-    ]
+    options = client_options(key, known_hosts, ssh_port(environ))
     progress.note(f"\nA session in it, over SSH: ssh -t … {user}@{ssh_host(environ)} {_COMMAND!r}")
     careful = ["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
     here = f"{user}@{local_host(environ)}"
@@ -61,6 +57,15 @@ def show(
     progress.note(
         f"\nEnter it yourself:\n  {login}\n\n{_client_block(environ, user, key, known_hosts)}"
     )
+
+
+def client_options(key: Path, known_hosts: Path, port: int) -> list[str]:
+    """The options with which ``ssh`` enters a workspace with this key, wherever the files are."""
+    return [
+        *("-i", str(key), "-o", "IdentitiesOnly=yes"),
+        # ssh takes several files there, with spaces between them.
+        *("-o", f'UserKnownHostsFile="{known_hosts}"', "-p", str(port)),
+    ]
 
 
 def ensure_key(layout: Layout, api: Api) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from accounts.public_keys import fingerprint_of, parse_public_key
 from deploy.services.errors import SetupError
 from deploy.up import demo_session
 from deploy.up.api import Api
-from deploy.up.demo_session import ensure_key, on_terminal, write_known_hosts
+from deploy.up.demo_session import client_options, ensure_key, on_terminal, write_known_hosts
 from deploy.up.layout import Layout
 
 
@@ -76,3 +77,11 @@ def test_a_client_knows_the_gateway_by_its_host_key(
     line = write_known_hosts(layout, environ).read_text()
     public = host_key.with_suffix(".pub").read_text().split()
     assert line == f"{names} {public[0]} {public[1]}\n"
+
+
+def test_the_known_hosts_are_one_file_also_on_a_path_with_spaces(tmp_path: Path) -> None:
+    known_hosts = tmp_path / "a path with spaces" / "known_hosts"
+    options = client_options(tmp_path / "key", known_hosts, 2222)
+    (given,) = [each for each in options if each.startswith("UserKnownHostsFile=")]
+    # ssh takes what it is given apart as a shell does.
+    assert shlex.split(given.partition("=")[2]) == [str(known_hosts)]
