@@ -1,0 +1,208 @@
+"""One run: its input, its end, its record."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from controlplane_client._async.connection import AsyncConnection
+from controlplane_client._async.platform import blocking, tell
+from controlplane_client.errors import ControlPlaneError
+from controlplane_client.models import RunInfo, StreamEvent, Verified
+from controlplane_client.record_check import check_export
+
+_INPUT_BYTES = 256 * 1024
+
+
+class AsyncRun:
+    """A run of a workspace, whether it goes on or has ended."""
+
+    def __init__(
+        self, connection: AsyncConnection, run_id: str, info: RunInfo | None = None
+    ) -> None:
+        self._connection = connection
+        self._path = f"/v1/runs/{run_id}"
+        self._input_offset: int | None = None
+        self.id = run_id
+        self.info = info
+        """As it was last read; None when it was not yet."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    async def refresh(self) -> RunInfo:
+        """Read how it stands."""
+        self.info = RunInfo.of(await self._connection.json("GET", self._path, repeatable=True))
+        return self.info
+
+    async def follow(
+        self, after: str | None = None, *, timeout: float | None = None
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Give every event of its record, those that were and those to come, until its end.
+
+        Connections that break are made again, and nothing is missing or comes twice. The last one
+        is ``end``. ``after`` is the ``id`` of an event that was seen, or ``latest``.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        async with aclosing(
+            self._connection.events(f"{self._path}/stream", after=after, deadline=deadline)
+        ) as events:
+            async for event in events:
+                if event.type == "end":
+                    self.info = RunInfo.of(event.data)
+                yield event
+
+    async def wait(
+        self,
+        *,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        timeout: float | None = None,
+    ) -> RunInfo:
+        """Wait for its end; text that it writes is told as it comes, from the beginning.
+
+        Raises ``WaitTimeout`` after ``timeout`` seconds; the run goes on.
+        """
+        quiet = on_stdout is None and on_stderr is None
+        told = {"stdout": on_stdout, "pty": on_stdout, "stderr": on_stderr}
+        texts = {name: _decoder() for name in told}
+        async with aclosing(self.follow("latest" if quiet else None, timeout=timeout)) as events:
+            async for event in events:
+                name = event.stream
+                if name in told:
+                    text = texts[name].decode(event.content)
+                    if text:
+                        await tell(told[name], text)
+        for name, decoder in texts.items():
+            text = decoder.decode(b"", True)
+            if text:
+                await tell(told[name], text)
+        if self.info is None or not self.info.ended:
+            return await self.refresh()
+        return self.info
+
+    async def write(self, data: bytes | str, *, end: bool = False) -> None:
+        """Give it input; ``end`` tells it that there is no more. Needs ``stdin=True`` at its start.
+
+        Bytes are never given twice, also when a request had to be repeated.
+        """
+        content = data.encode() if isinstance(data, str) else data
+        if self._input_offset is None:
+            state = await self._input({"stdin": ""}, repeatable=True)
+            self._input_offset = int(state["offset"])
+        while True:
+            part, content = content[:_INPUT_BYTES], content[_INPUT_BYTES:]
+            body = {
+                "stdinBase64": base64.b64encode(part).decode(),
+                "offset": self._input_offset,
+                **({"end": True} if end and not content else {}),
+            }
+            state = await self._input(body, repeatable=True)
+            self._input_offset = int(state["offset"])
+            if not content:
+                return
+
+    async def close_stdin(self) -> None:
+        """Tell it that there is no more input."""
+        await self._input({"end": True}, repeatable=True)
+
+    async def signal(self, name: str) -> None:
+        """Send a signal to the process group of its command: ``INT``, ``TERM``, ``KILL`` …"""
+        await self._input({"signal": name.removeprefix("SIG")})
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Change the size of its terminal."""
+        await self._input({"resize": {"columns": columns, "rows": rows}}, repeatable=True)
+
+    async def _input(self, body: dict[str, Any], *, repeatable: bool = False) -> Any:
+        return await self._connection.json(
+            "POST", f"{self._path}/input", body, repeatable=repeatable
+        )
+
+    async def cancel(self) -> RunInfo:
+        """Have all of it ended: TERM, and KILL after a while. ``wait`` tells when it has."""
+        body = {"status": "cancelled"}
+        told = await self._connection.json("PATCH", self._path, body, repeatable=True)
+        self.info = RunInfo.of(told)
+        return self.info
+
+    async def timeline(
+        self, *, kinds: Iterable[str] = (), start: int = 0, end: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Give the events of its record in order; ``kinds``, ``start`` and ``end`` choose."""
+        names = ",".join(kinds) or None
+        following: str | None = str(start)
+        while following is not None:
+            page = await self._connection.json(
+                "GET",
+                f"{self._path}/timeline",
+                repeatable=True,
+                kinds=names,
+                fromSequence=following,
+                toSequence=end,
+                limit=1000,
+            )
+            for item in page["items"]:
+                yield item
+            following = page.get("nextFromSequence")
+
+    async def scrollback(self, stream: str = "stdout") -> bytes:
+        """Return what it wrote (``stdout``, ``stderr``, ``pty``) or read (``stdin``), all of it."""
+        return await self._bytes("scrollback", accept="application/octet-stream", stream=stream)
+
+    async def changes(self) -> dict[str, Any]:
+        """Return the files that it changed and their ``diff``, as the API has them."""
+        told: dict[str, Any] = await self._read("changes")
+        return told
+
+    async def loss(self) -> dict[str, Any]:
+        """Return what its record does not hold; ``complete`` when nothing is missing."""
+        told: dict[str, Any] = await self._read("loss")
+        return told
+
+    async def asciicast(self) -> str:
+        """Return what it showed, for players: asciicast, version 3."""
+        return (await self._bytes("export", format="asciicast")).decode()
+
+    async def text(self) -> str:
+        """Return its output without escape sequences."""
+        return (await self._bytes("export", format="text")).decode("utf-8", "replace")
+
+    async def export(self) -> AsyncIterator[bytes]:
+        """Give the whole record with its proof, as lines of NDJSON."""
+        rest = b""
+        async with self._connection.answer(
+            "GET", f"{self._path}/export", repeatable=True, streamed=True, format="ndjson"
+        ) as answer:
+            async for content in answer.aiter_bytes():
+                *lines, rest = (rest + content).split(b"\n")
+                for line in lines:
+                    yield line + b"\n"
+        if rest:
+            raise ControlPlaneError("the export ended in the middle of a line")
+
+    async def verify(self, public_key: str | None = None) -> Verified:
+        """Take the record away and check it here: chain, losses, seal and signature.
+
+        ``public_key`` is the installation's, in base64; without it the record's own is taken, which
+        shows damage but not who signed.
+        """
+        lines = [line async for line in self.export()]
+        return await blocking(check_export, lines, public_key)
+
+    async def _read(self, what: str) -> Any:
+        return await self._connection.json("GET", f"{self._path}/{what}", repeatable=True)
+
+    async def _bytes(self, what: str, *, accept: str = "*/*", **query: Any) -> bytes:
+        async with self._connection.answer(
+            "GET", f"{self._path}/{what}", repeatable=True, headers={"accept": accept}, **query
+        ) as answer:
+            return answer.content
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,0 +1,158 @@
+"""Where everything begins: the service, and whose workspaces are meant."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from controlplane_client._sync.connection import Connection
+from controlplane_client._sync.run import Run
+from controlplane_client._sync.workspace import Workspace
+from controlplane_client.models import RunInfo, WorkspaceInfo
+
+
+class Client:
+    """A client of one installation, for one owner. Close it, or use it in a ``with`` block.
+
+    ``base_url`` is ``SVC_BASE_URL`` of the environment or ``http://localhost:4000`` unless told,
+    ``owner`` is ``SVC_OWNER`` or ``usr_local``; behind a proxy that says who asks give ``""``.
+    ``timeout`` is how many seconds may pass without a byte. A request that failed on its way is
+    made again up to ``retries`` times, where that does nothing twice.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        owner: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        retries: int = 5,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.base_url = base_url or os.environ.get("SVC_BASE_URL") or "http://localhost:4000"
+        self.owner = os.environ.get("SVC_OWNER", "usr_local") if owner is None else owner
+        self._connection = Connection(
+            self.base_url,
+            self.owner,
+            headers=headers or {},
+            timeout=timeout,
+            retries=retries,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def create(
+        self,
+        blueprint: Mapping[str, Any],
+        *,
+        repository: str | None = None,
+        tag: str = "latest",
+        registry: str = "default",
+        name: str | None = None,
+        ttl: int | None = None,
+        members: Mapping[str, Any] | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+        on_output: Callable[[str], object] | None = None,
+        on_status: Callable[[WorkspaceInfo], object] | None = None,
+    ) -> Workspace:
+        """Create a workspace from a blueprint, and wait until it is ready unless told not to.
+
+        Its image is published as ``repository``:``tag``; without a repository, in one of the
+        owner's own. ``ttl`` is after how many seconds it is stopped. ``members`` are added to the
+        request, like ``credentials``. ``on_output`` is told what build and boot print meanwhile.
+        Raises ``NotReady`` when it fails, ``WaitTimeout`` after ``timeout`` seconds.
+        """
+        body: dict[str, Any] = {
+            "registryId": registry,
+            "repository": repository or default_repository(self.owner),
+            "tag": tag,
+            "spec": dict(blueprint),
+            **({} if name is None else {"name": name}),
+            **({} if ttl is None else {"ttlSeconds": ttl}),
+            **(members or {}),
+        }
+        started = self._connection.json(
+            "POST",
+            "/v1/workspaces",
+            body,
+            repeatable=True,
+            headers={"idempotency-key": str(uuid.uuid4())},
+        )
+        workspace = Workspace(self._connection, started["workspaceId"])
+        if wait:
+            workspace.wait_ready(timeout=timeout, on_output=on_output, on_status=on_status)
+        return workspace
+
+    def workspace(self, workspace_id: str) -> Workspace:
+        """Return a workspace without asking whether it is there."""
+        return Workspace(self._connection, workspace_id)
+
+    def connect(self, workspace_id: str) -> Workspace:
+        """Return a workspace that exists; raises ``NotFound`` when the owner has none such."""
+        workspace = Workspace(self._connection, workspace_id)
+        workspace.refresh()
+        return workspace
+
+    def workspaces(self, status: str | None = None) -> Iterator[WorkspaceInfo]:
+        """Give the owner's workspaces, newest first; deleted ones with ``status="deleted"``."""
+        for item in self._pages("/v1/workspaces", status=status, limit=100):
+            yield WorkspaceInfo.of(item)
+
+    def run(self, run_id: str) -> Run:
+        """Return a run that exists."""
+        run = Run(self._connection, run_id)
+        run.refresh()
+        return run
+
+    def runs(self, status: str | None = None, mode: str | None = None) -> Iterator[RunInfo]:
+        """Give the owner's runs, newest first."""
+        for item in self._pages("/v1/runs", status=status, mode=mode, limit=100):
+            yield RunInfo.of(item)
+
+    def setup(self) -> dict[str, Any]:
+        """Return what a first visit needs to know: ``sshGateway`` says where people enter."""
+        told: dict[str, Any] = self._connection.json(
+            "GET", "/v1/system/setup-state", repeatable=True
+        )
+        return told
+
+    def _pages(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
+        cursor = None
+        while True:
+            page = self._connection.json("GET", path, repeatable=True, cursor=cursor, **query)
+            for item in page["items"]:
+                yield item
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                return
+
+
+def default_repository(owner: str) -> str:
+    """Return the repository for an owner's images that were given none."""
+    plain = re.sub(r"[^a-z0-9]+", "-", owner.lower()).strip("-") or "owner"
+    if plain != owner:
+        plain = f"{plain[:60]}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
+    return f"workspaces/{plain}"

@@ -1,0 +1,267 @@
+"""The files of a workspace."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+from controlplane_client._sync.connection import Body, Connection
+from controlplane_client._sync.platform import blocking, sleep
+from controlplane_client.errors import Conflict, ControlPlaneError, Unreachable
+from controlplane_client.local_files import CHUNK_BYTES, packed, unpacked
+from controlplane_client.models import FileInfo, Written
+from controlplane_client.retrying import seconds_before
+
+Names = list[str]
+
+
+class Files:
+    """Reads and changes files as the workspace's user.
+
+    Paths are absolute, or begin where commands do. Bytes of a path that are no UTF-8 are given as
+    surrogates, as ``os.fsdecode`` makes them.
+    """
+
+    def __init__(self, connection: Connection, workspace_id: str) -> None:
+        self._connection = connection
+        self._workspace = f"/v1/workspaces/{workspace_id}"
+        self._path = f"{self._workspace}/files"
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        with closing(self.stream(path)) as parts:
+            return b"".join([part for part in parts])
+
+    def read_text(self, path: str) -> str:
+        """Return the content of a file of UTF-8."""
+        return (self.read(path)).decode()
+
+    def stream(
+        self, path: str, *, start: int = 0, end: int | None = None
+    ) -> Generator[bytes, None, None]:
+        """Give the bytes of a file from ``start`` up to, not including, ``end``.
+
+        A transfer that breaks off goes on where it was, as long as the file is still the same.
+        """
+        position, tag, failures = start, None, 0
+        while end is None or position < end:
+            headers = {} if tag is None else {"if-match": tag}
+            if position or end is not None:
+                headers["range"] = f"bytes={position}-{'' if end is None else end - 1}"
+            try:
+                with self._connection.answer(
+                    "GET",
+                    self._path,
+                    repeatable=True,
+                    headers=headers,
+                    streamed=True,
+                    **_query(path),
+                ) as answer:
+                    tag = answer.headers.get("etag")
+                    for part in answer.iter_bytes(CHUNK_BYTES):
+                        position, failures = position + len(part), 0
+                        yield part
+                return
+            except httpx.TransportError as error:
+                failures += 1
+                if tag is None or failures > self._connection.retries:
+                    raise Unreachable(f"the transfer of {path} broke off") from error
+                sleep(seconds_before(failures))
+
+    def write(
+        self,
+        path: str,
+        data: bytes | str | IO[bytes],
+        *,
+        mode: int | None = None,
+        if_match: str | None = None,
+        only_new: bool = False,
+    ) -> Written:
+        """Store a file, whole or not at all; missing folders are made.
+
+        ``if_match`` is the SHA-256 that the file has to have, ``only_new`` says that there must be
+        none: else ``PreconditionFailed``.
+        """
+        headers = {"content-type": "application/octet-stream"}
+        if if_match is not None:
+            headers["if-match"] = f'"{if_match}"'
+        if only_new:
+            headers["if-none-match"] = "*"
+        octal = None if mode is None else f"{mode:o}"
+        content = _body(data)
+        with self._connection.answer(
+            "PUT",
+            self._path,
+            # A condition holds no more once the first try has written.
+            repeatable=len(headers) == 1 and _is_repeatable(data),
+            content=content,
+            headers=headers,
+            mode=octal,
+            **_query(path),
+        ) as answer:
+            told = answer.json()
+            return Written(told["size"], told["sha256"], answer.status_code == 201)
+
+    def list(self, path: str = ".") -> list[FileInfo]:
+        """Return what is in a folder, in the order of the names."""
+        found, cursor = [], None
+        while True:
+            page = self._connection.json(
+                "GET",
+                f"{self._path}/list",
+                repeatable=True,
+                limit=1000,
+                cursor=cursor,
+                **_query(path),
+            )
+            found += [FileInfo.of(item) for item in page["items"]]
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                return found
+
+    def stat(self, path: str, *, hash: bool = False) -> FileInfo:
+        """Look at a path, of a link at the link itself; ``hash`` tells a file's SHA-256 too."""
+        return FileInfo.of(
+            self._connection.json(
+                "GET",
+                f"{self._path}/stat",
+                repeatable=True,
+                hash=True if hash else None,
+                **_query(path),
+            )
+        )
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link an empty folder, or with ``recursive`` a full one."""
+        self._connection.json(
+            "DELETE", self._path, recursive=True if recursive else None, **_query(path)
+        )
+
+    def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Give a file or folder another name."""
+        body = {**_members("from", source), **_members("to", target), "overwrite": overwrite}
+        self._connection.json("POST", f"{self._path}/move", body)
+
+    def mkdir(self, path: str, *, parents: bool = True) -> None:
+        """Make a folder; with ``parents`` those above it too, and one that is there is fine."""
+        body = {**_query(path), "parents": parents}
+        self._connection.json("POST", f"{self._path}/mkdir", body, repeatable=parents)
+
+    def upload(self, local: str | Path, path: str) -> None:
+        """Copy a file, with its permissions, or what is in a folder, to ``path``."""
+        source = Path(local)
+        if source.is_dir():
+            file: IO[bytes] = blocking(packed, source)
+            with file:
+                self.unpack(file, path)
+            return
+        mode = (blocking(source.stat)).st_mode & 0o777
+        with blocking(source.open, "rb") as opened:
+            self.write(path, opened, mode=mode)
+
+    def download(self, path: str, local: str | Path) -> Names:
+        """Copy a file, or what is in a folder, to ``local``.
+
+        A file is in place when all of it has come. Returns the names in a
+        folder that were left out, because they lead to places outside of it.
+        """
+        target = Path(local)
+        try:
+            self._download_file(path, target)
+        except Conflict as problem:
+            if problem.code != "not-a-file":
+                raise
+        else:
+            return []
+        with tempfile.TemporaryFile() as file:
+            with closing(self.pack(path)) as parts:
+                for part in parts:
+                    blocking(file.write, part)
+            return blocking(unpacked, file, target)
+
+    def _download_file(self, path: str, target: Path) -> None:
+        partial = target.with_name(f".{target.name}.part")
+        try:
+            with partial.open("wb") as file:
+                self._copy(path, file)
+            blocking(partial.replace, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _copy(self, path: str, file: IO[bytes]) -> None:
+        with closing(self.stream(path)) as parts:
+            for part in parts:
+                blocking(file.write, part)
+
+    def pack(self, path: str = ".") -> Generator[bytes, None, None]:
+        """Give a tar of a folder or file. One that cannot be completed raises ``Unreachable``."""
+        try:
+            with self._connection.answer(
+                "GET",
+                f"{self._workspace}/archive",
+                repeatable=True,
+                streamed=True,
+                **_query(path),
+            ) as answer:
+                for part in answer.iter_bytes(CHUNK_BYTES):
+                    yield part
+        except httpx.TransportError as error:
+            raise Unreachable(f"the archive of {path} broke off") from error
+
+    def unpack(self, data: bytes | IO[bytes], path: str = ".") -> int:
+        """Unpack a tar into a folder, all of it or nothing; return how many files it held."""
+        told = self._connection.json(
+            "PUT",
+            f"{self._workspace}/archive",
+            repeatable=_is_repeatable(data),
+            content=_body(data),
+            headers={"content-type": "application/x-tar"},
+            **_query(path),
+        )
+        return int(told["files"])
+
+
+def _query(path: str) -> dict[str, Any]:
+    return _members("", path)
+
+
+def _members(prefix: str, path: str) -> dict[str, Any]:
+    name = f"{prefix}Path" if prefix else "path"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        exact = path.encode("utf-8", "surrogateescape")
+        return {f"{name}Base64": base64.b64encode(exact).decode()}
+    return {name: path}
+
+
+def _is_repeatable(data: bytes | str | IO[bytes]) -> bool:
+    return isinstance(data, bytes | str) or data.seekable()
+
+
+def _body(data: bytes | str | IO[bytes]) -> Body:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes):
+        return data
+    file = data
+    start = file.tell() if file.seekable() else None
+
+    def parts() -> Iterator[bytes]:
+        if start is not None:
+            blocking(file.seek, start)
+        while True:
+            part = blocking(file.read, CHUNK_BYTES)
+            if not isinstance(part, bytes):
+                raise ControlPlaneError("a file has to be opened for bytes: mode 'rb'")
+            if not part:
+                return
+            yield part
+
+    return parts
