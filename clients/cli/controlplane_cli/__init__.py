@@ -1,0 +1,1 @@
+"""svc, the command line of the control plane."""

@@ -1,0 +1,62 @@
+"""``svc cp``: files and folders between this machine and a workspace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from controlplane_cli.session import Session
+from controlplane_client import NotFound, Workspace
+
+
+def place(text: str) -> tuple[str | None, str]:
+    """Return workspace and path of ``WORKSPACE:PATH``; None and a path of this machine."""
+    name, colon, path = text.partition(":")
+    if not colon or "/" in name or name in {"", "."}:
+        return None, text
+    return name, path or "."
+
+
+def copy(session: Session, source: str, target: str) -> None:
+    """Copy; exactly one of both is in a workspace."""
+    (from_name, from_path), (to_name, to_path) = place(source), place(target)
+    if (from_name is None) == (to_name is None):
+        raise click.UsageError("one of both has to be WORKSPACE:PATH, and the other a path here")
+    if from_name is not None:
+        _download(session.workspace(from_name), from_path, to_path)
+    elif to_name is not None:
+        _upload(session.workspace(to_name), from_path, to_path)
+
+
+def _download(workspace: Workspace, path: str, local: str) -> None:
+    if local == "-":
+        for part in workspace.files.stream(path):
+            sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+        return
+    target = Path(local)
+    if target.is_dir():
+        target /= Path(path).name
+    for name in workspace.files.download(path, target):
+        click.echo(f"left out, as it leads to another place: {name}", err=True)
+
+
+def _upload(workspace: Workspace, local: str, path: str) -> None:
+    if local == "-":
+        workspace.files.write(path, sys.stdin.buffer.read())
+        return
+    source = Path(local)
+    if not source.exists():
+        raise click.ClickException(f"there is no {source}")
+    if path.endswith("/") or _is_folder(workspace, path):
+        path = f"{path.rstrip('/')}/{source.resolve().name}"
+    workspace.files.upload(source, path)
+
+
+def _is_folder(workspace: Workspace, path: str) -> bool:
+    try:
+        return workspace.files.stat(path).is_dir
+    except NotFound:
+        return False

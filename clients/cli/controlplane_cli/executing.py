@@ -1,0 +1,79 @@
+"""Commands in workspaces as if they ran here: output, input, ctrl-C, exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from controlplane_cli.interrupts import LEFT, first_for
+from controlplane_cli.session import Session
+from controlplane_cli.showing import as_json
+from controlplane_client import ControlPlaneError, Run, RunInfo
+
+
+def exit_code(info: RunInfo) -> int:
+    """Return what a shell would say: the exit code, or 128 and the signal's number."""
+    if info.exit_code is not None:
+        return info.exit_code
+    if info.exit_signal is not None:
+        with suppress(KeyError):
+            return 128 + int(signal.Signals[info.exit_signal])
+    return LEFT if info.status == "cancelled" else 125
+
+
+def follow(session: Session, run: Run, *, with_input: bool = False) -> int:
+    """Show what a run writes until it ends, and return its exit code.
+
+    The first ctrl-C interrupts the command, the second leaves it to itself.
+    """
+
+    def interrupt() -> None:
+        with suppress(ControlPlaneError):
+            run.signal("INT")
+
+    outputs = {"stdout": sys.stdout.buffer, "pty": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    kept = {"stdout": b"", "stderr": b""}
+    try:
+        with first_for(interrupt):
+            if with_input:
+                threading.Thread(target=_give_input, args=(run,), daemon=True).start()
+            for event in run.follow():
+                stream = event.stream or ""
+                if session.json:
+                    if stream in kept:
+                        kept[stream] += event.content
+                elif stream in outputs:
+                    outputs[stream].write(event.content)
+                    outputs[stream].flush()
+    except KeyboardInterrupt:
+        click.echo(f"\nleft; it goes on: svc logs -f {run.id}, svc cancel {run.id}", err=True)
+        return LEFT
+    info = run.info if run.info is not None and run.info.ended else run.refresh()
+    if session.json:
+        as_json(_told(info, kept))
+    elif info.error and info.exit_code is None and info.exit_signal is None:
+        click.echo(f"svc: {info.error} ({info.error_code})", err=True)
+    return exit_code(info)
+
+
+def _told(info: RunInfo, kept: dict[str, bytes]) -> dict[str, Any]:
+    return info.raw | {name: each.decode("utf-8", "replace") for name, each in kept.items()}
+
+
+def _give_input(run: Run) -> None:
+    with suppress(ControlPlaneError):
+        while part := os.read(sys.stdin.fileno(), 65536):
+            run.write(part)
+        run.close_stdin()
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """Return a value of the client as JSON has it."""
+    return {name: each for name, each in asdict(value).items() if name != "raw"}

@@ -1,0 +1,475 @@
+"""The commands of ``svc``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from controlplane_cli.contexts import config_path, read_config, write_config
+from controlplane_cli.copying import copy
+from controlplane_cli.executing import follow, plain
+from controlplane_cli.interrupts import LEFT, first_for
+from controlplane_cli.replaying import cast_lines, play
+from controlplane_cli.session import (
+    Session,
+    json_option,
+    pass_session,
+    workspace_argument,
+)
+from controlplane_cli.showing import Progress, ago, as_json, table
+from controlplane_cli.sources import source_of, wanted_files
+from controlplane_client import (
+    ControlPlaneError,
+    NotReady,
+    Problem,
+    Workspace,
+    __version__,
+    check_export,
+    default_repository,
+)
+from controlplane_client.local_files import packed
+
+FOR_THE_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""Options behind the workspace belong to the command that is executed there."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="svc")
+@click.option("-c", "--context", "name", help="A context of `svc config`.")
+@click.pass_context
+def cli(context: click.Context, name: str | None) -> None:
+    """Workspaces: start them, work in them, read their records.
+
+    WORKSPACE is a name, an id, or the beginning or end of an id. SVC_BASE_URL and SVC_OWNER, or a
+    context of `svc config`, say which service is asked and for whom.
+    """
+    context.ensure_object(Session).use(name)
+
+
+@cli.command()
+@click.argument("source", type=click.Path(), default=".")
+@click.option("--name", help="What it is called; like the source unless told.")
+@click.option("--harness", default="shell", show_default=True, help="Where SOURCE names none.")
+@click.option("--repository", help="Of the registry; one of yours unless told.")
+@click.option("--ttl", type=int, help="After how many seconds it is stopped.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show what the build prints.")
+@json_option
+@pass_session
+def up(
+    session: Session,
+    source: str,
+    name: str | None,
+    harness: str,
+    repository: str | None,
+    ttl: int | None,
+    no_wait: bool,
+    quiet: bool,
+) -> None:
+    """Start a workspace from SOURCE: a blueprint, a folder or the address of a git repository.
+
+    The files of a folder are copied into the workspace once it is ready, but for what git ignores;
+    its svc.json, if there is one, is the blueprint. Ctrl-C stops it, a second one leaves.
+    """
+    given = source_of(source, harness)
+    called = name or given.name
+    tag = "".join(each if each.isalnum() and each.isascii() else "-" for each in called)
+    workspace = session.client.create(
+        given.blueprint,
+        repository=repository or default_repository(session.context.owner),
+        tag=tag.strip("-")[:100] or "latest",
+        name=called,
+        ttl=ttl,
+        wait=False,
+    )
+    if not no_wait:
+        _wait_ready(workspace, quiet=quiet or session.json)
+        if given.folder is not None:
+            with packed(given.folder, wanted_files(given.folder)) as archive:
+                workspace.files.unpack(archive)
+    info = workspace.refresh()
+    if session.json:
+        as_json(info.raw)
+        return
+    click.echo(workspace.id)
+    click.echo(f"{called} is {info.status}: svc ssh {shlex.quote(called)}", err=True)
+
+
+def _wait_ready(workspace: Workspace, *, quiet: bool) -> None:
+    def interrupt() -> None:
+        workspace.stop(wait=False)
+
+    try:
+        with Progress() as progress, first_for(interrupt):
+            workspace.wait_ready(
+                on_output=None if quiet else progress.output, on_status=progress.of
+            )
+    except KeyboardInterrupt:
+        click.echo(f"left; it is being stopped: {workspace.id}", err=True)
+        sys.exit(LEFT)
+    except NotReady as error:
+        if error.workspace.status in {"cancelled", "stopped"}:
+            click.echo(f"{workspace.id} was stopped", err=True)
+            sys.exit(LEFT)
+        raise
+
+
+@cli.command()
+@click.option("--status", help="Only these: ready, failed, stopped, deleted …")
+@json_option
+@pass_session
+def ls(session: Session, status: str | None) -> None:
+    """List workspaces, newest first."""
+    found = list(session.client.workspaces(status))
+    if session.json:
+        as_json([each.raw for each in found])
+        return
+    rows = [
+        [each.name, each.status, ago(each.created_at), each.id,
+         each.reason.message if each.reason else each.error or ""]
+        for each in found
+    ]  # fmt: skip
+    table(rows, "NAME", "STATUS", "AGE", "ID", "WHY", flexible="WHY")
+
+
+@cli.command("exec", context_settings=FOR_THE_COMMAND)
+@click.option("-i", "--interactive", is_flag=True, help="Give it what is typed or piped in.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the id of its run.")
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Add to its environment.")
+@click.option("-w", "--workdir", help="Where it runs.")
+@click.option("--timeout", type=float, help="After how many seconds it is ended.")
+@json_option
+@workspace_argument
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@pass_session
+def execute(
+    session: Session,
+    workspace: str,
+    command: tuple[str, ...],
+    interactive: bool,
+    detach: bool,
+    env: tuple[str, ...],
+    workdir: str | None,
+    timeout: float | None,
+) -> None:
+    """Execute COMMAND in a workspace, and end with its exit code.
+
+    One word is what a shell executes, several are a program and its arguments. Ctrl-C interrupts
+    the command, a second one leaves it to itself. 125: it could not be executed.
+    """
+    session.failure_code = 125
+    run = session.workspace(workspace).spawn(
+        command[0] if len(command) == 1 else command,
+        cwd=workdir,
+        env=dict(each.partition("=")[::2] for each in env),
+        stdin=interactive,
+        timeout=timeout,
+    )
+    if detach:
+        as_json(run.info.raw if run.info else {}) if session.json else click.echo(run.id)
+        return
+    sys.exit(follow(session, run, with_input=interactive))
+
+
+@cli.command()
+@click.option("--harness", help="Who works; the blueprint's unless told.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the id of the run.")
+@json_option
+@workspace_argument
+@click.argument("prompt")
+@pass_session
+def run(session: Session, workspace: str, prompt: str, harness: str | None, detach: bool) -> None:
+    """Have the harness of a workspace work on PROMPT."""
+    session.failure_code = 125
+    there = session.workspace(workspace)
+    who = harness or there.refresh().raw.get("spec", {}).get("harness", {}).get("id", "shell")
+    started = there.run_prompt(prompt, harness=who)
+    if detach:
+        as_json(started.info.raw if started.info else {}) if session.json else click.echo(
+            started.id
+        )
+        return
+    sys.exit(follow(session, started))
+
+
+@cli.command()
+@click.option("-f", "--follow", "live", is_flag=True, help="Go on with what is yet to come.")
+@json_option
+@click.argument("name", metavar="WORKSPACE|RUN")
+@pass_session
+def logs(session: Session, name: str, live: bool) -> None:
+    """Show what a run wrote; of a workspace, what its latest build and boot print."""
+    try:
+        there = session.workspace(name)
+        boot = next(there.runs(mode="boot"), None)
+        source: Any = there if live else session.client.run(boot.id) if boot else None
+    except (click.ClickException, ControlPlaneError):
+        source = session.run(name)
+    if source is None:
+        return
+    if not live and not session.json:
+        click.echo(source.text(), nl=False)
+        return
+    for event in source.follow() if live else source.timeline():
+        if session.json:
+            told = {"type": event.type, "id": event.id, "data": event.data} if live else event
+            click.echo(json.dumps(told))
+        elif event.stream in {"stdout", "stderr", "pty"}:
+            sys.stdout.buffer.write(event.content)
+            sys.stdout.buffer.flush()
+
+
+@cli.command(context_settings=FOR_THE_COMMAND)
+@click.option("-o", "--option", multiple=True, help="An option of ssh, as its -o.")
+@json_option
+@workspace_argument
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@pass_session
+def ssh(
+    session: Session, workspace: str, command: tuple[str, ...], option: tuple[str, ...]
+) -> None:
+    """Enter a workspace with OpenSSH, or execute COMMAND over it."""
+    there = session.workspace(workspace)
+    gateway = session.client.setup()["sshGateway"]
+    options = [word for each in option for word in ("-o", each)]
+    who = f"{gateway['usernamePrefix']}{there.id}@{gateway['host']}"
+    line = ["ssh", *options, "-p", str(gateway["port"]), who, *command]
+    if session.json:
+        as_json({"host": gateway["host"], "port": gateway["port"], "command": line})
+        return
+    try:
+        os.execvp("ssh", line)  # noqa: S606 (the terminal is its own from here on)
+    except FileNotFoundError as error:
+        raise click.ClickException("there is no ssh on this machine") from error
+
+
+@cli.command()
+@json_option
+@click.argument("source")
+@click.argument("target")
+@pass_session
+def cp(session: Session, source: str, target: str) -> None:
+    """Copy a file or folder from or to WORKSPACE:PATH; - is standard input or output."""
+    copy(session, source, target)
+    if session.json:
+        as_json({"source": source, "target": target})
+
+
+@cli.command()
+@json_option
+@workspace_argument
+@pass_session
+def ports(session: Session, workspace: str) -> None:
+    """List what listens in a workspace."""
+    found = session.workspace(workspace).ports()
+    if session.json:
+        as_json([plain(each) for each in found])
+        return
+    rows = [[str(each.port), each.address, str(each.pid or ""), each.process or ""]
+            for each in found]  # fmt: skip
+    table(rows, "PORT", "ADDRESS", "PID", "PROCESS", flexible="PROCESS")
+
+
+@cli.command()
+@click.option("--speed", type=click.FloatRange(min=0.01), default=1.0, show_default=True)
+@click.option("--idle", type=float, default=2.0, show_default=True, help="The longest pause.")
+@click.option("--cast", is_flag=True, help="Print the asciicast itself, for other players.")
+@json_option
+@click.argument("name", metavar="RUN|WORKSPACE")
+@pass_session
+def replay(session: Session, name: str, speed: float, idle: float, cast: bool) -> None:
+    """Play what a run showed; of a workspace, its latest one."""
+    recorded = session.run(name).asciicast()
+    if session.json:
+        header, *events = cast_lines(recorded)
+        as_json({"header": header, "events": events})
+    elif cast:
+        click.echo(recorded, nl=False)
+    else:
+        play(recorded, speed=speed if sys.stdout.isatty() else 0, longest_pause=idle)
+
+
+@cli.command()
+@json_option
+@click.argument("name", metavar="RUN|WORKSPACE")
+@pass_session
+def diff(session: Session, name: str) -> None:
+    """Show what a run changed in the working tree; of a workspace, its latest one."""
+    told = session.run(name).changes()
+    if session.json:
+        as_json(told)
+        return
+    click.echo(told["diff"], nl=False)
+    if told["truncated"]:
+        click.echo("svc: the record has only this much of it", err=True)
+    if not told["exclusive"]:
+        click.echo("svc: other runs worked there meanwhile; some of it may be theirs", err=True)
+
+
+@cli.command()
+@click.option("--key", help="The installation's public key in base64.")
+@json_option
+@click.argument("name", metavar="RUN|WORKSPACE|FILE")
+@pass_session
+def verify(session: Session, name: str, key: str | None) -> None:
+    """Check a record, or an export of one, for tampering; 1 when it is not as it was written."""
+    try:
+        if Path(name).is_file():
+            with Path(name).open("rb") as lines:
+                found = check_export(lines, key)
+        else:
+            found = session.run(name).verify(key)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--key") from error
+    if session.json:
+        as_json(plain(found))
+    else:
+        click.echo(found.message)
+    sys.exit(0 if found.ok else 1)
+
+
+@cli.command()
+@json_option
+@click.argument("name", metavar="RUN")
+@pass_session
+def cancel(session: Session, name: str) -> None:
+    """End a run with all its processes."""
+    info = session.client.run(name).cancel()
+    as_json(info.raw) if session.json else click.echo(info.id)
+
+
+def _ended(session: Session, workspace: Workspace) -> None:
+    info = workspace.info or workspace.refresh()
+    as_json(info.raw) if session.json else click.echo(workspace.id)
+
+
+@cli.command()
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is stopped.")
+@json_option
+@workspace_argument
+@pass_session
+def stop(session: Session, workspace: str, no_wait: bool) -> None:
+    """Stop a workspace; what is kept is there when it starts again."""
+    there = session.workspace(workspace)
+    there.stop(wait=not no_wait)
+    _ended(session, there)
+
+
+@cli.command()
+@click.option("--rebuild", is_flag=True, help="Fetch the sources anew and build what changed.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
+@json_option
+@workspace_argument
+@pass_session
+def start(session: Session, workspace: str, rebuild: bool, no_wait: bool) -> None:
+    """Start a workspace again."""
+    there = session.workspace(workspace)
+    there.start(relation="rebuild" if rebuild else None, wait=False)
+    if not no_wait:
+        _wait_ready(there, quiet=session.json)
+    there.refresh()
+    _ended(session, there)
+
+
+@cli.command()
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is deleted.")
+@json_option
+@workspace_argument
+@pass_session
+def rm(session: Session, workspace: str, no_wait: bool) -> None:
+    """Delete a workspace with its volumes; its records stay."""
+    there = session.workspace(workspace)
+    there.delete(wait=not no_wait)
+    _ended(session, there)
+
+
+@cli.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def config(context: click.Context) -> None:
+    """Show or change which service is asked, and for whom."""
+    if context.invoked_subcommand is not None:
+        return
+    session = context.ensure_object(Session)
+    told, now = read_config(), session.context
+    if session.json:
+        as_json({"file": str(config_path()), "used": plain(now), **told})
+        return
+    click.echo(f"{now.base_url} for {now.owner} (from: {now.name}; file: {config_path()})")
+    for name, each in sorted(told["contexts"].items()):
+        mark = "*" if name == told.get("current") else " "
+        click.echo(f"{mark} {name}  {each['baseUrl']}  {each.get('owner', '')}")
+
+
+@config.command("set")
+@click.argument("name")
+@click.option("--url", required=True, help="Where the API is.")
+@click.option("--owner", help="For whom to ask.")
+def config_set(name: str, url: str, owner: str | None) -> None:
+    """Add or change the context NAME, and use it."""
+    told = read_config()
+    told["contexts"][name] = {"baseUrl": url, **({"owner": owner} if owner else {})}
+    write_config({**told, "current": name})
+
+
+@config.command("use")
+@click.argument("name")
+def config_use(name: str) -> None:
+    """Use the context NAME from now on."""
+    told = read_config()
+    if name not in told["contexts"]:
+        raise click.ClickException(f"there is no context {name}")
+    write_config({**told, "current": name})
+
+
+@config.command("rm")
+@click.argument("name")
+def config_rm(name: str) -> None:
+    """Remove the context NAME."""
+    told = read_config()
+    told["contexts"].pop(name, None)
+    write_config({**told, "current": None if told.get("current") == name else told.get("current")})
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion for a shell: eval "$(svc completion bash)"."""
+    made = get_completion_class(shell)
+    if made is not None:
+        click.echo(made(cli, {}, "svc", "_SVC_COMPLETE").source())
+
+
+def main() -> None:
+    """Run ``svc``; ends the process with its exit code."""
+    session = Session()
+    try:
+        cli.main(prog_name="svc", standalone_mode=False, obj=session)
+    except click.exceptions.Exit as ended:
+        sys.exit(ended.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(session.failure_code if error.exit_code == 1 else error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(LEFT)
+    except BrokenPipeError:
+        # Whoever read it has gone, as `head` does; Python must not complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except ControlPlaneError as error:
+        if session.json and isinstance(error, Problem):
+            click.echo(json.dumps(error.document), err=True)
+        else:
+            click.echo(f"svc: {error}", err=True)
+        sys.exit(session.failure_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What every command has: the client, and how workspaces and runs are named."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from controlplane_cli.contexts import Context, chosen
+from controlplane_client import Client, NotFound, Run, Workspace
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+
+class Session:
+    """One call of ``svc``."""
+
+    def __init__(self) -> None:
+        self._context_name: str | None = None
+        self.json = False
+        """Whether a program reads what is printed."""
+        self.failure_code = 1
+        """What to end with when it is not the command in the workspace that failed."""
+
+    def use(self, context_name: str | None) -> None:
+        """Ask the service of another context than the current one."""
+        self._context_name = context_name
+
+    @functools.cached_property
+    def context(self) -> Context:
+        """Which installation, and for whom."""
+        return chosen(self._context_name)
+
+    @functools.cached_property
+    def client(self) -> Client:
+        """The client of it."""
+        return Client(self.context.base_url, self.context.owner)
+
+    def workspace(self, name: str) -> Workspace:
+        """Return a workspace by its id, its name, or the beginning or end of its id."""
+        if _ID.match(name):
+            return self.client.connect(name)
+        found = list(self.client.workspaces())
+        fitting = [each for each in found if each.name == name]
+        fitting = fitting or [each for each in found if each.id.startswith(name)]
+        fitting = fitting or [each for each in found if each.id.endswith(name)]
+        if len(fitting) > 1:
+            fitting = [each for each in fitting if each.status == "ready"] or fitting
+        if len(fitting) == 1:
+            return self.client.workspace(fitting[0].id)
+        if fitting:
+            ids = "\n  ".join(f"{each.id} {each.name}, {each.status}" for each in fitting)
+            raise click.ClickException(f"several workspaces are meant by {name}:\n  {ids}")
+        raise click.ClickException(f"there is no workspace {name}: svc ls shows those there are")
+
+    def run(self, name: str) -> Run:
+        """Return a run by its id, or the latest one of a workspace."""
+        if _ID.match(name):
+            try:
+                return self.client.run(name)
+            except NotFound:
+                pass
+        latest = next(self.workspace(name).runs(), None)
+        if latest is None:
+            raise click.ClickException(f"nothing was run in {name} yet")
+        return self.client.run(latest.id)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
+def json_option(function: F) -> F:
+    """Give a command ``--json``."""
+
+    def told(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.ensure_object(Session).json = value
+
+    decorated: F = click.option(
+        "--json", is_flag=True, expose_value=False, callback=told, help="Print JSON for programs."
+    )(function)
+    return decorated
+
+
+def complete_workspace(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the workspaces whose names begin so, for the shell."""
+    session = context.find_object(Session) or Session()
+    try:
+        found = list(session.client.workspaces())
+    except Exception:
+        return []
+    return [
+        CompletionItem(each.name.replace(" ", "\\ "), help=each.status)
+        for each in found
+        if each.name.startswith(incomplete)
+    ]
+
+
+def workspace_argument(function: F) -> F:
+    """Give a command the argument ``WORKSPACE``."""
+    decorated: F = click.argument("workspace", shell_complete=complete_workspace)(function)
+    return decorated
