@@ -89,6 +89,12 @@ def _forward(options: SimpleNamespace) -> int:
     return forward(options.host, options.port)
 
 
+def _connect(options: SimpleNamespace) -> int:
+    from .session.port_connections import serve
+
+    return serve(options.state_dir)
+
+
 def _list_runs(options: SimpleNamespace) -> int:
     from .execution.runs_command import show
 
@@ -192,6 +198,11 @@ _SUBCOMMANDS = {
         "connect stdin and stdout to a port of this workspace",
         _forward,
         (_STATE, Member("--host", "127.0.0.1"), Member("--port", required=True, convert=int)),
+    ),
+    "connect": Subcommand(
+        "make connections to ports of this workspace; frames on stdin and stdout",
+        _connect,
+        (_STATE,),
     ),
     "files": Subcommand(
         "read or change files as the workspace's user; frames on stdin and stdout",

@@ -31,6 +31,8 @@ from .markers import RECORD_LEFT, Markers
 
 Ending = Dict[str, Any]
 
+_FORWARDS = {"forwardOpened": Kind.FORWARD_OPENED, "forwardClosed": Kind.FORWARD_CLOSED}
+
 
 class RecordError(Exception):
     """The boot cannot be recorded, so it must not take place; the message says why."""
@@ -167,6 +169,21 @@ class BootRecord:
         number = process.number if process else 0
         meta = {"signal": name, "target": target, "reason": reason}
         self._recording.event(Kind.SIGNAL_SENT, meta, process=number)
+
+    def reported(self, told: Dict[str, Any]) -> bool:
+        """A call of the control plane is about to do something; False: that finds no room."""
+        kind = told.pop("event", None)
+        return self.port_connected(kind, told) if kind in _FORWARDS else self.file_accessed(told)
+
+    def port_connected(self, kind: str, told: Dict[str, Any]) -> bool:
+        """A connection to a port of the workspace begins or has ended.
+
+        False: there is no room for one that begins. The end of what has begun is always recorded.
+        """
+        if kind == "forwardOpened" and not self._writer.room():
+            return False
+        meta = {name: self._masked(value) for name, value in told.items()}
+        return self._recording.event(_FORWARDS[kind], meta, method=Method.PROXY)
 
     def file_accessed(self, told: Dict[str, Any]) -> bool:
         """The control plane is about to access the workspace's files; False: that finds no room.

@@ -209,7 +209,7 @@ class Supervisor:
                 self._reaper.watch(child)
 
     def _record_access(self, told: Dict[str, Any]) -> bool:
-        return self.record is not None and self.record.file_accessed(told)
+        return self.record is not None and self.record.reported(told)
 
     def _wait_for_nobody(self, deadline: float) -> bool:
         while True:

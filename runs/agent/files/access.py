@@ -44,14 +44,17 @@ class AccessLog:
 
         Of a change the event is durable when this returns.
         """
-        told = {"action": action, "path": text_of(path), **members, **self._told}
-        try:
-            self._connection.sendall(json.dumps(told).encode("ascii") + b"\n")
-            taken = self._connection.recv(1) == b"+"
-        except OSError:
-            taken = False
-        if not taken:
+        if not self.report({"action": action, "path": text_of(path), **members}):
             raise _not_recorded()
+
+    def report(self, told: Dict[str, Any]) -> bool:
+        """Record an event of the call's own; False when that cannot be done."""
+        line = json.dumps({**told, **self._told}).encode("ascii") + b"\n"
+        try:
+            self._connection.sendall(line)
+            return self._connection.recv(1) == b"+"
+        except OSError:
+            return False
 
 
 def _not_recorded() -> Refusal:

@@ -8,7 +8,10 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .files_wire import MAX_DATA, Refusal
+from .files_wire import MAX_DATA, Refusal, Wire
+
+_LOOK_BYTES = 64 * 1024 * 1024
+"""After how much that was hashed it is looked whether the caller is still there."""
 
 _TYPES = (
     (stat.S_ISREG, "file"),
@@ -89,8 +92,11 @@ def version_of(status: os.stat_result) -> Version:
     )
 
 
-def digest(fd: int, size: int) -> str:
-    """The SHA-256 of the first `size` bytes; of what is left of them when there are fewer."""
+def digest(fd: int, size: int, wire: Wire) -> str:
+    """The SHA-256 of the first `size` bytes; of what is left of them when there are fewer.
+
+    Raises CallerGone when nobody waits for it any more.
+    """
     summed = hashlib.sha256()
     buffer = bytearray(MAX_DATA)
     view = memoryview(buffer)
@@ -101,6 +107,8 @@ def digest(fd: int, size: int) -> str:
             break
         summed.update(view[:count])
         at += count
+        if at % _LOOK_BYTES < count:
+            wire.require_caller()
     return summed.hexdigest()
 
 

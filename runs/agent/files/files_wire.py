@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 from typing import Any, Dict, Iterator, Tuple
 
 SPEC, DATA, END, HEAD, FAILED = b"S", b"D", b"E", b"H", b"F"
@@ -90,6 +91,14 @@ class Wire:
             if kind != DATA or length > MAX_DATA:
                 raise CallerGone
             yield self._payload(length)
+
+    def require_caller(self) -> None:
+        """Raise CallerGone when the other side has gone, for what takes long without a word."""
+        poll = select.poll()
+        # Of a socket only this tells that the other side has closed it; a pipe says so by itself.
+        poll.register(self.source, select.POLLRDHUP)
+        if poll.poll(0):
+            raise CallerGone
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         """Send one frame."""

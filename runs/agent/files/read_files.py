@@ -20,7 +20,7 @@ def read(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     fd = open_regular(path)
     try:
         status = os.fstat(fd)
-        sha256 = digest(fd, status.st_size)
+        sha256 = digest(fd, status.st_size, wire)
         if not _is_wanted(spec, sha256):
             log.tell("stat", path, size=status.st_size, sha256=sha256)
             wire.send_json(HEAD, {"notModified": True, "sha256": sha256})
@@ -45,7 +45,7 @@ def read(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
         wire.send_file(fd, start, end - start)
         # A log that has grown meanwhile still begins with what was sent.
         after = os.fstat(fd)
-        if version_of(after) == version_of(status) or digest(fd, status.st_size) == sha256:
+        if version_of(after) == version_of(status) or digest(fd, status.st_size, wire) == sha256:
             wire.send_json(END, {})
     finally:
         os.close(fd)
@@ -77,7 +77,7 @@ def look(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     if spec.get("hash") and told["type"] == "file":
         fd = open_regular(path)
         try:
-            told["sha256"] = digest(fd, os.fstat(fd).st_size)
+            told["sha256"] = digest(fd, os.fstat(fd).st_size, wire)
         finally:
             os.close(fd)
     log.tell("stat", path)

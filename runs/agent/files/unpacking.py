@@ -10,6 +10,7 @@ import tarfile
 from typing import Any, List, Tuple
 
 from .files_wire import Refusal, Wire
+from .placing import Mount, Placing, mount_of
 from .writing import FolderLock, make_folders
 
 _STAGING = b".svc-upload-"
@@ -137,27 +138,39 @@ class Unpacked:
         os.utime(place, (member.mtime, member.mtime))
 
     def require_room(self) -> None:
-        """Raise Refusal when something is in the way of a part of it."""
+        """Raise Refusal or OSError when something is in the way of a part of it."""
         self._moves(self._staging, self._target)
 
     def place(self) -> None:
-        """Move all of it to where it belongs; raises as `require_room`, before anything."""
+        """Move all of it to where it belongs, or nothing; raises as `require_room`."""
         with FolderLock(self._target):
-            for source, target in self._moves(self._staging, self._target):
-                os.replace(source, target)
+            placing = Placing(self._staging)
+            try:
+                for source, target in self._moves(self._staging, self._target):
+                    placing.move(source, target)
+            except BaseException:
+                placing.undo()
+                raise
             # Last, as nothing goes into a folder that is read-only; those inside first.
             for name, mode, modified in reversed(self._folders):
                 folder = os.path.join(self._target, name)
-                os.chmod(folder, mode)
-                os.utime(folder, (modified, modified))
+                try:
+                    os.chmod(folder, mode)
+                    os.utime(folder, (modified, modified))
+                except PermissionError:
+                    pass  # it was there before and is somebody else's, who decides that
 
     def _moves(self, source: bytes, target: bytes) -> List[Tuple[bytes, bytes]]:
         """What is renamed to what: as much at once as nothing is in the way of."""
         moves: List[Tuple[bytes, bytes]] = []
         folders = [(source, target)]
+        home = mount_of(target)
         while folders:
             source, target = folders.pop()
-            for name in os.listdir(source):
+            names = os.listdir(source)
+            if names:
+                _require_reachable(target, home)
+            for name in names:
                 inside, outside = os.path.join(source, name), os.path.join(target, name)
                 comes_folder = stat.S_ISDIR(os.lstat(inside).st_mode)
                 try:
@@ -166,8 +179,7 @@ class Unpacked:
                     moves.append((inside, outside))
                     continue
                 if comes_folder != is_folder:
-                    shown = outside.decode("utf-8", "replace")
-                    message = f"{shown} is a folder in one place and none in the other."
+                    message = f"{_shown(outside)} is a folder in one place and none in the other."
                     raise Refusal("file-exists", message)
                 if comes_folder:
                     folders.append((inside, outside))
@@ -178,6 +190,20 @@ class Unpacked:
     def discard(self) -> None:
         """Remove what has not been moved."""
         shutil.rmtree(os.fsdecode(self._staging), ignore_errors=True)
+
+
+def _require_reachable(folder: bytes, home: Mount) -> None:
+    """Raise Refusal for a folder into which nothing can be renamed."""
+    if mount_of(folder) != home:
+        message = f"{_shown(folder)} is another disk; unpack what belongs there into it by itself."
+        raise Refusal("file-other-disk", message)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        message = f"The workspace's user may not write into {_shown(folder)}."
+        raise Refusal("file-permission-denied", message)
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "replace")
 
 
 def _parts(name: str) -> List[bytes]:

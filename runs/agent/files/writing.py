@@ -42,7 +42,7 @@ def write(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None
     if path.endswith(b"/"):
         raise Refusal("not-a-file", "A path that ends in a slash is that of a folder.")
     folder = os.path.dirname(target)
-    present = _present(target, conditions)
+    present = _present(wire, target, conditions)
     conditions.check(present)
     made = make_folders(folder)
     stored = False
@@ -53,7 +53,7 @@ def write(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None
                 upload.write(piece)
             sha256 = upload.finish(_mode(spec, present))
             with FolderLock(folder):
-                now = _present(target, conditions, known=present)
+                now = _present(wire, target, conditions, known=present)
                 conditions.check(now)
                 log.tell("write", target, size=upload.size, sha256=sha256)
                 upload.place(target, new=conditions.creates)
@@ -73,7 +73,7 @@ def _mode(spec: Dict[str, Any], present: Present) -> int:
     return _NEW_MODE if present.version is None else present.mode & 0o777
 
 
-def _present(target: bytes, conditions: Conditions, known: Present = ABSENT) -> Present:
+def _present(wire: Wire, target: bytes, conditions: Conditions, known: Present = ABSENT) -> Present:
     try:
         status = os.stat(target)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def _present(target: bytes, conditions: Conditions, known: Present = ABSENT) -> 
     fd = open_regular(target)
     try:
         opened = os.fstat(fd)
-        return Present(version_of(opened), opened.st_mode, digest(fd, opened.st_size))
+        return Present(version_of(opened), opened.st_mode, digest(fd, opened.st_size, wire))
     finally:
         os.close(fd)
 
@@ -191,30 +191,40 @@ class FolderLock:
 
 def remove(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     """Remove a file, a link or an empty folder; with `recursive` a folder with all in it."""
-    status = os.lstat(path)
-    conditions = Conditions.of(spec)
     place = path.rstrip(b"/") or b"/"
-    if stat.S_ISDIR(status.st_mode):
-        if os.path.realpath(path) == b"/":
-            raise Refusal("file-permission-denied", "The root folder is not removed.")
-        if not spec.get("recursive") and _has_entries(path):
-            raise Refusal("directory-not-empty", "The folder is not empty; say recursive=true.")
-        log.tell("remove", place, recursive=bool(spec.get("recursive")))
-        if spec.get("recursive"):
-            # Its import takes more memory than all else of a call.
-            import shutil
-
-            # Of a path in bytes it makes a mixture of both.
-            shutil.rmtree(os.fsdecode(path))
-        else:
-            os.rmdir(path)
+    status = os.lstat(place)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if place != path and not is_folder:
+        # What follows the slash of a link is what it leads to, which nobody asked to remove.
+        message = "A path that ends in a slash is that of a folder, and this is none."
+        raise Refusal("not-a-directory", message)
+    conditions = Conditions.of(spec)
+    if is_folder:
+        conditions.check(Present(version_of(status), status.st_mode, None))
+        _remove_folder(log, os.path.realpath(place), bool(spec.get("recursive")))
     else:
         with FolderLock(os.path.dirname(place) or b"/"):
             if conditions.match is not None or conditions.none_match is not None:
-                conditions.check(_present(place, conditions))
+                conditions.check(_present(wire, place, conditions))
             log.tell("remove", place, size=status.st_size)
             os.unlink(place)
     wire.send_json(HEAD, {})
+
+
+def _remove_folder(log: AccessLog, place: bytes, recursive: bool) -> None:
+    if place == b"/":
+        raise Refusal("file-permission-denied", "The root folder is not removed.")
+    if not recursive and _has_entries(place):
+        raise Refusal("directory-not-empty", "The folder is not empty; say recursive=true.")
+    log.tell("remove", place, recursive=recursive)
+    if not recursive:
+        os.rmdir(place)
+        return
+    # Its import takes more memory than all else of a call.
+    import shutil
+
+    # Of a path in bytes it makes a mixture of both.
+    shutil.rmtree(os.fsdecode(place))
 
 
 def _has_entries(path: bytes) -> bool:

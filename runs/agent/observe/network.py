@@ -1,4 +1,4 @@
-"""Which peers a run has TCP connections with, from polling the tables of its network namespace.
+"""Which peers a run has TCP connections with, from polling the sockets of its network namespace.
 
 Connections over the loopback and listening sockets are not recorded; nor is one that began and
 ended between two polls and left nothing behind.
@@ -17,32 +17,20 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 from ..process.aside import aside
 from ..record.frames import Confidence, Kind, Method
 from ..record.recording import Recording
+from .socket_tables import LISTENING, Key, Row, connections, listening, read_tables, rows_of
 
 POLL_SECONDS = 1.0
 _IDLE_SECONDS = 5.0
 MOST_OPEN = 4096
 _SHARE = 0.02
 _LOOK_SECONDS = 0.03
-_READ_BYTES = 262144
-_TABLES = ("tcp", "tcp6")
 _COUNTS = ("sockstat", "sockstat6")
 # How long an idle run's tables are left alone while the kernel counts as many sockets as before.
 _TRUST_SECONDS = 30.0
 _MOST_DESCRIPTORS = 4096
-_LISTENING = "0A"
 _OVER = ("06", "07")
 _LOCAL = (b"\x7f", b"\0")
 _MAPPED = b"\0" * 10 + b"\xff\xff"
-
-Key = Tuple[str, str, str]
-
-
-class Row(NamedTuple):
-    """One connection of a table; addresses as the kernel prints them."""
-
-    key: Key
-    state: str
-    inode: str
 
 
 class Open(NamedTuple):
@@ -95,7 +83,7 @@ class Network:
         """What was open at `begin`, before the leader, belongs to others."""
         if self._is_reading:
             self._is_reading = False
-            self._foreign = {row.key for row in _rows(self._tables.wait())}
+            self._foreign = {row.key for row in self._tables.wait()}
         self.due = time.monotonic()
 
     def tick(self) -> None:
@@ -146,8 +134,8 @@ class Network:
                 self._poll(self._tables.wait())
         self.due = None
 
-    def _poll(self, tables: List[Tuple[str, bytes]]) -> None:
-        rows = {row.key: row for row in _rows(tables)}
+    def _poll(self, found: List[Row]) -> None:
+        rows = {row.key: row for row in found}
         self._foreign &= rows.keys()
         new = [row for key, row in rows.items() if key not in self._foreign]
         new = [row for row in new if row.key not in self._open]
@@ -223,33 +211,42 @@ def _descriptors(pids: Iterable[int]) -> Iterator[Tuple[int, str]]:
 
 
 class _Tables:
-    """Reads the tables beside the loop: the kernel takes up to tens of milliseconds for each."""
+    """Reads what is open now: beside the loop where the kernel takes long for it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         """How long that took the last time."""
+        self._can_ask = True
         self._under_way = _thread.allocate_lock()
-        self._read: List[Tuple[str, bytes]] = []
+        self._read: List[Row] = []
 
     @property
     def running(self) -> bool:
-        """Whether they are being read."""
+        """Whether it is being read."""
         return self._under_way.locked()
 
     def begin(self) -> None:
-        """Begin to read them; nobody may be doing so."""
+        """Begin to read; nobody may be doing so."""
+        began = time.monotonic()
+        if self._can_ask:
+            found = connections()
+            if found is not None:
+                self._read = _of_others(found)
+                self.seconds = time.monotonic() - began
+                return
+            self._can_ask = False
         self._under_way.acquire()
         aside(self._read_all)
 
-    def wait(self) -> List[Tuple[str, bytes]]:
-        """What was read, once it is read: the name and the text of each that can be read."""
+    def wait(self) -> List[Row]:
+        """What was read, once it is read."""
         with self._under_way:
             return self._read
 
     def _read_all(self) -> None:
         began = time.monotonic()
         try:
-            self._read = read_tables()
+            self._read = _of_others(rows_of(read_tables()))
             self.seconds = time.monotonic() - began
         finally:
             self._under_way.release()
@@ -281,44 +278,15 @@ def _is_empty(counts: Optional[bytes]) -> bool:
     return bool(lines) and all(not int(count) for line in lines for count in line.split()[2::2])
 
 
-def read_tables() -> List[Tuple[str, bytes]]:
-    """The name and the text of each table that can be read."""
-    found = []
-    for table in _TABLES:
-        try:
-            fd = os.open(f"/proc/net/{table}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        parts: List[bytes] = []
-        try:
-            while not parts or parts[-1]:
-                parts.append(os.read(fd, _READ_BYTES))
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
-        found.append((table, b"".join(parts)))
-    return found
-
-
-def _rows(tables: Iterable[Tuple[str, bytes]]) -> Iterator[Row]:
-    for table, text in tables:
-        for line in text.decode("ascii", "replace").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) < 10 or fields[3] == _LISTENING or _is_local(fields[2]):
-                continue
-            yield Row((table, fields[1], fields[2]), fields[3], fields[9])
+def _of_others(rows: Iterable[Row]) -> List[Row]:
+    """Those with a peer that is elsewhere."""
+    return [row for row in rows if row.state != LISTENING and not _is_local(row.key[2])]
 
 
 def listening_sockets() -> List[Tuple[int, str, str]]:
     """Port, address and inode of every TCP socket that listens, in this order."""
-    found = set()
-    for _, text in read_tables():
-        for line in text.decode("ascii", "replace").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) >= 10 and fields[3] == _LISTENING:
-                found.add((_port(fields[1]), _text(_address(fields[1])), fields[9]))
-    return sorted(found)
+    found = ((row.key[1], row.inode) for row in listening())
+    return sorted({(_port(local), _text(_address(local)), inode) for local, inode in found})
 
 
 def _address(shown: str) -> bytes:

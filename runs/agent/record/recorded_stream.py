@@ -12,6 +12,7 @@ from .spool import SpoolWriter
 
 CHUNK_BYTES = 32768
 COALESCE_SECONDS = 0.02
+"""So long bytes are gathered behind others. The first ones after a pause are written at once."""
 HIDDEN_SECONDS = 1.0
 """Hidden input is counted for this long before it is reported: the rhythm of typing a password
 tells something about it."""
@@ -72,6 +73,7 @@ class RecordedStream:
         self._drop_reason = ""
         self._closing: Optional[str] = None
         self._last_fed = 0.0
+        self._gathers_until = 0.0
 
     def feed(self, data: bytes) -> None:
         """Take the next raw bytes of the stream."""
@@ -87,9 +89,9 @@ class RecordedStream:
             self._mask()
         if self._size >= CHUNK_BYTES:
             self._write(self._size - self._size % CHUNK_BYTES)
-            self.due = self._last_fed + COALESCE_SECONDS
+            self.due = self._gathers_until = self._last_fed + COALESCE_SECONDS
         elif self.due is None:
-            self.due = self._last_fed + COALESCE_SECONDS
+            self.due = max(self._last_fed, self._gathers_until)
 
     def hide(self, count: int) -> None:
         """Take the next `count` bytes without what they are; only their number is recorded."""
@@ -118,6 +120,7 @@ class RecordedStream:
         if self._masking.held and now - self._last_fed >= COALESCE_SECONDS:
             self._release()
         self.flush()
+        self._gathers_until = now + COALESCE_SECONDS
         if not self._size:
             # What is held back is released only when nothing has followed it for a while.
             self.due = self._last_fed + COALESCE_SECONDS if self._masking.held else None

@@ -1,8 +1,9 @@
 """One run's record while it is written: what is known becomes events of the spool.
 
-Bytes of a stream are masked, gathered into chunks of at most 32 KiB or 20 ms, and numbered by their
-raw offset. Nothing is lost in silence: bytes that find no room either make the program wait
-(policy `block`) or are named as an exact range by a `telemetryDropped` event (policy `drop`).
+Bytes of a stream are masked, gathered into chunks of at most 32 KiB or, behind others, 20 ms, and
+numbered by their raw offset. Nothing is lost in silence: bytes that find no room either make the
+program wait (policy `block`) or are named as an exact range by a `telemetryDropped` event (policy
+`drop`).
 """
 
 from __future__ import annotations

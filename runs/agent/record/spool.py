@@ -1,7 +1,7 @@
 """The writer of a run's spool: the one place where an event gets its sequence.
 
-Events are gathered, written to the page cache a few milliseconds later and fsynced every 250 ms;
-that is waited for only where it is said.
+The first event after a pause is written to the page cache at once, those behind it are gathered for
+a few milliseconds. It is fsynced every 250 ms; that is waited for only where it is said.
 Nothing is freed but what the control plane has acknowledged, mostly by `tail`. When the spool is
 full, or the disk, events of I/O are refused; the events of a run's life always fit, thanks to a
 reserve.
@@ -166,6 +166,7 @@ class SpoolWriter:
         self._batch: List[bytes] = []
         self._batch_bytes = 0
         self._flush_at: Optional[float] = None
+        self._gathers_until = 0.0
         self._sync_at: Optional[float] = None
         self._synced_at: Optional[float] = None
         """When to look whether the sync under way has ended."""
@@ -240,7 +241,8 @@ class SpoolWriter:
         else:
             self.summary.note(decode(content))
         if self._flush_at is None:
-            self._flush_at = time.monotonic() + FLUSH_SECONDS
+            # At once after a pause: then whoever looks on waits for it.
+            self._flush_at = max(time.monotonic(), self._gathers_until)
         if self._batch_bytes >= self._batch_limit:
             self.flush()
         return True
@@ -255,6 +257,7 @@ class SpoolWriter:
         """Hand everything to the kernel. On a full disk the rest stays here and is tried again."""
         self._flush_at = None
         while self._batch:
+            self._gathers_until = time.monotonic() + FLUSH_SECONDS
             if not self._write_batch() and not self._reserve.release():
                 self._flush_at = time.monotonic() + _LOOK_AT_DISK_SECONDS
                 return

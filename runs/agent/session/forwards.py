@@ -13,12 +13,11 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
 from ..process.byte_queue import ByteQueue
 from ..process.gateway_client import Watch
 from ..record.frames import Kind, Method
-from ..record.recording import Recording
 from .channel import MAX_DATA, ToClient
 from .channel_set import Channel, Link
 from .session_requests import CONNECT_FAILED
@@ -27,14 +26,28 @@ _CONNECT_SECONDS = 10.0
 _LOOPBACK = ("localhost", "localhost.localdomain", "ip6-localhost")
 _MOST_ADDRESSES = 8
 _MOST_ANSWER_BYTES = 4096
+NOT_RECORDED = "the workspace's record takes no more at the moment"
 
-_Address = Tuple[int, str]
+Address = Tuple[int, str]
+"""The family of an address, and the address."""
+
+
+class ForwardRecord(Protocol):
+    """Where it is recorded that there was a connection."""
+
+    def mask_text(self, text: str) -> str:
+        """The text without what is secret."""
+
+    def event(self, kind: int, meta: Dict[str, Any], *, method: int) -> bool:
+        """Append an event; False when there is no room for it."""
 
 
 class Forward(Channel):
     """Bridges a channel and one TCP connection; begins to connect when it is made."""
 
-    def __init__(self, link: Link, number: int, recording: Recording, host: str, port: int) -> None:
+    def __init__(
+        self, link: Link, number: int, recording: ForwardRecord, host: str, port: int
+    ) -> None:
         super().__init__(link, number)
         self.host = host
         self.port = port
@@ -45,14 +58,14 @@ class Forward(Channel):
         self._lookup: Optional[_Lookup] = None
         self._connected = False
         self._over = False
-        self._addresses: List[_Address] = []
+        self._addresses: List[Address] = []
         self._failure = ""
         self._queue = ByteQueue()
         self._input_ended = False
         self._output_ended = False
         self._sent = 0
         self._received = 0
-        known = _numeric(host)
+        known = self._known_addresses()
         if known:
             self._connect(known)
         else:
@@ -118,6 +131,15 @@ class Forward(Channel):
 
     # Connecting.
 
+    def _known_addresses(self) -> List[Address]:
+        """Where to connect to; nothing when the name has to be looked up."""
+        return _numeric(self.host)
+
+    def _refusal(self, why: str) -> Dict[str, Any]:
+        """What the client is told when there is no connection."""
+        message = f"cannot connect to {self.host[:255]}:{self.port}: {why}"
+        return {"code": CONNECT_FAILED, "message": message}
+
     def _take_addresses(self, events: int) -> None:
         lookup = self._lookup
         if lookup is None or not lookup.read():
@@ -126,7 +148,7 @@ class Forward(Channel):
         self._connect(lookup.addresses)
         lookup.close()
 
-    def _connect(self, addresses: List[_Address]) -> None:
+    def _connect(self, addresses: List[Address]) -> None:
         self._addresses = addresses
         while self._addresses:
             family, address = self._addresses.pop(0)
@@ -158,9 +180,11 @@ class Forward(Channel):
             self._connect(self._addresses)
             return
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self._record(Kind.FORWARD_OPENED, {}):
+            self._refuse(NOT_RECORDED)
+            return
         self._connected = True
         self.deadline = None
-        self._record(Kind.FORWARD_OPENED, {})
         self.tell(ToClient.OPENED, {})
         self._write()
 
@@ -168,8 +192,7 @@ class Forward(Channel):
         if self._over:
             return
         self._let_go()
-        message = f"cannot connect to {self.host[:255]}:{self.port}: {why}"
-        self.tell(ToClient.REFUSED, {"code": CONNECT_FAILED, "message": message})
+        self.tell(ToClient.REFUSED, self._refusal(why))
         self._link.forget(self.number)
 
     # Connected.
@@ -245,13 +268,16 @@ class Forward(Channel):
             self._lookup.close()
             self._lookup = None
 
-    def _record(self, kind: int, meta: Dict[str, Any]) -> None:
-        where = {
+    def _place(self) -> Dict[str, Any]:
+        """Where it leads, as the record has it."""
+        return {
             "channel": self.number,
             "host": self._recording.mask_text(self.host),
             "port": self.port,
         }
-        self._recording.event(kind, {**where, **meta}, method=Method.PROXY)
+
+    def _record(self, kind: int, meta: Dict[str, Any]) -> bool:
+        return self._recording.event(kind, {**self._place(), **meta}, method=Method.PROXY)
 
 
 class _Lookup:
@@ -273,7 +299,7 @@ class _Lookup:
         os.close(answer)
 
     @property
-    def addresses(self) -> List[_Address]:
+    def addresses(self) -> List[Address]:
         """What was found."""
         lines = self._answer.decode("ascii", "replace").split()
         return [found for line in lines for found in _numeric(line)]
@@ -299,7 +325,7 @@ def _looked_up(host: str) -> str:
     return "\n".join([str(entry[4][0]) for entry in found][:_MOST_ADDRESSES])
 
 
-def _numeric(host: str) -> List[_Address]:
+def _numeric(host: str) -> List[Address]:
     """The addresses that can be told without a lookup."""
     if host.lower().rstrip(".") in _LOOPBACK:
         return [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]

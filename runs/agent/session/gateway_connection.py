@@ -42,13 +42,12 @@ _LAST_WORDS_SECONDS = 30.0
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
-class Connection(Client):
-    """Serves the client of one session from READY on."""
+class FrameConnection(Client):
+    """Serves a client from READY on; what is opened for it, whoever derives from this decides."""
 
-    def __init__(self, execution: Execution, reader: FrameReader, writer: FrameWriter) -> None:
+    def __init__(self, reader: FrameReader, writer: FrameWriter) -> None:
         os.set_blocking(reader.fd, False)
         os.set_blocking(writer.fd, False)
-        self._execution = execution
         self._reader = reader
         self._writer = writer
         self._gone = False
@@ -58,9 +57,16 @@ class Connection(Client):
         self._highest = 0
         self._without_room = 0
 
-    def greet(self) -> None:
-        """The record is durable: tell the client."""
-        self._tell(0, ToClient.READY, {"spoolId": self._execution.recording.spool_id})
+    def open(self, number: int, payload: bytes) -> None:
+        """Open a channel as OPEN asks for it. Raises Refusal."""
+        raise Refusal(BAD_REQUEST, "nothing can be opened here")
+
+    def hang_up(self) -> None:
+        """The client is gone without DETACH."""
+
+    def greet(self, told: Dict[str, Any]) -> None:
+        """Tell the client that it may begin."""
+        self._tell(0, ToClient.READY, told)
         self._writer.flush()
 
     def begin(self) -> None:
@@ -217,38 +223,16 @@ class Connection(Client):
             raise ChannelError(f"the channel {number} cannot be opened: channels count up")
         self._highest = number
         try:
-            self._opened(number, frame.payload)
+            if len(self._channels) >= MOST_CHANNELS:
+                raise Refusal(TOO_MANY, f"{MOST_CHANNELS} channels are open")
+            self.open(number, frame.payload)
         except Refusal as refusal:
             refused = {"code": refusal.code, "message": str(refusal)}
             self._tell(number, ToClient.REFUSED, refused)
 
-    def _opened(self, number: int, payload: bytes) -> None:
-        execution = self._execution
-        if execution.is_ending or not self.listens:
-            raise Refusal(START_FAILED, "the run is being ended")
-        try:
-            request = parse_request(payload)
-        except ConfigError as error:
-            raise Refusal(BAD_REQUEST, str(error)) from None
-        if len(self._channels) >= MOST_CHANNELS:
-            raise Refusal(TOO_MANY, f"{MOST_CHANNELS} channels are open")
-        if request.kind == "forward":
-            forward = Forward(self, number, execution.recording, request.host, request.port)
-            if not forward.is_over:
-                self._channels[number] = self._forwards[number] = forward
-            return
-        program = program_of(request, number, execution.account, execution.env)
-        channel = ProgramChannel(self, number, execution.spec.grace_seconds)
-        try:
-            leader = execution.start_leader(program, channel)
-        except OSError as error:
-            raise Refusal(TOO_MANY, f"no more programs can be started: {error}") from None
-        if leader.failure is not None:
-            channel.discard()
-            raise Refusal(START_FAILED, leader.failure)
-        channel.leader = leader
-        self._channels[number] = channel
-        self._tell(number, ToClient.OPENED, {"process": leader.number})
+    def _keep(self, forward: Forward) -> None:
+        if not forward.is_over:
+            self._channels[forward.number] = self._forwards[forward.number] = forward
 
     # The client's end.
 
@@ -270,7 +254,7 @@ class Connection(Client):
         if self.listens:
             self._gone = True
             self._leave()
-            self._execution.hang_up()
+            self.hang_up()
 
     def _leave(self) -> None:
         """What is only for the client ends with it."""
@@ -279,6 +263,41 @@ class Connection(Client):
 
     def _tell(self, channel: int, kind: int, value: Dict[str, Any]) -> None:
         self.send(kind, channel, json.dumps(value).encode())
+
+
+class Connection(FrameConnection):
+    """Serves the client of one session from READY on."""
+
+    def __init__(self, execution: Execution, reader: FrameReader, writer: FrameWriter) -> None:
+        super().__init__(reader, writer)
+        self._execution = execution
+
+    def hang_up(self) -> None:
+        self._execution.hang_up()
+
+    def open(self, number: int, payload: bytes) -> None:
+        execution = self._execution
+        if execution.is_ending or not self.listens:
+            raise Refusal(START_FAILED, "the run is being ended")
+        try:
+            request = parse_request(payload)
+        except ConfigError as error:
+            raise Refusal(BAD_REQUEST, str(error)) from None
+        if request.kind == "forward":
+            self._keep(Forward(self, number, execution.recording, request.host, request.port))
+            return
+        program = program_of(request, number, execution.account, execution.env)
+        channel = ProgramChannel(self, number, execution.spec.grace_seconds)
+        try:
+            leader = execution.start_leader(program, channel)
+        except OSError as error:
+            raise Refusal(TOO_MANY, f"no more programs can be started: {error}") from None
+        if leader.failure is not None:
+            channel.discard()
+            raise Refusal(START_FAILED, leader.failure)
+        channel.leader = leader
+        self._channels[number] = channel
+        self._tell(number, ToClient.OPENED, {"process": leader.number})
 
 
 def _size(payload: bytes) -> Tuple[int, int]:

@@ -42,7 +42,7 @@ def converse(config_path: str, state_directory: str) -> int:
     connection = Connection(execution, reader, writer)
     execution.client = connection
     execution.begin()
-    connection.greet()
+    connection.greet({"spoolId": execution.recording.spool_id})
     # What the client asks for meanwhile waits until the baseline is there.
     execution.observe()
     connection.begin()
