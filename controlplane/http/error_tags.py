@@ -36,6 +36,7 @@ KINDS: Final = {
     413: "PayloadTooLarge",
     415: "UnsupportedMediaType",
     416: "RangeNotSatisfiable",
+    426: "UpgradeRequired",
     429: "TooManyRequests",
     500: "InternalServer",
     502: "BadGateway",

@@ -1,8 +1,8 @@
 """Which hosts this service answers as, and which web pages may change something.
 
 Nobody is authenticated, so a page that somebody merely looks at must not be able to act in their
-place. A browser says on every write which page it comes from (``Origin``, ``Sec-Fetch-Site``);
-other clients do not, and are not asked.
+place. A browser says on every write, and on every handshake of a WebSocket, which page it comes
+from (``Origin``, ``Sec-Fetch-Site``); other clients do not, and are not asked.
 """
 
 from __future__ import annotations
@@ -46,14 +46,19 @@ class HostMiddleware:
 
 
 class OriginMiddleware:
-    """Refuses writes of pages that are neither our own nor trusted, whatever CORS allows them."""
+    """Refuses writes and upgrades of pages that are neither our own nor trusted.
+
+    Whatever CORS allows them.
+    """
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer 403 to a foreign page's write, and whatever the next one says otherwise."""
-        if request.method in READS or _may_write(request):
+        # What is upgraded takes input, whatever its method is; a browser asks no page's leave.
+        reads = request.method in READS and "upgrade" not in request.headers
+        if reads or _may_write(request):
             return self.get_response(request)
         log.warning("origin_refused", origin=request.headers.get("origin", "")[:255])
         error = Forbidden(

@@ -104,6 +104,11 @@ class EventSource(Source):
         """Return an ``error`` event, or when to come back."""
         return retry_frame() if error is None else error_frame(error)
 
+    def rest_of_begun(self, pending: bytes | bytearray) -> int | None:
+        """Return where the event ends: with an empty line, and nothing else has one."""
+        end = pending.find(b"\n\n")
+        return None if end < 0 else end + 2
+
 
 def stream_answer(request: Request, source: EventSource) -> StreamAnswer:
     """Return the answer that sends the events of ``source`` until it ends, or the client.

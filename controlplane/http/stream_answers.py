@@ -17,6 +17,7 @@ from typing import Any
 from django.http import HttpRequest, StreamingHttpResponse
 
 from controlplane.errors import ControlPlaneError, ServiceUnavailable
+from controlplane.security.addresses import client_address, is_trusted_proxy, network_of
 
 ROOM_BYTES = 32 * 1024
 """How much is read for a client at a time; nothing more until it has taken all of it."""
@@ -64,6 +65,11 @@ class Source(ABC):
 
     topics: frozenset[Topic] = frozenset()
     """What wakes it. May be replaced by another set while it is read."""
+    held = 0
+    """How many bytes of memory it keeps for its client."""
+    is_settled = False
+    """Whether nothing can change any more of what is still to be sent: then it is sent also when we
+    end."""
 
     @abstractmethod
     def read(self, room: int, since: float) -> Piece:
@@ -82,9 +88,41 @@ class Source(ABC):
     def farewell(self, error: ControlPlaneError | None) -> bytes:
         """Return the last words of a stream that we end; without an error it may be taken up."""
 
+    def rest_of_begun(self, pending: bytes | bytearray) -> int | None:
+        """Return how many of the bytes that were not sent yet end what was begun to be sent.
+
+        None when nothing can be said behind them.
+        """
+        return None
+
+
+AT_ONCE = 0.001
+"""What :meth:`Duplex.take` returns when only its time is over."""
+
+
+class Duplex(Source):
+    """A source whose client sends something, too: an upgraded connection."""
+
+    @abstractmethod
+    def receive(self, data: bytes) -> None:
+        """Keep what the client has sent. Called by the worker's loop; never waits."""
+
+    @property
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether more is to be read of the client."""
+
+    @abstractmethod
+    def take(self) -> float:
+        """Act on what was received; return after how many seconds to go on with what is left.
+
+        0.0: nothing is left; ``AT_ONCE``: after others have had their turn. Called as :meth:`read`
+        is, before it, and raises what it raises. Also called once when the client is gone.
+        """
+
 
 class StreamAnswer(StreamingHttpResponse):
-    """An answer of status 200 that goes on until its source ends, or its client."""
+    """An answer that goes on until its source ends, or its client."""
 
     def __init__(
         self, source: Source, *, content_type: str, headers: Mapping[str, str] | None = None
@@ -101,11 +139,32 @@ def require_stream_room(request: Any) -> None:
     inner: HttpRequest = getattr(request, "_request", request)
     # Our worker's way to the client knows; another server's has no such limit.
     admit = getattr(inner.META.get("gunicorn.socket"), "admit_stream", None)
-    if admit is not None and not admit():
+    owner = getattr(inner, "verified_owner", None)
+    if admit is not None and not admit(_whose(inner, owner)):
+        of_whom = "from this address" if owner is None else "of this owner"
         raise ServiceUnavailable(
-            "There are too many streams from this address; close some, or try again later.",
+            f"There are too many streams {of_whom}; close some, or try again later.",
             code="too-many-streams",
         )
+
+
+def _whose(request: HttpRequest, owner: str | None) -> str:
+    """Return whose share of the streams this is; nothing for a proxy that does not tell."""
+    if owner is not None:
+        return f"owner {owner}"
+    address = client_address(
+        request.META.get("REMOTE_ADDR", ""), request.META.get("HTTP_X_FORWARDED_FOR", "")
+    )
+    return "" if is_trusted_proxy(address) else network_of(address)
+
+
+def abandoned_by_client(request: Any) -> Callable[[], bool]:
+    """Return what tells whether the client of a request has left before its answer.
+
+    ``request`` is Django's or DRF's. Servers other than our worker never know.
+    """
+    inner: HttpRequest = getattr(request, "_request", request)
+    return getattr(inner.META.get("gunicorn.socket"), "client_left", None) or (lambda: False)
 
 
 def _pieces(source: Source) -> Iterator[bytes]:

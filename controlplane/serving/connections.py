@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from enum import Enum
 
+from controlplane.errors import ControlPlaneError
 from controlplane.http.stream_answers import Source
 from controlplane.security.addresses import network_of
 from controlplane.serving.framing import Incoming
@@ -17,6 +19,7 @@ HELD_BYTES = 512 * 1024
 PROGRESS_BYTES = 64 * 1024
 """What a reader has to take within the time limit, or all that is left."""
 _SEND_BYTES = 256 * 1024
+_LAST_BYTES = 192 * 1024
 
 
 class Phase(Enum):
@@ -26,8 +29,9 @@ class Phase(Enum):
     READING = 1
     LINGERING = 2
     FLUSHING = 3
-    SERVING = 4
-    STREAMING = 5
+    QUEUED = 4
+    SERVING = 5
+    STREAMING = 6
 
 
 class Outgoing:
@@ -45,10 +49,11 @@ class Outgoing:
         self._taken = 0
         self._broken = False
         self._sock = sock
-        self._wake = wake
+        self.wake = wake
+        """Has the loop look at the connection."""
         self._room = threading.Condition()
-        self.admit_stream: Callable[[], bool] = lambda: False
-        """Tells the view of a stream whether the client may have one more."""
+        self.admit_stream: Callable[[str], bool] = lambda _: False
+        """Tells the view of a stream whether the one it is for may have one more."""
         self.source: Source | None = None
         """What goes on behind the head that a thread has sent."""
 
@@ -65,24 +70,30 @@ class Outgoing:
             self.pending += data
             self._send()
             if self.pending:
-                self._wake()
+                self.wake()
             return not self.pending
 
-    def last_words(self, data: bytes) -> None:
-        """Send ``data`` behind what is left up to the next end of an event, if that goes at once.
+    @property
+    def broken(self) -> bool:
+        """Whether the client is gone, or given up."""
+        return self._broken
 
-        For event streams only: their events end with an empty line, and nothing else has one.
-        """
+    def last_words(self, source: Source, error: ControlPlaneError | None) -> None:
+        """Send how ``source`` ends, behind the end of what was begun, if the kernel takes it."""
         with self._room:
             if self._broken:
                 return
             if self.pending:
-                end = self.pending.find(b"\n\n")
-                if end < 0:
+                end = source.rest_of_begun(self.pending)
+                if end is None:
                     return
-                del self.pending[end + 2 :]
-            self.pending += data
+                del self.pending[end:]
+            self.pending += source.farewell(error)
             self._send()
+            if self.pending and not self._broken:
+                # Nothing follows, so the kernel may keep a little more than it was asked to.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LAST_BYTES)
+                self._send()
 
     def sendall(self, data: bytes) -> None:
         """Send ``data``, or keep it for the loop to send."""
@@ -95,7 +106,7 @@ class Outgoing:
             self._send()
             if not self.pending:
                 return
-            self._wake()
+            self.wake()
             self.waiting = True
             self._room.wait_for(lambda: self._broken or len(self.pending) <= HELD_BYTES)
             self.waiting = False
@@ -123,6 +134,18 @@ class Outgoing:
         with self._room:
             self._send()
 
+    def client_left(self) -> bool:
+        """Tell whether the client is gone, or sends nothing any more. In any thread."""
+        with self._room:
+            if self._broken:
+                return True
+            poll = select.poll()
+            try:
+                poll.register(self._sock, select.POLLRDHUP)
+                return bool(poll.poll(0))
+            except (OSError, ValueError):
+                return True
+
     def give_up(self) -> None:
         """Drop what is left, and free the thread that waits."""
         with self._room:
@@ -133,7 +156,8 @@ class Outgoing:
     def _send(self) -> None:
         try:
             while self.pending and not self._broken:
-                count = self._sock.send(bytes(self.pending[:_SEND_BYTES]))
+                with memoryview(self.pending) as view, view[:_SEND_BYTES] as piece:
+                    count = self._sock.send(piece)
                 del self.pending[:count]
                 self._taken += count
         except BlockingIOError:
@@ -181,4 +205,6 @@ class Connection:
     @property
     def held(self) -> int:
         """How many bytes of memory are kept for it."""
-        return self.incoming.held + len(self.sock.pending)
+        source = self.sock.source
+        kept = 0 if source is None else source.held
+        return self.incoming.held + len(self.sock.pending) + kept

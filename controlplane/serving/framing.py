@@ -30,9 +30,9 @@ _HEX = frozenset(b"0123456789abcdefABCDEF")
 class Incoming:
     """What has arrived of one request.
 
-    ``head`` is complete when it is set; ``body`` is decoded, and never longer than one byte above
-    the limit of its path, which is enough to refuse it. The rest is counted and thrown away. It is
-    kept in memory, or in what ``spool_of`` makes for its path.
+    ``head`` is complete when it is set, and so is ``path``; ``body`` is decoded, and never longer
+    than one byte above the limit of its path, which is enough to refuse it. The rest is counted and
+    thrown away. It is kept in memory, or in what ``spool_of`` makes for its path.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Incoming:
         spool_of: Callable[[str], SpooledBody | None] = lambda _: None,
     ) -> None:
         self.head: bytes | None = None
+        self.path = ""
         self.body: bytearray | SpooledBody = bytearray()
         self.complete = False
         self.last = False
@@ -78,6 +79,13 @@ class Incoming:
 
     def feed(self, data: bytes) -> bytes:
         """Take what arrived; return what belongs to the next request."""
+        if self.head is not None and not self._chunked and not self._raw:
+            left = self._length - self._seen
+            if len(data) < left:
+                # Most of a large body, which is copied once only.
+                self._keep(data)
+                self._seen += len(data)
+                return b""
         self._raw += data
         if self.head is None:
             self._read_head()
@@ -114,9 +122,9 @@ class Incoming:
                 self.expects_continue = value.strip().lower() == b"100-continue"
         words = request_line.split(b" ")
         target = words[1] if len(words) > 1 else b""
-        path = unquote_to_bytes(_path_of(target)).decode("latin-1")
-        self._limit = self._limit_of(path)
-        spool = self._spool_of(path)
+        self.path = unquote_to_bytes(_path_of(target)).decode("latin-1")
+        self._limit = self._limit_of(self.path)
+        spool = self._spool_of(self.path)
         if spool is not None:
             self.body = spool
         self._chunked = codings == [b"chunked"] and not lengths
@@ -149,11 +157,14 @@ class Incoming:
 
     def _take(self, count: int) -> None:
         """Move so many bytes into the body, or past it."""
-        room = self._limit + 1 - len(self.body)
-        if room > 0:
-            self.body.extend(self._raw[: min(count, room)])
+        self._keep(self._raw[:count])
         del self._raw[:count]
         self._seen += count
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        room = self._limit + 1 - len(self.body)
+        if room > 0:
+            self.body.extend(data if len(data) <= room else data[:room])
 
     def _read_chunks(self) -> None:
         while not self.complete:

@@ -9,15 +9,16 @@ from contextlib import suppress
 from controlplane.errors import ControlPlaneError
 
 
-def send_last(sock: socket.socket, error: ControlPlaneError) -> None:
+def send_last(sock: socket.socket, error: ControlPlaneError, path: str = "") -> None:
     """Tell a client why its connection ends, if it takes that at once."""
     # It reads settings that Django has only once the application is loaded.
     from controlplane.http.problems import CONTENT_TYPE, problem
 
-    body = json.dumps(problem(error, "")).encode()
+    body = json.dumps(problem(error, "", path)).encode()
+    again = "" if error.wait is None else f"Retry-After: {error.wait}\r\n"
     head = (
         f"HTTP/1.1 {error.status} {error.title}\r\nContent-Type: {CONTENT_TYPE}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(body)}\r\n{again}Connection: close\r\n\r\n"
     )
     send_at_once(sock, head.encode() + body)
 

@@ -19,7 +19,16 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 
 from controlplane.database.retries import database_trouble
 from controlplane.errors import ControlPlaneError
-from controlplane.http.stream_answers import LOOK_SECONDS, ROOM_BYTES, Channel, Piece, Source, Topic
+from controlplane.http.stream_answers import (
+    AT_ONCE,
+    LOOK_SECONDS,
+    ROOM_BYTES,
+    Channel,
+    Duplex,
+    Piece,
+    Source,
+    Topic,
+)
 from controlplane.serving.connections import Outgoing
 from controlplane.work.notifications import Heard, listen_to
 from controlplane.work.stopping import StopEvent
@@ -44,10 +53,18 @@ class Feed:
         self.spoke_at = self.since
         self.not_before = 0.0
         self.dirty = True
+        self.heard = False
+        """Whether its client has sent something, or left."""
+        self.paused = False
+        """Whether its client is not read from, because nothing more can be kept."""
+        self.again_at = float("inf")
+        """When to go on with what its client has sent."""
         self.queued = False
         self.reading = False
         self.full = False
         self.whole = True
+        self.last = False
+        """Whether it ends before its source does."""
         self.over = False
 
 
@@ -79,6 +96,34 @@ class Puller:
             feed.over = True
             self.feeds.pop(feed, None)
             self._unsubscribe(feed)
+            if isinstance(feed.source, Duplex):
+                # What its client has sent before it left.
+                feed.heard = True
+                self._schedule(feed)
+
+    def reads(self, feed: Feed) -> bool:
+        """Tell whether a client is to be read from; the loop is woken when that changes."""
+        with self._work:
+            feed.paused = isinstance(feed.source, Duplex) and not feed.source.has_room
+            return not feed.paused
+
+    def heard(self, feed: Feed) -> None:
+        """Have something taken that a client has sent."""
+        with self._work:
+            feed.heard = True
+            self._schedule(feed)
+
+    def end(self, feed: Feed) -> bool:
+        """Read a stream no more; False while it is being read, or only the rest of it is to come.
+
+        To be called again then: what is read is sent before anything else is said.
+        """
+        with self._work:
+            feed.last = True
+            if feed.reading or feed.source.is_settled:
+                return False
+            self.remove(feed)
+        return True
 
     def drained(self, feed: Feed) -> None:
         """Go on with a stream whose client has taken everything."""
@@ -93,8 +138,12 @@ class Puller:
             for feed in self.feeds:
                 if now - feed.since >= LOOK_SECONDS:
                     self._mark(feed, now)
-                if feed.dirty and feed.not_before and now >= feed.not_before:
+                waits = feed.dirty or feed.heard
+                if waits and feed.not_before and now >= feed.not_before:
                     feed.not_before = 0.0
+                    self._schedule(feed)
+                if now >= feed.again_at:
+                    feed.heard = True
                     self._schedule(feed)
                 free = feed.whole and not (feed.full or feed.reading or feed.over)
                 if free and now - feed.spoke_at >= LOOK_SECONDS:
@@ -111,6 +160,12 @@ class Puller:
             self._stopped.set()
             self._relisten.set()
             self._work.notify_all()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads that read, so long at the most."""
+        until = time.monotonic() + seconds
+        for thread in self._threads[1:]:
+            thread.join(max(0.0, until - time.monotonic()))
 
     # ------------------------------------------------------------------ topics
 
@@ -138,8 +193,10 @@ class Puller:
         self._schedule(feed)
 
     def _schedule(self, feed: Feed) -> None:
-        busy = feed.queued or feed.reading or feed.full or feed.over
-        if feed.dirty and not busy and not feed.not_before:
+        over = feed.over or (feed.last and not feed.source.is_settled)
+        wanted = feed.heard or (feed.dirty and not (feed.full or over))
+        busy = feed.queued or feed.reading or (feed.not_before and not feed.over)
+        if wanted and not busy:
             feed.queued = True
             self._ready.append(feed)
             self._work.notify()
@@ -185,31 +242,67 @@ class Puller:
     # ------------------------------------------------------------------ reading
 
     def _pull(self) -> None:
-        while True:
-            with self._work:
-                self._work.wait_for(lambda: self._ready or self._stopped.is_set())
-                if self._stopped.is_set():
-                    break
-                feed = self._ready.popleft()
-                feed.queued, feed.dirty, feed.reading = False, False, True
-                if feed.over:
-                    continue
-                since = feed.since
-            piece = self._read(feed, since)
+        while (feed := self._next()) is not None:
+            if feed.over:
+                self._take_last(feed)
+                continue
+            piece = self._read(feed)
             if piece is not None:
                 self._deliver(feed, piece)
         close_old_connections()
 
-    def _read(self, feed: Feed, since: float) -> Piece | None:
-        """Return what follows; None when the database is away, and the stream has to wait."""
+    def _next(self) -> Feed | None:
+        """Return the stream to go on with; None: it is over with all of them."""
+        with self._work:
+            while True:
+                self._work.wait_for(lambda: self._ready or self._stopped.is_set())
+                if not self._ready:
+                    return None
+                feed = self._ready.popleft()
+                feed.queued = False
+                if feed.over or not self._stopped.is_set():
+                    # What the client is to be answered waits until it has taken the rest.
+                    feed.dirty = feed.full and (feed.dirty or feed.heard)
+                    feed.heard, feed.reading = False, True
+                    return feed
+
+    def _take(self, feed: Feed) -> None:
+        """Act on what the client has sent, and have more of it read."""
+        source = feed.source
+        if not isinstance(source, Duplex):
+            return
+        wait = source.take()
+        feed.again_at = time.monotonic() + wait if wait > AT_ONCE else float("inf")
+        with self._work:
+            feed.heard = feed.heard or 0 < wait <= AT_ONCE
+            reads_again = feed.paused and source.has_room
+        if reads_again:
+            feed.way.wake()
+
+    def _take_last(self, feed: Feed) -> None:
+        """Act on what a client has sent that is gone."""
         try:
-            return feed.source.read(ROOM_BYTES, since)
+            self._take(feed)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("last_words_not_taken", reason=database_trouble(error))
+            close_old_connections()
+        except Exception:
+            log.exception("stream_failed")
+
+    def _read(self, feed: Feed) -> Piece | None:
+        """Return what follows; None when the database is away, and the stream has to wait."""
+        full = feed.full
+        try:
+            self._take(feed)
+            return Piece() if full else feed.source.read(ROOM_BYTES, feed.since)
         except (OperationalError, InterfaceError) as error:
             log.warning("stream_waits_for_database", reason=database_trouble(error))
             close_old_connections()
             with self._work:
                 feed.reading, feed.dirty = False, True
+                feed.heard = isinstance(feed.source, Duplex)
                 feed.not_before = time.monotonic() + _RETRY_SECONDS
+                self._schedule(feed)
             return None
         except ControlPlaneError as error:
             return Piece(feed.source.farewell(error), ended=True)
@@ -220,16 +313,16 @@ class Puller:
 
     def _deliver(self, feed: Feed, piece: Piece) -> None:
         """Send what was read, and settle how the stream goes on."""
-        with self._work:
-            feed.full, feed.whole = True, piece.whole
-        sent = True
         if piece.data:
+            with self._work:
+                feed.full, feed.whole = True, piece.whole
+            sent = True
             with suppress(BrokenPipeError):  # the loop closes what is broken
                 sent = feed.way.offer(piece.data)
         with self._work:
             feed.reading = False
-            feed.full = feed.full and not sent
             if piece.data:
+                feed.full = feed.full and not sent
                 feed.spoke_at = time.monotonic()
             if piece.more:
                 feed.dirty = True

@@ -14,8 +14,7 @@ from typing import Any
 
 from controlplane import settings
 from controlplane.errors import ControlPlaneError, RequestTimeout
-from controlplane.http.stream_answers import StreamAnswer
-from controlplane.security.addresses import is_trusted_proxy
+from controlplane.http.stream_answers import Duplex, StreamAnswer
 from controlplane.serving.connections import Connection, Outgoing
 from controlplane.serving.stream_threads import Feed, Puller
 
@@ -29,30 +28,32 @@ class Streams:
     """The streams that a worker serves, and the room that there is for more.
 
     Streams have half of the connections that everybody, and that one address, may have: the other
-    half is there for requests.
+    half is there for requests. An owner whom a proxy names has as many as an address.
     """
 
     def __init__(self, *, most: int, most_of_one: int) -> None:
         self._most = max(1, most // 2)
         self._most_of_one = max(1, most_of_one // 2)
-        self._admitted: dict[Connection, None] = {}
+        self._admitted: dict[Connection, str] = {}
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._feeds: dict[Connection, Feed] = {}
         self._puller = Puller()
 
-    def admit(self, connection: Connection) -> bool:
-        """Take room for a stream on ``connection``; False when there is none. In any thread."""
+    def admit(self, connection: Connection, whose: str) -> bool:
+        """Take room for a stream on ``connection``; False when there is none. In any thread.
+
+        ``whose`` share it is: an owner's, or an address's; nobody's when it is empty.
+        """
         with self._lock:
             if connection in self._admitted:
                 return True
-            full = len(self._admitted) >= self._most
-            crowded = self._counts[connection.address] >= self._most_of_one
-            # Behind a trusted proxy there are many people at one address.
-            if full or (crowded and not is_trusted_proxy(connection.client[0])):
+            if len(self._admitted) >= self._most:
                 return False
-            self._admitted[connection] = None
-            self._counts[connection.address] += 1
+            if whose and self._counts[whose] >= self._most_of_one:
+                return False
+            self._admitted[connection] = whose
+            self._counts[whose] += 1
             return True
 
     def release(self, connection: Connection) -> None:
@@ -61,11 +62,11 @@ class Streams:
         if feed is not None:
             self._puller.remove(feed)
         with self._lock:
-            if connection in self._admitted:
-                del self._admitted[connection]
-                self._counts[connection.address] -= 1
-                if not self._counts[connection.address]:
-                    del self._counts[connection.address]
+            whose = self._admitted.pop(connection, None)
+            if whose is not None:
+                self._counts[whose] -= 1
+                if not self._counts[whose]:
+                    del self._counts[whose]
 
     def begin(self, connection: Connection, ended: Callable[[], None]) -> None:
         """Read the stream whose head was sent; ``ended`` is called when its source has ended."""
@@ -80,11 +81,29 @@ class Streams:
         feed = self._feeds[connection] = Feed(source, connection.sock, ended)
         self._puller.add(feed)
 
+    def received(self, connection: Connection, data: bytes) -> None:
+        """Take what a client has sent behind the head of its request."""
+        feed = self._feeds.get(connection)
+        # Of most streams it is nothing that we asked for.
+        if feed is not None and isinstance(feed.source, Duplex):
+            feed.source.receive(data)
+            self._puller.heard(feed)
+
+    def reads(self, connection: Connection) -> bool:
+        """Tell whether more is to be read of a client now."""
+        feed = self._feeds.get(connection)
+        return feed is None or self._puller.reads(feed)
+
     def drained(self, connection: Connection) -> None:
         """Go on with a stream whose client has taken everything."""
         feed = self._feeds.get(connection)
         if feed is not None:
             self._puller.drained(feed)
+
+    def end(self, connection: Connection) -> bool:
+        """Read a stream no more; False while something of it is on its way: call it again then."""
+        feed = self._feeds.get(connection)
+        return feed is None or self._puller.end(feed)
 
     def look(self, now: float) -> None:
         """Do what is due by the clock."""
@@ -103,15 +122,19 @@ class Streams:
                 code="slow-reader",
             )
         if feed.whole or connection.sock.pending:
-            connection.sock.last_words(feed.source.farewell(error))
+            connection.sock.last_words(feed.source, error)
 
     def connections(self) -> list[Connection]:
         """Return the connections of all streams."""
         return list(self._feeds)
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads, once they have taken what clients have sent."""
         self._puller.stop()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads, so long at the most."""
+        self._puller.join(seconds)
 
 
 def taking_streams(serve: Application) -> Application:

@@ -12,7 +12,7 @@ import errno
 import selectors
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from controlplane.http.spooled_body import SpooledBody
 from controlplane.security.addresses import is_trusted_proxy
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
+from controlplane.serving.lanes import Lanes, Place, lane_of
 from controlplane.serving.short_answers import send_at_once, send_last
 from controlplane.serving.streaming import Application, Streams, taking_streams
 
@@ -36,12 +37,17 @@ log = structlog.get_logger(__name__)
 
 _ACCEPTED_AT_ONCE = 64
 _RECEIVED_BYTES = 64 * 1024
+_RECEIVED_OF_LARGE_BYTES = 256 * 1024
+"""As much is made room for once so much of a body has come."""
 _LOOK_SECONDS = 0.25
 _REPORT_SECONDS = 10.0
 _LINGER_SECONDS = 2.0
 _STALLED_SECONDS = 0.25
 _PROGRESS_BYTES = 4 * 1024 * 1024
 """How much of a body has to come within the time limit of a body."""
+_QUEUED_SECONDS = 60.0
+"""How long a call of a workspace's files may wait for a thread."""
+_QUEUE_AGAIN_SECONDS = 5
 _HELD_BYTES = 256 * 1024 * 1024
 """What all connections of a process may keep in memory."""
 
@@ -59,6 +65,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self.head_seconds = settings.SVC_API_HEADER_TIMEOUT_MS / 1000
         self.body_seconds = settings.SVC_API_BODY_TIMEOUT_MS / 1000
         self.write_seconds = settings.SVC_API_WRITE_TIMEOUT_MS / 1000
+        self.lanes: Lanes[Connection] = Lanes(self.cfg.threads)
         self.streams = Streams(most=self.most, most_of_one=self.most_of_one)
 
     def load_wsgi(self) -> None:
@@ -77,14 +84,15 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._turn()
         self.set_accept_enabled(False)
         end = time.monotonic() + self.cfg.graceful_timeout
-        for connection in self.streams.connections():
-            self._end_stream(connection)
-        self.streams.stop()
         for connection in list(self.connections):
             if connection.phase in (Phase.IDLE, Phase.READING) and not connection.incoming.begun:
                 connection.enter(Phase.IDLE, _LINGER_SECONDS)
         while self.connections and time.monotonic() < end:
+            self._end_streams()
             self._turn()
+        self.streams.stop()
+        self.lanes.stop()
+        self.streams.join(max(0.0, end - time.monotonic()))
         for connection in list(self.connections):
             self._close(connection)
         self.tpool.shutdown(wait=False)
@@ -167,17 +175,24 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if connection.phase in (Phase.SERVING, Phase.FLUSHING):
             self._flush(connection)
             return
-        if connection.phase is Phase.STREAMING and connection.sock.pending:
-            self._flush(connection)
+        if connection.phase is Phase.STREAMING:
+            if connection.sock.pending:
+                self._flush(connection)
+            if not (connection.open and self.streams.reads(connection)):
+                return
         try:
-            data = connection.socket.recv(_RECEIVED_BYTES)
+            large = len(connection.incoming.body) >= _RECEIVED_OF_LARGE_BYTES
+            data = connection.socket.recv(_RECEIVED_OF_LARGE_BYTES if large else _RECEIVED_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
             self._close(connection)
-        elif connection.phase not in (Phase.LINGERING, Phase.STREAMING):
+        elif connection.phase is Phase.STREAMING:
+            self.streams.received(connection, data)
+            self._watch_stream(connection)
+        elif connection.phase is not Phase.LINGERING:
             if connection.phase is Phase.IDLE:
                 connection.enter(Phase.READING, self.head_seconds)
             self._take(connection, data)
@@ -202,6 +217,38 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     # ------------------------------------------------------------------ serving
 
     def _serve(self, connection: Connection) -> None:
+        lane = lane_of(connection.incoming.path)
+        place = self.lanes.enter(connection, lane) if lane else Place(start=True)
+        if place.start:
+            self._give_thread(connection)
+        elif place.refused:
+            self._refuse_call(connection)
+        else:
+            connection.enter(Phase.QUEUED, _QUEUED_SECONDS)
+
+    def _start_next(self, connections: list[Connection]) -> None:
+        """Give threads to requests that have waited, unless nobody waits for their answers."""
+        starting = deque(connections)
+        while starting:
+            connection = starting.popleft()
+            connection.enter(Phase.SERVING, 0)
+            if connection.sock.client_left():
+                starting.extend(self.lanes.leave(connection))
+                connection.enter(Phase.LINGERING, 0)
+                self._close(connection)
+            else:
+                self._give_thread(connection)
+
+    def _refuse_call(self, connection: Connection) -> None:
+        self.closed["too_many_file_calls"] += 1
+        told = "Too many calls of this workspace's files and ports wait; try again later."
+        error = ServiceUnavailable(told, code="too-many-file-calls")
+        error.wait = _QUEUE_AGAIN_SECONDS
+        connection.incoming.discard()
+        send_last(connection.socket, error, connection.incoming.path)
+        self._linger(connection)
+
+    def _give_thread(self, connection: Connection) -> None:
         future = self.tpool.submit(self.handle, connection)
         future.add_done_callback(
             lambda done: self.method_queue.defer(self.finish_request, connection, done)
@@ -229,6 +276,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def finish_request(self, connection: Connection, done: Future[bool]) -> None:
         """Go on with a connection whose request a thread has answered."""
         connection.incoming.discard()
+        self._start_next(self.lanes.leave(connection))
         if not connection.open:
             return
         connection.kept = not done.cancelled() and done.exception() is None and done.result()
@@ -244,16 +292,17 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _begin_stream(self, connection: Connection) -> None:
         """Send a stream behind its head, which is sent or waits to be."""
         connection.enter(Phase.STREAMING, 0)
-        connection.incoming, connection.surplus = Incoming(body_limit), b""
+        early, connection.surplus = connection.surplus, b""
+        connection.incoming = Incoming(body_limit)
         ended = partial(self.method_queue.defer, self._finish_stream, connection)
         try:
             self.streams.begin(connection, ended)
         except OSError:  # the client is gone
             self._close(connection)
             return
+        if early:
+            self.streams.received(connection, early)
         self._flush(connection)
-        if not self.alive:
-            self._end_stream(connection)
 
     def _finish_stream(self, connection: Connection) -> None:
         """Send what is left of a stream whose source has ended, and close."""
@@ -263,13 +312,16 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             connection.enter(Phase.FLUSHING, 0)
             self._flush(connection)
 
-    def _end_stream(self, connection: Connection) -> None:
-        """End a stream because we end; its client comes back and goes on."""
-        self.streams.say_farewell(connection, slow=False)
-        if connection.sock.pending:
-            self._cut(connection)
-        else:
-            self._finish_stream(connection)
+    def _end_streams(self) -> None:
+        """End the streams because we end; their clients come back and go on."""
+        for connection in self.streams.connections():
+            if not self.streams.end(connection):
+                continue
+            self.streams.say_farewell(connection, slow=False)
+            if connection.sock.pending:
+                self._cut(connection)
+            else:
+                self._finish_stream(connection)
 
     # ------------------------------------------------------------------ writing
 
@@ -281,18 +333,22 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if not connection.open:
             return
         connection.sock.flush()
-        streaming = connection.phase is Phase.STREAMING
-        if connection.sock.pending:
-            reading = selectors.EVENT_READ if streaming else 0
-            self._watch(connection, selectors.EVENT_WRITE | reading)
-        elif streaming:
-            # What it still sends is nothing we asked for; that it is gone shows the same way.
-            self._watch(connection, selectors.EVENT_READ)
-            self.streams.drained(connection)
+        if connection.phase is Phase.STREAMING:
+            self._watch_stream(connection)
+            if not connection.sock.pending:
+                self.streams.drained(connection)
+        elif connection.sock.pending:
+            self._watch(connection, selectors.EVENT_WRITE)
         elif connection.phase is Phase.SERVING:
             self._watch(connection, 0)
         elif connection.phase is Phase.FLUSHING:
             self._go_on(connection)
+
+    def _watch_stream(self, connection: Connection) -> None:
+        # Where nothing is asked for any more, reading shows that the client is gone.
+        reading = selectors.EVENT_READ if self.streams.reads(connection) else 0
+        writing = selectors.EVENT_WRITE if connection.sock.pending else 0
+        self._watch(connection, reading | writing)
 
     def _go_on(self, connection: Connection) -> None:
         if not connection.kept:
@@ -324,6 +380,12 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self.closed["slow_reader"] += 1
                     self.streams.say_farewell(connection, slow=True)
                     self._cut(connection)
+                elif phase is Phase.STREAMING and connection.sock.broken:
+                    self._close(connection)  # one that is not read from
+            elif phase is Phase.QUEUED and now >= connection.deadline:
+                starting = self.lanes.leave(connection)
+                self._refuse_call(connection)
+                self._start_next(starting)
             elif now >= connection.deadline:
                 if phase is Phase.READING:
                     self.closed["slow_writer"] += 1
@@ -367,6 +429,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _close(self, connection: Connection) -> None:
         if connection.open:
             connection.open = False
+            if connection.phase is Phase.QUEUED:
+                self._start_next(self.lanes.leave(connection))
             if connection.phase is not Phase.SERVING:  # a thread may read its body
                 connection.incoming.discard()
             self.streams.release(connection)
