@@ -30,7 +30,9 @@ cancels it.
 INPUT_DESCRIPTION = """\
 For a command that was started with `openStdin` or with a terminal; a `signal` is for every command.
 The answer says how far the input goes now. Nothing is lost or doubled on the way: give the `offset`
-of your bytes, and repeat a request as often as you like. A signal has no offset, and is sent again.
+of your bytes, and repeat a request as often as you like. A signal has no offset, and is sent again,
+unless the one before is still waiting. Signals and sizes overtake bytes that the program does not
+read; of sizes that wait the last one counts.
 
 | Status | `code` | When |
 |---|---|---|
@@ -41,7 +43,7 @@ of your bytes, and repeat a request as often as you like. A signal has no offset
 | 409 | `input-ended` | the end of the input was given before |
 | 409 | `input-gap` | bytes before these never came; `offset` says from where on |
 | 409 | `not-a-terminal` | a size for a command without a terminal |
-| 503 | `input-full` | the program does not read, and 4 MiB wait for it; see `Retry-After` |
+| 503 | `input-full` | 4 MiB or 4,096 pieces wait for a program that does not read |
 """
 INPUT_EXAMPLES = [
     OpenApiExample("A line", value={"stdin": "yes\n", "offset": 0}, request_only=True),

@@ -7,11 +7,13 @@ how far it is: so every byte reaches the program once, whoever dies on the way.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Count, Sum
 
 from controlplane.errors import Conflict, ServiceUnavailable
 from controlplane.work.notifications import announce
@@ -20,6 +22,8 @@ from runs.run_messages import INPUT
 
 WAITING_BYTES = 4 * 1024 * 1024
 """So much may wait for a program that does not read."""
+WAITING_PIECES = 4096
+"""Nor may it be in more pieces than this."""
 HANDED_BYTES = 1024 * 1024
 RETRY_SECONDS = 1
 
@@ -36,6 +40,7 @@ def give_input(run: Run, values: Mapping[str, Any]) -> RunInputHead:
         items = _items(head, values)
         if items:
             _require_room(run, items)
+            _forget_overtaken(run, items)
             RunInput.objects.bulk_create(
                 RunInput(
                     run=run,
@@ -107,26 +112,68 @@ def _bytes(values: Mapping[str, Any]) -> bytes:
 
 def _require_room(run: Run, items: list[dict[str, Any]]) -> None:
     more = sum(int(item.get("size", 0)) for item in items)
-    waiting = RunInput.objects.filter(run=run).aggregate(size=Sum("size"))["size"] or 0
-    if more and waiting + more > WAITING_BYTES:
+    if not more:
+        return
+    waiting = RunInput.objects.filter(run=run, size__gt=0).aggregate(
+        size=Sum("size"), pieces=Count("position")
+    )
+    if (waiting["size"] or 0) + more > WAITING_BYTES or waiting["pieces"] >= WAITING_PIECES:
         error = ServiceUnavailable("The program does not read its input.", code="input-full")
         error.wait = RETRY_SECONDS
         raise error
 
 
+def _forget_overtaken(run: Run, items: list[dict[str, Any]]) -> None:
+    """Let a size replace the one that waits, and a signal wait once, as signals of a kernel do."""
+    waiting = RunInput.objects.filter(run=run)
+    for item in items:
+        if item["kind"] == "resize":
+            waiting.filter(detail__kind="resize").delete()
+        elif item["kind"] == "signal":
+            waiting.filter(detail__kind="signal", detail__signal=item["signal"]).delete()
+
+
 # ---------------------------------------------------------------- handing it over
 
 
-def waiting_input(run: Run) -> list[dict[str, Any]]:
-    """Return what the agent is to be told next, oldest first: about a MiB, and every signal."""
+@dataclass(frozen=True, slots=True)
+class WaitingInput:
+    """What the agent is to be told next."""
+
+    items: list[dict[str, Any]]
+    """In their order: about a MiB, and of what comes behind that every signal and the size."""
+    through: int
+    """Up to this position they are all that waits."""
+
+
+def waiting_input(run: Run) -> WaitingInput:
+    """Return what the agent is to be told next; signals and sizes overtake what is too much."""
     found: list[dict[str, Any]] = []
-    size = 0
-    for row in RunInput.objects.filter(run=run).order_by("position").iterator(chunk_size=50):
+    size = through = 0
+    rows = RunInput.objects.filter(run=run).order_by("position")
+    for row in rows.iterator(chunk_size=50):
         if row.size and size and size + row.size > HANDED_BYTES:
+            overtaking = rows.filter(
+                position__gt=row.position, detail__kind__in=["signal", "resize"]
+            )
+            found += [_told(each) for each in overtaking]
             break
         size += row.size
-        found.append({"position": row.position, **row.detail})
-    return found
+        through = row.position
+        found.append(_told(row))
+    return WaitingInput(found, through)
+
+
+def _told(row: RunInput) -> dict[str, Any]:
+    return {"position": row.position, **row.detail}
+
+
+def runs_with_input(run_ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    """Return those of some runs for whose programs something waits."""
+    if not run_ids:
+        return set()
+    waiting = RunInput.objects.filter(run_id__in=run_ids)
+    return set(waiting.values_list("run_id", flat=True).distinct())
 
 
 def handed_over(run: Run, position: int) -> None:

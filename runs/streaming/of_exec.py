@@ -30,7 +30,9 @@ class ExecSource(Source):
             if self._run.status not in Run.TERMINAL:
                 return Piece()
             self._left = _json(answer_of(self._run))
+            self.is_settled = True
         data, self._left = self._left[:room], self._left[room:]
+        self.held = len(self._left)
         return Piece(data, more=bool(self._left), ended=not self._left, whole=False)
 
     def heartbeat(self) -> bytes:
@@ -39,7 +41,7 @@ class ExecSource(Source):
 
     def farewell(self, error: ControlPlaneError | None) -> bytes:
         """Return that the run goes on: this service ends, and not its runs."""
-        if self._left is not None:
+        if self.is_settled:
             return b""
         # The loop says this: it must not wait for the database.
         return _json(unknown_answer_of(self._run))

@@ -1,0 +1,1 @@
+"""Terminals and pipes of running programs over one WebSocket: output, input and control."""
