@@ -21,8 +21,10 @@ from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent, RunProcess
 from runs.record.ingest import meta as metas
 from runs.record.ingest.meta import INT32_MAX
+from workspaces.harnesses import HARNESSES, REFUSED
 
 START_FAILED = "run-start-failed"
+EXITED = "run-exited"
 ENDED = "ended"
 IN_ORDER = frozenset({ENDED, "stopped", "runtime-ended"})
 """Why a record ends that the agent has ended: by itself, because somebody asked, or its runtime."""
@@ -117,7 +119,7 @@ def _fault(reason: str, code: int | None, signal: str) -> tuple[str, str]:
     if signal:
         return "run-signaled", f"The command was ended by {signal}."
     if code is not None:
-        return "run-exited", f"The command exited with {code}."
+        return EXITED, f"The command exited with {code}."
     return "run-lost", "How the command ended is not known."
 
 
@@ -135,7 +137,18 @@ def ended(run: Run, told: Mapping[str, Any]) -> Outcome:
         end = outcome(run.mode, told)
     if end.error_code == START_FAILED:
         return replace(end, error_message=_start_failure(run) or end.error_message)
+    if end.error_code == EXITED and end.exit_code == REFUSED and _may_refuse(run):
+        message = "The harness did not work on the prompt; its output says why."
+        return replace(end, error_code="harness-refused", error_message=message)
     return end
+
+
+def _may_refuse(run: Run) -> bool:
+    """Whether the run's command is a prompt of a harness that its blueprint restricts."""
+    harness, command = HARNESSES.get(run.harness_id), run.command
+    if harness is None or command is None:
+        return False
+    return harness.may_refuse([command["executable"], *command.get("args", ())])
 
 
 def _start_failure(run: Run) -> str:

@@ -51,6 +51,28 @@ def sign(seal: bytes, *, private: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(private).sign(_CONTEXT + seal)
 
 
+def digest(seal: bytes) -> str:
+    """Return the SHA-256 of a seal, in hexadecimal digits."""
+    return hashlib.sha256(seal).hexdigest()
+
+
+def envelope(payload: bytes, *, payload_type: str, private: bytes) -> dict[str, Any]:
+    """Return ``payload`` signed as DSSE (https://github.com/secure-systems-lab/dsse) has it."""
+    told = payload_type.encode()
+    signed = b"DSSEv1 %d %b %d %b" % (len(told), told, len(payload), payload)
+    signature = Ed25519PrivateKey.from_private_bytes(private).sign(signed)
+    return {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": payload_type,
+        "signatures": [
+            {
+                "keyid": key_id(public_key_of(private)),
+                "sig": base64.b64encode(signature).decode(),
+            }
+        ],
+    }
+
+
 def signed_by(seal: bytes, signature: bytes, *, public: bytes) -> bool:
     """Return whether the holder of the private key to ``public`` signed ``seal``."""
     try:

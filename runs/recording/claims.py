@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Collection
 from datetime import timedelta
 
+from django.db import connection
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Coalesce, Now
 
@@ -49,10 +50,13 @@ def to_be_recorded() -> RunQuerySet:
 def claim(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Run | None:
     """Acquire one run for ``lease``; None when it is not claimable or another worker has it.
 
-    From then on the run is running: to be executed, if that has not happened, and recorded.
+    From then on the run is running: to be executed, if that has not happened, and recorded. Its
+    attempt comes with it.
     """
-    return (
+    return _claim_command(run_id, worker_id=worker_id, lease=lease) or (
         to_be_recorded()
+        .exclude(mode=Run.Mode.ONE_SHOT)
+        .select_related("attempt")
         .filter(pk=run_id)
         .free()
         .acquire(
@@ -63,6 +67,40 @@ def claim(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Run | None:
             updated_at=Now(),
         )
     )
+
+
+def _claim_command(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Run | None:
+    """Acquire a one-shot run, which somebody waits for, in one statement."""
+    given = {"run": run_id, "worker": worker_id, "lease": lease, "open": list(OPEN)}
+    claimed = next(iter(Run.objects.raw(_CLAIM_COMMAND, given)), None)
+    if claimed is not None:
+        known = (claimed.attempt_id, vars(claimed).pop("boot_run_id"))
+        claimed.attempt = Attempt.from_db(connection.alias, ["id", "run_id"], known)
+    return claimed
+
+
+# As `to_be_recorded` and `free` have it.
+_CLAIM_COMMAND = """
+    WITH free AS (
+        SELECT id FROM runs_run
+        WHERE id = %(run)s AND mode = 'one-shot' AND command IS NOT NULL AND recorded
+            AND status = ANY(%(open)s)
+            AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE runs_run AS run SET
+        worker_id = %(worker)s,
+        claimed_at = statement_timestamp(),
+        lease_expires_at = statement_timestamp() + %(lease)s,
+        claim_count = claim_count + 1,
+        status = 'running',
+        started_at = coalesce(started_at, statement_timestamp()),
+        updated_at = statement_timestamp()
+    FROM free WHERE run.id = free.id
+    RETURNING run.*,
+        (SELECT run_id FROM workspaces_attempt AS attempt WHERE attempt.id = run.attempt_id)
+            AS boot_run_id
+"""
 
 
 def cancel_requests(fences: Collection[Fence]) -> dict[uuid.UUID, bool]:

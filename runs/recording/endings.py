@@ -13,10 +13,14 @@ The codes that a recorded run fails with when its own exit is not in its record:
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import transaction
+from django.db.models import F
+from django.db.models.functions import Now
 
 from controlplane.work.leases import Fence
-from runs.models import Run, RunHead
+from runs.models import Run, RunCheckpoint, RunHead
 from runs.record import settlement, store
 from runs.recording import claims
 from workspaces.models import ENGINE_GONE, Attempt, RuntimeInstance
@@ -44,6 +48,14 @@ class Endings:
         """Whether a spool of the run was ever seen, be there anything of it or not."""
         head = self.head()
         return bool(head.source_id or head.event_count)
+
+    def begun_for(self) -> timedelta:
+        """Return how long ago the first of the record was stored; nothing when none is."""
+        stored = RunCheckpoint.objects.filter(run_number=self._run.number).order_by("sequence")
+        ago: timedelta | None = (
+            stored.annotate(ago=Now() - F("ingested_at")).values_list("ago", flat=True).first()
+        )
+        return ago or timedelta()
 
     def not_started(self, code: str, message: str, *, cancelled: bool = False) -> None:
         """End a run of which nothing happened."""

@@ -35,6 +35,7 @@ class InputChannel:
         self._database = database
         self._retry = FIRST_RETRY_SECONDS
         self._again_at: float | None = None
+        self._position = 0
         if run.mode == Run.Mode.ONE_SHOT:
             control.given.set()  # what was announced before we were there, a signal for example
 
@@ -48,12 +49,16 @@ class InputChannel:
         if not self._control.given.is_set() and not is_due:
             return
         self._control.given.clear()
-        while items := self._database(lambda: inputs.waiting_input(self._run)):
-            position = self._told(json.dumps(items).encode())
+        while (waiting := self._database(lambda: inputs.waiting_input(self._run))).items:
+            position = self._told(json.dumps(waiting.items).encode())
             if position is None:
                 return
-            self._database(partial(inputs.handed_over, self._run, position))
-            if position < items[-1]["position"]:
+            # What the agent was not told of yet is not done because something overtook it.
+            self._database(partial(inputs.handed_over, self._run, min(position, waiting.through)))
+            if position < waiting.through:
+                if position > self._position:
+                    self._retry = FIRST_RETRY_SECONDS  # it reads
+                self._position = position
                 self._try_again()
                 return
         self._again_at, self._retry = None, FIRST_RETRY_SECONDS

@@ -36,6 +36,11 @@ log = structlog.get_logger(__name__)
 BATCH_BYTES = 1024 * 1024
 BATCH_EVENTS = 2048
 BATCH_SECONDS = 0.1
+"""How long what arrives while its run is busy may be gathered for one batch."""
+BATCH_SHARE = 3
+"""After a batch it gathers for so many times as long as that took to store."""
+FIRST_SECONDS = 0.02
+"""How long the first events of a run, which say how it began, wait for some that say more."""
 LOOK_SECONDS = 5.0
 """How often a recorder without news looks whether a run that should have ended is silent."""
 IDLE_SECONDS = 1.0
@@ -48,6 +53,8 @@ UNREADABLE_SECONDS = 15.0
 """So many connections in a row that bring nothing sound are no accident."""
 NOT_BEGUN_SECONDS = 20.0
 """How long a session that its gateway has begun may be without a spool."""
+STOP_AGAIN_SECONDS = 1.0
+"""How long to wait before a run that could not be told to end is told again."""
 SILENCE_SECONDS = 60.0
 """How long after its last moment a run may go on without a word."""
 
@@ -80,11 +87,18 @@ class Recorder:
         self._input = InputChannel(run, control, adapter, self._database)
         self._began = self._heard = self._stored_at = self._used_at = time.monotonic()
         self._begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
-        self._last_moment = self._began + self._seconds_left()
+        self._last_moment = self._began + self._seconds_allowed() - self._seconds_before_us()
+        self._stopped_by = float("inf")
+        self._start_known = False
+        self._took = 0.0
         self._retry = RETRY_SECONDS
         self._damaged = 0
         self._unreadable_since = 0.0
         self._stop_accepted = False
+        self._stop_again_at = 0.0
+        # Nothing can be stored of what nobody has claimed before.
+        self._is_new = run.mode == Run.Mode.ONE_SHOT and run.claim_count == 1
+        self._to_open = ""
 
     def record(self) -> None:
         """Execute the run if that is still to be done, and record it until its record has ended.
@@ -105,6 +119,9 @@ class Recorder:
         """Go as far as possible; True when the record has ended, False to try again soon."""
         try:
             self._look()
+            if self._is_new:
+                self._is_new = False
+                return self._start(begun=False, new=True) or self._follow()
             head = self._database(self._endings.head)
             if head.sealed_at is not None:
                 return True
@@ -149,8 +166,11 @@ class Recorder:
     def _has_ended(self) -> bool:
         return self._database(lambda: self._endings.head().sealed_at is not None)
 
-    def _start(self, *, begun: bool) -> bool:
-        """Execute a one-shot run that has not begun; True when its record has ended."""
+    def _start(self, *, begun: bool, new: bool = False) -> bool:
+        """Execute a one-shot run that has not begun; True when its record has ended.
+
+        ``new``: nobody can have been at it before.
+        """
         if self._run.mode == Run.Mode.BOOT:
             return self._database(self._endings.without_runtime)
         if begun or self._run.mode != Run.Mode.ONE_SHOT:
@@ -173,10 +193,22 @@ class Recorder:
             if spool is None:
                 return False
             # From here on it has begun, whatever becomes of its folder in the workspace.
+            if new:
+                return self._record_new(started, spool)
             stored = self._database(lambda: self._open_source(spool))
             tail = started.tail()
             # A worker before us may have stored some of it: then it is asked for the rest.
             return tail.hello.spool_id == spool and not stored and self._transfer(tail)
+
+    def _record_new(self, started: execution.Started, spool: str) -> bool:
+        """Store what a run says that has just begun, its spool with the first of it."""
+        self._to_open = spool
+        try:
+            tail = started.tail()
+            return tail.hello.spool_id == spool and self._transfer(tail)
+        finally:
+            if self._to_open:
+                self._database(self._open_now)
 
     def _follow(self) -> bool:
         """Store what the agent sends; True when the end of the record is stored."""
@@ -198,14 +230,18 @@ class Recorder:
         """Store what comes, batch by batch; True when that was the end of the record."""
         batch: list[bytes] = []
         size = 0
-        due = 0.0
         self._used_at = time.monotonic()
+        due = self._used_at + FIRST_SECONDS
         while True:
             self._look()
-            self._input.hand_over()
+            if not self._to_open:
+                self._input.hand_over()
             now = time.monotonic()
-            wait = max(0.0, due - now) if batch else self._seconds_to_next_look(now)
+            is_due = bool(batch or self._to_open)
+            wait = max(0.0, due - now) if is_due else self._seconds_to_next_look(now)
             wait = min(wait, self._input.seconds_left(now))
+            if self._control.cancelled.is_set() and not self._stop_accepted:
+                wait = min(wait, max(0.0, self._stop_again_at - now))
             try:
                 contents = tail.read(wait, wake=self._control)
             except (TailEndedError, FrameError):
@@ -217,9 +253,13 @@ class Recorder:
             if contents:
                 if _ends(contents):
                     due = now  # nothing more will come, and its container waits for this
+                elif self._to_open:
+                    # How it began waits a moment for more, and nothing that it says does.
+                    due = now if any(map(_has_output, contents)) else due
                 elif not batch:
-                    # At once after a pause, and then no more than so often.
-                    due = max(now, self._stored_at + BATCH_SECONDS)
+                    # At once after a pause, and then not all of the time.
+                    pause = min(BATCH_SECONDS, self._took * BATCH_SHARE)
+                    due = max(now, self._stored_at + pause)
                 self._heard = now
                 batch += contents
                 size += sum(map(len, contents))
@@ -229,6 +269,8 @@ class Recorder:
                 if self._store(tail, batch):
                     return True
                 batch, size = [], 0
+            elif self._to_open and now >= due:
+                self._database(self._open_now)
 
     def _seconds_to_next_look(self, now: float) -> float:
         """Return how long to wait for news; the worker ends the wait when it asks for something."""
@@ -237,7 +279,10 @@ class Recorder:
 
     def _store(self, tail: TailChannel, batch: list[bytes]) -> bool:
         """Commit, then acknowledge; True when that was the end of the record."""
+        began = time.monotonic()
         appended = self._database(lambda: self._append(tail.hello.spool_id, batch))
+        self._to_open = ""
+        self._took = time.monotonic() - began
         if appended.events:
             _, written_us, *_ = HEADER.unpack_from(batch[0])
             INGEST_LAG.observe(max(0.0, time.time() - written_us / 1e6))
@@ -264,11 +309,31 @@ class Recorder:
             Run.objects.filter(pk=self._run.pk, sealed_input__isnull=False).update(
                 sealed_input=None
             )
+        if not self._start_known:
+            # Until here it counted from the claim, which may be long before the workspace answers.
+            begun_for = 0.0 if self._to_open else self._endings.begun_for().total_seconds()
+            self._last_moment = time.monotonic() - begun_for + self._seconds_allowed()
+            self._start_known = True
         return stored
 
+    def _open_now(self) -> None:
+        self._open_source(self._to_open)
+        self._to_open = ""
+
     def _append(self, spool_id: str, contents: list[bytes]) -> store.Appended:
+        if self._to_open:
+            return self._append_first(spool_id, contents)
         Run.objects.require(self._fence)
         return store.append(self._run.number, spool_id, contents)
+
+    def _append_first(self, spool_id: str, contents: list[bytes]) -> store.Appended:
+        with transaction.atomic():
+            self._open_source(spool_id)
+            try:
+                return store.append(self._run.number, spool_id, contents)
+            except store.SourceRefused as exc:
+                refused = exc  # what came before is stored
+        raise refused
 
     # ------------------------------------------------------------ what the worker and time ask
 
@@ -277,16 +342,18 @@ class Recorder:
         if self._control.stopped.is_set():
             raise StoppedError
         now = time.monotonic()
-        if now > self._last_moment + SILENCE_SECONDS and now > self._heard + SILENCE_SECONDS:
+        over = min(self._last_moment, self._stopped_by) + SILENCE_SECONDS
+        if now > over and now > self._heard + SILENCE_SECONDS:
             raise _SilentError
-        if self._control.cancelled.is_set() and not self._stop_accepted:
+        to_stop = self._control.cancelled.is_set() and not self._stop_accepted
+        if to_stop and now >= self._stop_again_at:
             self._stop_run()
 
     def _stop_run(self) -> None:
-        """Ask the agent to end the run; when it does not answer, the next look asks again."""
+        """Ask the agent to end the run; unless it has been told to, a later look asks again."""
         grace = self._limits.grace_seconds
         # Also when it cannot be told: a run that is to end does not go on because it is silent.
-        self._last_moment = min(self._last_moment, time.monotonic() + grace)
+        self._stopped_by = min(self._stopped_by, time.monotonic() + grace)
         arguments = ["stop", str(self._run.pk), "--reason", "cancelled", "--grace", f"{grace:g}"]
         try:
             answer = self._adapter.call_agent(
@@ -294,9 +361,11 @@ class Recorder:
             )
         except LaunchError as exc:
             log.info("stop_not_delivered", code=exc.code)
-            return
-        log.info("run_stop_asked", exit_code=answer.exit_code)
-        self._stop_accepted = answer.exit_code in (0, NO_SUCH_RUN)
+        else:
+            log.info("run_stop_asked", exit_code=answer.exit_code)
+            # A run that is just being started cannot be told yet.
+            self._stop_accepted = answer.exit_code == 0
+        self._stop_again_at = time.monotonic() + STOP_AGAIN_SECONDS
 
     def _pause(self) -> None:
         """Wait before the next try, longer each time in a row."""
@@ -305,12 +374,11 @@ class Recorder:
             raise StoppedError
         self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)
 
-    def _seconds_left(self) -> float:
-        """Return how long from now the run's processes may live."""
+    def _seconds_allowed(self) -> float:
+        """Return how long the run's processes may live."""
         if self._run.mode != Run.Mode.ONE_SHOT and self._run.time_limit_ms is None:
             return float("inf")
-        allowed = time_limit_seconds(self._run, self._limits) + self._limits.grace_seconds
-        return allowed - self._seconds_before_us()
+        return time_limit_seconds(self._run, self._limits) + self._limits.grace_seconds
 
     def _seconds_before_us(self) -> float:
         """Return how long the run had run when it was claimed."""
@@ -410,6 +478,10 @@ class Recorder:
 _SPOOL_GONE = "The rest of the record is not in the workspace any more."
 _UNREADABLE = "The record in the workspace cannot be read."
 _SILENT = "The run was to be over, and nothing was heard of it any more."
+
+
+def _has_output(content: bytes) -> bool:
+    return len(content) >= HEADER.size and HEADER.unpack_from(content)[3] == Kind.IO_CHUNK
 
 
 def _ends(contents: list[bytes]) -> bool:

@@ -30,7 +30,7 @@ from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.notifications import Heard, listen, listen_to
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
-from runs.input.later import forget_left_input
+from runs.input.later import forget_left_input, runs_with_input
 from runs.models import Run
 from runs.recording import claims, run_sweeper
 from runs.recording.control import RunControl
@@ -45,7 +45,8 @@ from workspaces.runtimes.base import RuntimeAdapter
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY = timedelta(seconds=5)
-"""How often a worker asks which runs are to be cancelled when nobody tells it of any."""
+"""How often a worker asks which runs are to be cancelled, or were given input, though nobody told
+it of any."""
 LISTEN_AGAIN_AFTER = timedelta(seconds=1)
 CLAIM_THREADS = 4
 ANNOUNCED_FOR = timedelta(seconds=60)
@@ -97,7 +98,7 @@ class RunWorker(Worker):
             engine_id=adapter.engine_id,
             tasks=[
                 PeriodicTask(
-                    name="cancellations",
+                    name="requests",
                     every=LOOK_EVERY,
                     steps={"look": self._look},
                     woken=cancelled,
@@ -327,15 +328,18 @@ class RunWorker(Worker):
     # ------------------------------------------------------------ tasks
 
     def _look(self) -> None:
-        """Cancel the runs whose cancellation was requested."""
+        """See to cancellations and input that no announcement told of."""
         holding = self._slots.holding()
         requested = claims.cancel_requests([held.fence for held in holding])
+        given = runs_with_input([held.fence.row_id for held in holding])
         for held in holding:
             cancel = requested.get(held.fence.row_id)
             if cancel is None:
                 self.lost(held.fence)
             elif cancel:
                 held.control.cancelled.set()
+            if held.fence.row_id in given:
+                held.control.given.set()
 
     def _sweep_runs(self) -> None:
         if self.draining.is_set():

@@ -53,8 +53,8 @@ def changes(run: Run) -> dict[str, Any]:
         "exclusive": not overlapping,
         "overlappingRunIds": overlapping[:MAX_OVERLAPPING],
     }
-    baseline = _baseline(run)
-    return {**answer, "baseline": baseline} if baseline else answer
+    taken = baseline(run)
+    return {**answer, "baseline": taken} if taken else answer
 
 
 def _diff(run: Run, rows: list[RunChange]) -> tuple[bytes, bool]:
@@ -102,7 +102,7 @@ def _told_truncated(run: Run) -> bool:
     return any(told.get("truncated") is True for told in _metas(run, Kind.FILE_DIFF_AVAILABLE))
 
 
-def _baseline(run: Run) -> dict[str, Any]:
+def baseline(run: Run) -> dict[str, Any]:
     """Return what the tree at the start was taken with; nothing when none was taken."""
     members: dict[str, Any] = {}
     for told in _metas(run, Kind.FILE_SNAPSHOT_COMPLETED):

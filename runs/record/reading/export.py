@@ -1,9 +1,9 @@
 """A record as a file: a terminal recording, the plain text of it, or all of it line by line.
 
-``asciicast`` is version 2 of asciinema's format, for every run that has output. What a terminal
-showed is given as it was; output of pipes is merged in the order of the record, with ``\\n`` as a
-terminal would show it. Where bytes are missing a marker says so. ``ndjson`` is the whole record,
-which ``runs.offline`` can check.
+``asciicast`` is version 3 or 2 of asciinema's format, for every run that has output. What a
+terminal showed is given as it was; output of pipes is merged in the order of the record, with
+``\\n`` as a terminal would show it. Where bytes are missing a marker says so. ``ndjson`` is the
+whole record, which ``runs.offline`` can check.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import signal
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,12 +28,17 @@ CONTENT_TYPES = {
     "asciicast": "application/x-asciicast",
     "text": "text/plain; charset=utf-8",
     "ndjson": "application/x-ndjson",
+    "in-toto": "application/vnd.dsse.envelope.v1+json",
+    "ocsf": "application/x-ndjson",
+    "otlp": "application/json",
 }
 COLUMNS, ROWS = 100, 24
 MAX_CELLS = 10_000
 TITLE_LENGTH = 200
+ASCIICAST_VERSIONS = [2, 3]
 OUTPUT = frozenset({Stream.STDOUT, Stream.STDERR, Stream.PTY_OUTPUT})
 
+_SIGNALS = {each.name: each.value for each in signal.Signals}
 _FIRST_SIZE = f"""
     SELECT meta FROM run_event
     WHERE run_number = %(run)s AND kind = {Kind.TERMINAL_RESIZED} AND kind <> {Kind.IO_CHUNK}
@@ -45,7 +51,7 @@ _FIRST_SIZE = f"""
 class Piece:
     """What a run showed, or was given, at a moment: by asciicast's codes:
 
-    ``o`` output, ``i`` input, ``r`` resize, ``m`` marker.
+    ``o`` output, ``i`` input, ``r`` resize, ``m`` marker, ``x`` the exit code.
     """
 
     seconds: float
@@ -62,22 +68,42 @@ def processes(run: Run, number: int | None = None) -> list[RunProcess]:
 
 
 def asciicast(
-    run: Run, head: RunHead, chosen: Collection[RunProcess], *, with_input: bool
+    run: Run, head: RunHead, chosen: Collection[RunProcess], *, version: int, with_input: bool
 ) -> Iterator[bytes]:
-    """Yield the lines of a recording; of a run without output, the header alone."""
+    """Yield the lines of a recording; of a run without output, the header alone.
+
+    Version 2 has times since the start. Version 3 has times since the line before, in whole
+    microseconds, so that they add up to the same, and the exit code of a single process.
+    """
     numbers = [process.process_number for process in chosen]
-    columns, rows = _first_size(run, numbers)
-    title = " ".join([run.harness_id, *_argv(chosen)])[:TITLE_LENGTH]
-    header: dict[str, Any] = {"version": 2, "width": columns, "height": rows, "title": title}
-    if run.started_at is not None:
-        header["timestamp"] = int(run.started_at.timestamp())
-    yield _line(header)
+    yield _line(_cast_header(run, chosen, _first_size(run, numbers), version))
     streams = OUTPUT | {Stream.STDIN, Stream.PTY_INPUT} if with_input else OUTPUT
-    for piece in _Player(run, frozenset(numbers), streams).pieces(head.last_sequence):
+    player = _Player(run, frozenset(numbers), streams)
+    before = 0
+    for piece in player.pieces(head.last_sequence):
         text = piece.text
         if piece.code == "o" and not piece.terminal:
             text = text.replace("\r\n", "\n").replace("\n", "\r\n")
-        yield _line([round(piece.seconds, 6), piece.code, text])
+        now = round(piece.seconds * 1_000_000)
+        yield _line([(now if version == 2 else now - before) / 1_000_000, piece.code, text])
+        before = now
+    if version != 2 and player.exit_code is not None:
+        after = round(player.seconds * 1_000_000) - before
+        yield _line([after / 1_000_000, "x", str(player.exit_code)])
+
+
+def _cast_header(
+    run: Run, chosen: Collection[RunProcess], size: tuple[int, int], version: int
+) -> dict[str, Any]:
+    columns, rows = size
+    title = " ".join([run.harness_id, *_argv(chosen)])[:TITLE_LENGTH]
+    terminal: dict[str, Any] = {"width": columns, "height": rows}
+    if version != 2:
+        terminal = {"term": {"cols": columns, "rows": rows}}
+    header: dict[str, Any] = {"version": version, **terminal, "title": title}
+    if run.started_at is not None:
+        header["timestamp"] = int(run.started_at.timestamp())
+    return header
 
 
 def plain_text(run: Run, head: RunHead, chosen: Collection[RunProcess]) -> Iterator[bytes]:
@@ -126,6 +152,13 @@ def _size(meta: bytes) -> tuple[int, int] | None:
     return (columns, rows) if columns and rows else None
 
 
+def exit_code(meta: bytes) -> int | None:
+    """Return the exit code as a shell gives it; None when the meta tells none."""
+    told = metas.read(meta)
+    number = _SIGNALS.get(metas.text(told.get("signal"), 16))
+    return metas.integer(told.get("code"), high=255) if number is None else 128 + number
+
+
 @dataclass(slots=True)
 class _Player:
     """Turns the chunks of some processes into text with times.
@@ -141,10 +174,12 @@ class _Player:
     ends: dict[tuple[int, int], int] = field(default_factory=dict)
     start: int | None = None
     seconds: float = 0.0
+    exit_code: int | None = None
+    """That of the only process, as a shell gives it; None while it has not ended."""
 
     def pieces(self, last: int) -> Iterator[Piece]:
         kinds = {Kind.RECORD_STARTED, Kind.IO_CHUNK, Kind.TERMINAL_RESIZED}
-        kinds |= {Kind.PROCESS_STREAM_CLOSED}
+        kinds |= {Kind.PROCESS_STREAM_CLOSED, Kind.PROCESS_EXITED}
         sized = False
         for row in events(self.run.number, last=last, kinds=kinds):
             self._advance(row)
@@ -155,6 +190,8 @@ class _Player:
                 if size and sized:
                     yield Piece(self.seconds, "r", f"{size[0]}x{size[1]}", True)
                 sized = sized or size is not None  # the first one is in the header
+            elif row.kind == Kind.PROCESS_EXITED:
+                self.exit_code = exit_code(row.meta) if len(self.processes) == 1 else None
             elif row.stream in self.streams:
                 yield from self._stream(row)
 

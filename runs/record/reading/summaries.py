@@ -87,7 +87,8 @@ def _started(meta: Meta) -> str:
 
 
 def _forwarded(meta: Meta) -> str:
-    return f"{text(meta.get('host'))} port {text(meta.get('port'))}{_channel(meta)}"
+    by = f", by {text(meta['by'])}" if meta.get("by") else ""
+    return f"{text(meta.get('host'))} port {text(meta.get('port'))}{_channel(meta)}{by}"
 
 
 def _accessed(meta: Meta) -> str:
