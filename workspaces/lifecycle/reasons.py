@@ -136,7 +136,7 @@ def _open_transitions(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Trans
     """Return what is still to be done to the workspaces of which these attempts are the latest."""
     latest = "workspace__latest_sandbox__latest_attempt_id"
     found = Transition.objects.open().filter(**{f"{latest}__in": attempt_ids})
-    members = ("kind", "requested_at", "waiting_code", "waiting_message")
+    members = ("kind", "requested_at", "waiting_code", "waiting_message", "detail")
     return {
         attempt_id: Transition(**dict(zip(members, values, strict=True)))
         for attempt_id, *values in found.values_list(latest, *members)
@@ -150,9 +150,10 @@ def _ending(transition: Transition) -> Reason:
         if transition.waiting_code
         else ""
     )
+    detail = f" {transition.detail}" if transition.detail else ""
     return Reason(
         "stopping" if stopping else "deleting",
-        f"The workspace is being {'stopped' if stopping else 'deleted'}.{waits}",
+        f"The workspace is being {'stopped' if stopping else 'deleted'}.{detail}{waits}",
         transition.requested_at,
         "A build worker ends what runs, completes the records and removes the container"
         + (

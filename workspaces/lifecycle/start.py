@@ -140,7 +140,7 @@ def _start_again_locked(earlier: SandboxRequest) -> StartedSandbox:
         if not _publish_failed(locked):
             return StartedSandbox(locked.answer, replayed=True)
         sandbox = locked.sandbox
-        require_room_to_start(sandbox.owner_user_id, new_workspace=False)
+        require_room_to_start(sandbox.owner_user_id, new_workspace=False, spec=sandbox.spec)
         job = _retry(
             sandbox, requested_by=sandbox.owner_user_id, trigger_type=Attempt.TriggerType.API
         )
@@ -160,7 +160,9 @@ def _persist(
 ) -> tuple[BuildJob, dict[str, Any]]:
     """Write workspace, sandbox, attempt, job and remembered request in one transaction."""
     with transaction.atomic():
-        require_room_to_start(request.owner_user_id, new_workspace=request.workspace_id is None)
+        require_room_to_start(
+            request.owner_user_id, new_workspace=request.workspace_id is None, spec=spec
+        )
         if request.workspace_id is None:
             workspace = workspaces.create_workspace(
                 owner_user_id=request.owner_user_id, name=name, ttl_seconds=request.ttl_seconds

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from django.db.models import Q
 
-from controlplane.owner_limits import OwnerLimit, require_room
+from controlplane.owner_limits import OwnerLimit, lock_owner, require_room
 from workspaces.lifecycle.records import records
 from workspaces.models import BuildJob, Workspace
 
@@ -14,10 +17,19 @@ def _workspaces(owner_user_id: str) -> int:
 
 
 def _running_builds(owner_user_id: str) -> int:
-    """Return how many jobs are queued, building or launching."""
-    open_jobs = Q(status=BuildJob.Status.QUEUED) | Q(lease_expires_at__isnull=False)
-    jobs = BuildJob.objects.filter(open_jobs, attempt__workspace__owner_user_id=owner_user_id)
+    """Return how many jobs build, or may have to: those that have no image yet."""
+    running = Q(status=BuildJob.Status.RUNNING, lease_expires_at__isnull=False)
+    may_build = Q(status=BuildJob.Status.QUEUED) | running
+    jobs = BuildJob.objects.filter(may_build, attempt__workspace__owner_user_id=owner_user_id)
     return jobs.count()
+
+
+def _is_built(owner_user_id: str, spec: Mapping[str, Any]) -> bool:
+    """Whether the owner has an image of just this blueprint."""
+    same = BuildJob.objects.with_image().filter(
+        attempt__sandbox__owner_user_id=owner_user_id, attempt__sandbox__spec=spec
+    )
+    return same.exists()
 
 
 WORKSPACES = OwnerLimit(
@@ -37,10 +49,23 @@ RUNNING_BUILDS = OwnerLimit(
 )
 
 
-def require_room_to_start(owner_user_id: str, *, new_workspace: bool) -> None:
-    """Raise ``OwnerLimitReached`` unless the owner may start one more sandbox.
+def require_room_to_start(
+    owner_user_id: str, *, new_workspace: bool, spec: Mapping[str, Any]
+) -> None:
+    """Raise ``OwnerLimitReached`` unless the owner may start one more sandbox of this blueprint.
 
-    To be called first in the transaction that writes it.
+    Builds do not keep one from starting whose image is there. To be called first in the
+    transaction that writes it.
     """
     new = (WORKSPACES,) if new_workspace else ()
-    require_room(owner_user_id, (*new, RUNNING_BUILDS, records().size_limit))
+    builds = () if _may_start_beside_builds(owner_user_id, spec) else (RUNNING_BUILDS,)
+    require_room(owner_user_id, (*new, *builds, records().size_limit))
+
+
+def _may_start_beside_builds(owner_user_id: str, spec: Mapping[str, Any]) -> bool:
+    """Whether all builds that the owner may have are under way, and this needs none."""
+    if not RUNNING_BUILDS.maximum:
+        return True
+    lock_owner(owner_user_id)
+    full = _running_builds(owner_user_id) >= RUNNING_BUILDS.maximum
+    return full and _is_built(owner_user_id, spec)

@@ -22,7 +22,7 @@ from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from workspaces import services as workspaces
 from workspaces.credentials.upkeep import keep_renewed
 from workspaces.lifecycle.records import records
-from workspaces.lifecycle.transitions import REASONS
+from workspaces.lifecycle.transitions import reason_of
 from workspaces.models import (
     Attempt,
     BuildJob,
@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+DISK_LIMIT_EXCEEDED = "disk-limit-exceeded"
+"""The code of a runtime that took more disk than it may."""
 LEASE = timedelta(minutes=3)
 """Longer than any one step takes beside the time that what runs is given to end."""
 LETTING_GO = timedelta(minutes=2)
@@ -286,9 +288,8 @@ class _Execution:
         """Write that the workspace is stopped; return what is wanted of it by now."""
         with transaction.atomic():
             workspace, transition = self._lock()
-            reason = REASONS[Transition.Kind(transition.kind), Transition.Cause(transition.cause)]
             stopped = latest is not None and workspaces.stop_runtime(
-                latest, code=_code(transition), message=reason
+                latest, code=_code(transition), message=reason_of(transition)
             )
             # Who asked for a stop waits for this, also where only a build was to be cancelled.
             if stopped or transition.kind == Transition.Kind.STOP:
@@ -327,9 +328,11 @@ class _Execution:
 def _code(transition: Transition) -> str:
     if transition.kind == Transition.Kind.DELETE:
         return "deleted"
-    return {"operator": "stopped-by-operator", "expired": "expired"}.get(
-        transition.cause, "stopped"
-    )
+    return {
+        Transition.Cause.OPERATOR.value: "stopped-by-operator",
+        Transition.Cause.EXPIRED.value: "expired",
+        Transition.Cause.DISK.value: DISK_LIMIT_EXCEEDED,
+    }.get(transition.cause, "stopped")
 
 
 def _finish(transition: Transition) -> None:

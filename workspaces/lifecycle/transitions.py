@@ -36,6 +36,7 @@ REASONS = {
     (Transition.Kind.STOP, Transition.Cause.USER): "The owner asked to stop the workspace.",
     (Transition.Kind.STOP, Transition.Cause.OPERATOR): "An operator asked to stop the workspace.",
     (Transition.Kind.STOP, Transition.Cause.EXPIRED): "The workspace's time to live is over.",
+    (Transition.Kind.STOP, Transition.Cause.DISK): "The workspace takes more disk than it may.",
     (Transition.Kind.DELETE, Transition.Cause.USER): "The owner asked to delete the workspace.",
     (
         Transition.Kind.DELETE,
@@ -50,13 +51,34 @@ EVENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionRequest:
-    """Who wants what of which workspace, and why; ``owner_user_id`` None: whoever's it is."""
+    """Who wants what of which workspace, and why; ``owner_user_id`` None: whoever's it is.
+
+    ``detail`` is what the owner is told beyond the cause. With ``attempt_id`` nothing is to be done
+    unless that is still the workspace's latest attempt.
+    """
 
     workspace_id: uuid.UUID
     kind: Transition.Kind
     owner_user_id: str | None
     cause: Transition.Cause = Transition.Cause.USER
     requested_by: str = ""
+    detail: str = ""
+    attempt_id: uuid.UUID | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why, as sentences for the owner."""
+        return _sentences(self.kind, self.cause, self.detail)
+
+
+def reason_of(transition: Transition) -> str:
+    """Return why a transition was asked for, as sentences for the owner."""
+    kind, cause = Transition.Kind(transition.kind), Transition.Cause(transition.cause)
+    return _sentences(kind, cause, transition.detail)
+
+
+def _sentences(kind: Transition.Kind, cause: Transition.Cause, detail: str) -> str:
+    return f"{REASONS[kind, cause]} {detail}".rstrip()
 
 
 def request_transition(request: TransitionRequest) -> bool:
@@ -75,6 +97,8 @@ def request_transition(request: TransitionRequest) -> bool:
                 raise Conflict("The workspace was deleted.", code="workspace-deleted")
             return False
         sandbox = latest_sandbox(workspace)
+        if request.attempt_id not in (None, sandbox and sandbox.latest_attempt_id):
+            return False
         ended = sandbox is None or sandbox.status in TERMINAL
         transition = (
             Transition.objects.open().select_for_update().filter(workspace=workspace).first()
@@ -85,7 +109,7 @@ def request_transition(request: TransitionRequest) -> bool:
             return False
         _store(request, workspace, transition)
         if sandbox is not None and not ended:
-            _begin_end(sandbox, REASONS[request.kind, request.cause])
+            _begin_end(sandbox, request.reason)
     log.info(
         "transition_requested",
         workspace_id=str(workspace.pk),
@@ -112,18 +136,26 @@ def _store(request: TransitionRequest, workspace: Workspace, earlier: Transition
     who = request.requested_by or workspace.owner_user_id
     if earlier is None:
         Transition.objects.create(
-            workspace=workspace, kind=request.kind, cause=request.cause, requested_by=who
+            workspace=workspace,
+            kind=request.kind,
+            cause=request.cause,
+            detail=request.detail,
+            requested_by=who,
         )
     else:
         Transition.objects.filter(pk=earlier.pk).update(
-            kind=request.kind, cause=request.cause, requested_by=who, retry_at=None
+            kind=request.kind,
+            cause=request.cause,
+            detail=request.detail,
+            requested_by=who,
+            retry_at=None,
         )
     Workspace.objects.filter(pk=workspace.pk).update(expires_at=None, updated_at=Now())
     announce(TRANSITIONS)
     workspaces.record_workspace_event(
         workspace,
         EVENTS[request.kind],
-        REASONS[request.kind, request.cause],
+        request.reason,
         {"cause": request.cause, "requestedBy": who},
     )
 
@@ -207,8 +239,11 @@ def start_workspace(start: NewStart) -> StartedSandbox:
     and ``BadGateway`` (``queue-publish-failed``) after the failure was written.
     """
     found = workspaces.get_workspace(start.workspace_id, owner_user_id=start.owner_user_id)
+    latest = latest_sandbox(found)
     with transaction.atomic():
-        require_room_to_start(found.owner_user_id, new_workspace=False)
+        require_room_to_start(
+            found.owner_user_id, new_workspace=False, spec=latest.spec if latest else {}
+        )
         workspace = startable_workspace(start.workspace_id, start.owner_user_id)
         sandbox = latest_sandbox(workspace)
         if sandbox is None:

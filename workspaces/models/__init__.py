@@ -13,6 +13,7 @@ from workspaces.models.core import (
     Workspace,
     WorkspaceEvent,
 )
+from workspaces.models.guards import NetworkGuardReport
 from workspaces.models.repositories import PublishedRepository
 from workspaces.models.transition import Transition
 from workspaces.packages.models import Package, PackageIndex, PackageOverride
@@ -26,6 +27,7 @@ __all__ = [
     "CredentialReference",
     "Fence",
     "LeaseLost",
+    "NetworkGuardReport",
     "Package",
     "PackageIndex",
     "PackageOverride",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, IdOrder, uuid7
@@ -265,6 +266,11 @@ class RuntimeInstanceQuerySet(models.QuerySet["RuntimeInstance"]):
         """Keep the runtimes that should have a live container on this engine."""
         return self.filter(status=RuntimeInstance.Status.RUNNING, engine_id__in=[engine_id, ""])
 
+    def due_for_disk_look(self, *, every: timedelta) -> RuntimeInstanceQuerySet:
+        """Keep those whose disk was not looked at for so long; first those never looked at."""
+        due = Q(disk_looked_at__isnull=True) | Q(disk_looked_at__lte=Now() - every)
+        return self.filter(due).order_by(F("disk_looked_at").asc(nulls_first=True), "run_id")
+
     def begin_stop(self) -> int:
         """Move runtimes that run to ``stopping``; their containers are still to be removed."""
         return self.filter(status=RuntimeInstance.Status.RUNNING).update(
@@ -311,6 +317,12 @@ class RuntimeInstance(models.Model):
     reference = models.CharField(max_length=255, blank=True)
     endpoint = models.CharField(max_length=512, blank=True)
     engine_id = models.CharField(max_length=128, blank=True)
+    disk_bytes = models.BigIntegerField(
+        null=True, help_text="What its container and volumes took of the disk when measured last."
+    )
+    disk_looked_at = models.DateTimeField(
+        null=True, help_text="When that was last tried, whether or not it could be measured."
+    )
     error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
     error_message = models.TextField(blank=True)
     launched_at = models.DateTimeField(null=True)

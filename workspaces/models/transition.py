@@ -83,6 +83,7 @@ class Transition(LeasedRow):
         USER = "user"
         OPERATOR = "operator"
         EXPIRED = "expired"
+        DISK = "disk"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     workspace = models.ForeignKey(
@@ -90,6 +91,7 @@ class Transition(LeasedRow):
     )
     kind = models.CharField(max_length=16, choices=Kind.choices)
     cause = models.CharField(max_length=16, choices=Cause.choices)
+    detail = models.TextField(blank=True, help_text="What its owner is told of the cause.")
     requested_by = models.CharField(max_length=OWNER_MAX_LENGTH)
     requested_at = models.DateTimeField(db_default=Now())
     claim_count = models.PositiveIntegerField(default=0)

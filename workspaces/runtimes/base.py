@@ -10,6 +10,7 @@ launched. The codes a launch can fail with:
 ``image-pull-failed``   the engine could not get the image
 ``oci-runtime-missing`` the engine does not know the OCI runtime that was asked for
 ``launch-refused``      the engine refused to create or start the container or its network
+``network-not-guarded`` the engine's machine does not keep workspaces from reaching it
 ``network-pool-empty``  no free subnet is left in the configured pool
 ``agent-silent``        the container lives, and the agent in it does not answer
 ``credentials-refused`` the agent would not take the credentials, could not keep them, or has no
@@ -184,10 +185,13 @@ class AgentChannel(Protocol):
         Also None when the descriptor ``wake`` becomes readable first.
         """
 
-    def write(self, data: bytes, *, timeout: float | None = None) -> None:
+    def write(
+        self, data: bytes, *, timeout: float | None = None, within: float | None = None
+    ) -> None:
         """Give it all of ``data`` as input; waits while it does not take any.
 
-        Raises ``agent-silent`` when it takes nothing for ``timeout`` seconds.
+        Raises ``agent-silent`` when it takes nothing for ``timeout`` seconds, or not all of it
+        ``within`` so many.
         """
 
     def close_input(self) -> None:

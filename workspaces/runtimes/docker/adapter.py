@@ -26,8 +26,9 @@ from workspaces.runtimes.base import (
     ObservedRuntime,
     RenewedCredential,
 )
-from workspaces.runtimes.docker import agent_socket, volumes, wire
+from workspaces.runtimes.docker import agent_socket, disk_use, volumes, wire
 from workspaces.runtimes.docker.agent_socket import KnownPlaces
+from workspaces.runtimes.docker.build_network import build_network
 from workspaces.runtimes.docker.engine_api import (
     RUN_LABEL,
     Engine,
@@ -38,6 +39,7 @@ from workspaces.runtimes.docker.engine_api import (
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.launch import Launch
+from workspaces.runtimes.docker.network_guard import NetworkGuard
 
 
 class DockerAdapter:
@@ -83,6 +85,39 @@ class DockerAdapter:
         """Raise ``adapter-unavailable`` unless a Linux engine with API 1.41 or later answers."""
         with self._connect() as engine:
             engine.require_recent()
+
+    def build_network(
+        self, build_id: UUID, *, pids: int, oldest: float
+    ) -> contextlib.AbstractContextManager[str]:
+        """Have a network for the steps of one build, each with a limit of processes.
+
+        Networks that builds left more than ``oldest`` seconds ago are removed.
+        """
+        return build_network(self._connect, build_id, pool=self._pool, pids=pids, oldest=oldest)
+
+    def network_guard(
+        self, *, allowed: Iterable[str] = (), image: str = "", base_image: str = ""
+    ) -> NetworkGuard:
+        """Return what keeps workspaces away from the engine's machine and from each other.
+
+        ``allowed`` are private IPv4 networks that workspaces may reach nevertheless; ``image`` has
+        nftables, without it one is built from ``base_image``.
+        """
+        return NetworkGuard(
+            self._connect,
+            self.instance_id,
+            pool=self._pool,
+            allowed=tuple(map(ipaddress.IPv4Network, allowed)),
+            image=image,
+            base_image=base_image,
+        )
+
+    def disk_use(
+        self, run_ids: Collection[UUID], *, image: str, seconds: float, stopped: threading.Event
+    ) -> dict[UUID, int]:
+        """Return the bytes on disk of runs that run; see ``disk_use.measured``."""
+        with self._connect() as engine:
+            return disk_use.measured(engine, run_ids, image=image, seconds=seconds, stopped=stopped)
 
     def engine_id(self) -> str:
         """Return the id that the engine made for itself when it was first started."""

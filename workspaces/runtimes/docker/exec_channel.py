@@ -126,16 +126,21 @@ class ExecChannel:
 
     # ------------------------------------------------------------------------------------- writing
 
-    def write(self, data: bytes, *, timeout: float | None = None) -> None:
+    def write(
+        self, data: bytes, *, timeout: float | None = None, within: float | None = None
+    ) -> None:
         """Give it all of ``data`` as input; waits while it does not take any.
 
         Raises ``adapter-unavailable`` when the connection is lost, was closed, or has been read to
-        its end, and ``agent-silent`` when nothing is taken for ``timeout`` seconds.
+        its end, and ``agent-silent`` when nothing is taken for ``timeout`` seconds, or when not all
+        of it is taken ``within`` so many.
         """
         rest = memoryview(data)
-        took_at = time.monotonic()
+        began = took_at = time.monotonic()
         with self._writing:
             while rest:
+                if within is not None and time.monotonic() - began >= within:
+                    raise LaunchError("agent-silent", "The workspace takes too little.")
                 # The engine keeps its half open for a while after the program has ended.
                 if self._closed or self._ended:
                     raise _lost()

@@ -1,4 +1,4 @@
-"""Which subnet a new workspace network gets.
+"""Which subnet and bridge a new workspace network gets.
 
 The engine's own address pools hold about thirty networks, so every workspace gets an explicit /28
 (gateway, workspace, and room for what people start beside it) from a pool that the operator sets.
@@ -6,11 +6,25 @@ The engine's own address pools hold about thirty networks, so every workspace ge
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import secrets
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network
 
 PREFIX_LENGTH = 28
+BRIDGE_NAME = "com.docker.network.bridge.name"
+"""The option of a network that names its bridge on the engine's machine."""
+
+
+def bridge_prefix(instance_id: str) -> str:
+    """Return how the bridges of an installation begin, by which rules know them: 7 characters."""
+    return f"w{hashlib.sha256(instance_id.encode()).hexdigest()[:6]}"
+
+
+def new_bridge_name(instance_id: str) -> str:
+    """Return a name for a bridge; 15 characters are what Linux has room for."""
+    return f"{bridge_prefix(instance_id)}{secrets.token_hex(4)}"
 
 
 def free_subnets(pool: IPv4Network, taken: Iterable[str], *, start: int) -> Iterator[IPv4Network]:

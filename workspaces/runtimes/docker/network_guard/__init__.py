@@ -1,0 +1,8 @@
+"""What keeps workspaces and builds away from the engine's machine and from each other.
+
+``rules`` says what may pass, as text for nftables; ``keeper`` has the engine's machine hold to it.
+"""
+
+from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
+
+__all__ = ["NetworkGuard"]

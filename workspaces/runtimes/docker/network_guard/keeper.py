@@ -1,0 +1,270 @@
+"""Has the engine's machine hold to the rules, through a container in the network of that machine.
+
+Workers need not be root, nor be on that machine. The container is ours, has NET_ADMIN and nothing
+else, and writes the rules anew every few seconds. They are the kernel's: they hold while the
+container or the engine is away, and workspaces are away with their engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any, cast
+
+import structlog
+from docker.errors import APIError, BuildError, ContainerError, NotFound
+from docker.models.containers import Container
+
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.boot import one_line
+from workspaces.runtimes.docker.engine_api import Engine
+from workspaces.runtimes.docker.network_guard.rules import GuardRules, resolvers_in
+from workspaces.runtimes.docker.networks import BRIDGE_NAME, bridge_prefix
+
+GUARD_LABEL = "svc.network-guard"
+ASK_RESOLVERS_SECONDS = 300.0
+READY_SECONDS = 10.0
+RECENT_SECONDS = 30.0
+TICK_SECONDS = 0.2
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# SIGHUP has them written at once. SIGUSR1 takes them away. Any other end leaves them: the engine
+# ends the container too when it is started again.
+_PROGRAM = """
+trap : HUP
+trap 'nft delete table inet "$TABLE"; exit 0' USR1
+while :; do
+    printf '%s' "$RULES" | nft -f -
+    sleep 5 &
+    wait $!
+done
+"""
+
+log = structlog.get_logger(__name__)
+
+
+class NetworkGuard:
+    """Keeps the rules of one installation on the machine of one engine.
+
+    ``image`` has nftables; empty: one is built from ``base_image``, which is of the Debian family.
+    Safe to use from several threads and workers.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractContextManager[Engine]],
+        instance_id: str,
+        *,
+        pool: IPv4Network,
+        allowed: tuple[IPv4Network, ...] = (),
+        image: str = "",
+        base_image: str = "",
+    ) -> None:
+        self._connect = connect
+        self._instance_id = instance_id
+        self._pool = pool
+        self._allowed = allowed
+        self._image = image
+        self._base_image = base_image
+        self._resolvers: tuple[IPv4Address, ...] = ()
+        self._asked = float("-inf")
+        self._held = float("-inf")
+        self._lock = threading.Lock()
+
+    @property
+    def container_name(self) -> str:
+        """The name of the container that keeps the rules."""
+        return f"svc-networkguard-{self._instance_id}"
+
+    def ensure(self) -> str:
+        """Have the rules kept, and return a sentence that says what holds.
+
+        Raises ``network-not-guarded`` when they do not hold, with the reason.
+        """
+        with self._lock, self._connect() as engine:
+            self._hold(engine)
+            return self._told(engine)
+
+    def require(self) -> None:
+        """Return when a new network is under the rules, as was seen in the last half minute.
+
+        The first time it waits for the image. Raises ``network-not-guarded`` with the reason.
+        """
+        with self._lock:
+            if time.monotonic() - self._held > RECENT_SECONDS:
+                with self._connect() as engine:
+                    self._hold(engine)
+
+    def remove(self) -> None:
+        """Take the rules away, and the container that kept them."""
+        with self._lock, self._connect() as engine:
+            self._held = float("-inf")
+            container = engine.named(self.container_name)
+            if container is None:
+                return
+            with suppress(NotFound, APIError):
+                policy: Any = {"Name": "no"}  # unknown to the type stubs
+                container.update(restart_policy=policy)
+                container.kill(signal="SIGUSR1")
+                container.wait(timeout=READY_SECONDS)
+            with suppress(NotFound):
+                container.remove(force=True)
+
+    def _hold(self, engine: Engine) -> None:
+        """Have the rules kept, and remember when they were seen."""
+        self._held = float("-inf")
+        try:
+            image = self._ready_image(engine)
+            if time.monotonic() - self._asked > ASK_RESOLVERS_SECONDS:
+                self._resolvers = self._ask_resolvers(engine, image)
+                self._asked = time.monotonic()
+            rules = self._rules()
+            self._confirm(rules, self._running(engine, image, rules))
+        except (APIError, BuildError, ContainerError) as error:
+            raise _failed(str(error)) from error
+        self._held = time.monotonic()
+
+    def _rules(self) -> GuardRules:
+        return GuardRules(self._instance_id, self._pool, self._resolvers, self._allowed)
+
+    def _ready_image(self, engine: Engine) -> str:
+        """Return an image with nftables; the first time it is built or pulled."""
+        dockerfile = _dockerfile(self._base_image)
+        name = self._image or f"svc-networkguard:{hashlib.sha256(dockerfile).hexdigest()[:16]}"
+        if engine.has_image(name):
+            return name
+        if self._image:
+            engine.client.images.pull(name)
+            return name
+        engine.client.images.build(
+            fileobj=_tar_of(dockerfile),
+            custom_context=True,
+            tag=name,
+            forcerm=True,
+            labels={"svc.instance": self._instance_id},
+        )
+        log.info("network_guard_image_built", image=name)
+        return name
+
+    def _ask_resolvers(self, engine: Engine, image: str) -> tuple[IPv4Address, ...]:
+        """Return the name servers that the engine gives containers; it asks them in their place."""
+        try:
+            told = self._read_resolv_conf(engine, image, network="bridge")
+        except (APIError, ContainerError):
+            told = self._read_resolv_conf(engine, image, network="host")  # no default bridge
+        return resolvers_in(told)
+
+    def _read_resolv_conf(self, engine: Engine, image: str, *, network: str) -> str:
+        output = engine.client.containers.run(
+            image,
+            ["/etc/resolv.conf"],
+            entrypoint="cat",
+            network_mode=network,
+            cap_drop=["ALL"],
+            remove=True,
+            use_config_proxy=False,
+        )
+        return output.decode(errors="replace")
+
+    def _running(self, engine: Engine, image: str, rules: GuardRules) -> Container:
+        """Return the container that keeps these rules, made anew if they have changed."""
+        container = engine.named(self.container_name)
+        if container is not None and (
+            (container.labels or {}).get(GUARD_LABEL) != rules.digest
+            or container.status != "running"
+        ):
+            with suppress(NotFound):
+                container.remove(force=True)
+            container = None
+        if container is not None:
+            return container
+        try:
+            container = engine.client.containers.run(
+                image,
+                ["-c", _PROGRAM],
+                entrypoint="/bin/sh",
+                user="0:0",
+                name=self.container_name,
+                labels={"svc.instance": self._instance_id, GUARD_LABEL: rules.digest},
+                environment={"PATH": _PATH, "TABLE": rules.table, "RULES": rules.text()},
+                network_mode="host",
+                userns_mode="host",
+                cap_drop=["ALL"],
+                cap_add=["NET_ADMIN"],
+                security_opt=["no-new-privileges"],
+                read_only=True,
+                mem_limit="64m",
+                pids_limit=32,
+                restart_policy={"Name": "always"},
+                stop_signal="SIGKILL",
+                detach=True,
+                use_config_proxy=False,
+            )
+        except APIError as error:
+            found = engine.named(self.container_name) if error.status_code == 409 else None
+            if found is None:
+                raise
+            return found  # another worker was quicker
+        log.info("network_guard_started", rules=rules.digest)
+        return container
+
+    def _confirm(self, rules: GuardRules, container: Container) -> None:
+        """Raise unless the kernel of the engine's machine has the rules."""
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            code, output = container.exec_run(
+                ["nft", "-j", "list", "table", "inet", rules.table], demux=False
+            )
+            said = cast("bytes", output or b"").decode(errors="replace")
+            if code == 0 and rules.are_in(said):
+                return
+            container.kill(signal="SIGHUP")
+            if time.monotonic() > deadline:
+                raise _failed(container.logs(tail=5).decode(errors="replace") or said)
+            time.sleep(TICK_SECONDS)
+
+    def _told(self, engine: Engine) -> str:
+        """Say what holds; raise when there are networks for which it does not."""
+        prefix = bridge_prefix(self._instance_id)
+        outside = sum(
+            not str((network.attrs.get("Options") or {}).get(BRIDGE_NAME, "")).startswith(prefix)
+            for network in engine.networks()
+        )
+        if outside:
+            raise LaunchError(
+                "network-not-guarded",
+                f"{outside} workspaces were started by an earlier version, without isolation: "
+                "stop them, and start them again.",
+            )
+        return "Workspaces reach neither the engine's machine nor private addresses."
+
+
+def _failed(reason: str) -> LaunchError:
+    return LaunchError(
+        "network-not-guarded",
+        "The engine's machine does not keep workspaces from reaching it: "
+        f"{one_line(reason)[:500] or 'no reason given'}",
+    )
+
+
+def _dockerfile(base_image: str) -> bytes:
+    return (
+        f"FROM {base_image}\n"
+        "RUN apt-get update -q && apt-get install -yq --no-install-recommends nftables"
+        " && rm -rf /var/lib/apt/lists/*\n"
+    ).encode()
+
+
+def _tar_of(dockerfile: bytes) -> io.BytesIO:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo("Dockerfile")
+        member.size = len(dockerfile)
+        archive.addfile(member, io.BytesIO(dockerfile))
+    buffer.seek(0)
+    return buffer

@@ -1,0 +1,132 @@
+"""What workspaces and builds may reach, as a table of nftables of the installation's own.
+
+The bridges of an installation have a prefix of their own, so the rules are the same for every
+network that there is or will be, and concern nobody else's. They decide where packets come in:
+before published ports and proxies are looked at, and before Docker's own rules, which the engine
+writes anew when it starts. A packet that is dropped here is not accepted anywhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+
+from workspaces.runtimes.docker.networks import bridge_prefix
+
+NEVER = tuple(
+    IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # what a virtual machine asks of Azure about itself
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "224.0.0.0/3",
+    )
+)
+"""What is private, local to a link, shared, or where clouds tell a machine about itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """The rules of one installation.
+
+    ``resolvers`` answer the names that workspaces ask for, at port 53 and nowhere else; ``allowed``
+    are networks that the operator lets workspaces reach although they are private.
+    """
+
+    instance_id: str
+    pool: IPv4Network
+    resolvers: tuple[IPv4Address, ...] = ()
+    allowed: tuple[IPv4Network, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """The name of the table."""
+        return f"svc_{bridge_prefix(self.instance_id)}"
+
+    @property
+    def digest(self) -> str:
+        """Stands for these rules and no others."""
+        told = "\n".join([self.table, *self._rules()])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def text(self) -> str:
+        """Return what ``nft -f -`` reads: the whole table is replaced at once."""
+        rules = "".join(
+            f'    {rule} comment "{self.digest} {number}"\n'
+            for number, rule in enumerate(self._rules())
+        )
+        return (
+            # The first line makes sure that there is something to delete.
+            f"table inet {self.table}\ndelete table inet {self.table}\n"
+            f"table inet {self.table} {{\n  chain from_workspaces {{\n"
+            # After connections are known (-200), before addresses are changed (-100).
+            "    type filter hook prerouting priority -155; policy accept;\n"
+            f"{rules}  }}\n}}\n"
+        )
+
+    def are_in(self, listing: str) -> bool:
+        """Tell whether ``nft -j list table`` lists exactly these rules, where they take effect."""
+        try:
+            things = json.loads(listing)["nftables"]
+            chains = [thing["chain"] for thing in things if "chain" in thing]
+            told = [thing["rule"].get("comment", "") for thing in things if "rule" in thing]
+            hooked = [
+                (chain.get("hook"), chain.get("prio"), chain.get("policy")) for chain in chains
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+        wanted = [f"{self.digest} {number}" for number in range(len(self._rules()))]
+        return hooked == [("prerouting", -155, "accept")] and told == wanted
+
+    def _rules(self) -> list[str]:
+        blocked = ipaddress.collapse_addresses([*NEVER, self.pool])
+        single = [each for each in self.allowed if each.num_addresses == 1]
+        wider = [each for each in self.allowed if each.num_addresses > 1]
+        return [
+            f'iifname != "{bridge_prefix(self.instance_id)}*" accept',
+            # What the machine itself began: without an answer it would reach no workspace.
+            "ct direction reply accept",
+            "meta nfproto ipv6 drop",
+            *_to(self.resolvers, "meta l4proto { tcp, udp } th dport 53 accept"),
+            *_to(single, "accept"),
+            # Every address of the machine, gateways of other bridges and published ports with it.
+            "fib daddr type != unicast drop",
+            # What somebody has put beside the workspace in its own network.
+            "fib daddr . iif oif exists accept",
+            # Nobody who allows a network means the machine or other workspaces in it.
+            *_to([self.pool], "drop"),
+            *_to(wider, "accept"),
+            *_to(blocked, "drop"),
+        ]
+
+
+def _to(addresses: Iterable[IPv4Address | IPv4Network], verdict: str) -> Sequence[str]:
+    listed = ", ".join(map(str, addresses))
+    return [f"ip daddr {{ {listed} }} {verdict}"] if listed else []
+
+
+def resolvers_in(resolv_conf: str) -> tuple[IPv4Address, ...]:
+    """Return the name servers of a ``resolv.conf`` that a container can reach by their address."""
+    found: set[IPv4Address] = set()
+    for line in resolv_conf.splitlines():
+        words = line.split()
+        if len(words) < 2 or words[0] != "nameserver":
+            continue
+        try:
+            address = ipaddress.ip_address(words[1])
+        except ValueError:
+            continue
+        if isinstance(address, IPv4Address) and not address.is_loopback:
+            found.add(address)
+    return tuple(sorted(found))
