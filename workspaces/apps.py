@@ -10,12 +10,15 @@ class WorkspacesConfig(AppConfig):
     verbose_name = "Workspaces"
 
     def ready(self) -> None:
-        """Add the gauges of queue, transitions and workspaces to the metrics, and the charts'."""
+        """Add gauges of queue, transitions and workspaces, the charts', and what readiness asks."""
         # Models cannot be imported before the apps are loaded.
+        from controlplane import readiness
         from controlplane.metrics import exposition, samples
         from workspaces import minute_counts
+        from workspaces.lifecycle import isolation
         from workspaces.queue_metrics import measure
 
         exposition.register("builds", measure)
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)
+        readiness.register("isolation", isolation.check, required=isolation.bound_wide)

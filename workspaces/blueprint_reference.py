@@ -86,14 +86,22 @@ def _texts() -> list[str]:
 
 
 def _harnesses() -> list[str]:
-    lines = ["## Harnesses", "", "| `harness.id` | Installed | A prompt becomes | On |"]
-    lines.append("|---|---|---|---|")
+    lines = [
+        "## Harnesses",
+        "",
+        "| `harness.id` | Installed | A prompt becomes | With `rights` `read-only` | On |",
+        "|---|---|---|---|---|",
+    ]
     for harness in HARNESSES.values():
         installed = ", ".join(f"`{package}`" for package in harness.npm_packages) or "nothing"
         prompt = f"{harness.shown or ' '.join(harness.one_shot)} PROMPT"
         families = ", ".join(f"`{family}`" for family in harness.packages)
-        lines.append(f"| `{harness.id}` | {installed} | `{prompt}` | {families} |")
-    lines.append("| `custom` | what `install` installs | `command` and the prompt | all |")
+        shown = harness.read_only_shown
+        restricted = f"`{shown} PROMPT`" if shown else "not possible"
+        lines.append(f"| `{harness.id}` | {installed} | `{prompt}` | {restricted} | {families} |")
+    lines.append(
+        "| `custom` | what `install` installs | `command` and the prompt | not possible | all |"
+    )
     return [*lines, ""]
 
 

@@ -9,7 +9,7 @@ installs both programs of claude-code, hence :attr:`Harness.superfluous`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -34,8 +34,24 @@ class Harness:
     Nobody is there to answer questions, and the workspace is the sandbox: the harness works with
     full rights inside of it, as the user of the workspace.
     """
+    read_only: tuple[str, ...] = ()
+    """Runs one prompt that may only read; empty: it cannot be restricted.
+
+    It ends with ``REFUSED`` where the harness cannot hold itself to that.
+    """
     shown: str = ""
-    """The same for people, where it is not just ``one_shot``."""
+    """``one_shot`` for people, where it is not just that."""
+    read_only_shown: str = ""
+    """``read_only`` for people."""
+
+    def may_refuse(self, argv: Sequence[str]) -> bool:
+        """Whether this command runs a prompt that may only read."""
+        count = len(self.read_only)
+        return count > 0 and tuple(argv[:count]) == self.read_only
+
+
+REFUSED: Final = 77
+"""Exit code of a harness that does not work as it is asked to (``EX_NOPERM`` of sysexits.h)."""
 
 
 _NODE_WITH_GLIBC: Final = MappingProxyType(
@@ -53,6 +69,10 @@ _NODE: Final = MappingProxyType(
 )
 
 
+_OPENCODE_READS: Final = (
+    '{"*": "deny", "read": "allow", "glob": "allow", "grep": "allow", "list": "allow"}'
+)
+
 OPENCODE: Final = Harness(
     id="opencode",
     npm_packages=("opencode-ai@1.18.33",),
@@ -60,12 +80,21 @@ OPENCODE: Final = Harness(
     superfluous=MappingProxyType({}),
     command=("opencode",),
     one_shot=("opencode", "run", "--auto"),
+    read_only=("env", f"OPENCODE_PERMISSION={_OPENCODE_READS}", "opencode", "run"),
+    read_only_shown=f"OPENCODE_PERMISSION='{_OPENCODE_READS}' opencode run",
 )
 
-_CODEX_EXEC: Final = (
-    "exec codex exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check "
+_CODEX_FREELY: Final = "codex exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check"
+_CODEX_READS: Final = "codex exec --sandbox read-only --skip-git-repo-check"
+_CODEX_ARGUMENTS: Final = (
     r"""${OPENAI_BASE_URL:+-c "openai_base_url=\"$OPENAI_BASE_URL\""} """
     '"$@"'
+)
+# Without its sandbox each of its commands would fail, and it would say that it had finished.
+_CODEX_NEEDS_SANDBOX: Final = (
+    "! command -v codex >/dev/null || said=$(codex sandbox -- true 2>&1) || { "
+    "printf '%s\\n' \"$said\" 'codex cannot be restricted to reading here: its sandbox does not "
+    f"work.' >&2; exit {REFUSED}; }}; "
 )
 
 CODEX: Final = Harness(
@@ -75,13 +104,21 @@ CODEX: Final = Harness(
     superfluous=MappingProxyType({}),
     command=("codex",),
     # It reads the address of its API from its configuration only.
-    one_shot=(
+    one_shot=("sh", "-c", f"exec {_CODEX_FREELY} {_CODEX_ARGUMENTS}", "codex"),
+    read_only=(
         "sh",
         "-c",
-        _CODEX_EXEC,
+        f"{_CODEX_NEEDS_SANDBOX}exec {_CODEX_READS} {_CODEX_ARGUMENTS}",
         "codex",
     ),
-    shown="codex exec --dangerously-bypass-approvals-and-sandbox --skip-git-repo-check",
+    shown=_CODEX_FREELY,
+    read_only_shown=_CODEX_READS,
+)
+
+# ``--tools`` takes all words up to the next option.
+_CLAUDE_READS: Final = (
+    *("claude", "-p", "--tools", "Read,Glob,Grep"),
+    *("--strict-mcp-config", "--permission-mode", "dontAsk"),
 )
 
 CLAUDE_CODE: Final = Harness(
@@ -103,7 +140,9 @@ CLAUDE_CODE: Final = Harness(
     command=("claude",),
     # It refuses to do this as root unless it is told that it is in a sandbox.
     one_shot=("env", "IS_SANDBOX=1", "claude", "-p", "--dangerously-skip-permissions"),
+    read_only=_CLAUDE_READS,
     shown="claude -p --dangerously-skip-permissions",
+    read_only_shown=" ".join(_CLAUDE_READS),
 )
 
 SHELL: Final = Harness(

@@ -28,6 +28,9 @@ WHERE status IN ('queued', 'running', 'ready') GROUP BY status"""
 _TRANSITIONS = """
 SELECT kind, count(*), extract(epoch FROM statement_timestamp() - min(requested_at))
 FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
+_DISKS = """
+SELECT coalesce(sum(disk_bytes), 0), coalesce(max(disk_bytes), 0)
+FROM workspaces_runtimeinstance WHERE status IN ('pending', 'running', 'stopping')"""
 _WORKERS = """
 SELECT CASE
     WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
@@ -46,6 +49,8 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         sandboxes = dict(cursor.fetchall())
         cursor.execute(_TRANSITIONS)
         transitions = {kind: (number, age) for kind, number, age in cursor.fetchall()}
+        cursor.execute(_DISKS)
+        disk_bytes, largest_disk = cursor.fetchone() or (0, 0)
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = dict(cursor.fetchall())
     unused = SlotUsage(capacity=0, in_use=0)
@@ -79,6 +84,12 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "Age of the oldest stop or delete that is not done.",
             max((age for _, age in transitions.values()), default=0),
         ),
+        single(
+            "svc_workspaces_disk_bytes",
+            "Disk that live workspaces took when they were measured last.",
+            disk_bytes,
+        ),
+        single("svc_workspaces_largest_disk_bytes", "The largest of them.", largest_disk),
         Gauge(
             "svc_build_workers",
             "Build workers; silent: without a sign of life for so long that others take over.",

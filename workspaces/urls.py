@@ -31,6 +31,7 @@ urlpatterns = [
     path(f"{workspace}/files/mkdir", FileViewSet.as_view({"post": "make_directory"})),
     path(f"{workspace}/archive", FileViewSet.as_view({"get": "pack", "put": "unpack"})),
     path(f"{workspace}/ports", FileViewSet.as_view({"get": "ports"})),
+    path(f"{workspace}/ports/<int:port>/links", FileViewSet.as_view({"post": "link_port"})),
     path("v1/sandboxes", SandboxViewSet.as_view({"post": "create"})),
     path("v1/sandboxes/<uuid:sandbox_id>", SandboxViewSet.as_view({"get": "retrieve"})),
 ]

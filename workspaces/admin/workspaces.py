@@ -9,6 +9,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -313,7 +314,7 @@ class RuntimeInstanceAdmin(HistoryAdmin):
 
     list_display = [
         *("workspace", "status", "error_code", "launched_at", "finished_at"),
-        *("reference", "engine"),
+        *("reference", "engine", "disk"),
     ]
     list_prefetch_related = ["attempt__workspace"]
     list_filter = ["status", "adapter", "launched_at"]
@@ -331,6 +332,11 @@ class RuntimeInstanceAdmin(HistoryAdmin):
     def engine(self, runtime: RuntimeInstance) -> str:
         """Show the beginning of the engine's id."""
         return runtime.engine_id[:12]
+
+    @admin.display(ordering="disk_bytes")
+    def disk(self, runtime: RuntimeInstance) -> str:
+        """Show what it took of the disk when it was measured last."""
+        return "" if runtime.disk_bytes is None else filesizeformat(runtime.disk_bytes)
 
 
 @admin.register(WorkspaceEvent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from .grammar import (
@@ -92,6 +92,23 @@ class ProvidedHarness(Part):
     profile: Label | None = Field(
         default=None, description="Accepted for compatibility, without effect."
     )
+    rights: Literal["full", "read-only"] | None = Field(
+        default=None,
+        description="What a prompt may do; nobody is there to be asked. `full`, and absent: change "
+        "and execute everything as the workspace's user. `read-only`: the harness gives its model "
+        "only what reads; `codex` needs user namespaces for that, and its run fails with "
+        "`harness-refused` where there are none. Not for `shell`. Commands that a client asks for "
+        "are not restricted.",
+    )
+
+    @field_validator("rights")
+    @classmethod
+    def _can_be_restricted(cls, rights: str | None, info: ValidationInfo) -> str | None:
+        if rights == "read-only" and info.data.get("id") == "shell":
+            raise PydanticCustomError(
+                "not-allowed", "cannot be 'read-only' for the harness 'shell'."
+            )
+        return rights
 
 
 class CustomHarness(Part):

@@ -49,6 +49,7 @@ _SHARED = """
 | 409 | `workspace-not-ready` | it does not run; `reason` says why |
 | 502 | `workspace-unreachable` | its agent does not answer, or ended on the way |
 | 503 | `access-not-recorded` | its record has no room; nothing is done unrecorded |
+| 503 | `too-many-file-calls` | too many calls of this workspace wait; see `Retry-After` |
 """
 _PATHS = """\
 | 400 | `file-name-too-long`, `file-link-loop` | the path cannot be one |
@@ -89,11 +90,12 @@ that was there keeps its permissions. Of several writes with the same `If-Match`
 REMOVE_DESCRIPTION = (
     """\
 Removes a file, a link (not what it leads to), an empty folder, or with `recursive` a folder with
-all that is in it.
+all that is in it. A folder has no hash, so only `If-Match: *` holds for one.
 """
     + _SHARED
     + _PATHS
     + "| 409 | `directory-not-empty` | say `recursive=true` |\n"
+    + "| 409 | `not-a-directory` | the path ends in a slash, and what is there is no folder |\n"
     + _CONDITION
 )
 STAT_DESCRIPTION = "What lies at a path; of a link the link itself.\n" + _SHARED + _PATHS
@@ -133,13 +135,27 @@ UNPACK_DESCRIPTION = (
     """\
 Unpacks a tar (not compressed) into a folder, which is made if need be; what else is in it stays.
 Everything is put in place only when all of it has come: one that is broken, or holds devices or
-names that lead out of the folder, changes nothing. Files are the workspace's user's.
+names that lead out of the folder, changes nothing, and neither does one that goes to a place where
+the user may not write, or to two disks. Files are the workspace's user's.
 """
     + _SHARED
     + _PATHS
     + "| 400 | `bad-archive` | it is no tar, or holds what is not taken |\n"
     + "| 409 | `file-exists` | a file is in the place of a folder, or the reverse |\n"
+    + "| 409 | `file-other-disk` | a folder that it goes to is on another disk, or a volume |\n"
+    + "| 409 | `file-in-use` | somebody holds the folder locked |\n"
     + "| 413 | `body-too-large` | it is larger than the installation takes |\n"
     + _DISK
 )
 PORTS_DESCRIPTION = "TCP ports on which something listens, and whose process it is.\n" + _SHARED
+PORT_LINK_DESCRIPTION = """\
+Makes a signed link to one port of one workspace, good for some minutes and stored nowhere. A
+browser that opens it gets a cookie for the preview's own address, and is sent on to `path` without
+the token. Whoever has the link can use it. Nothing needs to listen on the port yet.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 409 | `workspace-not-ready` | it does not run; `reason` says why |
+| 503 | `previews-off`, `gateway-token-unset` | the installation has no preview gateway |
+"""

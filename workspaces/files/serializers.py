@@ -22,6 +22,7 @@ MAX_PATH_BYTES = 4096
 LIST_LIMIT, MAX_LIST_LIMIT = 100, 1000
 _URL_SAFE = str.maketrans("-_", "+/")
 _MODE = re.compile(r"\A0?[0-7]{3}\Z")
+_LINK_PATH = re.compile(r"\A/[!\"$-~]*\Z")
 _PATH_HELP = "Absolute, or from the blueprint's working directory, where runs begin too."
 _BASE64_HELP = "The bytes of a path that is no UTF-8, in base64; instead of the other one."
 
@@ -213,6 +214,29 @@ class PortSerializer(OutputSerializer):
     address = serializers.CharField(help_text="Like `127.0.0.1`, `0.0.0.0` or `::`.")
     pid = serializers.IntegerField(required=False, min_value=1, help_text="Inside the workspace.")
     process = serializers.CharField(required=False, help_text="The name of that process.")
+
+
+@extend_schema_serializer(component_name="MakePortLink")
+class MakePortLinkSerializer(OwnedInputSerializer):
+    """Where a link leads."""
+
+    path = serializers.RegexField(
+        _LINK_PATH,
+        required=False,
+        default="/",
+        max_length=2000,
+        help_text="Where it leads on that port: a path, perhaps with a query, in printable ASCII.",
+    )
+
+
+class PortLinkSerializer(OutputSerializer):
+    """A link to a port, for whoever has it, for a short time."""
+
+    url = serializers.CharField(help_text="For a browser, which gets a cookie for this port.")
+    token = serializers.CharField(
+        help_text="For programs: the header `x-svc-preview-token` of each request."
+    )
+    expires_at = TimestampField()
 
 
 class PortListSerializer(OutputSerializer):

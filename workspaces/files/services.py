@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -16,6 +17,7 @@ from workspaces.files.refusals import cut_off, unreachable
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 PORTS_SECONDS = 10.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class WorkspaceFiles:
     """The files of a workspace that runs, for one request.
 
     ``run_id`` is its boot run, ``by`` the owner who asks where that is known, and ``request_id``
-    finds the request in the logs; both are in the record. Methods raise what
+    finds the request in the logs; both are in the record. ``abandoned`` tells whether nobody waits
+    for the answers any more. Methods raise what
     ``workspaces.files.refusals`` makes.
     """
 
@@ -31,13 +34,14 @@ class WorkspaceFiles:
     run_id: UUID
     by: str
     request_id: str
+    abandoned: Callable[[], bool] = lambda: False
 
     def open(self, action: str, path: bytes, **members: Any) -> FileCall:
         """Begin a call; see ``agent files`` for the actions and their members."""
         told = {"action": action, "path": _encoded(path), **members}
         told |= {"by": self.by, "request": self.request_id}
         try:
-            return FileCall(self.adapter.open_agent(self.run_id, ("files",)), told)
+            return FileCall(self.adapter.open_agent(self.run_id, ("files",)), told, self.abandoned)
         except LaunchError as error:
             raise unreachable(error) from error
 
@@ -51,6 +55,16 @@ class WorkspaceFiles:
         with contextlib.closing(self.open(action, path, **members)) as call:
             call.answer()
             return call.store(content)
+
+    def write(self, path: bytes, content: IO[bytes], **members: Any) -> dict[str, Any]:
+        """Store ``content`` as a file; return ``size``, ``sha256`` and ``created``."""
+        told = self.store("write", path, content, **members)
+        created = bool(told.get("created"))
+        return {**_numbers(told, "size"), "sha256": hash_of(told), "created": created}
+
+    def unpack(self, path: bytes, content: IO[bytes]) -> dict[str, Any]:
+        """Put what a tar holds into a folder; return ``files`` and ``size``."""
+        return _numbers(self.store("unpack", path, content), "files", "size")
 
     def stat(self, path: bytes, *, with_hash: bool) -> dict[str, Any]:
         """Return what lies at ``path``, as :func:`entry_members` shows it."""
@@ -80,7 +94,7 @@ class WorkspaceFiles:
             raise unreachable(error) from error
         try:
             return [_port_members(each) for each in json.loads(answer.stdout)["ports"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise cut_off() from None
 
 
@@ -121,7 +135,22 @@ def entry_members(told: Any) -> dict[str, Any]:
             "target_base64": target_base64,
             "sha256": told.get("sha256"),
         }
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise cut_off() from None
+
+
+def hash_of(told: Mapping[str, Any]) -> str:
+    """Return the SHA-256 that the workspace names; it goes into headers, so it has to be one."""
+    found = told.get("sha256")
+    if not isinstance(found, str) or _SHA256.fullmatch(found) is None:
+        raise cut_off()
+    return found
+
+
+def _numbers(told: Mapping[str, Any], *names: str) -> dict[str, int]:
+    try:
+        return {name: int(told[name]) for name in names}
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise cut_off() from None
 
 

@@ -15,14 +15,18 @@ from rest_framework.viewsets import ViewSet
 from controlplane.http.openapi import OWNER_QUERY
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
+from controlplane.http.stream_answers import abandoned_by_client
 from workspaces.files import openapi
 from workspaces.files.conditions import conditions_of, range_of
+from workspaces.files.port_links import make_link
 from workspaces.files.serializers import (
     FileEntrySerializer,
     FileListQuery,
     FileQuery,
     MakeDirectorySerializer,
+    MakePortLinkSerializer,
     MoveSerializer,
+    PortLinkSerializer,
     PortListSerializer,
     RemoveQuery,
     StatQuery,
@@ -75,7 +79,7 @@ class FileViewSet(ViewSet):
         if mode := given.query.get("mode"):
             wanted["mode"] = int(mode, 8)
         files = _files(request, workspace_id, given.owner)
-        stored = files.store("write", path_of(given.query), _content(request), **wanted)
+        stored = files.write(path_of(given.query), _content(request), **wanted)
         headers = {"ETag": f'"{stored["sha256"]}"'}
         status = 201 if stored["created"] else 200
         return Response(WrittenSerializer(stored).data, status=status, headers=headers)
@@ -188,7 +192,7 @@ class FileViewSet(ViewSet):
         """Unpack a tar into a folder."""
         given = read(request, query=FileQuery, by_id=True)
         files = _files(request, workspace_id, given.owner)
-        stored = files.store("unpack", path_of(given.query), _content(request))
+        stored = files.unpack(path_of(given.query), _content(request))
         return Response(UnpackedSerializer(stored).data)
 
     @extend_schema(
@@ -205,6 +209,23 @@ class FileViewSet(ViewSet):
         files = _files(request, workspace_id, given.owner)
         return Response(PortListSerializer({"items": files.ports()}).data)
 
+    @extend_schema(
+        operation_id="ports.link",
+        tags=["Ports"],
+        summary="Make a link to a port",
+        description=openapi.PORT_LINK_DESCRIPTION,
+        parameters=[OWNER_QUERY],
+        request=MakePortLinkSerializer,
+        responses={201: PortLinkSerializer},
+    )
+    def link_port(self, request: Request, workspace_id: uuid.UUID, port: int) -> Response:
+        """Make a link that opens a port of a workspace."""
+        given = read(request, body=MakePortLinkSerializer, by_id=True)
+        attempt, _ = require_ready(latest_attempt(workspace_id, owner_user_id=given.owner))
+        owner = attempt.workspace.owner_user_id
+        made = make_link(workspace_id=workspace_id, port=port, owner=owner, path=given.body["path"])
+        return Response(PortLinkSerializer(made).data, status=201)
+
 
 def _content(request: Request) -> IO[bytes]:
     """Return the body as it was sent, to be read piece by piece."""
@@ -219,4 +240,5 @@ def _files(request: Request, workspace_id: uuid.UUID, owner: str | None) -> Work
         run_id=runtime.run_id,
         by=owner or "",
         request_id=getattr(request._request, "request_id", ""),
+        abandoned=abandoned_by_client(request),
     )
