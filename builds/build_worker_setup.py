@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 from django.conf import settings
 
 from builds.build_worker import BuildWorker, ReconcilerTimes
-from builds.images.compiler import Compiler
+from builds.images.compiler import Compiler, StepLimits
 from builds.images.garbage import ImageKeeper
 from builds.images.work_folders import make_root
 from builds.minute_samples import EVERY, MinuteSampler
@@ -27,6 +29,10 @@ from controlplane.work.worker import WorkerTimes, new_worker_id
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
+from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
+from workspaces.lifecycle.disk_watch import DiskWatch
+from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
+from workspaces.lifecycle.isolation import IsolationTask
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
@@ -50,8 +56,26 @@ def _milliseconds(value: int) -> timedelta:
     return timedelta(milliseconds=value)
 
 
-def job_runner() -> JobRunner:
+def _step_limits(require_isolation: Callable[[], None]) -> StepLimits:
+    adapter = configured_adapter()
+    longest = settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000
+
+    def network() -> AbstractContextManager[str]:
+        require_isolation()
+        pids = settings.WORKSPACE_BUILD_PIDS
+        # Two builds, one after the other, and the clocks of two machines.
+        return adapter.build_network(uuid4(), pids=pids, oldest=2 * longest + 3600)
+
+    return StepLimits(
+        network=network,
+        memory_mb=settings.WORKSPACE_BUILD_MEMORY_MB,
+        cpus=settings.WORKSPACE_BUILD_CPUS,
+    )
+
+
+def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
     """Return what runs claimed jobs, with every part configured."""
+    isolation = isolation or IsolationTask(configured_adapter())
     temp_root = settings.SVC_DATA_DIR / "builds"
     make_root(temp_root)
     extra_ca_file = settings.SVC_EXTRA_CA_FILE
@@ -72,6 +96,7 @@ def job_runner() -> JobRunner:
                 push_lock=advisory_lock,
                 username=settings.REGISTRY_USERNAME or None,
                 password=settings.REGISTRY_PASSWORD or None,
+                limits=_step_limits(isolation.require),
             ),
             registry=registry,
             sources=source_policy(),
@@ -88,13 +113,15 @@ def job_runner() -> JobRunner:
             ),
             instance_id=settings.SVC_INSTANCE_ID,
             timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
+            require_isolation=isolation.require,
         ),
     )
 
 
 def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     """Return a build worker with every setting applied."""
-    runner = job_runner()
+    isolation = IsolationTask(configured_adapter())
+    runner = job_runner(isolation)
     builder, adapter = runner.builder, runner.launcher.adapter
     worker_id = new_worker_id()
     stale = _milliseconds(settings.WORKER_HEARTBEAT_STALE_MS)
@@ -175,6 +202,22 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 name="expiry",
                 every=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
                 steps={"expiry": expire_workspaces},
+            ),
+            PeriodicTask(
+                name="isolation",
+                every=LOOK_AT_ISOLATION_EVERY,
+                first=timedelta(0),
+                steps={"isolation": isolation.look},
+            ),
+            PeriodicTask(
+                name="disks",
+                every=LOOK_AT_DISKS_EVERY,
+                run=DiskWatch(
+                    configured_adapter(),
+                    instance_id=builder.instance_id,
+                    max_bytes=settings.SVC_WORKSPACE_MAX_DISK_BYTES,
+                    image=settings.SVC_NETWORK_GUARD_IMAGE or settings.SVC_BASE_IMAGES["debian"],
+                ).look,
             ),
             PeriodicTask(name="samples", every=EVERY, steps={"samples": sampler.take}),
         ],

@@ -13,9 +13,11 @@ import base64
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
@@ -25,7 +27,8 @@ from builds.images.docker_program import SHORT_SECONDS, DockerProgram
 from builds.images.engine_images import LOCAL_REPOSITORY, BuiltImage, EngineImages
 from builds.images.program_output import BuildOutput, ProgramLog
 from builds.images.work_folders import sweep_leftovers, workplace
-from builds.planner import ImagePlan
+from builds.planner import ImagePlan, split_dockerfile
+from controlplane.errors import JobError
 from controlplane.oci_names import is_repository, is_tag
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
@@ -43,6 +46,26 @@ class PublishedImage:
     reference: str
     digest_reference: str
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What each step of a build may use, and the network it is in.
+
+    ``network`` makes one for a build, which is there for the block; its name is the result.
+    """
+
+    network: Callable[[], AbstractContextManager[str]]
+    memory_mb: int
+    cpus: float
+
+    def options(self) -> list[str]:
+        """Return the options of the classic builder; BuildKit knows nothing of the kind."""
+        period = 100_000
+        return [
+            *("--memory", f"{self.memory_mb}m", "--memory-swap", f"{self.memory_mb}m"),
+            *("--cpu-period", str(period), "--cpu-quota", str(int(self.cpus * period))),
+        ]
 
 
 def repository_lock(repository: str) -> str:
@@ -79,6 +102,7 @@ class Compiler(EngineImages):
 
     ``docker_cli`` is a path, or a name: then the first program of that name on ``PATH`` that can
     use BuildKit. ``push_registry`` is the registry as the engine reaches it, ``registry`` as we do.
+    ``limits`` are those of each step of a build; the classic builder keeps them, so it is used.
     ``push_lock`` must keep two pushes of the same name apart that share an engine.
     """
 
@@ -96,6 +120,7 @@ class Compiler(EngineImages):
         username: str | None = None,
         password: str | None = None,
         tail_limit: int = 8 * 1024,
+        limits: StepLimits | None = None,
     ) -> None:
         super().__init__(
             DockerProgram(docker_cli, docker_host),
@@ -108,6 +133,7 @@ class Compiler(EngineImages):
         self._push_timeout = push_timeout
         self._temp_root = temp_root
         self._push_lock = push_lock
+        self._limits = limits
         self._account = (username, password) if username and password else None
 
     def build(
@@ -122,37 +148,86 @@ class Compiler(EngineImages):
         labels: Mapping[str, str],
         log: ProgramLog,
         cancelled: threading.Event,
+        outbound: bool = True,
     ) -> BuiltImage:
         """Build the image of ``plan``; :meth:`discard` it when it is no longer needed.
 
         ``labels`` become part of the image, so what differs between jobs does not belong there.
-        ``log`` gets the builder's output as it appears, with whatever secrets are in it. Raises
+        ``log`` gets the builder's output as it appears, with whatever secrets are in it. Without
+        ``outbound`` nothing that the blueprint's author wrote has a network. Raises
         :class:`BuildError`.
         """
         tag = f"{LOCAL_REPOSITORY}/{job_id}:{attempt_count}"
-        buildkit = self.docker.command().buildkit
         with self._workplace("build", job_id, attempt_count) as place, ExitStack() as on_failure:
-            context, iidfile = place / "context", place / "image.id"
+            context = place / "context"
             write_context(plan, context, checkouts=checkouts, agent=agent, extra_ca=extra_ca)
-            argv = ["build", "--tag", tag, "--iidfile", str(iidfile), "--network", "default"]
-            argv += ["--force-rm", *(["--progress", "plain"] if buildkit else [])]
-            for name, value in sorted(labels.items()):
-                argv += ["--label", f"{name}={value}"]
-            watched = BuildOutput(self._secrets(), self._tail_limit)
-            # A builder that is stopped late may have named its image already.
-            on_failure.callback(self.docker.untag, tag)
-            result = self.docker.logged(
-                *(*argv, str(context)),
+            run = partial(
+                self._build_steps,
+                context=context,
+                deadline=time.monotonic() + self._build_timeout,
                 log=log,
-                place=place,
-                watched=watched,
-                timeout=self._build_timeout,
                 cancelled=cancelled,
             )
-            self._check(result, "build", watched)
-            image_id = _read_image_id(iidfile)
+            options = ["--tag", tag]
+            for name, value in sorted(labels.items()):
+                options += ["--label", f"{name}={value}"]
+            # A builder that is stopped late may have named its image already.
+            on_failure.callback(self.docker.untag, tag)
+            packages, theirs = (plan.dockerfile, "") if outbound else split_dockerfile(plan)
+            with self._network() as network:
+                if theirs:
+                    base = run(packages, [], network=network)
+                    image_id = run(f"FROM {base}\n{theirs}", options, network="none")
+                else:
+                    image_id = run(packages, options, network=network)
             on_failure.pop_all()
         return BuiltImage(image_id, tag)
+
+    def _build_steps(
+        self,
+        dockerfile: str,
+        options: Sequence[str],
+        *,
+        network: str,
+        context: Path,
+        deadline: float,
+        log: ProgramLog,
+        cancelled: threading.Event,
+    ) -> str:
+        """Build what a Dockerfile says and return the image's id."""
+        place = context.parent
+        iidfile = place / "image.id"
+        iidfile.unlink(missing_ok=True)
+        (context / "Dockerfile").write_text(dockerfile)
+        buildkit = self._limits is None and self.docker.command().buildkit
+        argv = ["build", *options, "--iidfile", str(iidfile), "--network", network, "--force-rm"]
+        argv += self._limits.options() if self._limits else []
+        argv += ["--progress", "plain"] if buildkit else []
+        watched = BuildOutput(self._secrets(), self._tail_limit)
+        result = self.docker.logged(
+            *(*argv, str(context)),
+            log=log,
+            place=place,
+            watched=watched,
+            timeout=max(0.1, deadline - time.monotonic()),
+            cancelled=cancelled,
+            buildkit=buildkit,
+        )
+        self._check(result, "build", watched)
+        return _read_image_id(iidfile)
+
+    @contextmanager
+    def _network(self) -> Iterator[str]:
+        """Have a network for a build, and say what it is called."""
+        if self._limits is None:
+            yield "default"
+            return
+        with ExitStack() as held:
+            try:
+                name = held.enter_context(self._limits.network())
+            except JobError as error:
+                raise BuildError(error.code, error.message) from error
+            yield name
 
     def push(
         self,

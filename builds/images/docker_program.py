@@ -1,23 +1,41 @@
-"""The engine's command line as a subprocess: which program, its environment, and what it says."""
+"""The engine's command line as a subprocess: which program, its environment, and what it says.
+
+Whether a program can use BuildKit is found out by a tiny build. Asking for versions does not tell:
+a client before 23 has BuildKit built in, a later one needs a plug-in that may be missing or broken,
+and the engine has its own say.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from builds.images.command_lines import DockerCommand, find_docker
 from builds.images.context import BuildError
 from builds.images.program_output import BuildOutput, ProgramLog
+from controlplane.folders import scratch_folder
 from controlplane.subprocesses import ProcessResult, ProcessStartError, run_process
 
 logger = structlog.get_logger(__name__)
 
 SHORT_SECONDS = 30.0
 """The time limit of a command that moves no image."""
+
+_PROBE_SECONDS = 60.0
+_ROOM_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DockerCommand:
+    """A program and the builder it can use."""
+
+    program: str
+    buildkit: bool
 
 
 class DockerProgram:
@@ -57,10 +75,15 @@ class DockerProgram:
         streams: Callable[[str, bytes], None] | None = None,
         cancelled: threading.Event | None = None,
         config: Path | None = None,
+        buildkit: bool = True,
     ) -> ProcessResult:
-        """Run the command line; ``config`` replaces the operator's folder of settings."""
+        """Run the command line; ``config`` replaces the operator's folder of settings.
+
+        ``buildkit``: with BuildKit where there is one, else with the classic builder.
+        """
         docker = self.command()
-        env = self._environment(config) | {"DOCKER_BUILDKIT": "1" if docker.buildkit else "0"}
+        chosen = "1" if docker.buildkit and buildkit else "0"
+        env = self._environment(config) | {"DOCKER_BUILDKIT": chosen}
         try:
             return run_process(
                 [docker.program, *arguments],
@@ -83,6 +106,7 @@ class DockerProgram:
         timeout: float,
         cancelled: threading.Event,
         config: Path | None = None,
+        buildkit: bool = True,
     ) -> ProcessResult:
         """Run the command line with its output handed on; paths in ``place`` are shown relative."""
         shown = [word.removeprefix(f"{place}/") for word in arguments]
@@ -94,7 +118,12 @@ class DockerProgram:
 
         try:
             result = self.run(
-                *arguments, timeout=timeout, streams=take, cancelled=cancelled, config=config
+                *arguments,
+                timeout=timeout,
+                streams=take,
+                cancelled=cancelled,
+                config=config,
+                buildkit=buildkit,
             )
         except BaseException:
             output.ended(None)
@@ -137,3 +166,52 @@ class DockerProgram:
         elif "DOCKER_CONFIG" in os.environ:
             env["DOCKER_CONFIG"] = os.environ["DOCKER_CONFIG"]
         return env
+
+
+def find_docker(name: str, env: Mapping[str, str]) -> tuple[DockerCommand, bool]:
+    """Return the first program called ``name`` that builds with BuildKit, else the first of all.
+
+    The second value says whether the answer is certain: it is not while no engine answers. Raises
+    ``OSError`` when the temporary folder takes nothing, so that nothing can be found out.
+    """
+    programs = [name] if "/" in name else _on_path(name, env.get("PATH", os.defpath))
+    for program in programs:
+        if _has_buildkit(program, env):
+            return DockerCommand(program, buildkit=True), True
+    first = programs[0] if programs else name
+    return DockerCommand(first, buildkit=False), _reaches_engine(first, env)
+
+
+def _on_path(name: str, path: str) -> list[str]:
+    by_file: dict[str, str] = {}
+    for folder in path.split(os.pathsep):
+        program = shutil.which(name, path=folder) if folder else None
+        if program is not None:
+            by_file.setdefault(os.path.realpath(program), program)
+    return list(by_file.values())
+
+
+def _has_buildkit(program: str, env: Mapping[str, str]) -> bool:
+    """Build nothing to speak of into a folder: the classic builder cannot, and no image stays."""
+    with scratch_folder("probe") as place:
+        context = place / "context"
+        context.mkdir()
+        (context / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
+        result = place / "result"
+        argv = [program, "build", "--output", f"type=local,dest={result}", str(context)]
+        if _succeeds(argv, {**env, "DOCKER_BUILDKIT": "1"}) and (result / "Dockerfile").exists():
+            return True
+        # The same fails on a full disk, which says nothing of the builder and raises here.
+        (place / "room").write_bytes(bytes(_ROOM_BYTES))
+        return False
+
+
+def _reaches_engine(program: str, env: Mapping[str, str]) -> bool:
+    return _succeeds([program, "version", "--format", "{{.Server.Version}}"], env)
+
+
+def _succeeds(argv: list[str], env: Mapping[str, str]) -> bool:
+    try:
+        return run_process(argv, env=env, timeout=_PROBE_SECONDS).ok
+    except ProcessStartError:
+        return False

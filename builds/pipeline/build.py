@@ -50,17 +50,22 @@ class ImageBuilder:
     extra_ca: bytes
     instance_id: str
 
-    def build(self, job: JobState, plan: ImagePlan, *, masks: Sequence[str]) -> None:
+    def build(
+        self, job: JobState, plan: ImagePlan, *, masks: Sequence[str], outbound: bool
+    ) -> None:
         """Publish the image of ``plan`` under the job's tag, and write that to the job.
 
-        ``masks`` must not be in the record of the build, whoever prints them.
+        Without ``outbound`` only packages are installed with a network. ``masks`` must not be in
+        the record of the build, whoever prints them.
         """
         ours = [settings.REGISTRY_PASSWORD] if settings.REGISTRY_PASSWORD else []
         secrets = [secret.encode() for secret in (*ours, *masks)]
         with repository_kept(job):
             require_repository(job, claim=False)
             with recording(job.row, secrets, cancelled=job.cancelled) as record:
-                built = self._resumed(job, record) or self._publish(job, plan, record)
+                built = self._resumed(job, record) or self._publish(
+                    job, plan, record, outbound=outbound
+                )
             job.finish_build(built)
 
     def _resumed(self, job: JobState, record: BuildRecord) -> BuiltImage | None:
@@ -80,7 +85,9 @@ class ImageBuilder:
         record.state("The published image is launched again: nothing has to be built.")
         return BuiltImage(image=image, plan_hash=earlier.plan_hash, reused=True)
 
-    def _publish(self, job: JobState, plan: ImagePlan, record: BuildRecord) -> BuiltImage:
+    def _publish(
+        self, job: JobState, plan: ImagePlan, record: BuildRecord, *, outbound: bool
+    ) -> BuiltImage:
         """Return an image of ``plan``: one that is there already, else a new one."""
         fetcher = SourceFetcher(job, self.sources, record)
         resolved = {source.id: fetcher.resolve(source) for source in plan.sources}
@@ -95,7 +102,7 @@ class ImageBuilder:
         reused = image is not None
         if image is None:
             job.require_build_slot()
-            image = self._compile_and_push(job, plan, fetcher, resolved, record)
+            image = self._compile_and_push(job, plan, fetcher, resolved, record, outbound=outbound)
         else:
             record.state("An image of the same plan is there already: nothing has to be built.")
             BUILDS_REUSED.count()
@@ -121,10 +128,11 @@ class ImageBuilder:
         """Put an image of the registry under the job's tag; None when there is none."""
         require_repository(job, claim=True)
         try:
-            if not self.registry.copy(repository, digest, job.row.repository, job.row.tag):
-                return None
+            found = self.registry.copy(repository, digest, job.row.repository, job.row.tag)
         except ControlPlaneError as exc:
             log.warning("reuse_failed", reason=exc.detail, digest=digest)
+            found = False
+        if not found:
             return None
         push_registry = settings.REGISTRY_PUSH_REGISTRY
         return PublishedImage(
@@ -140,6 +148,8 @@ class ImageBuilder:
         fetcher: SourceFetcher,
         resolved: Mapping[str, git.ResolvedSource],
         record: BuildRecord,
+        *,
+        outbound: bool,
     ) -> PublishedImage:
         with self._source_folder(job) as folder:
             checkouts = fetcher.checkout(resolved, folder)
@@ -157,6 +167,7 @@ class ImageBuilder:
                     labels={"svc.instance": self.instance_id},
                     log=record,
                     cancelled=job.cancelled,
+                    outbound=outbound,
                 )
         try:
             with measured("push"):
@@ -216,7 +227,7 @@ class SourceFetcher:
             source.ref,
             self._policy,
             self._job.cancelled,
-            _credential(token),
+            token.credential if token else None,
         )
 
     @measured("fetch")
@@ -228,8 +239,14 @@ class SourceFetcher:
             with self._record.step(
                 f"source {source_id}", ["git", "fetch", source.url, source.commit]
             ):
-                credential = _credential(self._token(source_id))
-                git.checkout(source, into, self._policy, self._job.cancelled, credential)
+                token = self._token(source_id)
+                git.checkout(
+                    source,
+                    into,
+                    self._policy,
+                    self._job.cancelled,
+                    token.credential if token else None,
+                )
         return checkouts
 
     def _token(self, source_id: str) -> SourceToken | None:
@@ -241,23 +258,14 @@ class SourceFetcher:
         if repository_id is None:
             return None
         token = self._tokens.get(source_id)
-        if token is None or _ends_within(token, self._policy.fetch_timeout):
+        needed_until = datetime.now(UTC) + timedelta(seconds=self._policy.fetch_timeout)
+        if token is None or token.expires_at <= needed_until + CLOCKS_APART:
             token = self._job.read(
                 lambda: source_token(repository_id, owner_user_id=attempt.sandbox.owner_user_id)
             )
-            self._record.hide(token.token)
+            self._record.hide(token.credential.secret)
             self._tokens[source_id] = token
         return token
-
-
-def _ends_within(token: SourceToken, seconds: float) -> bool:
-    return token.expires_at <= datetime.now(UTC) + timedelta(seconds=seconds) + CLOCKS_APART
-
-
-def _credential(token: SourceToken | None) -> git.GitCredential | None:
-    if token is None:
-        return None
-    return git.GitCredential(token.origin, token.token, token.username)
 
 
 def source_policy() -> git.SourcePolicy:

@@ -6,7 +6,7 @@ the accounts that the workspace is given. The adapter launches and waits until t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,13 +77,13 @@ class JobCredentials:
 
         The agent masks what it tells; this is for what the engine tells beside it.
         """
-        if not self.references:
-            return error
-        try:
-            message = redact(error.message, self.masks())
-        except DeliveryError:
-            # They do not open any more, so nobody can say what of the output is theirs.
-            message = error.message.partition("\n")[0]
+        message = error.message
+        if self.references:
+            try:
+                message = redact(message, self.masks())
+            except DeliveryError:
+                # They do not open any more, so nobody can say what of the output is theirs.
+                message = message.partition("\n")[0]
         return type(error)(error.code, message)
 
     def _open(self) -> Sequence[OpenedAccount]:
@@ -101,6 +101,8 @@ class WorkspaceLauncher:
     boot_limits: BootLimits
     instance_id: str
     timeout: float
+    require_isolation: Callable[[], None]
+    """Returns when a workspace with a network reaches nothing that is not its own."""
 
     def launch(
         self, job: JobState, blueprint: Blueprint, plan: ImagePlan, credentials: JobCredentials
@@ -112,6 +114,8 @@ class WorkspaceLauncher:
         with measured("launch"):
             request = self._request(job, blueprint, plan, credentials)
             try:
+                if request.outbound:
+                    self.require_isolation()
                 launched = self.adapter.launch(request, cancelled=job.cancelled)
             except JobError as exc:
                 raise credentials.without_secrets(exc) from exc
@@ -228,12 +232,12 @@ def volumes_of(blueprint: Blueprint, *, home: str) -> tuple[Volume, ...]:
     """
     if blueprint.runtime.persistence != "persistent":
         return ()
-    root = blueprint.runtime.workspace_root
-    if f"{root}/".startswith(f"{home}/"):
-        return (Volume("home", home),)
-    if f"{home}/".startswith(f"{root}/"):
-        return (Volume("work", root),)
-    return (Volume("home", home), Volume("work", root))
+    paths = {"home": home, "work": blueprint.runtime.workspace_root}
+    if f"{paths['work']}/".startswith(f"{home}/"):
+        del paths["work"]
+    elif f"{home}/".startswith(f"{paths['work']}/"):
+        del paths["home"]
+    return tuple(Volume(purpose, path) for purpose, path in paths.items())
 
 
 def _steps(steps: Sequence[Step], kind: str) -> list[dict[str, Any]]:

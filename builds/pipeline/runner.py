@@ -1,8 +1,8 @@
 """What a worker does with a job it has claimed: build its image, launch its workspace.
 
-Every step may be repeated by another worker after a crash at any point: a build is cached, a push
-of the same image changes nothing, a published job goes on at its launch, and a launch adopts the
-container that the run already has. All writes are fenced (:class:`JobState`).
+Every step may be repeated by another worker after a crash at any point: the layers of a build are
+cached, a push replaces what the tag names, a published job goes on at its launch, and a launch
+adopts the container that the run already has. All writes are fenced (:class:`JobState`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class JobRunner:
         credentials = JobCredentials.of(job)
         if not job.is_built:
             # Accounts that do not open fail the job here, and not after a long build.
-            self.builder.build(job, image_plan, masks=credentials.masks())
+            outbound = blueprint.runtime.network.outbound
+            self.builder.build(job, image_plan, masks=credentials.masks(), outbound=outbound)
         self.launcher.launch(job, blueprint, image_plan, credentials)
 
     def tidy(self, grace: timedelta) -> None:

@@ -72,7 +72,23 @@ Both builders of the engine (BuildKit of 20.10 and the classic one) read it, so 
 here-documents or ``--link``.
 """
 
+_CUSTOM_SCRIPT = "custom-harness.bash"
+_THEIRS = "\nCOPY install/custom.sh "
+"""From here on what a blueprint's author wrote is run, or may have changed what is run."""
+
 _USERS: Final = {"workspace": (1000, 1000, "/home/workspace"), "root": (0, 0, "/root")}
+
+
+def split_dockerfile(image_plan: ImagePlan) -> tuple[str, str]:
+    """Return the lines that install packages, and those after them, without a ``FROM``.
+
+    The second is empty unless the blueprint's author brings an installation of a harness.
+    """
+    ours, mark, theirs = image_plan.dockerfile.partition(_THEIRS)
+    written = any(
+        file.path == f"install/{_CUSTOM_SCRIPT}" and file.content for file in image_plan.files
+    )
+    return (f"{ours}\n", mark.lstrip() + theirs) if written else (image_plan.dockerfile, "")
 
 
 def plan(blueprint: Blueprint, os_family: str, catalogue: Catalogue) -> ImagePlan:
@@ -111,7 +127,7 @@ def plan(blueprint: Blueprint, os_family: str, catalogue: Catalogue) -> ImagePla
             _list("npm.list", harness.npm_packages if harness else ()),
             _list("superfluous.list", harness.superfluous.get(family.libc, ()) if harness else ()),
             _list("packages.list", (word for word in words if word not in present)),
-            _text("custom-harness.bash", _custom_installation(blueprint)),
+            _text(_CUSTOM_SCRIPT, _custom_installation(blueprint)),
             _text(
                 "workspace.json",
                 json.dumps(
