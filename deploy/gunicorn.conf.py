@@ -23,6 +23,7 @@ from controlplane import settings
 from controlplane.checks import OPEN_TO_PAGES, open_to_pages
 from controlplane.logging import logging_config
 
+_ISOLATION_SECONDS = 180.0  # a build worker that makes its image for this first takes a minute
 _host = settings.SVC_BIND_HOST
 # The admin is a web page, so it answers where the web is expected too; 0 for nowhere else.
 bind = [
@@ -65,6 +66,7 @@ def on_starting(server: Any) -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     if open_to_pages():
         server.log.warning(OPEN_TO_PAGES)
+    _refuse_wide_bind()
     if "GUNICORN_FD" in os.environ or "GUNICORN_PID" in os.environ:
         return  # a successor takes the listening sockets over
     for address in server.cfg.address:
@@ -82,6 +84,19 @@ def on_starting(server: Any) -> None:
                     "SVC_WEB_PORT (0: none) and SVC_ADMIN_PORT say where; deploy/README.md "
                     "explains them."
                 ) from None
+
+
+def _refuse_wide_bind() -> None:
+    """End when workspaces would reach what others than this machine reach."""
+    # The application is loaded by now; its connection must not be that of those forked from here.
+    from django.db import connections
+
+    from workspaces.lifecycle.isolation import refuse_wide_bind
+
+    reason = refuse_wide_bind(seconds=_ISOLATION_SECONDS)
+    connections.close_all()
+    if reason:
+        raise SystemExit(reason)
 
 
 def when_ready(server: Any) -> None:

@@ -1,7 +1,7 @@
 """Health checks of our containers: exit code 0 when the process there does its work.
 
-``python -m deploy.health api|buildworker|runworker|sshgateway``. No Django, so that asking often
-costs little.
+``python -m deploy.health api|buildworker|runworker|sshgateway|previewgateway``. No Django,
+so that asking often costs little.
 """
 
 from __future__ import annotations
@@ -48,6 +48,21 @@ def sshgateway() -> str:
     with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as connection:
         greeting = connection.recv(64)
     return "" if greeting.startswith(b"SSH-2.0-") else "it does not greet"
+
+
+def previewgateway() -> str:
+    """Return what is wrong with the preview gateway of this container, if anything."""
+    if not os.environ.get("SVC_PREVIEW_DOMAIN", "localhost"):
+        return ""
+    port = int(os.environ.get("SVC_PREVIEW_PORT", "4080"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+    try:
+        connection.request("GET", "/", headers={"Host": "health"})
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    # It knows no preview of this name.
+    return "" if status == 404 else f"it answers {status}"
 
 
 def buildworker() -> str:
@@ -97,6 +112,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "buildworker": buildworker,
     "runworker": runworker,
     "sshgateway": sshgateway,
+    "previewgateway": previewgateway,
 }
 
 if __name__ == "__main__":

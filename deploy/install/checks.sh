@@ -82,6 +82,7 @@ check_all() {
     [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] \
         || check_port SVC_ADMIN_PORT "$(setting SVC_ADMIN_BIND_HOST 127.0.0.1)" "$(setting SVC_ADMIN_PORT 0)"
     check_port SVC_SSH_PORT "$host" "$(setting SVC_SSH_PORT 2222)"
+    check_port SVC_PREVIEW_PORT "$host" "$(setting SVC_PREVIEW_PORT 4080)"
     check_port SVC_REGISTRY_PORT 127.0.0.1 "$(setting SVC_REGISTRY_PORT 5000)"
     check_room "$home" "the installation's folder"
     check_room "$(docker_ info --format '{{.DockerRootDir}}')" "the engine's folder"

@@ -58,7 +58,7 @@ start() {
 
 wait_healthy() {
     local service id state left=300
-    for service in postgres rabbitmq registry api buildworker runworker sshgateway; do
+    for service in postgres rabbitmq registry api buildworker runworker sshgateway previewgateway; do
         while :; do
             id=$(container_of "$service")
             state=
@@ -248,6 +248,10 @@ do_uninstall() {
     say "removing containers"
     # Ours first and the build worker before all: it would start workspaces again.
     remove_each "rm -fv" docker_ ps -aq --filter "label=com.docker.compose.project=$id"
+    # The one that keeps network rules takes them out of the kernel of this machine.
+    docker_ ps -q --filter "label=svc.instance=$id" --filter label=svc.network-guard | while read -r keeper; do
+        docker_ update --restart no "$keeper" && docker_ kill --signal USR1 "$keeper" && docker_ wait "$keeper"
+    done > /dev/null 2>&1 || true
     remove_each "rm -fv" docker_ ps -aq --filter "label=svc.installation=$id"
     remove_each "rm -fv" docker_ ps -aq --filter "label=svc.instance=$id"
     say "removing networks and volumes"

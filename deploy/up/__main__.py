@@ -27,10 +27,10 @@ from deploy.up.environment import (
     shell_exports,
 )
 from deploy.up.layout import Layout
+from deploy.up.node.node_packages import node_programs
 from deploy.up.own_processes import PROCESSES, OwnProcesses
 from deploy.up.progress import Progress
 from deploy.up.secrets import ensure_secrets
-from deploy.up.venv import ensure_venv
 
 STOPPED = 3
 """The exit code of `status` when nothing of ours runs, as of other programs that tell this."""
@@ -105,8 +105,7 @@ def _run(arguments: argparse.Namespace, layout: Layout, progress: Progress) -> i
         elif command == "prepare-test":
             setup.prepare(layout, progress, test=True)
         elif command == "prepare-lint":
-            setup.make_secrets(layout, progress)
-            ensure_venv(layout, progress, development=True)
+            setup.prepare_lint(layout, progress)
     if command == "demo":
         return demo.run(layout, api_url(system.environ), system.environ, progress)
     return 0
@@ -124,7 +123,8 @@ def _become(program: list[str], layout: Layout, *, test: bool) -> int:
     if not argv:
         raise SetupError("Say which program to run: python3 -m deploy.up run -- PROGRAM ARGUMENTS")
     environ = _environ(layout, test=test)
-    environ["PATH"] = f"{layout.venv / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    path = (layout.venv / "bin", node_programs(layout), environ.get("PATH", os.defpath))
+    environ["PATH"] = os.pathsep.join(str(part) for part in path)
     try:
         os.execvpe(argv[0], argv, environ)  # noqa: S606 - becoming it is the point
     except OSError as error:

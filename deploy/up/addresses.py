@@ -31,8 +31,9 @@ class Listener:
 
 API = Listener("api", "SVC_API_PORT", 4000, "the API")
 SSH = Listener("sshgateway", "SVC_SSH_PORT", 2222, "the SSH gateway")
+PREVIEW = Listener("previewgateway", "SVC_PREVIEW_PORT", 4080, "the preview gateway")
 WEB = Listener("web", "SVC_WEB_PORT", 3000, "the web")
-LISTENERS = (API, SSH, WEB)
+LISTENERS = (API, SSH, PREVIEW, WEB)
 
 
 def remembered_ports(layout: Layout) -> dict[str, str]:

@@ -39,6 +39,7 @@ PROCESSES: tuple[Process, ...] = (
     Process("buildworker", "{bin}/python manage.py buildworker", 60),
     Process("runworker", "{bin}/python manage.py runworker", 20),
     Process("sshgateway", "{bin}/python manage.py sshgateway", 30),
+    Process("previewgateway", "{bin}/python manage.py previewgateway", 30),
 )
 
 

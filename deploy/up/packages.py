@@ -66,7 +66,13 @@ def missing_compose() -> list[Missing]:
     return [Missing("Docker Compose", ("docker-compose",))]
 
 
+def missing_npm() -> list[Missing]:
+    """npm, which installs the programs of `deploy/node`; Debian's brings Node.js with it."""
+    return [] if find_program("npm") is not None else [Missing("npm", ("npm",))]
+
+
 _SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
+_OPENID_MODULE = Path("/usr/lib/apache2/modules/mod_auth_openidc.so")
 
 
 def missing_ssh_clients(*, test: bool) -> list[Missing]:
@@ -78,10 +84,13 @@ def missing_ssh_clients(*, test: bool) -> list[Missing]:
         missing.append(Missing("rsync", ("rsync",)))
     if test and find_program("strace") is None:
         missing.append(Missing("strace", ("strace",)))
-    if test and find_program("npm") is None:
-        missing.append(Missing("npm", ("npm",)))  # installs the harnesses whose prompts are tested
+    if test:
+        missing += missing_npm()  # installs the harnesses whose prompts are tested
     if test and find_program("nginx") is None:
         missing.append(Missing("nginx", ("nginx-light",)))  # of the page about TLS
+    if test and not _OPENID_MODULE.exists() and _is_debian_like():
+        # Of the same page. Without the package apache2, so that no server is started.
+        missing.append(Missing("mod_auth_openidc", ("apache2-bin", "libapache2-mod-auth-openidc")))
     if test:
         missing += _missing_for_the_pages()
     if test and not _SFTP_SERVER.exists() and _is_debian_like():

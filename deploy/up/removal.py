@@ -71,6 +71,7 @@ def _remove_labelled(layout: Layout, progress: Progress) -> None:
         return
     with progress.step("workspaces") as step:
         removed = []
+        _take_rules_away(layout, engine_host)
         for kind, list_arguments, remove_arguments in _KINDS:
             step.now(f"removing every {kind} of ours")
             ours = [
@@ -85,6 +86,17 @@ def _remove_labelled(layout: Layout, progress: Progress) -> None:
                 _docker(*engine_host, kind, *remove_arguments, *dict.fromkeys(ours))
                 removed.append(f"{len(set(ours))} {kind}s")
         step.done(f"removed {', '.join(removed) or 'nothing: there were none'}")
+
+
+def _take_rules_away(layout: Layout, engine_host: tuple[str, str, str]) -> None:
+    """Have the container that keeps the network rules remove them from this machine, and end."""
+    for instance in _instances(layout):
+        labels = ("label=svc.network-guard", f"label=svc.instance={instance}")
+        filters = [word for label in labels for word in ("--filter", label)]
+        for name in _docker(*engine_host, "container", "ls", "-q", *filters):
+            _docker(*engine_host, "update", "--restart", "no", name)
+            _docker(*engine_host, "kill", "--signal", "USR1", name)
+            _docker(*engine_host, "wait", name)
 
 
 def _instances(layout: Layout) -> list[str]:

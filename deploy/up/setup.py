@@ -25,6 +25,7 @@ from deploy.up.environment import (
 )
 from deploy.up.layout import Layout
 from deploy.up.logged import run_logged
+from deploy.up.node.node_packages import ensure_node_packages
 from deploy.up.own_processes import OwnProcesses
 from deploy.up.parts import PARTS, Choice, EnginePart, Part, PostgresPart
 from deploy.up.progress import Progress
@@ -107,6 +108,18 @@ def prepare(
     )
     save_derived(layout, derived)
     return System(tuple(choices), complete(layout, current_environ(), derived, test=test))
+
+
+def prepare_lint(layout: Layout, progress: Progress) -> None:
+    """The tools that the linters need; no service is started. Raises SetupError."""
+    make_secrets(layout, progress)
+    missing = packages.missing_npm()
+    if missing:
+        if not packages.can_install():
+            raise packages.refuse(missing)
+        packages.install(missing, log=layout.setup_log, progress=progress)
+    ensure_venv(layout, progress, development=True)
+    ensure_node_packages(layout, progress)
 
 
 def make_secrets(layout: Layout, progress: Progress) -> None:

@@ -1,0 +1,1 @@
+"""What the checks and the tests take from npm."""
