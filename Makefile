@@ -78,6 +78,7 @@ lint-migrations: lint-tools
 	@$(RUN) python -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 
 # The committed description of the API must be the one the code describes, and so must the pages made from the code.
+# .spectral.yaml and redocly.yaml say what two linters of descriptions hold it to.
 lint-schema: lint-tools
 	@fresh=$$(mktemp) && trap 'rm -f "$$fresh"' EXIT \
 		&& $(RUN) python manage.py spectacular --format openapi-json --validate --fail-on-warn --file "$$fresh" \
@@ -85,6 +86,8 @@ lint-schema: lint-tools
 		|| { echo 'openapi.json is not what the code describes: make schema'; exit 1; }
 	@$(RUN) python manage.py blueprintreference --check
 	@$(RUN) python manage.py apireference --check
+	@$(RUN) spectral lint --fail-severity=hint openapi.json
+	@$(RUN) env REDOCLY_TELEMETRY=off REDOCLY_SUPPRESS_UPDATE_NOTICE=true redocly lint openapi.json
 
 schema: lint-tools ## write openapi.json and the references in docs/users anew from the code
 	@$(RUN) python manage.py spectacular --format openapi-json --validate --fail-on-warn --file openapi.json
@@ -132,6 +135,6 @@ bench-volume: ## measure reads of 300,000 runs against their SQL alone (not a te
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.volume
 
-bench-data-plane: ## measure live streams against their floors (not a test)
+bench-data-plane: ## measure live streams, files and previews against their floors (not a test)
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.data_plane $(BENCH_ARGS)

@@ -14,6 +14,7 @@
     ├── PreconditionFailed       412 precondition-failed  a condition of the request does not hold
     ├── PayloadTooLarge          413 body-too-large
     ├── RangeNotSatisfiable      416 range-not-satisfiable
+    ├── UpgradeRequired          426 upgrade-required     this is for a WebSocket
     ├── OwnerLimitReached        429 owner-limit-reached  the owner has all that one may have
     ├── BadGateway               502 upstream-failed      another system answered wrongly or not
     ├── ServiceUnavailable       503 service-unavailable  we are not set up for this
@@ -154,6 +155,12 @@ class RangeNotSatisfiable(ControlPlaneError):
     """What is there is shorter than the range that was asked for."""
 
     status, code, title = 416, "range-not-satisfiable", "Range not satisfiable"
+
+
+class UpgradeRequired(ControlPlaneError):
+    """What is at this address is spoken to in another protocol than the request's."""
+
+    status, code, title = 426, "upgrade-required", "Upgrade required"
 
 
 class OwnerLimitReached(ControlPlaneError):

@@ -31,12 +31,14 @@ class Check:
     required: bool = True
 
 
-_registered: dict[str, tuple[Callable[[], str], bool]] = {}
+_registered: dict[str, tuple[Callable[[], str], Callable[[], bool]]] = {}
 
 
-def register(name: str, ask: Callable[[], str], *, required: bool = True) -> None:
+def register(
+    name: str, ask: Callable[[], str], *, required: bool | Callable[[], bool] = True
+) -> None:
     """Add a part; ``ask`` says how it is, or raises ``ControlPlaneError``."""
-    _registered[name] = (ask, required)
+    _registered[name] = (ask, required if callable(required) else lambda: required)
 
 
 def check_all() -> list[Check]:
@@ -44,7 +46,10 @@ def check_all() -> list[Check]:
     return [
         _database(),
         _broker(),
-        *(_outcome(name, ask, required=required) for name, (ask, required) in _registered.items()),
+        *(
+            _outcome(name, ask, required=required())
+            for name, (ask, required) in _registered.items()
+        ),
         _workers("buildWorker", Heartbeat.Kind.BUILD),
         _workers("runWorker", Heartbeat.Kind.RUN),
         _consumer_timeout(),

@@ -23,6 +23,7 @@ from controlplane.security.app_key import app_private_key, rsa_private_key
 from controlplane.settings_environment import (
     absolute_path,
     account,
+    allowed_networks,
     bare_word,
     base_url,
     basic_user,
@@ -37,6 +38,7 @@ from controlplane.settings_environment import (
     host,
     hosts_answered,
     image,
+    image_or_none,
     is_loopback,
     network,
     networks,
@@ -48,6 +50,8 @@ from controlplane.settings_environment import (
     port,
     port_or_none,
     positive,
+    preview_authority,
+    preview_domain,
     queue,
     reachable,
     registry_name,
@@ -71,6 +75,8 @@ SVC_VERSION: str = env.str("SVC_VERSION", "") or SVC_RELEASE
 SVC_DATA_DIR = Path(env.str("SVC_DATA_DIR", str(BASE_DIR / ".data")))
 # Nothing is no address: whoever leaves it empty has not asked to be reached from everywhere.
 SVC_BIND_HOST: str = env.str("SVC_BIND_HOST", "", validate=host) or "127.0.0.1"
+# What the outside sees of it, where the process itself is in a container.
+SVC_PUBLISHED_HOST: str = env.str("SVC_PUBLISHED_HOST", "", validate=host) or SVC_BIND_HOST
 SVC_API_PORT = port("SVC_API_PORT", 4000)
 SVC_WEB_PORT = port_or_none("SVC_WEB_PORT", 3000)
 SVC_API_WORKERS = positive("SVC_API_WORKERS", 2)
@@ -99,6 +105,10 @@ WORKSPACE_SSH_GATEWAY_TOKEN = secret("WORKSPACE_SSH_GATEWAY_TOKEN")
 SVC_CREDENTIALS_KEY = secret("SVC_CREDENTIALS_KEY", check=credentials_key)
 SVC_CREDENTIALS_KEY_PREVIOUS = secret("SVC_CREDENTIALS_KEY_PREVIOUS", check=credentials_key)
 SVC_ADMIN_BIND_HOST: str = env.str("SVC_ADMIN_BIND_HOST", "", validate=host) or "127.0.0.1"
+# What the outside sees of it, as SVC_PUBLISHED_HOST.
+SVC_ADMIN_PUBLISHED_HOST: str = (
+    env.str("SVC_ADMIN_PUBLISHED_HOST", "", validate=host) or SVC_ADMIN_BIND_HOST
+)
 SVC_ADMIN_PORT = port_or_none("SVC_ADMIN_PORT", 0)
 SVC_ADMIN_SESSION_MS = positive("SVC_ADMIN_SESSION_MS", 8 * 60 * 60 * 1000)
 SVC_ADMIN_FAILED_LOGINS = positive("SVC_ADMIN_FAILED_LOGINS", 10)
@@ -279,10 +289,27 @@ SSH_GATEWAY_FAILED_LOGINS = positive("SSH_GATEWAY_FAILED_LOGINS", 10)
 SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS = positive("SSH_GATEWAY_FAILED_LOGIN_WINDOW_MS", 60_000)
 SSH_GATEWAY_DRAIN_MS = zero_or_more("SSH_GATEWAY_DRAIN_MS", 5_000)
 
+# ---------------------------------------------------------------- the preview gateway
+SVC_PREVIEW_DOMAIN: str = env.str("SVC_PREVIEW_DOMAIN", "localhost", validate=preview_domain) or ""
+SVC_PREVIEW_DOMAIN = SVC_PREVIEW_DOMAIN.lower()
+SVC_PREVIEW_SCHEME: str = env.str(
+    "SVC_PREVIEW_SCHEME", "http", validate=validate.OneOf(["http", "https"])
+)
+SVC_PREVIEW_PORT = port("SVC_PREVIEW_PORT", 4080)
+SVC_PREVIEW_AUTHORITY = preview_authority(SVC_PREVIEW_DOMAIN, SVC_PREVIEW_SCHEME, SVC_PREVIEW_PORT)
+SVC_PREVIEW_LINK_MS = positive("SVC_PREVIEW_LINK_MS", 600_000)
+SVC_PREVIEW_COOKIE_MS = positive("SVC_PREVIEW_COOKIE_MS", 28_800_000)
+SVC_PREVIEW_MAX_CONNECTIONS = positive("SVC_PREVIEW_MAX_CONNECTIONS", 128)
+
 # ---------------------------------------------------------------- limits of one build and launch
 WORKSPACE_SOURCE_TIMEOUT_MS = positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
 WORKSPACE_SOURCE_MAX_BYTES = positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)
 WORKSPACE_BUILD_TIMEOUT_MS = positive("WORKSPACE_BUILD_TIMEOUT_MS", 1_800_000)
+WORKSPACE_BUILD_MEMORY_MB = positive("WORKSPACE_BUILD_MEMORY_MB", 4_096)
+WORKSPACE_BUILD_CPUS: float = env.float(
+    "WORKSPACE_BUILD_CPUS", 2.0, validate=validate.Range(min=0.01)
+)
+WORKSPACE_BUILD_PIDS = positive("WORKSPACE_BUILD_PIDS", 4_096)
 WORKSPACE_PUSH_TIMEOUT_MS = positive("WORKSPACE_PUSH_TIMEOUT_MS", 900_000)
 WORKSPACE_LAUNCH_TIMEOUT_MS = positive("WORKSPACE_LAUNCH_TIMEOUT_MS", 3_600_000)
 WORKSPACE_CREDENTIALS_TIMEOUT_MS = positive("WORKSPACE_CREDENTIALS_TIMEOUT_MS", 300_000)
@@ -291,6 +318,7 @@ WORKSPACE_STOP_GRACE_MS = positive("WORKSPACE_STOP_GRACE_MS", 10_000)
 WORKSPACE_MEMORY_MB = positive("WORKSPACE_MEMORY_MB", 4_096)
 WORKSPACE_CPUS: float = env.float("WORKSPACE_CPUS", 2.0, validate=validate.Range(min=0.01))
 WORKSPACE_PIDS = positive("WORKSPACE_PIDS", 2_048)
+SVC_WORKSPACE_MAX_DISK_BYTES = zero_or_more("SVC_WORKSPACE_MAX_DISK_BYTES", 50 * 1024**3)
 WORKSPACE_MAX_MEMORY_MB = positive("WORKSPACE_MAX_MEMORY_MB", 16_384)
 WORKSPACE_MAX_CPUS: float = env.float("WORKSPACE_MAX_CPUS", 8.0, validate=validate.Range(min=0.01))
 WORKSPACE_MAX_PIDS = positive("WORKSPACE_MAX_PIDS", 16_384)
@@ -301,6 +329,13 @@ not_above("WORKSPACE_CPUS", WORKSPACE_CPUS, "WORKSPACE_MAX_CPUS", WORKSPACE_MAX_
 not_above("WORKSPACE_PIDS", WORKSPACE_PIDS, "WORKSPACE_MAX_PIDS", WORKSPACE_MAX_PIDS)
 SVC_WORKSPACE_NETWORK_POOL: str = env.str(
     "SVC_WORKSPACE_NETWORK_POOL", "10.213.0.0/16", validate=network
+)
+SVC_NETWORK_GUARD: str = env.str(
+    "SVC_NETWORK_GUARD", "on", validate=validate.OneOf(["on", "external", "off"])
+)
+SVC_NETWORK_GUARD_IMAGE: str = env.str("SVC_NETWORK_GUARD_IMAGE", "", validate=image_or_none) or ""
+SVC_WORKSPACE_ALLOWED_NETWORKS: list[str] = env.list(
+    "SVC_WORKSPACE_ALLOWED_NETWORKS", [], subcast=str.strip, validate=allowed_networks
 )
 SVC_SOURCE_ALLOW_FILE: bool = env.bool("SVC_SOURCE_ALLOW_FILE", False)
 SVC_SOURCE_ALLOW_PRIVATE: bool = env.bool("SVC_SOURCE_ALLOW_PRIVATE", False)

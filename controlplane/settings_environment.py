@@ -205,6 +205,32 @@ def not_above(name: str, value: float | None, ceiling: str, most: float | None) 
         note_fault(name, f"Must not be above {ceiling}, which is {most}.")
 
 
+def preview_domain(value: str) -> None:
+    """Refuse what is no name that others can stand before, perhaps with a port; or nothing."""
+    name, colon, at = value.partition(":")
+    host(name)
+    if is_address(name) or (colon and not (at.isdecimal() and 0 < int(at) < 65_536)):
+        raise ValidationError("Must be a domain, perhaps with a port, or empty.")
+
+
+def is_address(name: str) -> bool:
+    """Tell whether ``name`` is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def preview_authority(domain: str, scheme: str, port: int) -> str:
+    """Return the domain of previews with the port that browsers use, where that is to be said."""
+    if ":" in domain:
+        name, _, at = domain.partition(":")
+        return name if at == {"http": "80", "https": "443"}.get(scheme) else domain
+    # Over TLS browsers come to a proxy, and at its usual port.
+    return domain if scheme == "https" or port == 80 else f"{domain}:{port}"
+
+
 def reachable(bound: str) -> str:
     """Return the host of a URL at which this machine reaches what listens on ``bound``."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)  # noqa: S104
@@ -319,6 +345,21 @@ def network(value: str) -> None:
         ipaddress.IPv4Network(value)
     except ValueError as exc:
         raise ValidationError(str(exc)) from exc
+
+
+def allowed_networks(values: list[str]) -> None:
+    """Refuse what is neither an address nor a network (CIDR) of IPv4, or holds nearly all of it."""
+    for value in values:
+        network(value)
+        for never in ("127.0.0.0/8", "169.254.0.0/16"):
+            if ipaddress.IPv4Network(value).supernet_of(ipaddress.IPv4Network(never)):
+                raise ValidationError(f"{value} holds {never}, which no workspace may reach.")
+
+
+def image_or_none(value: str) -> None:
+    """Refuse what names no image; unset is allowed."""
+    if value and not is_image(value):
+        raise ValidationError("Must name an image, like registry.example/tools:1.")
 
 
 def networks(values: list[str]) -> None:

@@ -141,11 +141,13 @@ def harness_command(harness_id: str, prompt: str, attempt: Attempt | None) -> li
     ``custom``, and any other name that is not built in, is the harness that the workspace's
     blueprint describes. Raises ``ValidationFailed`` for a harness that there is not.
     """
+    harness = (attempt.spec if attempt else {}).get("harness", {})
     known = HARNESSES.get(harness_id)
     if known is not None:
+        is_restricted = known.read_only and harness.get("rights") == "read-only"
+        command = known.read_only if is_restricted else known.one_shot
         # What begins with a dash would be read as an option, and options may undo safeguards.
-        return [*known.one_shot, *(["--"] if prompt.startswith("-") else []), prompt]
-    harness = (attempt.spec if attempt else {}).get("harness", {})
+        return [*command, *(["--"] if prompt.startswith("-") else []), prompt]
     if harness.get("id") == CUSTOM:
         return [*harness["command"], prompt]
     names = [*HARNESSES, CUSTOM]

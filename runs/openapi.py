@@ -58,7 +58,8 @@ and recorded. A prompt becomes the one-shot command of the harness `harnessId`: 
 `codex exec`, `claude -p`, `bash -lc` for `shell`, and the blueprint's own command for `custom`.
 With a blueprint whose harness is `custom`, any name that is not built in means that one; otherwise
 it is a 400 that names those there are. With a `command`, `harnessId` may be any name.
-Nobody is asked: harnesses work with full rights inside of the workspace, as its user.
+Nobody is asked: harnesses work with full rights inside of the workspace, as its user, unless the
+blueprint's `harness.rights` are `read-only`.
 Any other run only gets its row: its client does the work and reports with `PATCH`.
 
 | Status | `code` | When |
@@ -93,8 +94,9 @@ items than `limit`, even none, and still lead on. A record that retention remove
 A session is one connection of somebody: its `recordStarted` has `origin` with `address`, `port`,
 `client`, `user` and `key`, each of its channels is a process that leads, whose `processStarted` has
 `channel` and `kind` (`shell`, `exec`, `command`, `subsystem`). `forwardOpened` and `forwardClosed`
-have `channel`, `host` and `port`, the latter also `sentBytes`, `receivedBytes` and `reason`. All of
-it is what the record says, like everything else here.
+have `channel`, `host` and `port`, the latter also `sentBytes`, `receivedBytes` and `reason`. In a
+boot run they are of a preview: `via`, and `by`, the owner whose link was used, instead of
+`channel`. All of it is what the record says, like everything else here.
 """
 
 RUN_STREAM_DESCRIPTION = """\
@@ -152,10 +154,15 @@ length, what is missing left out; the headers `x-missing-ranges`, `x-missing-cou
 """
 
 EXPORT_DESCRIPTION = """\
-`asciicast` is a recording in version 2 of asciinema's format, of one terminal where there is one:
-a session may have several, and `processId` says which one. `text` is the output without escape
-sequences, `ndjson` the whole record, which can be checked for tampering without this service
-(`python -m runs.offline`).
+`asciicast` is a recording in version 3 of asciinema's format, or in 2 with `version=2`, of one
+terminal where there is one: a session may have several, and `processId` says which one. `text` is
+the output without escape sequences, `ndjson` the whole record, which can be checked for tampering
+without this service (`python -m runs.offline`). `in-toto` is a signed statement (in-toto v1 in a
+DSSE envelope) about the record, the image's digest and the git tree that the run left; of a record
+that goes on, as it stands, with `sealedAt` null. Without a signing key it is 503
+`record-signing-key-unset`. `ocsf` is processes, files, connections and sessions as events of the
+Open Cybersecurity Schema Framework 1.8.0, one a line, then what the record lacks. `otlp` is the
+run and its processes as OpenTelemetry spans (OTLP/JSON), whose trace id is the run's id.
 """
 
 _RUN: dict[str, Any] = {
@@ -186,4 +193,4 @@ SCROLLBACK_RESPONSES: dict[Any, Any] = {
 }
 EXPORT_RESPONSES: dict[Any, Any] = {
     (200, media.split(";")[0]): OpenApiTypes.STR for media in CONTENT_TYPES.values()
-}
+} | {(200, CONTENT_TYPES["otlp"]): OpenApiTypes.OBJECT}

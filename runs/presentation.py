@@ -14,6 +14,9 @@ from runs.fields import INT64_MAX, STREAM_NUMBERS, OffsetField
 from runs.models import Run, RunHead, RunProcess
 from runs.reasons import reasons_of
 from runs.record.reading import export
+from runs.record.reading.attestation import attestation
+from runs.record.reading.ocsf import ocsf
+from runs.record.reading.otlp import otlp
 from runs.record.reading.scrollback import StreamView, open_stream, scrollback
 from runs.record.reading.timeline import TimelineQuery, raw_event
 from runs.serializers import SCROLLBACK_BYTES, SCROLLBACK_MAX_BYTES, RunSerializer
@@ -157,7 +160,8 @@ def _several(what: str, processes: Sequence[RunProcess]) -> ValidationFailed:
 def export_lines(run: Run, head: RunHead | None, query: Mapping[str, Any]) -> Iterator[Any]:
     """Return the lines of the export that parameters ask for.
 
-    Raises ``NotFound`` for a run that is not recorded, and ``ValidationFailed``.
+    Raises ``NotFound`` for a run that is not recorded, ``ValidationFailed``, and
+    ``ServiceUnavailable`` when nothing can be signed.
     """
     if head is None:
         raise NotFound("This run is not recorded.", code="record-not-found")
@@ -167,10 +171,18 @@ def export_lines(run: Run, head: RunHead | None, query: Mapping[str, Any]) -> It
     processes = export.processes(run, number)
     if query["format"] == "text":
         return export.plain_text(run, head, processes)
+    if query["format"] == "in-toto":
+        return attestation(run, head)
+    if query["format"] == "ocsf":
+        return ocsf(run, head)
+    if query["format"] == "otlp":
+        return otlp(run)
     if query["format"] != "asciicast":
         return export.ndjson(run, head)
     # A recording is one terminal's; what several showed cannot be shown on one.
     terminals = [process for process in processes if Stream.PTY_OUTPUT in process.streams]
     if len(terminals) > 1:
         raise _several("terminals", terminals)
-    return export.asciicast(run, head, terminals or processes, with_input=query["input"])
+    version, with_input = query["version"], query["input"]
+    chosen = terminals or processes
+    return export.asciicast(run, head, chosen, version=version, with_input=with_input)

@@ -28,6 +28,7 @@ from runs.fields import (
     WholeNumberField,
 )
 from runs.models import Run, RunLoss
+from runs.record.reading.export import ASCIICAST_VERSIONS
 from workspaces.serializers import ReasonSerializer
 
 ARGUMENT_MAX_BYTES = 128 * 1024 - 1
@@ -41,7 +42,7 @@ SCROLLBACK_BYTES, SCROLLBACK_MAX_BYTES = 1024**2, 16 * 1024**2
 CLIENT_MODES = [Run.Mode.ONE_SHOT.value, Run.Mode.INTERACTIVE.value]
 REPORTED_CHANGES = ["added", "modified", "deleted", "renamed"]
 RECORDED_CHANGES = [*REPORTED_CHANGES, "metadataChanged", "unknown"]
-EXPORT_FORMATS = ["asciicast", "text", "ndjson"]
+EXPORT_FORMATS = ["asciicast", "text", "ndjson", "in-toto", "ocsf", "otlp"]
 TIMELINE_KINDS = [*KIND_NUMBERS, "unknown"]
 STREAMS = list(STREAM_NUMBERS)
 TOLD_STREAMS = [*STREAMS, "unknown"]
@@ -182,11 +183,14 @@ class ExportParameters(QuerySerializer):
     format = serializers.ChoiceField(choices=EXPORT_FORMATS)
     process_id = OffsetField(
         required=False,
-        help_text="Only this process; all leading ones unless told. Not in ndjson. An asciicast is "
-        "of one terminal: needed where a run has several.",
+        help_text="Only this process; all leading ones unless told. Not in ndjson, in-toto, "
+        "ocsf and otlp. An asciicast is of one terminal: needed where a run has several.",
     )
     input = serializers.BooleanField(
         required=False, default=False, help_text="Whether an asciicast has the input too."
+    )
+    version = serializers.ChoiceField(
+        choices=ASCIICAST_VERSIONS, required=False, default=3, help_text="Of the asciicast."
     )
 
 

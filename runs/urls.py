@@ -2,6 +2,7 @@
 
 from django.urls import path
 
+from runs.views.attach import AttachViewSet
 from runs.views.exec import ExecViewSet
 from runs.views.runs import RunViewSet
 from runs.views.streams import StreamViewSet
@@ -15,6 +16,7 @@ urlpatterns = [
     path("v1/runs", RunViewSet.as_view({"get": "list", "post": "create"})),
     path(run, RunViewSet.as_view({"get": "retrieve", "patch": "partial_update"})),
     path(f"{run}/input", ExecViewSet.as_view({"post": "input"})),
+    path(f"{run}/attach", AttachViewSet.as_view({"get": "attach"})),
     path(f"{run}/timeline", RunViewSet.as_view({"get": "timeline"})),
     path(f"{run}/stream", RunViewSet.as_view({"get": "stream"})),
     path(f"{run}/events/<str:sequence>", RunViewSet.as_view({"get": "event"})),

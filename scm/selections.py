@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from django.conf import settings
 
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from scm.app_connection import is_app_configured, open_provider, require_app
+from scm.git import GitCredential
 from scm.git_urls import SourceError, is_ref
 from scm.models import Installation, InstallationRepository
 from scm.provider import (
@@ -51,13 +52,10 @@ class ConcreteSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceToken:
-    """A token that reads one repository until ``expires_at``, for its ``origin`` alone."""
+    """A token that reads the repository at ``url`` until ``expires_at``."""
 
     url: str
-    origin: str
-    """Scheme, host and port."""
-    username: str
-    token: str = field(repr=False)
+    credential: GitCredential
     expires_at: datetime
 
 
@@ -134,9 +132,7 @@ def source_token(installation_repository_id: uuid.UUID, *, owner_user_id: str) -
     log.info("source_token_made", installation_repository=str(found.pk))
     return SourceToken(
         url=clone_url(settings.SCM_API_BASE_URL, found.full_name),
-        origin=clone_base(settings.SCM_API_BASE_URL),
-        username=TOKEN_USER,
-        token=given.token,
+        credential=GitCredential(clone_base(settings.SCM_API_BASE_URL), given.token, TOKEN_USER),
         expires_at=given.expires_at,
     )
 

@@ -292,7 +292,6 @@ class Consumer:
         self._consuming = threading.Event()
         self._paused = threading.Event()
         self._stopped = threading.Event()
-        self._connection: pika.BlockingConnection | None = None
 
     @property
     def consuming(self) -> bool:
@@ -313,7 +312,6 @@ class Consumer:
         while not self._stopped.is_set():
             try:
                 with _connection(self._url, timeout=self._timeout, name=self._name) as connection:
-                    self._connection = connection
                     self._consume(connection)
                     pause = 0.2
             except BrokerError as exc:
@@ -327,7 +325,6 @@ class Consumer:
                     time.sleep(min(self._tick, 0.1))
                 pause = min(pause * 2, 5.0)
             finally:
-                self._connection = None
                 self._consuming.clear()
 
     def _consume(self, connection: pika.BlockingConnection) -> None:
