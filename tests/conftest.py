@@ -133,6 +133,7 @@ def _isolated(settings: Settings, instance_id: str) -> None:
     settings.SVC_INSTANCE_ID = instance_id
     settings.WORKSPACE_BUILD_QUEUE = f"sandbox-image-builds-{instance_id}"
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-{instance_id}"
+    settings.SVC_NETWORK_GUARD = "external"  # tests of it say what they want
 
 
 @pytest.fixture

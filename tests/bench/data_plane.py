@@ -1,4 +1,4 @@
-"""``make bench-data-plane``: live streams against their floors, measured in one run. Not a test."""
+"""``make bench-data-plane``: streams, files and previews against their floors. Not a test."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ def main() -> int:
     import django
 
     django.setup()
-    from tests.bench import stream_lag, stream_readers
+    from tests.bench import files, preview_rate, stream_lag, stream_readers
     from tests.bench.database import in_own_database
     from tests.bench.figures import Measure, report
 
     measures: dict[str, Measure] = {
         "stream-readers": stream_readers.measure,
         "stream-lag": stream_lag.measure,
+        "files": files.measure,
+        "preview-rate": preview_rate.measure,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", choices=[*measures, []], help="measure these only")

@@ -29,7 +29,7 @@ django.setup()
 from django.conf import settings  # noqa: E402 - settings first
 from django.db.models import Count  # noqa: E402
 
-from builds.images.command_lines import find_docker  # noqa: E402
+from builds.images.docker_program import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
 from runs.models import Run  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402

@@ -39,7 +39,7 @@ from django.conf import settings  # noqa: E402 - settings first
 from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 
-from builds.images.command_lines import find_docker  # noqa: E402
+from builds.images.docker_program import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402

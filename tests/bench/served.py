@@ -29,8 +29,8 @@ import docker
 from django.conf import settings
 
 from builds.build_worker_setup import job_runner
-from builds.images.command_lines import find_docker
 from builds.images.context import write_context
+from builds.images.docker_program import find_docker
 from builds.planner import plan
 from controlplane.work import amqp
 from controlplane.work.models import Heartbeat

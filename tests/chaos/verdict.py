@@ -100,4 +100,6 @@ def _live(stack: PrivateStack) -> list[str]:
 
 
 def _with_networks(stack: PrivateStack) -> list[str]:
-    return sorted(network.attrs["Labels"]["svc.run"] for network in stack.engine.networks())
+    """The runs that have networks; that of a killed build is swept by its age."""
+    found = [network.attrs["Labels"] for network in stack.engine.networks()]
+    return sorted(labels["svc.run"] for labels in found if "svc.run" in labels)

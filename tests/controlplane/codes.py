@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ("accounts", "builds", "controlplane", "registries", "runs", "scm", "workspaces")
-NOT_SENT = ("runs/agent/", "runs/gateway/", "/migrations/", "/management/")
-"""The agent's own words, the gateway's, and what nobody is answered."""
+NOT_SENT = ("runs/agent/", "runs/gateway/", "runs/preview/", "/migrations/", "/management/")
+"""The agent's own words, those of the gateways, and what nobody is answered."""
 
 CODE = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*\Z")
 GIVEN_FIRST = {

@@ -235,6 +235,23 @@ def test_a_paused_consumer_takes_nothing_more(topology: amqp.Topology) -> None:
     assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 1
 
 
+def test_a_message_in_hand_can_be_settled_while_the_consumer_is_paused(
+    topology: amqp.Topology,
+) -> None:
+    kept: list[amqp.Delivery] = []
+    publish(topology, b"1")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        inbox.settle = kept.append
+        wait_for(lambda: len(kept) == 1)
+        inbox.consumer.pause()
+        wait_for(lambda: not inbox.consumer.consuming)
+        ticks = inbox.ticks
+        wait_for(lambda: inbox.ticks > ticks + 5)
+        kept[0].ack()
+    for queue in (topology.queue, topology.dead_letter_queue):
+        assert amqp.depth(settings.RABBITMQ_URL, queue, timeout=30) == 0
+
+
 def test_the_consumer_comes_back_after_its_connection_is_cut(
     topology: amqp.Topology, proxy: Proxy
 ) -> None:
@@ -260,6 +277,22 @@ def test_a_message_in_hand_is_delivered_again_after_a_cut(
         kept[1].ack()
         wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 0)
     assert inbox.bodies == [b"1", b"1"]
+
+
+def test_all_queues_outlive_a_restart_of_the_broker(topology: amqp.Topology) -> None:
+    publish(topology, b"1")
+    quorum = {"x-queue-type": "quorum"}
+    letters = {
+        "x-dead-letter-exchange": topology.dead_letter_exchange,
+        "x-dead-letter-routing-key": topology.dead_letter_queue,
+    }
+    with amqp._connection(settings.RABBITMQ_URL, timeout=30, name="test") as connection:
+        # The broker refuses to declare what is there with other arguments.
+        channel = connection.channel()
+        channel.exchange_declare(topology.dead_letter_exchange, "direct", durable=True)
+        channel.queue_declare(topology.queue, durable=True, arguments=quorum | letters)
+        limit = {"x-max-length": 10_000}
+        channel.queue_declare(topology.dead_letter_queue, durable=True, arguments=quorum | limit)
 
 
 def test_the_consumer_keeps_ticking_and_stops_while_the_broker_is_away(

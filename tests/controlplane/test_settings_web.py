@@ -122,6 +122,7 @@ PROCESSES = {
     "the build worker's container": ["-m", "deploy.worker"],
     "the run worker": ["manage.py", "runworker"],
     "the SSH gateway": ["manage.py", "sshgateway"],
+    "the preview gateway": ["manage.py", "previewgateway"],
     "the engine's proxy": ["manage.py", "engineproxy"],
     "the migration": ["manage.py", "migrate", "--noinput", "--skip-checks"],
 }

@@ -42,6 +42,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("builds", "buildworker"),
         ("runs", "runworker"),
         ("runs", "sshgateway"),
+        ("runs", "previewgateway"),
         ("workspaces", "engineproxy"),
     ],
 )

@@ -79,13 +79,14 @@ class Installation:
 
 def made_installation(home: Path, **settings: str) -> Installation:
     """A folder whose `.env` names an installation and ports that nobody uses."""
-    ports = free_ports(4)
+    ports = free_ports(5)
     given = {
         "SVC_INSTANCE_ID": f"svc-{uuid4().hex[:8]}",
         "SVC_API_PORT": str(ports[0]),
         "SVC_SSH_PORT": str(ports[1]),
         "SVC_REGISTRY_PORT": str(ports[2]),
         "SVC_WEB_PORT": str(ports[3]),
+        "SVC_PREVIEW_PORT": str(ports[4]),
         **settings,
     }
     installation = Installation(home)

@@ -27,10 +27,13 @@ from deploy.up.layout import Layout
 from deploy.up.progress import Progress
 from deploy.up.ready import ssh_problem
 
+FREE = {"SVC_PREVIEW_PORT": "0", "SVC_WEB_PORT": "0"}
+PORTS = ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT")
+
 
 @pytest.fixture(autouse=True)
 def _no_port_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting in ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_WEB_PORT"):
+    for setting in PORTS:
         monkeypatch.delenv(setting, raising=False)
 
 
@@ -63,6 +66,7 @@ def test_the_customary_ports_are_used_until_one_is_taken(layout: Layout) -> None
     assert remembered_ports(layout) == {
         "SVC_API_PORT": "4000",
         "SVC_SSH_PORT": "2222",
+        "SVC_PREVIEW_PORT": "4080",
         "SVC_WEB_PORT": "3000",
     }
 
@@ -72,6 +76,7 @@ def test_the_customary_ports_are_used_until_one_is_taken(layout: Layout) -> None
     [
         ("SVC_API_PORT", "the API"),
         ("SVC_SSH_PORT", "the SSH gateway"),
+        ("SVC_PREVIEW_PORT", "the preview gateway"),
         ("SVC_WEB_PORT", "the web"),
     ],
 )
@@ -82,7 +87,7 @@ def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(
     with _listening() as taken, socket.create_server(("127.0.0.1", 0)) as other:
         free = other.getsockname()[1]
         other.close()
-        ports = dict.fromkeys(("SVC_API_PORT", "SVC_SSH_PORT", "SVC_WEB_PORT"), str(free))
+        ports = dict.fromkeys(PORTS, str(free))
         environ = {**ports, setting: str(taken)}
         settled = settle_ports(layout, environ, Progress(said))
         chosen = int(settled[setting])
@@ -98,7 +103,7 @@ def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(
 
 def test_a_port_that_was_replaced_is_the_one_whose_pages_may_read(layout: Layout) -> None:
     with _listening() as taken:
-        ports = {"SVC_API_PORT": str(taken), "SVC_SSH_PORT": "0", "SVC_WEB_PORT": "0"}
+        ports = {"SVC_API_PORT": str(taken), "SVC_SSH_PORT": "0", **FREE}
         environ = {**ports, "SVC_CORS_ALLOWED_ORIGINS": own_origins(ports)}
         settled = settle_ports(layout, environ, Progress(io.StringIO()))
     assert settled["SVC_API_PORT"] != str(taken)
@@ -110,7 +115,7 @@ def test_a_taken_port_that_was_asked_for_is_an_error(
 ) -> None:
     with _listening() as taken:
         monkeypatch.setenv("SVC_SSH_PORT", str(taken))
-        environ = {"SVC_API_PORT": "0", "SVC_SSH_PORT": str(taken), "SVC_WEB_PORT": "0"}
+        environ = {"SVC_API_PORT": "0", "SVC_SSH_PORT": str(taken), **FREE}
         with pytest.raises(SetupError, match=f"SVC_SSH_PORT says {taken}, but something else"):
             settle_ports(layout, environ, Progress(io.StringIO()))
 
@@ -154,6 +159,7 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
 ) -> None:
     monkeypatch.setattr(packages, "find_program", lambda *names: None)
     monkeypatch.setattr(packages, "_SFTP_SERVER", Path("/no/such/program"))
+    monkeypatch.setattr(packages, "_OPENID_MODULE", Path("/no/such/module"))
     demo = packages.missing_ssh_clients(test=False)
     tests = packages.missing_ssh_clients(test=True)
     assert [part.packages for part in demo] == [("openssh-client",)]
@@ -163,6 +169,7 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
         ("strace",),
         ("npm",),
         ("nginx-light",),
+        ("apache2-bin", "libapache2-mod-auth-openidc"),
         ("curl",),
         ("jq",),
         ("postgresql-client",),

@@ -102,7 +102,7 @@ class Installed:
 
     def workspace(self) -> Container:
         """The workspace's container."""
-        labels = [f"svc.instance={self.instance}"]
+        labels = [f"svc.instance={self.instance}", "svc.run"]
         (found,) = self.engine.containers.list(all=True, filters={"label": labels})
         return found
 
@@ -172,7 +172,7 @@ def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> Non
 
 
 def test_ours_run_as_nobody_special(installed: Installed) -> None:
-    for name in ("api", "buildworker", "runworker", "sshgateway"):
+    for name in ("api", "buildworker", "runworker", "sshgateway", "previewgateway"):
         _, said = installed.service(name).exec_run(["id", "-u"])
         assert said == b"10001\n", name
 
@@ -291,7 +291,7 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
     assert "finishing it" in done.stdout
     assert not marker.exists()
     assert installation.settings["SVC_VERSION"] == "0.4.1"
-    for name in ("migrate", "api", "buildworker", "runworker", "sshgateway"):
+    for name in ("migrate", "api", "buildworker", "runworker", "sshgateway", "previewgateway"):
         configured = installed.service(name).attrs["Config"]["Image"]
         assert configured == f"{installed.instance}/controlplane:0.4.1"
     assert all(installed.readiness().values())

@@ -32,7 +32,7 @@ HEX = {
     "WEB_AUTH_SECRET",
 }
 KEYS = {"SVC_CREDENTIALS_KEY", "SVC_RECORD_SIGNING_KEY"}
-OURS = {"api", "buildworker", "runworker", "sshgateway"}
+OURS = {"api", "buildworker", "runworker", "sshgateway", "previewgateway"}
 
 
 @pytest.fixture
@@ -114,7 +114,10 @@ def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["SVC_ADMIN_PORT", "SVC_API_PORT", "SVC_WEB_PORT", "SVC_SSH_PORT", "SVC_REGISTRY_PORT"],
+    [
+        *("SVC_ADMIN_PORT", "SVC_API_PORT", "SVC_WEB_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT"),
+        "SVC_REGISTRY_PORT",
+    ],
 )
 def test_every_port_that_is_taken_is_told_before_anything_is_started(
     installation: Installation, name: str
@@ -390,7 +393,7 @@ def test_everything_is_bound_to_loopback(composed: dict[str, Any]) -> None:
         if service.get("ports")
     }
     assert bound.pop("api") == ["127.0.0.1"] * 2
-    assert bound == {name: ["127.0.0.1"] for name in ("registry", "sshgateway")}
+    assert bound == {name: ["127.0.0.1"] for name in ("registry", "sshgateway", "previewgateway")}
 
 
 def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> None:
@@ -402,7 +405,7 @@ def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> No
     assert knowing == {
         "SVC_DB_PASSWORD": set(),
         "SVC_RABBITMQ_PASSWORD": set(),
-        "WORKSPACE_SSH_GATEWAY_TOKEN": {"api", "sshgateway"},
+        "WORKSPACE_SSH_GATEWAY_TOKEN": {"api", "sshgateway", "previewgateway"},
         "WEB_AUTH_SECRET": {"api"},
         "SVC_CREDENTIALS_KEY": {"api", "buildworker"},
         "SVC_RECORD_SIGNING_KEY": {"api", "buildworker", "runworker"},
@@ -412,7 +415,7 @@ def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> No
 
 
 def test_who_has_no_socket_goes_through_the_proxy(composed: dict[str, Any]) -> None:
-    for name in ("runworker", "sshgateway"):
+    for name in ("runworker", "sshgateway", "previewgateway"):
         service = composed["services"][name]
         assert _environment(service)["DOCKER_HOST"] == "unix:///run/svc-engineproxy/engine.sock"
         assert "/run/svc-engineproxy" in _mounts(service)

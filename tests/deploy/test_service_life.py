@@ -116,7 +116,7 @@ def test_an_api_whose_master_was_killed_is_back_although_a_request_is_half_sent(
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
     """A free port; none is asked for."""
-    for setting in ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_WEB_PORT"):
+    for setting in ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT"):
         monkeypatch.delenv(setting, raising=False)
     return free_ports(1)[0]
 
@@ -133,9 +133,15 @@ def processes(layout: Layout) -> Iterator[OwnProcesses]:
 
 def environ_with(port: int) -> dict[str, str]:
     """The settings of a process; the other ports are nobody's."""
-    ssh = free_ports(1)[0]
+    ssh, preview = free_ports(2)
     path = os.environ["PATH"]
-    return {"PATH": path, "SVC_API_PORT": str(port), "SVC_SSH_PORT": str(ssh), "SVC_WEB_PORT": "0"}
+    return {
+        "PATH": path,
+        "SVC_API_PORT": str(port),
+        "SVC_SSH_PORT": str(ssh),
+        "SVC_PREVIEW_PORT": str(preview),
+        "SVC_WEB_PORT": "0",
+    }
 
 
 def start(processes: OwnProcesses, environ: dict[str, str]) -> None:

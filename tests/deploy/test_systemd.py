@@ -13,6 +13,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = CHECKOUT / "deploy" / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 _PROGRAMS = "/opt/svc/venv/bin/"
+EDGE = {"svc-runworker.service", "svc-sshgateway.service", "svc-previewgateway.service"}
+"""Whose account has nothing else."""
 
 
 def _values(unit: str, name: str) -> list[str]:
@@ -70,13 +72,13 @@ def test_only_the_worker_and_the_proxy_are_in_the_engines_group(unit: str) -> No
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_nobody_runs_as_root_or_becomes_it(unit: str) -> None:
-    edge = unit in {"svc-runworker.service", "svc-sshgateway.service"}
+    edge = unit in EDGE
     assert _values(unit, "User") == (["svc-runs"] if edge else ["svc"])
     assert _values(unit, "NoNewPrivileges") == ["yes"]
     assert _values(unit, "CapabilityBoundingSet") == [""]
 
 
-@pytest.mark.parametrize("unit", ["svc-runworker.service", "svc-sshgateway.service"])
+@pytest.mark.parametrize("unit", sorted(EDGE))
 def test_who_uses_the_proxy_knows_neither_accounts_nor_the_engine(unit: str) -> None:
     (unset,) = _values(unit, "UnsetEnvironment")
     assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "WEB_AUTH_SECRET"} <= set(unset.split())

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 LANGUAGES = {
+    "apache",
     "console",
     "ini",
     "js",
@@ -89,7 +90,12 @@ class Page:
 
 def page_paths() -> list[Path]:
     """Return every page that is for people who use, run or change the service."""
-    return [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [
+        ROOT / "README.md",
+        ROOT / "deploy" / "README.md",
+        *sorted(ROOT.glob("clients/*/README.md")),
+        *sorted(ROOT.glob("docs/**/*.md")),
+    ]
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
-import signal
+import base64
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import requests
+from websockets.exceptions import InvalidStatus
 
-from deploy.services.private import find_program
-from tests.docs.pages import ROOT, read_page
+from tests.docs.nginx import block, make_certificate, running_nginx
+from tests.docs.pages import ROOT
+from tests.runs.attach.attached_client import Attached
+from tests.runs.attach.test_attach_served import given, opened, write
 from tests.stack.gateway_process import ApiProcess, free_port
 from tests.stack.worker_process import eventually
 
@@ -22,29 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 PAGE = ROOT / "docs" / "operators" / "tls.md"
 PEOPLE = {"ada": "ada's password", "bob": "bob's password"}
-WHOLE = """\
-daemon off;
-user {user};  # who reads the folder of the test
-worker_processes 1;
-error_log stderr;
-pid {folder}/nginx.pid;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-{server}
-}}
-"""
-
-
-def block(language: str) -> str:
-    """Return the one block of the page in this language."""
-    (found,) = [each for each in read_page(PAGE).blocks if each.language == language]
-    return "\n".join(found.lines)
 
 
 @dataclass
@@ -72,49 +52,26 @@ class Proxy:
 @pytest.fixture
 def proxy(transactional_db: None, tmp_path: Path) -> Iterator[Proxy]:
     """Both, until the test is over."""
-    told = dict(line.split("=", 1) for line in block("ini").splitlines())
+    told = dict(line.split("=", 1) for line in block(PAGE, "ini").splitlines())
     api = ApiProcess(tmp_path / "api.log", SVC_WEB_PORT="0", SVC_ALLOWED_HOSTS="localhost", **told)
-    port, key, certificate = free_port(), tmp_path / "key.pem", tmp_path / "certificate.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    made += ["-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
-    subprocess.run([*made, "-out", str(certificate)], check=True, capture_output=True)
+    port = free_port()
+    certificate, key = make_certificate(tmp_path, "localhost")
     people = tmp_path / "people"
     for name, password in PEOPLE.items():
         hashed = ["openssl", "passwd", "-6", "-stdin"]
         done = subprocess.run(hashed, input=password, check=True, capture_output=True, text=True)
         with people.open("a") as file:
             file.write(f"{name}:{done.stdout.strip()}\n")
-    server = block("nginx")
-    for shown, real in {
-        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+    changes = {
         "/etc/ssl/svc.example.pem": str(certificate),
         "/etc/ssl/svc.example.key": str(key),
         "/etc/nginx/svc.people": str(people),
         "127.0.0.1:4000": f"127.0.0.1:{api.port}",
-    }.items():
-        assert shown in server
-        server = server.replace(shown, real)
-    configuration = tmp_path / "nginx.conf"
-    configuration.write_text(WHOLE.format(user=getpass.getuser(), folder=tmp_path, server=server))
-    program = find_program("nginx")
-    assert program is not None
-    command = [str(program), "-p", str(tmp_path), "-c", str(configuration)]
-    subprocess.run([*command, "-t"], check=True, capture_output=True)
-    with (tmp_path / "nginx.log").open("wb") as log:
-        running = subprocess.Popen(command, stderr=log, start_new_session=True)
-
-    def answers() -> bool:
-        assert running.poll() is None, (tmp_path / "nginx.log").read_text()
-        with socket.socket() as sock:
-            return sock.connect_ex(("127.0.0.1", port)) == 0
-
+    }
     try:
-        eventually(answers, what="the proxy answers")
-        yield Proxy(api, port, certificate)
+        with running_nginx(tmp_path, block(PAGE, "nginx"), port, changes):
+            yield Proxy(api, port, certificate)
     finally:
-        running.send_signal(signal.SIGTERM)
-        running.wait(30)
         api.stop()
 
 
@@ -156,3 +113,25 @@ def test_past_the_proxy_nobody_is_anybody(proxy: Proxy) -> None:
 def test_webhooks_reach_the_api_without_a_password(proxy: Proxy) -> None:
     answer = proxy.ask("/v1/scm/webhooks", method="POST", json={})
     assert answer.json()["code"] in {"scm-webhook-secret-unset", "validation-failed"}
+
+
+def test_a_terminal_is_its_owners_through_the_proxy(proxy: Proxy) -> None:
+    run, source, process = opened(owner="ada")
+
+    def attached(who: str) -> Attached:
+        login = base64.b64encode(f"{who}:{PEOPLE[who]}".encode()).decode()
+        return Attached(
+            f"wss://localhost:{proxy.port}",
+            run.pk,
+            ssl=ssl.create_default_context(cafile=str(proxy.certificate)),
+            additional_headers={"Authorization": f"Basic {login}"},
+        )
+
+    with attached("ada") as client:
+        write(source, process, b"prompt> ")
+        client.until_output(b"prompt> ")
+        client.socket.send(b"typed")
+        eventually(lambda: given(run) == b"typed", what="the input is taken")
+    with pytest.raises(InvalidStatus) as refused:
+        attached("bob")
+    assert refused.value.response.status_code == 404

@@ -12,6 +12,7 @@ import pytest
 from django.db import connections
 
 from runs.exec.waiting import stop_listening
+from runs.models import RunInput
 from tests.conftest import Answer, Api
 from tests.stack.runs import REPOSITORY, Place, place_of
 from tests.stack.service import GitServer, Stack
@@ -180,7 +181,8 @@ def test_a_signal_overtakes_input_that_nobody_reads(place: Place) -> None:
     script = "trap 'echo told; exit 3' INT; echo begun; while :; do sleep 0.1; done"
     run = opened(place, ["bash", "-c", script])
     place.wait_output(run, b"begun\n")
-    for _ in range(3):
+    # More than the agent keeps and is handed at once: the rest waits in the database.
+    for _ in range(8):
         give(place, run, stdinBase64=base64.b64encode(PATTERN * 2).decode())
     give(place, run, signal="INT")
     shown = place.ended(run)
@@ -216,6 +218,20 @@ def test_a_program_that_does_not_read_fills_up_and_says_so(place: Place) -> None
     shown = place.ended(run)
     assert shown["status"] == "cancelled", shown
     assert give(place, run, stdin="late", expect=409)["code"] == "run-ended"
+
+
+def test_input_whose_announcement_got_lost_reaches_the_program(place: Place) -> None:
+    run = opened(place, ["cat"])
+    place.wait_begun(run)
+    give(place, run, stdin="told ", offset=0)
+    place.wait_output(run, b"told ")
+    data = base64.b64encode(b"and not told").decode()
+    for position, detail in enumerate(
+        [{"kind": "bytes", "offset": 5, "data": data}, {"kind": "end"}], 2
+    ):
+        RunInput.objects.create(run_id=run, position=position, size=0, detail=detail)
+    place.completed(run)
+    assert place.output(run) == b"told and not told"
 
 
 def test_input_survives_the_worker_that_was_to_hand_it_over(place: Place) -> None:

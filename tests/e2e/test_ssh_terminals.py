@@ -107,7 +107,7 @@ def test_every_new_size_of_the_window_is_seen_and_recorded(
     events = [event["ref"] for event in access.place.timeline(run.id, "terminalResized")]
     assert [(size["columns"], size["rows"]) for size in events] == [(97, 31), *sizes]
     head, output, resized = replayed(access, run.id)
-    assert (head["width"], head["height"]) == (97, 31)
+    assert head["term"] == {"cols": 97, "rows": 31}
     assert output == terminal.said.decode()
     assert resized == [f"{columns}x{rows}" for columns, rows in sizes]
 

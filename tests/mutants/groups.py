@@ -16,7 +16,7 @@ class Group:
 GROUPS = {
     "amqp": Group(
         ("controlplane/work/amqp.py", "controlplane/work/id_messages.py"),
-        ("tests/controlplane/test_amqp.py",),
+        ("tests/controlplane/test_id_messages.py", "tests/controlplane/test_amqp.py"),
     ),
     "leases": Group(
         ("controlplane/work/leases.py",),

@@ -97,11 +97,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-def _tool(body: dict[str, Any], *names: str) -> str | None:
-    """Return which of these tools the request offers."""
-    offered = [
+def names_of_tools(body: dict[str, Any]) -> list[str | None]:
+    """Return the names of the tools that a request offers to the model."""
+    return [
         tool.get("name") or tool.get("function", {}).get("name") for tool in body.get("tools", [])
     ]
+
+
+def _tool(body: dict[str, Any], *names: str) -> str | None:
+    """Return which of these tools the request offers."""
+    offered = names_of_tools(body)
     return next((name for name in names if name in offered), None)
 
 

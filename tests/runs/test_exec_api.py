@@ -18,6 +18,7 @@ from controlplane.work import amqp
 from runs.exec import execs
 from runs.exec.serializers import OUTPUT_BYTES
 from runs.exec.waiting import stop_listening
+from runs.input import later
 from runs.input.later import forget_left_input, handed_over, waiting_input
 from runs.models import Run
 from runs.recording.program_start import exec_spec
@@ -305,7 +306,7 @@ def opened(api: Api, path: str, **members: Any) -> Run:
 
 def waiting(run: Run) -> list[tuple[str, bytes]]:
     """What waits for the program of a run: kinds, and bytes."""
-    items = waiting_input(run)
+    items = waiting_input(run).items
     return [(item["kind"], base64.b64decode(item.get("data", ""))) for item in items]
 
 
@@ -339,6 +340,51 @@ def test_two_clients_at_once_double_nothing_and_lose_nothing(api: Api, path: str
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(send, range(4)))
     assert b"".join(data for _, data in waiting(run)) == content
+
+
+def test_signals_and_the_size_overtake_bytes_that_are_too_much_at_once(api: Api, path: str) -> None:
+    run = opened(api, path, terminal={"columns": 80, "rows": 24})
+    give = f"/v1/runs/{run.pk}/input"
+    piece = "x" * 700_000
+    for _ in range(3):
+        api.post(give, {"stdin": piece}, expect=202)
+    api.post(give, {"resize": {"columns": 100, "rows": 30}, "signal": "INT"}, expect=202)
+
+    next_ones = waiting_input(run)
+    assert [item["kind"] for item in next_ones.items] == ["bytes", "resize", "signal"]
+    assert next_ones.through == 1
+    handed_over(run, next_ones.through)
+    assert [kind for kind, _ in waiting(run)] == ["bytes", "resize", "signal"]
+    handed_over(run, 3)
+    assert waiting(run) == [("resize", b""), ("signal", b"")]
+
+
+def test_of_sizes_and_of_each_signal_the_last_one_waits(api: Api, path: str) -> None:
+    run = opened(api, path, terminal={"columns": 80, "rows": 24})
+    give = f"/v1/runs/{run.pk}/input"
+    for columns in range(1, 6):
+        for signal in ("STOP", "CONT"):
+            size = {"columns": columns, "rows": 1}
+            api.post(give, {"resize": size, "signal": signal}, expect=202)
+    api.post(give, {"signal": "STOP"}, expect=202)
+
+    items = waiting_input(run).items
+    kept = [(item["kind"], item.get("signal"), item.get("columns")) for item in items]
+    assert kept == [("resize", None, 5), ("signal", "CONT", None), ("signal", "STOP", None)]
+
+
+def test_input_in_too_many_pieces_waits_no_more_and_a_signal_still_does(
+    api: Api, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(later, "WAITING_PIECES", 3)
+    run = opened(api, path)
+    give = f"/v1/runs/{run.pk}/input"
+    for _ in range(3):
+        api.post(give, {"stdin": "a"}, expect=202)
+    answer = api.post(give, {"stdin": "b"}, expect=503)
+    assert (answer.body["code"], answer.headers["retry-after"]) == ("input-full", "1")
+    api.post(give, {"signal": "KILL"}, expect=202)
+    assert waiting(run) == [("bytes", b"a")] * 3 + [("signal", b"")]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, make_run, record
 from tests.stack.worker_process import eventually
 from workspaces import services as workspaces
-from workspaces.harnesses import CLAUDE_CODE, CODEX
+from workspaces.harnesses import CLAUDE_CODE, CODEX, OPENCODE
 from workspaces.models import Attempt
 
 pytestmark = pytest.mark.django_db
@@ -122,6 +122,24 @@ def test_a_prompt_becomes_the_command_of_its_harness(
     shown = api.post(PATH, {**body, "harnessId": harness, "prompt": prompt}, expect=201).body
     assert [shown["command"]["executable"], *shown["command"]["args"]] == argv
     assert shown["recorded"] is True
+
+
+@pytest.mark.parametrize(
+    ("harness", "command"),
+    [
+        ("claude-code", CLAUDE_CODE.read_only),
+        ("codex", CODEX.read_only),
+        ("opencode", OPENCODE.read_only),
+        ("shell", ("bash", "-lc")),
+    ],
+)
+def test_a_prompt_may_only_read_where_the_blueprint_says_so(
+    api: Api, body: dict[str, Any], harness: str, command: tuple[str, ...]
+) -> None:
+    spec = {"harness": {"id": "codex", "rights": "read-only"}}
+    body["workspaceId"] = str(ready_attempt(spec=spec).workspace_id)
+    shown = api.post(PATH, {**body, "harnessId": harness, "prompt": "Why?"}, expect=201).body
+    assert [shown["command"]["executable"], *shown["command"]["args"]] == [*command, "Why?"]
 
 
 def test_a_custom_harness_is_the_blueprints(api: Api, body: dict[str, Any]) -> None:
@@ -251,6 +269,7 @@ def test_a_session_needs_a_workspace_of_its_owner_that_is_ready(
 def test_the_workers_are_told_of_a_session_that_begins(
     begun: Callable[[], dict[str, Any]], settings: Settings
 ) -> None:
+    assert _queued(settings) == []  # a quorum queue that another one is just making ends readers
     run_id = uuid.UUID(begun()["runId"])
     eventually(lambda: _queued(settings) == [run_id], what="it is told")
 

@@ -159,21 +159,22 @@ def test_a_token_reads_the_selected_repository_and_nothing_else(
     with capture_logs() as logs:
         given = source_token(row.pk, owner_user_id=OWNER)
     issued = provider.issued[-1]
-    assert issued.token == given.token
+    assert issued.token == given.credential.secret
     assert issued.permissions == {"contents": "read", "metadata": "read"}
     assert issued.repository_ids == frozenset({700})
-    assert provider.allows(given.token, "octo-org/app")
-    assert not provider.allows(given.token, "octo-org/tool")
+    assert provider.allows(given.credential.secret, "octo-org/app")
+    assert not provider.allows(given.credential.secret, "octo-org/tool")
     assert given.url == f"http://{provider.host}/octo-org/app.git"
-    assert (given.origin, given.username) == (f"http://{provider.host}", "x-access-token")
-    assert given.token not in repr(given) + repr(logs)
+    assert given.credential.origin == f"http://{provider.host}"
+    assert given.credential.name == "x-access-token"
+    assert given.credential.secret not in repr(given) + repr(logs)
 
 
 def test_each_fetch_gets_a_token_of_its_own(
     installation: Installation, provider: FakeProvider
 ) -> None:
     row = repository_of(installation, "app")
-    tokens = {source_token(row.pk, owner_user_id=OWNER).token for _ in range(3)}
+    tokens = {source_token(row.pk, owner_user_id=OWNER).credential.secret for _ in range(3)}
     assert len(tokens) == 3
 
 

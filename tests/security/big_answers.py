@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+django.setup()  # gunicorn's configuration asks for it, as it does of the real one
 
 BLOCK = b"x" * 65536
 BLOCKS = 1024

@@ -53,7 +53,7 @@ class Place:
 
     def unknown(self) -> Place:
         """Return a place of ids that nobody has."""
-        kept = {"sequence": "1", "registryId": "default"}
+        kept = {"sequence": "1", "port": "8080", "registryId": "default"}
         return Place({name: kept.get(name, str(uuid.uuid4())) for name in self.ids})
 
 
@@ -96,6 +96,7 @@ def fill() -> Place:
             "attemptId": str(attempt.pk),
             "runId": str(run.pk),
             "sequence": "1",
+            "port": "8080",
             "sshKeyId": str(_ssh_key()),
             "connectedAccountId": str(account.pk),
             "codexAccountId": str(renewing.pk),

@@ -58,6 +58,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "workspaces.rename": {"name": "Theirs"},
     "workspaces.update": {"ttlSeconds": 600},
     "files.makeDirectory": {"path": "a"},
+    "ports.link": {"path": "/"},
     "files.move": {"fromPath": "a", "toPath": "b"},
 }
 """What is sent, with ids of the owner put in; nothing where there is no body to send."""

@@ -30,7 +30,7 @@ def routes_by_id() -> list[tuple[str, str]]:
 
 def call(api: Api, method: str, path: str, owner: str | None) -> Answer:
     """Ask for something that is not there, with an owner or without."""
-    told = {"sequence": "1"}
+    told = {"sequence": "1", "port": "8000"}
     place = re.sub(r"\{(\w+)\}", lambda name: told.get(name[1], MISSING), path)
     query = "" if owner is None else f"?ownerUserId={owner}"
     return api.request(method, place + query, None if method == "GET" else {})

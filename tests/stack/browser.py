@@ -67,6 +67,10 @@ class Page:
             self.console[:] = complaints
         raise AssertionError(f"the network changed during each of {_LOADS} loads of {url}")
 
+    def start(self, url: str) -> None:
+        """Begin to load ``url``, which may lead elsewhere; wait for what is to be seen there."""
+        self._call("Page.navigate", url=url)
+
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression in the page."""
         answer = self._call(

@@ -50,7 +50,11 @@ class Database:
 
     def forget(self, *, except_workspace: str) -> None:
         """Delete every row that a test made; those of one workspace stay."""
+        of_runs = "run_id in (select id from runs_run where workspace_id <> %s)"
         tables = {
+            "run_input": of_runs,
+            "run_input_head": of_runs,
+            "runs_runrequest": of_runs,
             "runs_run": "workspace_id <> %s",
             "workspaces_transition": "workspace_id <> %s",
             "workspaces_sandboxrequest": "sandbox_id in (select id from workspaces_sandbox"

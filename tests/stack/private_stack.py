@@ -161,6 +161,8 @@ class PrivateStack:
                 "REGISTRY_BASE_URL": self.registry.url,
                 "REGISTRY_PUSH_REGISTRY": self.registry.push_name,
                 "SVC_INSTANCE_ID": self.instance_id,
+                "SVC_NETWORK_GUARD": "external",  # no container for it beside those of each test
+                "SVC_WORKSPACE_MAX_DISK_BYTES": "0",  # nor one that counts
                 "WORKSPACE_BUILD_QUEUE": QUEUE,
                 "WORKSPACE_RUN_QUEUE": RUN_QUEUE,
                 "SVC_DATA_DIR": str(self.data),

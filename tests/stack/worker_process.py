@@ -34,6 +34,8 @@ def environment(**changes: str) -> dict[str, str]:
         "SVC_INSTANCE_ID": settings.SVC_INSTANCE_ID,
         "WORKSPACE_BUILD_QUEUE": settings.WORKSPACE_BUILD_QUEUE,
         "WORKSPACE_RUN_QUEUE": settings.WORKSPACE_RUN_QUEUE,
+        "SVC_NETWORK_GUARD": "external",  # no container for it beside those of each test
+        "SVC_WORKSPACE_MAX_DISK_BYTES": "0",  # nor one that counts
         "SVC_LOG_FORMAT": "json",
         "SVC_WEB_PORT": "0",
         # No test waits for the index of a distribution that it did not ask for.

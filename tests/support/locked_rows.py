@@ -33,4 +33,5 @@ def locked(row: Model) -> Iterator[None]:
             with connection.cursor() as cursor:
                 cursor.execute("RESET lock_timeout")
     finally:
+        other.rollback()  # a connection that is closed keeps its locks for a moment
         other.close()

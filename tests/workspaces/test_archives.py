@@ -9,8 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pytest_django.fixtures import Settings
 
+from tests.conftest import Api
 from tests.workspaces.boxes import Box, sha256
+from tests.workspaces.conftest import Launcher
+from workspaces.runtimes.base import Volume
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db]
 
@@ -106,6 +110,72 @@ def test_an_archive_that_does_harm_changes_nothing(box: Box) -> None:
     assert box.run("ls").split() == ["into"]
     assert box.left_behind() == ""
     assert not [each for each in box.accesses() if each["action"] == "unpack"]
+
+
+MOUNTED = {
+    "a disk of its own": ["/workspace/repo/into/disk"],
+    "a second mount of the same disk": ["/workspace/repo", "/workspace/repo/into/disk"],
+}
+
+
+@pytest.mark.parametrize("places", MOUNTED.values(), ids=MOUNTED)
+def test_an_archive_that_goes_to_two_mounts_changes_neither(
+    api: Api, launcher: Launcher, settings: Settings, places: list[str]
+) -> None:
+    settings.SVC_INSTANCE_ID = launcher.instance_id
+    mounted = tuple(Volume(f"v{number}", place) for number, place in enumerate(places))
+    request = launcher.request(volumes=mounted)
+    try:
+        box = Box.of(api, launcher, request.run_id, launcher.launch(request))
+        box.run("chown workspace . into into/disk", user="root")
+        box.run("echo old > into/kept")
+        many = [(member(f"{number}"), b"new") for number in range(20)]
+        content = tar(*many, (member("kept"), b"new"), (member("disk/x"), b"new"))
+        refused = box.unpack("into", content, expect=409)
+        assert refused.body["code"] == "file-other-disk"
+        assert "into/disk" in refused.body["detail"]
+        assert box.run("find into -type f; cat into/kept").split() == ["into/kept", "old"]
+        assert box.left_behind("/workspace/repo /workspace/repo/into/disk") == ""
+        assert not [each for each in box.accesses() if each["action"] == "unpack"]
+        box.unpack("into/disk", tar((member("x"), b"new")))
+        box.unpack("into", tar((member("kept"), b"new"), (member("disk", tarfile.DIRTYPE), b"")))
+    finally:
+        for container in launcher.containers():
+            container.remove(force=True, v=True)
+        launcher.adapter.remove_volumes(request.workspace_id)
+
+
+def test_an_archive_that_goes_where_the_user_may_not_write_changes_nothing(box: Box) -> None:
+    box.run("mkdir -p into/theirs && echo old > into/kept")
+    box.run("chown root into/theirs && chmod 755 into/theirs", user="root")
+    many = [(member(f"{number}"), b"new") for number in range(20)]
+    content = tar(*many, (member("kept"), b"new"), (member("theirs/x"), b"new"))
+    refused = box.unpack("into", content, expect=403)
+    assert refused.body["code"] == "file-permission-denied"
+    assert "into/theirs" in refused.body["detail"]
+    assert box.run("find into -type f; cat into/kept").split() == ["into/kept", "old"]
+    assert box.left_behind() == ""
+
+
+def test_an_archive_that_is_refused_half_way_is_taken_back(box: Box) -> None:
+    box.run("mkdir into && cd into && for n in $(seq 0 19); do echo old > $n; done; mkdir sub")
+    # Nobody but its owner may replace a file in such a folder.
+    box.run("echo theirs > into/theirs; chown root into; chmod 1777 into", user="root")
+    before = box.run("find into | sort; cat into/*[0-9] into/theirs")
+    members = [(member(f"{number}"), b"new") for number in range(40)]
+    content = tar(*members, (member("theirs"), b"new"), (member("sub/x"), b"new"))
+    refused = box.unpack("into", content, expect=403)
+    assert refused.body["code"] == "file-permission-denied"
+    assert box.run("find into | sort; cat into/*[0-9] into/theirs") == before
+    assert box.left_behind() == ""
+
+
+def test_an_archive_may_name_a_folder_that_is_somebody_elses(box: Box) -> None:
+    box.run("mkdir -p into/shared")
+    box.run("chown root into/shared; chmod 777 into/shared", user="root")
+    shared = member("shared", tarfile.DIRTYPE)
+    box.unpack("into", tar((shared, b""), (member("shared/x"), b"new")))
+    assert box.run("cat into/shared/x; stat -c %U:%a into/shared").split() == ["newroot:777"]
 
 
 def test_what_the_user_may_not_read_is_told_before_anything_is_sent(box: Box) -> None:

@@ -121,6 +121,27 @@ def test_conditions_on_the_hash_decide_reads_writes_and_removals(box: Box) -> No
     )
 
 
+def test_a_condition_on_content_does_not_hold_for_a_folder_in_the_files_place(box: Box) -> None:
+    tag = f'"{sha256(b"old")}"'
+    box.run("mkdir -p file && echo kept > file/kept")
+    for given in ({"If-Match": tag}, {"If-None-Match": "*"}):
+        refused = box.delete("file", recursive="true", headers=given, expect=412)
+        assert refused.body["code"] == "precondition-failed"
+    assert box.run("cat file/kept") == "kept\n"
+    box.delete("file", recursive="true", headers={"If-Match": "*"})
+
+
+def test_a_slash_behind_a_link_never_removes_what_it_leads_to(box: Box) -> None:
+    box.run("mkdir folder && echo kept > folder/kept && ln -s folder link && echo 1 > file")
+    for path in ("link/", "link//", "file/"):
+        refused = box.delete(path, recursive="true", expect=409)
+        assert refused.body["code"] == "not-a-directory"
+    assert box.run("cat folder/kept; readlink link; cat file").split() == ["kept", "folder", "1"]
+    box.delete("link")
+    box.delete("folder/./", recursive="true")
+    assert box.run("ls").split() == ["file"]
+
+
 def test_a_head_request_tells_all_but_the_content(box: Box) -> None:
     box.put("file", b"content")
     answer = box.api.request("HEAD", box.path(path="file"), expect=200)

@@ -28,6 +28,7 @@ from tests.scm.conftest import git
 from tests.stack.worker_process import WorkerProcess, dead_letters, eventually, messages_in
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import Attempt, BuildJob, Fence, RuntimeInstance, Sandbox
+from workspaces.runtimes.configured import configured_adapter
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
 
@@ -378,6 +379,31 @@ def test_a_broken_write_to_the_job_does_not_stop_the_others_and_is_repaired(
         idle.run(JobState(claim(job, "worker-b")))
 
     assert_failed_everywhere(job, code)
+
+
+NOT_THERE = "localhost:1/guard:1"
+"""An image that no registry has, so that no rules can be kept."""
+
+
+def test_nothing_is_built_with_a_network_while_the_machine_is_not_guarded(
+    settings: Settings,
+) -> None:
+    settings.SVC_NETWORK_GUARD = "on"
+    settings.SVC_NETWORK_GUARD_IMAGE = NOT_THERE
+    job = run(make_job(spec=installing("true")))
+    assert (job.error_code, job.published_digest) == ("network-not-guarded", "")
+
+
+def test_no_workspace_is_given_a_network_while_the_machine_is_not_guarded() -> None:
+    before = job_runner()
+    guard = configured_adapter().network_guard(image=NOT_THERE)
+    unguarded = replace(before, launcher=replace(before.launcher, require_isolation=guard.require))
+    network = {"harness": {"id": "shell"}, "runtime": {"network": {"outbound": True}}}
+    job = make_job(spec=network)
+    with pytest.raises(JobError) as caught:
+        unguarded.run(JobState(claim(job)))
+    assert caught.value.code == "network-not-guarded"
+    assert unguarded.launcher.adapter.observe(job.attempt.run_id) is None
 
 
 def claim_of(job: BuildJob) -> Fence:

@@ -72,6 +72,21 @@ def test_bytes_survive_any_way_of_cutting_them(root: Path) -> None:
     assert record.closed(Stream.STDOUT) == (len(content), "eof")
 
 
+def test_the_first_bytes_after_a_pause_wait_for_nothing_and_the_next_ones_are_gathered(
+    root: Path,
+) -> None:
+    recorded = Recorded(root)
+    stream, before = recorded.stream(), recorded.recording.events
+    stream.feed(b"first")
+    recorded.recording.tick()
+    assert recorded.recording.events == before + 1
+    stream.feed(b"second")
+    stream.feed(b"third")
+    stream.close("eof")
+    record = recorded.seal()
+    assert [event.body for event in record.of(Kind.IO_CHUNK)] == [b"first", b"secondthird"]
+
+
 def test_many_small_writes_become_one_chunk(root: Path) -> None:
     recorded = Recorded(root)
     stream = recorded.stream()

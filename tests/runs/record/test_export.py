@@ -44,7 +44,7 @@ def text(api: Api, run: Run, query: str = "") -> str:
 
 def test_a_run_without_output_is_a_header_only(api: Api, run: Run) -> None:
     header, events = cast(api, run)
-    assert (header["version"], header["width"], header["height"]) == (2, 100, 24)
+    assert (header["version"], header["term"]) == (3, {"cols": 100, "rows": 24})
     assert events == []
     assert text(api, run) == ""
 
@@ -60,15 +60,90 @@ def test_what_a_terminal_showed_is_given_as_it_was(api: Api, run: Run, source: S
 
     header, events = cast(api, run)
 
-    assert (header["width"], header["height"]) == (80, 24)
+    assert header["term"] == {"cols": 80, "rows": 24}
     assert header["title"] == "shell bash -l"
     assert events == [
         [0.004, "o", "é\x1b[1m"],
-        [0.005, "o", "\n\ufffd"],
-        [0.007, "r", "120x40"],
+        [0.001, "o", "\n\ufffd"],
+        [0.002, "r", "120x40"],
     ]
     _, events = cast(api, run, "&input=true")
     assert [event[1:] for event in events][2] == ["i", "ls\r"]
+
+
+def test_version_2_of_a_recording_has_times_since_the_start(
+    api: Api, run: Run, source: Source
+) -> None:
+    process = source.process(["bash"], streams=["pty"])
+    source.event(Kind.TERMINAL_RESIZED, {"columns": 80, "rows": 24}, process=process)
+    for body in (b"a", b"b"):
+        source.output(process, body, stream=Stream.PTY_OUTPUT)
+    source.exited(process, code=5)
+    source.append()
+    header, events = cast(api, run, "&version=2")
+    assert header == {"version": 2, "width": 80, "height": 24, "title": "shell bash"}
+    assert events == [[0.003, "o", "a"], [0.004, "o", "b"]]
+
+
+def test_times_between_lines_add_up_to_the_time_since_the_start(
+    api: Api, run: Run, source: Source
+) -> None:
+    process = source.process()
+    for number in range(1, 1001):  # a third of a microsecond later each: alone it would be nothing
+        source.event(
+            Kind.IO_CHUNK,
+            process=process,
+            stream=Stream.STDOUT,
+            offset=number - 1,
+            body=b"x",
+            monotonic_ns=2_000_000 + number * 333,
+        )
+    source.append()
+    _, events = cast(api, run)
+    _, since_start = cast(api, run, "&version=2")
+    assert sum(round(event[0] * 1_000_000) for event in events) == 1_333
+    assert since_start[-1][0] == 0.001333
+
+
+@pytest.mark.parametrize(
+    ("ended", "shown"),
+    [
+        ({"code": 0}, "0"),
+        ({"code": 5}, "5"),
+        ({"code": None, "signal": "SIGKILL"}, "137"),
+        ({"code": None, "signal": "\x1b[2J"}, None),
+        ({"code": "x"}, None),
+    ],
+)
+def test_a_recording_ends_with_the_exit_code(
+    api: Api, run: Run, source: Source, ended: dict[str, Any], shown: str | None
+) -> None:
+    process = source.process()
+    source.exited(process, **ended)
+    source.output(process, b"written by a child that lives on")
+    source.append()
+    _, events = cast(api, run)
+    exits = [] if shown is None else [[0, "x", shown]]
+    assert events[1:] == exits
+    assert len(events) == 1 + len(exits)
+
+
+def test_several_processes_have_no_exit_code(api: Api, run: Run, source: Source) -> None:
+    for process in (source.process(), source.process()):
+        source.exited(process)
+    source.append()
+    assert cast(api, run)[1] == []
+
+
+def test_each_line_of_a_recording_is_one_line_whatever_was_printed(
+    api: Api, run: Run, source: Source
+) -> None:
+    printed = 'a\x85b\u2028c\x0b\x0c\x1b]0;\x07\x00\x7f"\\'
+    source.output(source.process(), printed.encode() + b"\xff\xed\xa0\x80")
+    source.append()
+    _, line, rest = export(api, run, "format=asciicast").split(b"\n")
+    assert json.loads(line)[2] == printed + "\ufffd" * 4
+    assert rest == b""
 
 
 def test_output_of_pipes_is_merged_as_a_terminal_would_show_it(
@@ -80,7 +155,7 @@ def test_output_of_pipes_is_merged_as_a_terminal_would_show_it(
     source.output(process, b"in", stream=Stream.STDIN)
     source.append()
     header, events = cast(api, run)
-    assert (header["width"], header["height"]) == (100, 24)
+    assert header["term"] == {"cols": 100, "rows": 24}
     assert [event[1:] for event in events] == [["o", "out\r\n"], ["o", "err\r\n"]]
 
 
@@ -130,7 +205,7 @@ def test_which_terminal_is_recorded_has_to_be_said_where_there_are_several(
     assert detail.startswith("The run has several terminals, say which one: 1, 2, 3,")
     assert detail.endswith(", 50 and 10 more.")
     header, events = cast(api, run, "&processId=7")
-    assert header["width"] == 87
+    assert header["term"]["cols"] == 87
     assert [event[1:] for event in events] == [["o", "shell 7\n"]]
     assert text(api, run).splitlines() == [f"shell {shell}" for shell in shells]
     assert len(export(api, run, "format=ndjson").splitlines()) == 1 + 1 + 3 * 60 + 1
@@ -163,9 +238,10 @@ def test_times_never_go_back(api: Api, run: Run, source: Source) -> None:
             monotonic_ns=nanoseconds,
         )
     source.append()
-    _, events = cast(api, run)
+    _, events = cast(api, run, "&version=2")
     times = [event[0] for event in events]
     assert times == sorted(times)
+    assert all(event[0] >= 0 for event in cast(api, run)[1])
 
 
 @pytest.mark.parametrize(
@@ -217,6 +293,9 @@ def test_each_format_has_its_type(api: Api, run: Run) -> None:
         "asciicast": "application/x-asciicast",
         "text": "text/plain; charset=utf-8",
         "ndjson": "application/x-ndjson",
+        "in-toto": "application/vnd.dsse.envelope.v1+json",
+        "ocsf": "application/x-ndjson",
+        "otlp": "application/json",
     }.items():
         answer = api.get(f"/v1/runs/{run.pk}/export?format={name}")
         assert answer.headers["content-type"] == media
@@ -229,6 +308,7 @@ def test_each_format_has_its_type(api: Api, run: Run) -> None:
         ("format=mp4", "format"),
         ("format=text&processId=x", "processId"),
         ("format=asciicast&input=perhaps", "input"),
+        ("format=asciicast&version=1", "version"),
         ("format=text&limit=1", "limit"),
     ],
 )
@@ -244,4 +324,4 @@ def test_a_forged_size_is_passed_over(api: Api, run: Run, source: Source, size: 
     source.append()
     header, events = cast(api, run)
     assert events == []
-    assert header["height"] in {5, 24}
+    assert header["term"]["rows"] in {5, 24}

@@ -9,7 +9,9 @@ from django.db.models.functions import Now
 
 from runs.models import Run
 from runs.record import store
+from tests.runs.executable import make_executable
 from tests.runs.record_factory import Source, make_run
+from workspaces.harnesses import CODEX, REFUSED, SHELL
 
 pytestmark = pytest.mark.django_db
 
@@ -197,6 +199,29 @@ def test_a_forged_end_of_a_session_settles_it_all_the_same(exit_: Any) -> None:
 
     run.refresh_from_db()
     assert run.status in Run.TERMINAL
+
+
+@pytest.mark.parametrize(
+    ("harness", "argv", "code", "error"),
+    [
+        ("codex", [*CODEX.read_only, "Fix it."], REFUSED, "harness-refused"),
+        ("codex", [*CODEX.read_only, "Fix it."], 1, "run-exited"),
+        ("codex", [*CODEX.one_shot, "Fix it."], REFUSED, "run-exited"),
+        ("shell", [*SHELL.one_shot, "exit 77"], REFUSED, "run-exited"),
+        ("aider", [*CODEX.read_only, "Fix it."], REFUSED, "run-exited"),
+    ],
+)
+def test_a_restricted_harness_that_refuses_a_prompt_fails_with_a_code_of_its_own(
+    harness: str, argv: list[str], code: int, error: str
+) -> None:
+    command = {"executable": argv[0], "args": argv[1:]}
+    run = make_executable(harness_id=harness, command=command)
+    source = Source(run)
+    source.open()
+    source.started()
+    lead(source, exited(code))
+    run = sealed(run, source, exited(code))
+    assert (run.status, run.exit_code, run.error_code) == (Run.Status.FAILED, code, error)
 
 
 def test_a_command_that_is_no_session_fails_by_its_exit() -> None:

@@ -229,7 +229,9 @@ class Executed:
         self._execute = execute
         self._tailed: Tailed | None = None
 
-    def write(self, data: bytes, *, timeout: float | None = None) -> None:
+    def write(
+        self, data: bytes, *, timeout: float | None = None, within: float | None = None
+    ) -> None:
         """Take the spec, and then acknowledgements."""
         if self._tailed is None:
             (size,) = struct.unpack("!I", data[:4])
@@ -282,7 +284,9 @@ class Tailed:
         piece, self._left = self._left[: self._piece], self._left[self._piece :]
         return piece
 
-    def write(self, data: bytes, *, timeout: float | None = None) -> None:
+    def write(
+        self, data: bytes, *, timeout: float | None = None, within: float | None = None
+    ) -> None:
         """Take acknowledgements."""
         assert self._spool is not None
         (self._spool.acknowledged,) = struct.unpack("!Q", data)

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from controlplane.work.leases import LeaseLost
 from runs.agent.record.frames import Kind
 from runs.input.sealed import StartInput, seal_input
-from runs.models import Run, RunEvent, RunHead, RunLoss
+from runs.models import Run, RunCheckpoint, RunEvent, RunHead, RunLoss
 from runs.record import store
 from runs.recording import run_sweeper as sweeper
 from runs.recording.control import RunControl
@@ -24,7 +24,7 @@ from runs.recording.recorder import Recorder
 from runs.recording.thread_connections import StoppedError
 from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
-from tests.runs.recording.scripted_agent import ScriptedAgent, Spool, Tailed
+from tests.runs.recording.scripted_agent import Executed, ScriptedAgent, Spool, Tailed
 from workspaces import services as workspaces
 from workspaces.models import ENGINE_GONE, RuntimeInstance
 from workspaces.runtimes.base import AgentAnswer, LaunchError
@@ -182,6 +182,28 @@ def test_a_record_that_is_damaged_for_good_ends_with_what_could_be_read() -> Non
     assert run.error_code == "record-lost"
     assert output(run) == b"first\n"
     assert early_close(run) == RunHead.objects.get(pk=run.number).last_sequence
+
+
+def test_what_came_with_the_first_events_before_one_that_is_refused_is_stored() -> None:
+    run = make_executable()
+    spool = whole(run)
+    spool.contents[2:] = [b"no event"]
+    agent = ScriptedAgent(to_execute={run.pk: spool})
+
+    run = record(run, agent)
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+    assert RunHead.objects.get(pk=run.number).event_count == 3  # and the end
+
+
+def test_the_spool_of_a_new_run_is_known_though_its_connection_ends_before_its_first_event() -> (
+    None
+):
+    run = make_executable()
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, damage=[(20, None)])
+
+    assert_whole(record(run, agent))
+    assert [call[0] for call in agent.calls] == ["exec", "tail"]
 
 
 @pytest.mark.parametrize("exit_code", [1, 2, 5])
@@ -369,6 +391,7 @@ def test_a_run_that_began_is_not_begun_again_whatever_became_of_its_spool() -> N
 
 def test_a_run_that_another_worker_began_is_not_begun_again_without_its_spool() -> None:
     run = make_executable()
+    claim(run, lease=timedelta(seconds=-1))
     store.open_source(run.number, whole(run).spool_id)
     agent = ScriptedAgent(to_execute={run.pk: whole(run)})
 
@@ -415,6 +438,31 @@ def test_a_run_whose_end_is_asked_for_is_stopped_by_the_agent() -> None:
     assert agent.calls[0] == stop
 
 
+def test_a_run_that_could_not_be_told_to_stop_yet_is_told_again() -> None:
+    run = make_executable()
+    spool = whole(run)
+    spool.sealed = False
+    control = RunControl()
+    control.cancelled.set()
+
+    class JustStarting(ScriptedAgent):
+        """Its supervisor does not listen yet when it is first told; it ends once it has heard."""
+
+        def call_agent(
+            self, run_id: uuid.UUID, arguments: Sequence[str], *, stdin: bytes = b"", timeout: float
+        ) -> AgentAnswer:
+            answer = super().call_agent(run_id, arguments, stdin=stdin, timeout=timeout)
+            if [call[0] for call in self.calls].count("stop") == 1:
+                return AgentAnswer(4, b"", b"")
+            spool.sealed, spool.contents = True, contents
+            return answer
+
+    contents, spool.contents = spool.contents, spool.contents[:3]
+    agent = JustStarting(spools={run.pk: spool})
+    assert_whole(record(run, agent, control))
+    assert [call[0] for call in agent.calls].count("stop") == 2
+
+
 def test_a_recorder_that_lost_its_lease_writes_nothing() -> None:
     run = make_executable()
     stale = claim(run, lease=timedelta(seconds=-1))
@@ -455,7 +503,9 @@ class _Overtaken(Tailed):
         self._due = self._waits and b"\n" in (piece or b"")
         return piece
 
-    def write(self, data: bytes, *, timeout: float | None = None) -> None:
+    def write(
+        self, data: bytes, *, timeout: float | None = None, within: float | None = None
+    ) -> None:
         """Pass on acknowledgements."""
         self._tailed.write(data)
 
@@ -540,6 +590,60 @@ def test_a_run_that_is_silent_long_after_its_time_is_ended() -> None:
     assert (run.status, run.error_code) == (Run.Status.FAILED, "time-limit-exceeded")
 
 
+class Quiet(ScriptedAgent):
+    """Nothing was heard of it for two minutes whenever its record is asked for.
+
+    ``rest`` is what its spool has in the end, from the second time on.
+    """
+
+    recorder: Recorder
+    rest: list[bytes] | None = None
+
+    def open_agent(self, run_id: uuid.UUID, arguments: Sequence[str]) -> Tailed | Executed:
+        """Answer as ever."""
+        if arguments[0] == "tail":
+            self.recorder._heard -= 120
+            (spool,) = self.spools.values()
+            if self.rest and [call[0] for call in self.calls].count("tail") > 1:
+                spool.contents, spool.sealed = self.rest, True
+        return super().open_agent(run_id, arguments)
+
+
+def claimed_long_ago() -> tuple[Run, Spool, list[bytes]]:
+    """Return a run of a minute at most, the beginning of its spool, and all of its contents."""
+    run = make_executable(
+        time_limit_ms=60_000, status=Run.Status.RUNNING, started_at=Now() - timedelta(hours=1)
+    )
+    spool = whole(run)
+    contents, spool.contents, spool.sealed = spool.contents, spool.contents[:3], False
+    return run, spool, contents
+
+
+def test_a_run_that_began_long_after_its_claim_has_its_time_from_then_on() -> None:
+    run, spool, contents = claimed_long_ago()
+    agent = Quiet(to_execute={run.pk: spool})
+    agent.rest = contents
+    agent.recorder = Recorder(claim(run), RunControl(), adapter=agent, limits=LIMITS)
+
+    agent.recorder.record()
+
+    assert_whole(Run.objects.get(pk=run.pk))
+
+
+def test_who_takes_a_run_over_counts_its_time_from_its_beginning() -> None:
+    run, spool, _ = claimed_long_ago()
+    store.open_source(run.number, spool.spool_id)
+    store.append(run.number, spool.spool_id, spool.contents)
+    RunCheckpoint.objects.update(ingested_at=Now() - timedelta(minutes=5))
+    agent = Quiet(spools={run.pk: spool})
+    agent.recorder = Recorder(claim(run), RunControl(), adapter=agent, limits=LIMITS)
+
+    agent.recorder.record()
+
+    run.refresh_from_db()
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "time-limit-exceeded")
+
+
 def test_a_run_whose_engine_is_away_is_not_taken_for_silent() -> None:
     run = make_executable(
         time_limit_ms=1000, status=Run.Status.RUNNING, started_at=Now() - timedelta(hours=1)
@@ -563,7 +667,7 @@ def test_a_session_whose_agent_says_nothing_is_ended_when_its_end_is_asked_for()
     )
     recorder._heard -= 120
     recorder._stop_run()
-    recorder._last_moment -= 120
+    recorder._stopped_by -= 120
 
     recorder.record()
 

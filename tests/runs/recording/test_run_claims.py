@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
+from pytest_django import DjangoAssertNumQueries
 
 from controlplane.work.leases import LeaseLost
 from controlplane.work.models import Heartbeat
@@ -64,6 +65,35 @@ def test_an_expired_lease_is_claimed_again_and_keeps_the_first_start() -> None:
 
     assert again.claim_count == 2
     assert again.started_at == first.started_at
+
+
+@pytest.mark.django_db
+def test_a_command_is_claimed_with_its_attempt_in_one_statement(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    run = make_executable()
+    assert run.attempt is not None
+
+    with django_assert_num_queries(1):
+        claimed = claims.claim(run.pk, worker_id="worker-a", lease=LEASE)
+        assert claimed is not None
+        assert claimed.attempt is not None
+        assert claimed.attempt.run_id == run.attempt.run_id
+    assert claimed.fence == Run.objects.get(pk=run.pk).fence
+    assert claimed.status == Run.Status.RUNNING
+
+
+@pytest.mark.django_db
+def test_a_session_is_claimed_with_its_attempt(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    run = make_executable(mode=Run.Mode.INTERACTIVE, status=Run.Status.RUNNING)
+    claimed = claims.claim(run.pk, worker_id="worker-a", lease=LEASE)
+    assert claimed is not None
+
+    with django_assert_num_queries(0):
+        assert claimed.attempt is not None
+        assert claimed.attempt.run_id is not None
 
 
 @pytest.mark.django_db

@@ -77,14 +77,21 @@ class Follower:
     """A client of one stream over a socket of its own."""
 
     def __init__(
-        self, port: int, path: str, *, last_id: str = "", address: str = HOST, timeout: float = 60
+        self,
+        port: int,
+        path: str,
+        *,
+        last_id: str = "",
+        address: str = HOST,
+        headers: str = "",
+        timeout: float = 60,
     ) -> None:
         self.parser = Parser(last_id=last_id)
         self.socket = socket.create_connection(
             (HOST, port), timeout=timeout, source_address=(address, 0)
         )
-        header = f"Last-Event-ID: {last_id}\r\n" if last_id else ""
-        self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
+        headers += f"Last-Event-ID: {last_id}\r\n" if last_id else ""
+        self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
         self.head = b""
         self._first = b""
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -215,6 +215,31 @@ def test_streams_leave_room_for_requests_and_give_theirs_back(api: ApiProcess) -
     finally:
         for follower in followers:
             follower.close()
+
+
+@pytest.mark.parametrize(
+    ("identity", "header", "names"),
+    [
+        ({"SVC_TRUSTED_OWNER_HEADER": "X-User"}, "X-User", ("usr_a", "usr_b")),
+        ({}, "X-Forwarded-For", ("192.0.2.1", "192.0.2.2")),
+    ],
+)
+def test_behind_a_proxy_each_one_has_a_share_of_the_streams(
+    tmp_path: Path,
+    transactional_db: None,
+    identity: dict[str, str],
+    header: str,
+    names: tuple[str, str],
+) -> None:
+    where = "/v1/stream" if identity else "/v1/stream?ownerUserId=usr_a"
+    limits = {"SVC_TRUSTED_PROXIES": "127.0.0.0/8", "SVC_API_MAX_CONNECTIONS_PER_ADDRESS": "6"}
+    with ExitStack() as stack:
+        api = stack.enter_context(api_process(tmp_path / "proxied.log", **limits, **identity))
+        for name in names:
+            told = f"{header}: {name}\r\n"
+            followers = [Follower(api.port, where, headers=told) for _ in range(5)]
+            statuses = [stack.enter_context(follower).read_head() for follower in followers]
+            assert sorted(statuses) == [200, 200, 200, 503, 503]
 
 
 def test_a_server_that_ends_says_when_to_come_back(api: ApiProcess, tmp_path: Path) -> None:

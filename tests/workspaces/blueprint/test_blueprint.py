@@ -177,6 +177,15 @@ class TestWhatIsRefused:
         assert faults_of({"harness": {}}) == {"/spec/harness/id": "required"}
         assert faults_of({}) == {"/spec/harness": "required"}
 
+    def test_a_prompt_of_the_shell_cannot_be_restricted_to_reading(self) -> None:
+        restricted = {"rights": "read-only"}
+        for harness in ("codex", "claude-code", "opencode"):
+            Blueprint.parse({"harness": {"id": harness, **restricted}})
+        assert faults_of({"harness": {"id": "shell", **restricted}}) == {
+            "/spec/harness/rights": "not-allowed"
+        }
+        Blueprint.parse({"harness": {"id": "shell", "rights": "full"}})
+
     @pytest.mark.parametrize("member", ["install", "command"])
     def test_only_a_custom_harness_describes_itself(self, member: str) -> None:
         value = "x" if member == "install" else ["x"]

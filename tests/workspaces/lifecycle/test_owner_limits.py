@@ -58,10 +58,12 @@ def run_body(attempt: Attempt) -> dict[str, Any]:
 
 
 def stopped() -> Attempt:
+    """Return the attempt of a workspace that was stopped and whose image is not there any more."""
     with transaction.atomic():
         attempt = ready_attempt()
     with transaction.atomic():
         workspaces.stop_runtime(attempt, code="stopped", message="Stopped.")
+    BuildJob.objects.filter(attempt=attempt).update(image_removed_at=Now())
     return attempt
 
 
@@ -101,15 +103,19 @@ def test_a_workspace_that_exists_may_be_started_when_no_more_may_be_made(
     api.post("/v1/sandboxes", new(request_body, workspaceId=str(attempt.workspace_id)))
 
 
-@pytest.mark.django_db
-def test_builds_count_while_they_are_queued_built_or_launched(
-    api: Api, request_body: dict[str, Any], settings: Settings
-) -> None:
-    launching = make_job()
-    claim(launching)
-    BuildJob.objects.filter(pk=launching.pk).update(
+def published(job: BuildJob) -> None:
+    """Have the image of a job published; its container is still to be launched."""
+    BuildJob.objects.filter(pk=job.pk).update(
         status=BuildJob.Status.SUCCEEDED, published_digest="sha256:0", finished_at=Now()
     )
+
+
+@pytest.mark.django_db
+def test_builds_count_while_they_are_queued_and_built_and_not_while_they_are_launched(
+    api: Api, request_body: dict[str, Any], settings: Settings
+) -> None:
+    job = make_job()
+    claim(job)
     claim(make_job())
     make_job()
     idle = stopped()
@@ -125,7 +131,50 @@ def test_builds_count_while_they_are_queued_built_or_launched(
     idle.refresh_from_db()
     assert Attempt.objects.filter(workspace=idle.workspace_id).count() == 1
 
-    BuildJob.objects.filter(pk=launching.pk).update(lease_expires_at=None)
+    published(job)
+    api.post(path, {"ownerUserId": OWNER})
+
+
+@pytest.mark.django_db
+def test_builds_that_are_under_way_keep_no_image_from_being_started(
+    api: Api, request_body: dict[str, Any], settings: Settings
+) -> None:
+    built = api.post("/v1/workspaces", new(request_body)).body
+    job = BuildJob.objects.get(pk=built["jobId"])
+    claim(job)
+    published(job)
+    BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=None)
+    make_job()
+    settings.OWNER_MAX_RUNNING_BUILDS = 1
+
+    api.post("/v1/workspaces", new(request_body))
+    other = {**request_body["spec"], "access": {"ssh": {"enabled": True}}}
+    answer = api.post("/v1/workspaces", new(request_body, spec=other), expect=429)
+    refused(answer, "runningBuilds", maximum=1, present=2)
+    stranger = new(request_body, ownerUserId="somebody-else")
+    api.post("/v1/workspaces", stranger)
+    api.post("/v1/workspaces", {**stranger, **new({})}, expect=429)
+
+    BuildJob.objects.update(image_removed_at=Now())
+    refused(
+        api.post("/v1/workspaces", new(request_body), expect=429),
+        "runningBuilds",
+        maximum=1,
+        present=2,
+    )
+
+
+@pytest.mark.django_db
+def test_a_workspace_whose_image_is_there_is_started_beside_builds(
+    api: Api, settings: Settings
+) -> None:
+    idle = stopped()
+    make_job()
+    settings.OWNER_MAX_RUNNING_BUILDS = 1
+    path = f"/v1/workspaces/{idle.workspace_id}/start"
+    api.post(path, {"ownerUserId": OWNER}, expect=429)
+
+    BuildJob.objects.filter(attempt=idle).update(image_removed_at=None)
     api.post(path, {"ownerUserId": OWNER})
 
 

@@ -1,0 +1,48 @@
+"""The whole service for its clients: the API on a port, a build worker and a run worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.test import override_settings
+
+from controlplane_client import Client, Workspace
+from tests.conftest import OWNER
+from tests.e2e.conftest import git_server, stack, transactional_db
+from tests.stack.gateway_process import ApiProcess
+from tests.stack.run_worker_process import RunWorkerProcess
+from tests.stack.service import HARNESS, Stack
+
+__all__ = ["git_server", "stack", "transactional_db"]
+
+
+@pytest.fixture(scope="module")
+def api_process(
+    stack: Stack, run_queue: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    """The API as it is served, with somebody behind it who sees to runs."""
+    folder = tmp_path_factory.mktemp("clients")
+    with override_settings(WORKSPACE_RUN_QUEUE=run_queue):
+        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="5000")
+        try:
+            api = ApiProcess(folder / "api.log")
+            try:
+                yield api
+            finally:
+                api.stop()
+        finally:
+            worker.stop()
+
+
+@pytest.fixture(scope="module")
+def client(api_process: ApiProcess) -> Iterator[Client]:
+    """A client of the service."""
+    with Client(api_process.url, OWNER) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def workspace(client: Client) -> Workspace:
+    """A workspace that is ready, for all tests of a module."""
+    return client.create(HARNESS, repository="tests/clients", timeout=240)

@@ -1,0 +1,1 @@
+"""Tests of clients that are attached to the command of a run."""

@@ -1,0 +1,156 @@
+"""Steps of builds have limits, and reach what a workspace reaches: no more, and nothing without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from builds.images.compiler import BuildError, StepLimits
+from builds.planner import plan, split_dockerfile
+from registries.client import RegistryClient
+from registries.services import configured_registry
+from runs.agent_archive import agent_archive
+from tests.builds.bench import BASE_IMAGE, NEVER, PLAN, Bench
+from tests.builds.planner.images import CATALOGUE, extra_ca
+from tests.security.surroundings import PORT, PRIVATE, PUBLIC, greeting_host, outside_world
+from tests.workspaces.conftest import Launcher
+from tests.workspaces.conftest import docker_client as docker_client
+from tests.workspaces.conftest import launcher as launcher
+from tests.workspaces.conftest import make_launcher as make_launcher
+from tests.workspaces.conftest import publish as publish
+from tests.workspaces.conftest import workspace_image as workspace_image
+from workspaces.blueprint import Blueprint
+from workspaces.runtimes.docker.network_guard import NetworkGuard
+
+pytestmark = pytest.mark.docker
+
+REACH = f"(exec 3<>/dev/tcp/{{}}/{PORT} && head -c 7 <&3) 2>/dev/null | grep -q welcome"
+
+
+@pytest.fixture
+def confined(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    """Make a bench whose steps are limited, as a worker's are."""
+    made: list[Bench] = []
+
+    def make(*, memory_mb: int = 1024, cpus: float = 1.0, pids: int = 512) -> Bench:
+        limits = StepLimits(
+            network=lambda: launcher.adapter.build_network(uuid4(), pids=pids, oldest=3600),
+            memory_mb=memory_mb,
+            cpus=cpus,
+        )
+        registry: RegistryClient = configured_registry()
+        made.append(Bench(tmp_path / f"builds-{len(made)}", registry, limits=limits))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.discard_all()
+
+
+@pytest.fixture
+def guard(launcher: Launcher) -> Iterator[NetworkGuard]:
+    guard = launcher.adapter.network_guard(base_image=BASE_IMAGE)
+    yield guard
+    guard.remove()
+
+
+def steps(*commands: str) -> str:
+    """A Dockerfile that runs the commands; nothing of it is taken from an earlier build."""
+    lines = [f"RUN {command} # {uuid4()}" for command in commands]
+    return "\n".join([f"FROM {BASE_IMAGE}", 'SHELL ["/bin/bash", "-c"]', *lines, ""])
+
+
+def test_a_step_reaches_what_a_workspace_reaches_and_no_more(
+    confined: Callable[..., Bench], launcher: Launcher, guard: NetworkGuard
+) -> None:
+    with outside_world(), greeting_host():
+        world = REACH.format(PUBLIC)
+        forbidden = [REACH.format(host) for host in (PRIVATE, "172.17.0.1")]
+        confined().build(replace(PLAN, sources=(), dockerfile=steps(world, *forbidden)))
+
+        guard.ensure()
+        refused = [f"! timeout 3 bash -c '{each}'" for each in forbidden]
+        confined().build(replace(PLAN, sources=(), dockerfile=steps(world, *refused)))
+    assert launcher.networks() == []
+
+
+def test_a_step_has_limits_of_memory_processors_and_processes(
+    confined: Callable[..., Bench],
+) -> None:
+    cgroup = "/sys/fs/cgroup"
+    memory = f"cat {cgroup}/memory.max {cgroup}/memory/memory.limit_in_bytes 2>/dev/null"
+    pids = f"cat {cgroup}/pids.max {cgroup}/pids/pids.max 2>/dev/null"
+    processors = f"cat {cgroup}/cpu.max {cgroup}/cpu/cpu.cfs_quota_us 2>/dev/null"
+    asked = steps(
+        f"[ $({memory}) = {192 << 20} ]",
+        f"until [ $({pids}) = 64 ]; do :; done",
+        f"[[ $({processors}) = 50000* ]]",
+    )
+    confined(memory_mb=192, cpus=0.5, pids=64).build(replace(PLAN, sources=(), dockerfile=asked))
+
+
+def test_a_step_that_takes_more_memory_than_it_may_fails(confined: Callable[..., Bench]) -> None:
+    greedy = replace(
+        PLAN,
+        sources=(),
+        dockerfile=steps("perl -e 'my $x = \"a\" x (600 << 20); print length $x'"),
+    )
+    with pytest.raises(BuildError) as caught:
+        confined(memory_mb=192).build(greedy)
+    assert caught.value.code == "build-command-failed"
+    confined(memory_mb=2048).build(greedy)
+
+
+def test_without_outbound_an_authors_installation_has_no_network_while_packages_are_installed(
+    confined: Callable[..., Bench],
+) -> None:
+    install = 'set +e\n[ "$(ls /sys/class/net)" = lo ] && command -v tree > /made-offline'
+    blueprint = Blueprint.parse(
+        {
+            "harness": {"id": "custom", "command": ["mine"], "install": install},
+            "tooling": {"packages": [{"id": "tree"}]},
+            "runtime": {"network": {"outbound": False}},
+        }
+    )
+    assert not blueprint.runtime.network.outbound
+    image_plan = plan(blueprint, "debian", CATALOGUE)
+    ours, theirs = split_dockerfile(image_plan)
+    assert "custom" not in ours
+    assert "custom.sh" in theirs
+    bench = confined()
+    built = bench.compiler.build(
+        replace(image_plan, sources=()),
+        checkouts={},
+        agent=agent_archive(),
+        extra_ca=extra_ca(),
+        job_id=uuid4(),
+        attempt_count=1,
+        labels={},
+        log=bench,
+        cancelled=NEVER,
+        outbound=False,
+    )
+    bench.built.append(built)
+    assert b"Successfully built" in bench.printed
+
+
+def test_a_network_that_a_killed_build_left_goes_and_that_of_a_build_under_way_stays(
+    launcher: Launcher,
+) -> None:
+    labels = {"svc.instance": launcher.instance_id, "svc.build": "left"}
+    left = launcher.client.networks.create(
+        f"svc-test-{launcher.instance_id}", labels=labels | {"svc.build-began": "1000000000"}
+    )
+    adapter = launcher.adapter
+    with (
+        adapter.build_network(uuid4(), pids=64, oldest=60) as first,
+        adapter.build_network(uuid4(), pids=64, oldest=60) as second,
+    ):
+        there = {str(network.name) for network in launcher.networks()}
+        assert there == {first, second}
+    assert launcher.networks() == []
+    assert left.name not in {first, second}
