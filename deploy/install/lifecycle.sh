@@ -121,10 +121,19 @@ do_upgrade() {
     put_setting SVC_VERSION "$to"
     start
     rm -f "$marker"
-    if [ "$from" != "$to" ] && [ -z "$(setting SVC_IMAGE)" ]; then
-        docker_ image rm "$(instance)/controlplane:$from" > /dev/null 2>&1 || true
-    fi
+    [ "$from" = "$to" ] || [ -n "$(setting SVC_IMAGE)" ] || remove_image_of "$from"
     say "ready: version $to"
+}
+
+# The container that keeps the network rules runs from the old image until the worker has made it anew.
+remove_image_of() {
+    local image left=30
+    image=$(instance)/controlplane:$1
+    until docker_ image rm "$image" > /dev/null 2>&1 || ! docker_ image inspect "$image" > /dev/null 2>&1; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || { warn "$image is still in use: remove it later"; return; }
+        sleep 2
+    done
 }
 
 # Workers finish what they have begun, as long as SVC_DRAIN_SECONDS; the rest is claimed again later.

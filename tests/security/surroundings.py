@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import cast
 
 from docker.models.containers import Container
@@ -80,9 +83,14 @@ def outside_world() -> Iterator[None]:
     """Another machine: it has a public, a private and a metadata address, and greets on each."""
     name = f"svc{os.getpid()}"
     with ExitStack() as stack:
+        # Its addresses are routed by this machine, which all tests share.
+        lock = stack.enter_context((Path(tempfile.gettempdir()) / "svc-outside-world").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
         ip("link", "add", f"{name}h", "type", "veth", "peer", "name", "eth0", "netns", name)
+        # Removed here, as the end of a namespace takes its devices and their routes away only later.
+        stack.callback(ip, "link", "del", f"{name}h")
         ip("address", "add", "198.51.100.1/24", "dev", f"{name}h")
         ip("link", "set", f"{name}h", "up")
         for address in (f"{PUBLIC}/24", f"{PRIVATE}/32", f"{METADATA}/32"):

@@ -274,6 +274,21 @@ def test_rules_and_their_keeper_come_back_when_somebody_removes_them(
     assert reached(launcher.container(runtime), places) == {"the gateway"}
 
 
+def test_the_keeper_is_made_anew_when_its_image_has_changed(
+    launcher: Launcher, publish: Callable[[str], str], guarded: Callable[..., NetworkGuard]
+) -> None:
+    earlier = guarded()
+    earlier.ensure()
+    keeper = launcher.client.containers.get(earlier.container_name)
+    assert keeper.image is not None
+    later = publish(f"FROM {keeper.image.tags[0]}\nLABEL release={uuid4()}\n")
+    launcher.adapter.network_guard(image=later).ensure()
+    remade = launcher.client.containers.get(earlier.container_name)
+    assert remade.image == launcher.client.images.get(later)
+    launcher.adapter.network_guard(image=later).ensure()
+    assert launcher.client.containers.get(earlier.container_name).id == remade.id
+
+
 def test_an_engine_that_cannot_keep_the_rules_is_reported_with_its_reason(
     launcher: Launcher,
 ) -> None:

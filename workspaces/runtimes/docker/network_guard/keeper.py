@@ -172,11 +172,15 @@ class NetworkGuard:
         return output.decode(errors="replace")
 
     def _running(self, engine: Engine, image: str, rules: GuardRules) -> Container:
-        """Return the container that keeps these rules, made anew if they have changed."""
+        """Return the container that keeps these rules, made anew if they or the image have changed.
+
+        An image of an earlier release could not be removed while the container runs from it.
+        """
         container = engine.named(self.container_name)
         if container is not None and (
             (container.labels or {}).get(GUARD_LABEL) != rules.digest
             or container.status != "running"
+            or container.attrs["Image"] != engine.client.images.get(image).id
         ):
             with suppress(NotFound):
                 container.remove(force=True)
