@@ -89,7 +89,7 @@ def outside_world() -> Iterator[None]:
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
         ip("link", "add", f"{name}h", "type", "veth", "peer", "name", "eth0", "netns", name)
-        # Removed here, as the end of a namespace takes its devices and their routes away only later.
+        # Removed here: the end of a namespace takes its devices and their routes away only later.
         stack.callback(ip, "link", "del", f"{name}h")
         ip("address", "add", "198.51.100.1/24", "dev", f"{name}h")
         ip("link", "set", f"{name}h", "up")
