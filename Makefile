@@ -18,7 +18,7 @@ PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT 80m 
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test test-full lint format bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume bench-data-plane mutants schema \
+.PHONY: help demo up status down clean staff test test-full lint format bench bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume bench-data-plane mutants schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema
 
 help: ## list the targets
@@ -104,6 +104,13 @@ mutants: ## change the modules that keep promises and say what no test notices (
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) env PYTHONHASHSEED=0 python -m tests.mutants $(MUTANTS_ARGS)
 
+# Options: make bench-ssh BENCH_ARGS="--quick logins bulk"; make bench BENCH_ARGS="builds ssh --minutes 10"
+BENCH_ARGS ?=
+
+bench: ## run all benchmarks, write docs/developers/figures.md and say what became worse (not a test)
+	@$(UP) prepare-test >&2
+	@$(TEST_RUN) python -m tests.bench $(BENCH_ARGS)
+
 bench-builds: ## measure the build path against its floors (not a test)
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.builds
@@ -111,9 +118,6 @@ bench-builds: ## measure the build path against its floors (not a test)
 bench-record: ## measure the execution record against its floors (not a test)
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.record
-
-# Options: make bench-ssh BENCH_ARGS="--quick logins bulk"
-BENCH_ARGS ?=
 
 bench-ssh: ## measure the SSH gateway against sshd in one container (not a test)
 	@$(UP) prepare-test >&2

@@ -1,4 +1,4 @@
-"""``make bench-data-plane``: streams, files and previews against their floors. Not a test."""
+"""``make bench-data-plane``: streams, files, previews, execs against their floors. Not a test."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def main() -> int:
     import django
 
     django.setup()
+    from tests.bench import exec as execs
     from tests.bench import files, preview_rate, stream_lag, stream_readers
     from tests.bench.database import in_own_database
     from tests.bench.figures import Measure, report
@@ -22,6 +23,7 @@ def main() -> int:
         "stream-lag": stream_lag.measure,
         "files": files.measure,
         "preview-rate": preview_rate.measure,
+        "exec": execs.measure,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", choices=[*measures, []], help="measure these only")

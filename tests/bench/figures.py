@@ -6,13 +6,14 @@ the service under test or by a program that it starts, goes to files in :func:`l
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
@@ -46,6 +47,8 @@ def _p99(values: Sequence[float]) -> float:
 
 PERCENTILES: Mapping[str, Callable[[Sequence[float]], float]] = {"p50": median, "p99": _p99}
 
+RESULTS = "SVC_BENCH_RESULTS"
+"""Environment variable: a file that gets the figures of a run as JSON, beside the table."""
 MAX_REASON = 500
 HEADINGS = ("figure", "ours", "floor", "ratio", "target", "verdict")
 
@@ -84,6 +87,8 @@ def report(measures: Mapping[str, Measure]) -> int:
     if figures:
         sys.stdout.write(table(figures) + "\n")
         sys.stdout.flush()
+    if results := os.environ.get(RESULTS):
+        Path(results).write_text(json.dumps([asdict(figure) for figure in figures]))
     sys.stderr.writelines(failures)
     return int(bool(failures))
 
