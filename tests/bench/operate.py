@@ -42,6 +42,7 @@ from django.test.utils import CaptureQueriesContext  # noqa: E402
 from builds.images.docker_program import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
+from tests.bench import recovery  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, free_port, served  # noqa: E402
@@ -381,7 +382,11 @@ def _operating() -> Iterator[Figure]:
 
 def main() -> int:
     """Measure and print the table."""
-    measures = {"stop, start and memory": _operating, "reconciling": _reconciling}
+    measures = {
+        "stop, start and memory": _operating,
+        "reconciling": _reconciling,
+        "recovery": recovery.measure,
+    }
     return report({name: in_own_database(measure) for name, measure in measures.items()})
 
 
