@@ -56,8 +56,11 @@ class BootRuns:
 
     def start_boot_run(self, attempt: Attempt) -> None:
         """Make the boot run running, in the transaction that starts the attempt."""
-        queued = Run.objects.filter(pk=boot_run(attempt).pk, status=Run.Status.QUEUED)
-        queued.update(status=Run.Status.RUNNING, started_at=Now(), updated_at=Now())
+        queued = Run.objects.filter(pk=attempt.run_id, status=Run.Status.QUEUED)
+        started = {"status": Run.Status.RUNNING, "started_at": Now(), "updated_at": Now()}
+        if not queued.update(**started):
+            boot_run(attempt)
+            queued.update(**started)
 
     def end_boot_run(self, attempt: Attempt, *, failed: bool, code: str, message: str) -> bool:
         """End the boot run of an attempt that failed or was cancelled; False when it had ended.

@@ -62,7 +62,7 @@ class ImageBuilder:
         secrets = [secret.encode() for secret in (*ours, *masks)]
         with repository_kept(job):
             require_repository(job, claim=False)
-            with recording(job.row, secrets, cancelled=job.cancelled) as record:
+            with recording(job.boot_run(), job.row, secrets, cancelled=job.cancelled) as record:
                 built = self._resumed(job, record) or self._publish(
                     job, plan, record, outbound=outbound
                 )

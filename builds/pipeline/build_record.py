@@ -16,10 +16,9 @@ import structlog
 from builds.pipeline.job_slots import BuildSlotNeeded
 from builds.pipeline.program_record import OUTPUT_LIMIT, ProgramRecord
 from builds.pipeline.source_writer import SourceWriter
-from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
+from controlplane.database.retries import DATABASE_RETRY_SECONDS
 from runs.agent.masking.masker import Masker
 from runs.agent.record.frames import Kind, Method
-from runs.boot_runs import boot_run
 from runs.models import Run
 from workspaces.models import BuildJob
 
@@ -40,15 +39,12 @@ _COVERAGE = {
 
 @contextmanager
 def recording(
-    job: BuildJob, secrets: Iterable[bytes], *, cancelled: threading.Event
+    run: Run, job: BuildJob, secrets: Iterable[bytes], *, cancelled: threading.Event
 ) -> Iterator[BuildRecord]:
-    """Open the record of a build for the block, and tell its end in order whatever happens.
+    """Open the record of a build in its boot run for the block, and tell its end whatever happens.
 
     Raises when the end cannot be stored although the block went well.
     """
-    run = retry_database(
-        lambda: boot_run(job.attempt), timeout=DATABASE_RETRY_SECONDS, cancelled=cancelled
-    )
     record = BuildRecord(run, job, list(secrets), cancelled=cancelled)
     record.open()
     try:

@@ -24,6 +24,7 @@ from builds.pipeline.source_writer import RECORD_ENDED
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
 from runs.boot_runs import BootRuns, boot_run
+from runs.models import Run
 from workspaces import services as workspaces
 from workspaces.lifecycle.failures import attempt_all
 from workspaces.models import Attempt, BuildJob, Fence, LeaseLost
@@ -68,6 +69,7 @@ class JobState:
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the work is to stop."""
     shutdown: bool = False
+    _boot_run: Run | None = None
 
     @classmethod
     def claim(cls, job_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> JobState | None:
@@ -177,12 +179,18 @@ class JobState:
         if attempt.status in Attempt.TERMINAL:
             raise JobError(attempt.error_code or ATTEMPT_OVER, attempt.error_message)
         self.write(self._start)
-        run = self.read(lambda: boot_run(attempt))
+        run = self.boot_run()
         if run.status in run.TERMINAL:
             raise JobError(
                 RECORD_ENDED,
                 run.error_message or "The record of the workspace's start has ended already.",
             )
+
+    def boot_run(self) -> Run:
+        """Return the boot run of the attempt, as it was when it was first asked for."""
+        if self._boot_run is None:
+            self._boot_run = self.read(lambda: boot_run(self.attempt))
+        return self._boot_run
 
     def _start(self) -> None:
         workspaces.start_attempt(

@@ -128,6 +128,7 @@ class WorkspaceLauncher:
         runtime = blueprint.runtime
         resources = runtime.resources
         given = bool(credentials.references)
+        volumes = volumes_of(blueprint, home=plan.home)
         return LaunchRequest(
             instance_id=self.instance_id,
             run_id=attempt.run_id,
@@ -148,8 +149,9 @@ class WorkspaceLauncher:
             restart=runtime.persistence == "persistent",
             oci_runtime=runtime.oci_runtime,
             timeout=self.timeout,
-            volumes=volumes_of(blueprint, home=plan.home),
-            fresh_volumes=not job.read(lambda: workspaces.was_ever_ready(attempt)),
+            volumes=volumes,
+            fresh_volumes=bool(volumes)
+            and not job.read(lambda: workspaces.was_ever_ready(attempt)),
             before_removal=job.require_lease,
             on_started=job.on_started,
             collect=partial(BootRuns().collect_from, attempt.run_id),

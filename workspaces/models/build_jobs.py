@@ -41,7 +41,7 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         """
         queued = Q(status=BuildJob.Status.QUEUED)
         claimable = self.filter(queued | Q(lease_expires_at__lte=Now()), pk=job_id)
-        return claimable.select_related("attempt").acquire(
+        return claimable.select_related("attempt__sandbox", "attempt__workspace").acquire(
             worker_id=worker_id,
             lease=lease,
             status=Case(When(queued, then=Value(BuildJob.Status.RUNNING)), default=F("status")),
@@ -108,7 +108,7 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         )
         waiting = self.waiting_for_build_slot().annotate(building=Coalesce(Subquery(building), 0))
         return (
-            waiting.select_related("attempt")
+            waiting.select_related("attempt__sandbox", "attempt__workspace")
             .order_by("building", "queued_at")
             .acquire(
                 worker_id=worker_id,

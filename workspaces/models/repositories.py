@@ -21,9 +21,14 @@ class PublishedRepositoryQuerySet(models.QuerySet["PublishedRepository"]):
 
         Of any number of owners at once one gets it.
         """
-        row = PublishedRepository(registry_id=registry_id, name=name, owner_user_id=owner_user_id)
-        self.bulk_create([row], ignore_conflicts=True)
-        return self.owner_of(registry_id, name) == owner_user_id
+        owner = self.owner_of(registry_id, name)
+        if owner is None:
+            row = PublishedRepository(
+                registry_id=registry_id, name=name, owner_user_id=owner_user_id
+            )
+            self.bulk_create([row], ignore_conflicts=True)
+            owner = self.owner_of(registry_id, name)
+        return owner == owner_user_id
 
 
 class PublishedRepository(models.Model):

@@ -77,7 +77,7 @@ def job() -> BuildJob:
 @pytest.fixture
 def record_of() -> Callable[[BuildJob], Any]:
     """Open the record of a job's build for a block."""
-    return lambda job: recording(job, [SECRET.encode()], cancelled=threading.Event())
+    return lambda job: recording(run_of(job), job, [SECRET.encode()], cancelled=threading.Event())
 
 
 def test_an_attempt_has_a_queued_boot_run_from_its_beginning() -> None:

@@ -17,6 +17,7 @@ from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_state import JobState
 from builds.planner.plan import PlannedSource
 from runs.agent.record.frames import Kind
+from runs.boot_runs import boot_run
 from runs.models import Run, RunEvent
 from scm.git import ResolvedSource, SourcePolicy
 from scm.git_urls import SourceError
@@ -86,7 +87,7 @@ def place(settings: Settings, tmp_path: Path) -> Iterator[Place]:
         )
         folder = tmp_path / "checkouts"
         folder.mkdir()
-        with recording(job, [], cancelled=threading.Event()) as record:
+        with recording(boot_run(job.attempt), job, [], cancelled=threading.Event()) as record:
             yield Place(job, source, provider, served, commit, folder, record)
 
 
