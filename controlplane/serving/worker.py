@@ -241,7 +241,7 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _refuse_call(self, connection: Connection) -> None:
         self.closed["too_many_file_calls"] += 1
-        told = "Too many calls of this workspace's files and ports wait; try again later."
+        told = "Too many file and port calls of this workspace are waiting; try again later."
         error = ServiceUnavailable(told, code="too-many-file-calls")
         error.wait = _QUEUE_AGAIN_SECONDS
         connection.incoming.discard()

@@ -59,7 +59,7 @@ def test_an_option_that_is_given_twice_counts_as_given_last() -> None:
         (("tail", "--port=1"), "tail: these are missing: run"),
         (("tail",), "tail: these are missing: run, --port"),
         (("tail", "one", "--port"), "tail: --port takes a value"),
-        (("tail", "one", "--port=x"), "tail: --port has a value that makes no sense"),
+        (("tail", "one", "--port=x"), "tail: --port has an invalid value"),
         (("tail", "one", "--port=1", "--from=0"), "tail: --from counts from 1"),
         (("tail", "one", "--port=1", "--reason=x"), "tail: --reason must be one of stop, timeout"),
         (("tail", "one", "two", "--port=1"), "tail: nothing takes the word two"),

@@ -274,10 +274,10 @@ def test_a_detachment_that_was_cut_off_is_finished_by_the_next_command(
     with read_by_somebody(name):
         told = prune("--older-than", "30")
         assert tables()[name] == "detaching"
-        assert f"Still being read, to be dropped by the next pruneruns: {name}." in told
+        assert f"Still being read; the next pruneruns drops them: {name}." in told
         assert "Busy" not in told
         assert RunHead.objects.get(pk=runs[0].number).removed_at is not None
-        assert f"Still being read, to be dropped by the next pruneruns: {name}." in prune(
+        assert f"Still being read; the next pruneruns drops them: {name}." in prune(
             "--older-than", "30"
         )
     assert f"1 whole partitions ({name})" in prune("--older-than", "30")
@@ -395,7 +395,7 @@ def test_a_busy_partition_is_emptied_row_by_row(monkeypatch: pytest.MonkeyPatch)
         admin.execute("LOCK TABLE ONLY run_event IN SHARE UPDATE EXCLUSIVE MODE")
         told = prune("--older-than", "30")
         admin.rollback()
-    assert f"Busy, so their records went row by row: {name}." in told
+    assert f"In use, so their records were removed row by row: {name}." in told
     assert name in partitions()
     assert size_of(*runs) == (0, 0)
     assert RunHead.objects.get(pk=runs[0].number).removed_at is not None
