@@ -213,7 +213,7 @@ def test_what_begins_meanwhile_is_ended_before_it_is_erased(
         erase_owner(OWNER, wait_seconds=0)
     workers_are_done()
     monkeypatch.setattr(erasure, "_remove_images", slowly)
-    with pytest.raises(StillThere, match="Something new began"):
+    with pytest.raises(StillThere, match="New work began"):
         erase_owner(OWNER, wait_seconds=0)
     assert Run.objects.get().status == Run.Status.RUNNING
     assert Workspace.objects.get().name == "Late"

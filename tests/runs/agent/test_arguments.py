@@ -62,7 +62,7 @@ def test_an_option_that_is_given_twice_counts_as_given_last() -> None:
         (("tail", "one", "--port=x"), "tail: --port has an invalid value"),
         (("tail", "one", "--port=1", "--from=0"), "tail: --from counts from 1"),
         (("tail", "one", "--port=1", "--reason=x"), "tail: --reason must be one of stop, timeout"),
-        (("tail", "one", "two", "--port=1"), "tail: nothing takes the word two"),
+        (("tail", "one", "two", "--port=1"), "tail: unexpected argument: two"),
         (("tail", "one", "--po=1"), "tail: there is no option --po"),
         (("tail", "-x", "one"), "tail: there is no option -x"),
         (("runs", "--from=1"), "runs: there is no option --from"),

@@ -30,7 +30,7 @@ def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
     with hall.client(gateway=gateway).begun(LONG) as begun:
         _, errors = begun.process.communicate(timeout=90)
     said = errors.decode()
-    assert "The connection is closed: nothing has come or gone for 1 seconds." in said
+    assert "The connection is closed: there was no traffic for 1 seconds." in said
     assert "Received disconnect" in said
     (peer,) = hall.engine.peers
     eventually(lambda: peer.closed, what="the agent is hung up on")

@@ -104,8 +104,8 @@ def test_events_that_fit_together_are_counted_to_their_end() -> None:
         ),
         (3, {"length": 4}, 3, "its length is not that of its bytes"),
         (3, {"sequence": 2}, 2, "comes twice or out of order"),
-        (3, {"sequence": 5}, 3, "missing, up to 4, or they were altered"),
-        (3, {"sequence": 4}, 3, "missing, up to 3, or they were altered"),
+        (3, {"sequence": 5}, 3, "missing up to 4, or altered"),
+        (3, {"sequence": 4}, 3, "missing up to 3, or altered"),
     ],
 )
 def test_an_event_that_does_not_follow_the_last_one_is_a_fault(
@@ -127,7 +127,7 @@ def test_nothing_comes_after_the_end() -> None:
 
 
 def test_every_hole_is_declared_and_nothing_that_is_there() -> None:
-    with pytest.raises(Fault, match=r"^event 3: missing, up to 4, and no loss span says so$"):
+    with pytest.raises(Fault, match=r"^event 3: missing up to 4, and no loss span declares it$"):
         walked(1, 2, 5).finish([])
     with pytest.raises(
         Fault,
@@ -144,7 +144,7 @@ def test_every_hole_is_declared_and_nothing_that_is_there() -> None:
 
 def test_a_record_as_it_was_sealed_is_sound_and_says_who_signed() -> None:
     assert checked(walked(1, 2)) == Checked(
-        True, None, f"2 events, whole and as sealed, signed with {NAME}", NAME
+        True, None, f"2 events, complete and as sealed, signed with {NAME}", NAME
     )
     assert checked(walked(1, 2), embedded_key=None).signed_by == NAME
     unchecked = checked(walked(1, 2), public_key=None)
@@ -211,7 +211,9 @@ def test_a_record_that_was_never_signed_is_sound_and_says_so() -> None:
         "key_id": "",
     }
     found = checked(walked(1), **nothing)
-    assert found == Checked(True, None, "1 events fit together and to a seal; not signed", "")
+    assert found == Checked(
+        True, None, "1 events are consistent and match the seal, which is not signed", ""
+    )
 
 
 def test_another_key_than_the_one_that_has_to_have_signed_is_refused() -> None:

@@ -125,7 +125,7 @@ def test_one_run_can_be_named() -> None:
 
 def test_an_open_run_is_never_touched_even_when_it_is_named() -> None:
     unfinished = still_open()
-    with pytest.raises(CommandError, match="no record that may be removed"):
+    with pytest.raises(CommandError, match="no record that can be removed"):
         prune("--run", str(unfinished.pk))
     prune("--older-than", "0")
     assert verify_run(unfinished).ok
@@ -342,7 +342,7 @@ def test_two_commands_at_once_do_not_meet() -> None:
     never = threading.Event()
     with ThreadPoolExecutor(1) as pool, advisory_lock("prune-records", timeout=1, cancelled=never):
         work = pool.submit(pruned_alone)
-        with pytest.raises(CommandError, match="Another pruneruns is under way"):
+        with pytest.raises(CommandError, match="Another pruneruns is running"):
             work.result(60)
 
 
