@@ -175,7 +175,7 @@ def test_what_is_not_forwarded_is_refused_in_words(hall: Hall) -> None:
             assert connection.recv(1) == b""
         begun.process.terminate()
         _, errors = begun.process.communicate(timeout=60)
-    assert b"sockets in the file system are not forwarded" in errors
+    assert b"Unix sockets are not forwarded" in errors
     done = client.command("true", "-A", "-v", "-o", "IdentityAgent=/dev/null")
     assert done.code == 0
     for what in ("socket", "remote"):

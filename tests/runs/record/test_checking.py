@@ -135,7 +135,7 @@ def test_every_hole_is_declared_and_nothing_that_is_there() -> None:
         "present$",
     ):
         walked(1, 2, 5).finish([(3, 4), (2, 2)])
-    with pytest.raises(Fault, match=r"^event 3: missing, up to 3"):
+    with pytest.raises(Fault, match=r"^event 3: missing up to 3"):
         walked(1, 2, 4, 7).finish([(5, 6)])
 
 

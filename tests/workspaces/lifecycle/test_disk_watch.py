@@ -115,7 +115,7 @@ def test_what_takes_more_is_stopped_and_its_owner_reads_how_much(disks: Disks, p
     disks.look()
     transition = Transition.objects.get()
     assert (transition.workspace_id, transition.cause) == (attempt.workspace_id, "disk")
-    told = f"It took {measured(attempt):,} bytes, and 20,000,000 are allowed."
+    told = f"It used {measured(attempt):,} bytes, and 20,000,000 are allowed."
     attempt.refresh_from_db()
     reason = attempt_states([attempt])[attempt.pk].reason
     assert reason is not None
