@@ -391,7 +391,10 @@ def test_an_action_tells_of_every_row(staff: Client) -> None:
     fail_unclaimed_job(over, code="x", message="It failed.")
     told = act(staff, BuildJob, "cancel", [over, open_])
     assert len(told) == 2
-    assert {line.split(": ")[1] for line in told} == {"cancelled.", "there is nothing left to cancel."}
+    assert {line.split(": ")[1] for line in told} == {
+        "cancelled.",
+        "there is nothing left to cancel.",
+    }
 
 
 def test_whoever_may_only_look_is_offered_no_action_and_cannot_send_one() -> None:
