@@ -139,7 +139,7 @@ def test_a_final_run_whose_record_goes_on_is_not_touched() -> None:
 
 
 def test_which_has_to_be_said() -> None:
-    with pytest.raises(CommandError, match="Say which"):
+    with pytest.raises(CommandError, match="Name the runs"):
         prune()
     for wrong in ("-1", "x", "1e9", "nan"):
         with pytest.raises(CommandError):
