@@ -31,7 +31,7 @@ demo: ## set everything up, then build and start a workspace from examples/
 up: ## set everything up and start it; quick when it runs already
 	@$(UP) up
 
-status: ## say what runs
+status: ## show what is running
 	@$(UP) status || [ $$? -eq 3 ] # 3: nothing of ours runs, which is no failure of make's
 
 down: ## stop what was started; no data is lost

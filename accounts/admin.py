@@ -32,7 +32,7 @@ class SshKeyAdmin(HistoryAdmin):
     ordering = ["-id"]
     actions = ["revoke"]
 
-    @admin.action(permissions=["operate"], description="Delete: the key opens nothing from now on")
+    @admin.action(permissions=["operate"], description="Delete: the key can no longer log in")
     def revoke(self, request: HttpRequest, queryset: QuerySet[SshKey]) -> None:
         """Delete each key that is active."""
         deleted = 0
@@ -109,7 +109,7 @@ class RenewedSecretAdmin(HistoryAdmin):
     actions = ["approve"]
 
     @admin.action(
-        permissions=["operate"], description="Approve: all workspaces are given it from now on"
+        permissions=["operate"], description="Approve: all workspaces receive it from now on"
     )
     def approve(self, request: HttpRequest, queryset: QuerySet[RenewedSecret]) -> None:
         """Put each in the place of its account's secret."""
@@ -158,7 +158,7 @@ class BindingFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]  # no g
         ]
         for provider in set(bound) - {Provider.GENERIC.value}:
             if bound.count(provider) > 1:
-                raise ValidationError(f"A profile has one {provider} account at the most.")
+                raise ValidationError(f"A profile can have at most one {provider} account.")
 
 
 class BindingInline(admin.TabularInline):  # type: ignore[type-arg]  # no generic at run time

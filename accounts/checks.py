@@ -23,17 +23,20 @@ def check_credentials_key(**kwargs: Any) -> list[CheckMessage]:
     if not settings.SVC_CREDENTIALS_KEY and not settings.SVC_CREDENTIALS_KEY_PREVIOUS:
         return [
             Warning(
-                "SVC_CREDENTIALS_KEY is not set: no account can be connected, and no workspace "
+                "SVC_CREDENTIALS_KEY is not set: accounts cannot be connected, and workspaces "
+                "cannot be "
                 "started with one.",
-                hint=f"Set it, to the same for API and workers, to what this prints: {_MAKE_ONE}",
+                hint="Set it to the output of this command, the same for the API and the "
+                f"workers: {_MAKE_ONE}",
                 id="accounts.W001",
             )
         ]
     if not settings.SVC_CREDENTIALS_KEY:
         return [
             Error(
-                "SVC_CREDENTIALS_KEY_PREVIOUS is set and SVC_CREDENTIALS_KEY is not.",
-                hint="Put the key into SVC_CREDENTIALS_KEY; the other is for its predecessor.",
+                "SVC_CREDENTIALS_KEY_PREVIOUS is set, but SVC_CREDENTIALS_KEY is not.",
+                hint="Put the key into SVC_CREDENTIALS_KEY; the other setting is for the previous "
+                "key.",
                 id="accounts.E001",
             )
         ]

@@ -114,7 +114,7 @@ def reveal(account: ConnectedAccount) -> str:
     Raises ``SealError`` when it was erased, or no key that is known opens it.
     """
     if account.sealed is None:
-        raise sealing.SealError("The account's secret was erased.")
+        raise sealing.SealError("The account's secret has been erased.")
     return sealing.unseal(bytes(account.sealed), place_of(account))
 
 

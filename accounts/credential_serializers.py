@@ -51,9 +51,12 @@ class AccountRequestSerializer(OwnedInputSerializer):
     provider = serializers.ChoiceField(choices=Provider.choices)
     name = NameField(
         required=False,
-        help_text="`default` when absent; a `generic` account needs its variable's name.",
+        help_text="Defaults to `default`; for a `generic` account, the name of its environment "
+        "variable.",
     )
-    secret = SecretField(help_text="As the provider gives it out; sealed, and never shown again.")
+    secret = SecretField(
+        help_text="Exactly as the provider issued it; it is sealed and never shown again."
+    )
 
 
 @extend_schema_serializer(component_name="MarkAccountInvalid")
@@ -70,14 +73,16 @@ class ConnectedAccountSerializer(OutputSerializer):
     name = serializers.CharField()
     kind = serializers.ChoiceField(choices=Kind.choices)
     status = serializers.ChoiceField(choices=ConnectedAccount.Status.choices)
-    metadata = serializers.DictField(help_text="What may be shown of it; depends on the provider.")
+    metadata = serializers.DictField(
+        help_text="The parts that may be shown; they depend on the provider."
+    )
     connected_at = TimestampField(source="created_at")
     updated_at = TimestampField()
     last_used_at = TimestampField(
-        allow_null=True, help_text="When a workspace was last given it; null: never."
+        allow_null=True, help_text="When a workspace last received it; null if never."
     )
     last_synced_at = TimestampField(
-        allow_null=True, help_text="When a secret that was renewed was last stored; null: never."
+        allow_null=True, help_text="When a renewed secret was last stored; null if never."
     )
 
 
@@ -94,8 +99,10 @@ class RenewalSerializer(OutputSerializer):
 
     renewal_id = serializers.UUIDField(source="pk")
     connected_account_id = serializers.UUIDField(source="account_id")
-    workspace_id = serializers.UUIDField(help_text="Where it was renewed.")
-    metadata = serializers.DictField(help_text="What may be shown of it; depends on the provider.")
+    workspace_id = serializers.UUIDField(help_text="The workspace in which it was renewed.")
+    metadata = serializers.DictField(
+        help_text="The parts that may be shown; they depend on the provider."
+    )
     collected_at = TimestampField()
 
 
@@ -146,18 +153,19 @@ class BindingsRequestSerializer(OwnedInputSerializer):
         child=WantedBindingSerializer(),
         max_length=MAX_BINDINGS,
         required=False,
-        help_text="All accounts; those that are not named are taken away.",
+        help_text="All accounts of the profile; those not named are removed.",
     )
     provider = serializers.ChoiceField(
         choices=Provider.choices,
         required=False,
-        help_text="Instead of `bindings`: the provider whose account is to be another.",
+        help_text="Instead of `bindings`: the provider whose account is replaced.",
     )
     connected_account_id = IdField(
         required=False,
         allow_null=True,
-        help_text="With `provider`: its account. null takes away what there is of the provider; a "
-        "`generic` account is added to the others.",
+        help_text="With `provider`: its account. null removes the provider's accounts; a "
+        "`generic` account is added "
+        "to the others.",
     )
 
     def to_internal_value(self, data: Any) -> Any:
@@ -166,7 +174,7 @@ class BindingsRequestSerializer(OwnedInputSerializer):
         single = {"provider": values, "connectedAccountId": data}
         given = [name for name, where in single.items() if name in where]
         if whole and any(data[name] is not None for name in given):
-            raise _faults(given, "Give this or bindings, not both.", "not-allowed")
+            raise _faults(given, "Give either this or bindings, not both.", "not-allowed")
         if not whole and not given:
             raise _faults(["bindings"], "This field is required.", "required")
         if not whole and len(given) == 1:

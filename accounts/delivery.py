@@ -82,7 +82,7 @@ def open_accounts(
     except ServiceUnavailable as exc:
         raise DeliveryError(
             KEY_UNSET,
-            "The build worker has no credentials key: it cannot open the connected accounts.",
+            "The build worker has no credentials key, so it cannot open connected accounts.",
         ) from exc
     mine = ConnectedAccount.objects.owned_by(owner_user_id)
     accounts = mine.in_bulk([reference.account_id for reference in references])

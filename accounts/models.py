@@ -149,7 +149,7 @@ class RenewedSecret(models.Model):
     account = models.ForeignKey(
         ConnectedAccount, on_delete=models.CASCADE, related_name="renewed_secrets"
     )
-    workspace_id = models.UUIDField(help_text="Where it was renewed.")
+    workspace_id = models.UUIDField(help_text="The workspace in which it was renewed.")
     sealed = models.BinaryField(editable=False)
     metadata = models.JSONField(default=dict, help_text="What may be shown of it.")
     collected_at = models.DateTimeField(db_default=Now())

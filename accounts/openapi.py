@@ -5,27 +5,27 @@ from __future__ import annotations
 from drf_spectacular.utils import OpenApiExample
 
 REGISTER_DESCRIPTION = """\
-The key is one line of an OpenSSH `.pub` file. Registering a key again gives the same record as it
-is, and one that was deleted comes back under its id, with the new name.
+The key is one line of an OpenSSH `.pub` file. Registering a key again returns the existing record
+unchanged; a deleted key comes back under its old id, with the new name.
 
 | Status | `code` | When |
 |---|---|---|
-| 400 | `validation-failed` | the key is not taken; `errors` says why |
+| 400 | `validation-failed` | the key is not accepted; `errors` says why |
 | 409 | `ssh-key-taken` | another owner has registered this key |
 """
 
 DELETE_DESCRIPTION = """\
-The key opens nothing from now on; sessions that are open stay open. A second call finds nothing:
-404 `ssh-key-not-found`, as for a foreign or an unknown key.
+The key can no longer log in; open sessions stay open. A second call answers 404
+`ssh-key-not-found`, as for a key that is unknown or belongs to another owner.
 """
 
 RESOLVE_DESCRIPTION = """\
-For the SSH gateway alone. The token is looked at before the body.
+Only for the SSH gateway. The token is checked before the body.
 
 | Status | `code` | When |
 |---|---|---|
 | 401 | `gateway-token-invalid` | the token is missing or wrong |
-| 404 | `ssh-key-not-found` | no active key is this one |
+| 404 | `ssh-key-not-found` | there is no such active key |
 | 503 | `gateway-token-unset` | the installation has no token |
 """
 
@@ -54,57 +54,57 @@ replaces the secret and makes the account active again, under its id.
 
 | Status | `code` | When |
 |---|---|---|
-| 400 | `validation-failed` | the secret is not what its provider gives out; `errors` says more |
+| 400 | `validation-failed` | the secret is not in this provider's format; `errors` says more |
 | 503 | `credentials-key-unset` | the installation has no `SVC_CREDENTIALS_KEY` |
 """
 
 DISCONNECT_DESCRIPTION = """\
-The sealed secret is erased at once, and the name is free again. Profiles that give the account
-keep showing it, as archived. A second call finds nothing: 404 `connected-account-not-found`, as for
-a foreign or an unknown account.
+The sealed secret is erased at once, and the name is free again. Profiles that give the account keep
+showing it, as archived. A second call answers 404 `connected-account-not-found`, as for an account
+that is unknown or belongs to another owner.
 """
 
 INVALID_DESCRIPTION = """\
-Nothing uses the account until it is connected again. Marking it twice changes nothing. 404
-`connected-account-not-found` for what is unknown, deleted or another owner's.
+The account is not used until it is connected again. Marking it twice changes nothing. 404
+`connected-account-not-found` when the account is unknown, deleted or another owner's.
 """
 
 RENEWALS_DESCRIPTION = """\
-Codex renews its tokens by itself, in the workspace. Anybody who works there could have put other
-tokens into its file, so what was renewed stays in that workspace, also when it is started again,
-until its owner approves it here. 404 `connected-account-not-found` for what is unknown, deleted or
-another owner's.
+Codex renews its tokens by itself, in the workspace. Anyone working there could have written other
+tokens into its file, so renewed tokens stay in that workspace, even across restarts, until the
+account's owner approves them here. 404 `connected-account-not-found` when the account is unknown,
+deleted or another owner's.
 """
 
 APPROVE_DESCRIPTION = """\
-The account gets the renewed secret, which workspaces are given from their next start on; nothing
-else waits for approval then. Approve what comes out of a workspace whose work you trust; connecting
-the account again does away with all renewals.
+The account takes over the renewed secret, which workspaces receive at their next start; all other
+renewals are discarded. Approve only renewals from workspaces that you trust; connecting the account
+again discards all renewals.
 
 | Status | `code` | When |
 |---|---|---|
 | 404 | `connected-account-not-found` | unknown, deleted, or another owner's |
-| 404 | `renewal-not-found` | it was approved or replaced meanwhile, or never was |
-| 409 | `renewal-outdated` | the account has a later secret, or is marked invalid |
+| 404 | `renewal-not-found` | it was approved or replaced in the meantime, or never existed |
+| 409 | `renewal-outdated` | the account has a newer secret, or is marked invalid |
 """
 
 PROFILES_DESCRIPTION = """\
-Every owner has a profile called `default`, which is stored once it is given accounts. Operators
-make more of them in the admin.
+Every owner has a profile called `default`, which is stored once accounts are assigned to it.
+Operators create further profiles in the admin.
 """
 
 BINDINGS_DESCRIPTION = """\
 With `bindings`, the whole set is replaced at once or not at all. With `provider` and
-`connectedAccountId`, only the account of this provider is, and null takes it away; a `generic`
-account is added to the others. A profile gives one account of each provider, and any number of
-`generic` ones.
+`connectedAccountId`, only that provider's account is replaced, and null removes it; a `generic`
+account is added to the others. A profile has at most one account of each provider, and any number
+of `generic` ones.
 
 | Status | `code` | When |
 |---|---|---|
-| 400 | `validation-failed` | an account is another provider's, or is named twice |
+| 400 | `validation-failed` | an account belongs to another provider, or is named twice |
 | 404 | `profile-not-found`, `connected-account-not-found` | unknown, or another owner's |
 | 409 | `connected-account-not-active` | an account is invalid or was deleted |
-| 409 | `profile-archived` | the profile is not in use any more |
+| 409 | `profile-archived` | the profile is archived |
 """
 
 CONNECT_EXAMPLES = [

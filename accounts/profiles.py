@@ -184,7 +184,7 @@ def _refuse_wrong(
             where = f"{place}/connectedAccountId"
             wrong.append(Fault("repeated", "The account is bound twice.", pointer=where))
         elif binding.provider in providers and binding.provider != Provider.GENERIC:
-            detail = f"A profile has one {binding.provider} account at the most."
+            detail = f"A profile can have at most one {binding.provider} account."
             wrong.append(Fault("repeated", detail, pointer=f"{place}/provider"))
         if account.status != ConnectedAccount.Status.ACTIVE:
             detail = f"The account is {account.status}: connect it again."

@@ -100,9 +100,9 @@ def read_secret(provider: Provider, name: str, given: str) -> Secret:
     try:
         size = len(given.encode())
     except UnicodeEncodeError:
-        raise SecretRefused("A secret is text; half of a character is none.") from None
+        raise SecretRefused("A secret must be well-formed Unicode text.") from None
     if size > MAX_SECRET_LENGTH:
-        raise SecretRefused(f"A secret has {MAX_SECRET_LENGTH} bytes in UTF-8 at the most.")
+        raise SecretRefused(f"A secret may have at most {MAX_SECRET_LENGTH} bytes in UTF-8.")
     return _READERS[provider](name, given)
 
 
@@ -134,8 +134,8 @@ def _claude(name: str, given: str) -> Secret:
     token = given.strip()
     if not _CLAUDE.fullmatch(token):
         raise SecretRefused(
-            "A Claude account takes the token that `claude setup-token` prints: it begins with "
-            "sk-ant-oat01- and has no blanks."
+            "A Claude account needs the token that `claude setup-token` prints: it begins with "
+            "sk-ant-oat01- and contains no spaces."
         )
     shown = {"tokenSuffix": token[-SHOWN_SUFFIX:], "connectedVia": "paste"}
     return Secret(Kind.OAUTH_TOKEN, token, shown)
@@ -145,7 +145,7 @@ def _github(name: str, given: str) -> Secret:
     token = given.strip()
     if not _GITHUB.fullmatch(token):
         raise SecretRefused(
-            "A GitHub account takes a personal access token or what `gh auth token` prints: it "
+            "A GitHub account needs a personal access token or what `gh auth token` prints: it "
             "begins with ghp_, gho_, ghu_, ghs_, ghr_ or github_pat_."
         )
     # Nobody was asked whether the token works and what it may do.
@@ -156,12 +156,12 @@ def _github(name: str, given: str) -> Secret:
 def _generic(name: str, given: str) -> Secret:
     if not _VARIABLE.fullmatch(name):
         raise SecretRefused(
-            "A generic account is called like the environment variable that gets its secret: "
-            "letters, digits and _, not beginning with a digit.",
+            "The name of a generic account is the environment variable that receives its "
+            "secret: letters, digits and _, not beginning with a digit.",
             member="name",
         )
     if name.upper() in _RESERVED or name.upper().startswith(("SVC_", "LD_")):
-        raise SecretRefused("This environment variable cannot be chosen.", member="name")
+        raise SecretRefused("This environment variable is reserved.", member="name")
     if any(ord(character) < 32 and character not in "\t\n\r" for character in given):
         raise SecretRefused("A secret for the environment is text without control characters.")
     if len(given.strip().encode()) < SHORTEST_SECRET_BYTES:
@@ -174,7 +174,7 @@ def _generic(name: str, given: str) -> Secret:
 
 def _codex(name: str, given: str) -> Secret:
     expected = (
-        "A Codex account takes the content of ~/.codex/auth.json: a JSON object with a "
+        "A Codex account needs the content of ~/.codex/auth.json: a JSON object with a "
         "tokens.refresh_token or an OPENAI_API_KEY."
     )
     try:

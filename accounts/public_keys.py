@@ -83,7 +83,7 @@ def parse_public_key(text: str) -> PublicKey:
     if OTHER_FORMAT.match(line):
         raise PublicKeyRefused(
             "key-format-unsupported",
-            "This is another format; convert it with ssh-keygen -i -m RFC4716 (or PKCS8).",
+            "This is a different key format; convert it with ssh-keygen -i -m RFC4716 (or PKCS8).",
         )
     if "\n" in line or "\r" in line:
         raise PublicKeyRefused("not-one-line", "Send one public key, on one line.")
@@ -112,7 +112,7 @@ def _refuse_other_algorithms(algorithm: str, rest: str) -> None:
     if later and not algorithm.startswith(("ssh-", "ecdsa-", "sk-")):
         raise PublicKeyRefused(
             "key-options-refused",
-            "Options in front of a key are not taken; begin with the algorithm.",
+            "Options in front of the key are not accepted; begin with the algorithm.",
         )
     raise PublicKeyRefused(
         "key-algorithm-unsupported",
@@ -131,7 +131,7 @@ def _decode(encoded: str) -> bytes:
         raise PublicKeyRefused("key-not-base64", "The key is not base64.") from exc
     # Python ignores the bits after the last byte; two texts would then be one key.
     if encoded not in (bare, padded) or base64.b64encode(blob).decode() != padded:
-        raise PublicKeyRefused("key-not-base64", "The key's base64 ends wrongly.")
+        raise PublicKeyRefused("key-not-base64", "The key's base64 has an invalid ending.")
     return blob
 
 
@@ -180,10 +180,11 @@ def _read_rsa(reader: _Reader) -> None:
         )
     if modulus.bit_length() > MAX_RSA_BITS:
         raise PublicKeyRefused(
-            "key-too-long", f"This RSA key has more than {MAX_RSA_BITS} bits, which nobody takes."
+            "key-too-long",
+            f"This RSA key has more than {MAX_RSA_BITS} bits, which no client or server accepts.",
         )
     if not modulus & 1:
-        raise _malformed("the modulus of an RSA key is odd.")
+        raise _malformed("the modulus of an RSA key must be odd.")
     if exponent < 3 or not exponent & 1 or exponent.bit_length() > MAX_EXPONENT_BITS:
         raise _malformed(
             f"the exponent of an RSA key is odd, at least 3 and of {MAX_EXPONENT_BITS} bits at "

@@ -142,7 +142,7 @@ def _approvable(account: ConnectedAccount, kept: RenewedSecret) -> Secret:
         renewed = None
     if renewed is None or account.status != ConnectedAccount.Status.ACTIVE:
         raise Conflict(
-            "The account has a later secret, or is not active: connect it again.",
+            "The account has a newer secret, or is not active: connect it again.",
             code="renewal-outdated",
         )
     return renewed

@@ -168,7 +168,7 @@ class _Choice:
             detail = f"The account is {account.status}: connect it again, or name another one."
             self._fault(NOT_ACTIVE, detail, pointer)
         elif not self._fits(account):
-            detail = "Another account that is named here sets this variable."
+            detail = "Another account named here already sets this variable."
             self._fault("repeated", detail, pointer)
         else:
             self._add(account)

@@ -52,9 +52,10 @@ class SshKeyRequestSerializer(OwnedInputSerializer):
     """A public key to enter workspaces with."""
 
     public_key = PublicKeyField(
-        help_text="One line of an OpenSSH `.pub` file: algorithm, base64, and perhaps a comment."
+        help_text="One line of an OpenSSH `.pub` file: algorithm, base64 and, optionally, a "
+        "comment."
     )
-    name = NameField(required=False, help_text="The key's comment when absent.")
+    name = NameField(required=False, help_text="Defaults to the key's comment.")
 
 
 class SshKeySerializer(OutputSerializer):
@@ -72,7 +73,7 @@ class SshKeySerializer(OutputSerializer):
 class PrincipalRequestSerializer(InputSerializer):
     """The key that a client of the SSH gateway has shown."""
 
-    algo = TextField(help_text="What the client called the algorithm; the key itself decides.")
+    algo = TextField(help_text="The algorithm as the client named it; the key itself decides.")
     public_key_base64 = TextField(
         max_length=MAX_KEY_LENGTH, help_text="The key's blob, as in a `.pub` file."
     )

@@ -82,5 +82,5 @@ def resolve_principal(public_key_base64: str) -> SshKey:
         blob = b""
     key = SshKey.objects.active().filter(fingerprint=fingerprint_of(blob)).first()
     if key is None:
-        raise NotFound("No active SSH key is this one.", code="ssh-key-not-found")
+        raise NotFound("There is no such active SSH key.", code="ssh-key-not-found")
     return key

@@ -98,7 +98,7 @@ def erase_owner(owner: str, *, wait_seconds: float, erased: Erased | None = None
     while _delete_runs(owner, erased) or _delete_workspaces(owner, erased):
         pass
     if _runs(owner).exists() or Workspace.objects.owned_by(owner).exists():
-        raise StillThere("Something new began meanwhile. Erase again.")
+        raise StillThere("New work began in the meantime. Erase again.")
     for rows in _rest(owner):
         _delete(rows, erased)
     Installation.objects.filter(holder_user_id=owner).update(holder_user_id="")
@@ -169,7 +169,9 @@ def _end_everything(owner: str, wait_seconds: float) -> None:
         if not left:
             return
         if time.monotonic() >= deadline:
-            raise StillThere(f"Still there: {left}. Build and run workers end them; erase again.")
+            raise StillThere(
+                f"Still there: {left}. The build and run workers finish them; then erase again."
+            )
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
@@ -199,7 +201,7 @@ def _remove_records(owner: str, erased: Erased) -> None:
         cursor.execute("SELECT count(*) FROM run_event WHERE run_number = ANY(%s)", [list(numbers)])
         (events,) = cursor.fetchone()
     if events:
-        raise StillThere(f"Still there: {events} events, which somebody reads. Erase again.")
+        raise StillThere(f"Still there: {events} events that are being read. Erase again.")
 
 
 def _remove_images(owner: str, erased: Erased) -> None:
@@ -226,21 +228,21 @@ def _remove_image(
     names = sorted({f"{repository}:{job.tag}" for job in mine})
     with try_advisory_lock(repository_lock(repository)) as held:
         if not held:
-            raise StillThere(f"Somebody publishes into {repository}. Erase again.")
+            raise StillThere(f"An image is being published to {repository}. Erase again.")
         own = _published(owner).filter(repository=repository)
         own_tags = set(own.values_list("tag", flat=True))
         foreign = set(registry.list_tags(repository) or ()) - own_tags
         if same.exclude(pk__in=mine).exists() or any(
             registry.head_manifest(repository, tag) == digest for tag in sorted(foreign)
         ):
-            erased.kept_tags += [f"{name} (others have this image)" for name in names]
+            erased.kept_tags += [f"{name} (other owners use this image)" for name in names]
             return
         try:
             registry.delete_manifest(repository, digest)
         except RegistryError as exc:
             if exc.upstream_status not in (405, 501):
                 raise
-            erased.kept_tags += [f"{name} (the registry deletes nothing)" for name in names]
+            erased.kept_tags += [f"{name} (the registry does not allow deletion)" for name in names]
             return
         mine.update(image_removed_at=Now())
         erased.tags += names

@@ -35,7 +35,7 @@ def erase_owner_page(request: HttpRequest) -> HttpResponse:
     elif owner:
         context["shown"] = _told(would_erase(owner))
         if post:
-            context["refused"] = "The name was not repeated. Nothing was erased."
+            context["refused"] = "The name was not repeated, so nothing was erased."
     return TemplateResponse(request, "admin/erase_owner.html", context)
 
 
@@ -48,7 +48,7 @@ def _erase(request: HttpRequest, owner: str) -> dict[str, Any]:
     except StillThere as exc:
         left = str(exc)
     except PruneUnderWay:
-        left = "Records are being removed by pruneruns. Erase again when it is done."
+        left = "pruneruns is removing records. Erase again when it has finished."
     assert request.user.pk is not None
     # It does not say whose: nothing of an erased owner is kept.
     LogEntry.objects.create(

@@ -88,7 +88,7 @@ def _fail_jobs_of_ended_attempts() -> None:
         BuildJob.objects.filter(pk=job.pk, status=BuildJob.Status.QUEUED).update(
             status=BuildJob.Status.FAILED,
             error_code=job.attempt.error_code,
-            error_message=job.attempt.error_message or "The attempt was over before its job began.",
+            error_message=job.attempt.error_message or "The attempt ended before its job began.",
             finished_at=Now(),
             updated_at=Now(),
         )

@@ -22,7 +22,7 @@ def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "WEB_AUTH_SECRET is not set: sign-ins to the admin end with the process.",
+            "WEB_AUTH_SECRET is not set: admin sessions end when the process ends.",
             hint="Set it to 32 random bytes in hex; deploy/.env.example shows how.",
             id="controlplane.W001",
         )
@@ -30,8 +30,8 @@ def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
 
 
 OPEN_TO_PAGES = (
-    "SVC_CORS_ALLOWED_ORIGINS is * while the API listens on loopback: any web page that is open "
-    "on this machine can read what it answers."
+    "SVC_CORS_ALLOWED_ORIGINS is * while the API listens on loopback: any web page open on this "
+    "machine can read its answers."
 )
 
 
@@ -49,7 +49,8 @@ def check_cors_on_loopback(**kwargs: Any) -> list[CheckMessage]:
     return [
         Warning(
             OPEN_TO_PAGES,
-            hint="Name the origins that may read, like http://localhost:3000, or none.",
+            hint="List the origins that may read answers, such as http://localhost:3000, or leave "
+            "it empty.",
             id="controlplane.W002",
         )
     ]
@@ -79,8 +80,9 @@ def check_lease(**kwargs: Any) -> list[CheckMessage]:
         if getattr(settings, name) < shortest:
             faults.append(
                 Error(
-                    f"{name} is below twice WORKER_HEARTBEAT_INTERVAL_MS: a worker that is well "
-                    "would be taken for dead.",
+                    f"{name} is below twice WORKER_HEARTBEAT_INTERVAL_MS: healthy workers would "
+                    "be considered "
+                    "dead.",
                     hint=f"Set it to {shortest} or more.",
                     id="controlplane.E002",
                 )

@@ -146,7 +146,7 @@ class PreconditionFailed(ControlPlaneError):
 
 
 class PayloadTooLarge(ControlPlaneError):
-    """The body is larger than the server reads."""
+    """The body is larger than the server accepts."""
 
     status, code, title = 413, "body-too-large", "Body too large"
 

@@ -80,7 +80,7 @@ def _database() -> Check:
             raise ControlPlaneError(
                 f"{len(pending)} migrations are pending; run manage.py migrate."
             )
-        return "It answers, and no migration is pending."
+        return "It answers, and no migrations are pending."
 
     return _outcome("database", ask)
 

@@ -127,7 +127,9 @@ SVC_TRUSTED_PROXIES: list[str] = env.list(
     "SVC_TRUSTED_PROXIES", [], subcast=str.strip, validate=networks
 )
 if SVC_TRUSTED_OWNER_HEADER and not SVC_TRUSTED_PROXIES and not has_fault("SVC_TRUSTED_PROXIES"):
-    note_fault("SVC_TRUSTED_PROXIES", "SVC_TRUSTED_OWNER_HEADER counts only from one of them.")
+    note_fault(
+        "SVC_TRUSTED_PROXIES", "SVC_TRUSTED_OWNER_HEADER is only trusted from these addresses."
+    )
 _web = urlsplit(SVC_WEB_URL or "")
 _behind_tls = _web.scheme == "https"
 # Behind something that ends TLS the scheme of our own pages is another one than we see.
@@ -220,7 +222,7 @@ WORKSPACE_IMAGE_KEEP_MS = positive("WORKSPACE_IMAGE_KEEP_MS", 604_800_000)
 # ---------------------------------------------------------------- runs and their records
 WORKSPACE_RUN_QUEUE = queue("WORKSPACE_RUN_QUEUE", "workspace-run-executions")
 if WORKSPACE_RUN_QUEUE == WORKSPACE_BUILD_QUEUE:
-    note_fault("WORKSPACE_RUN_QUEUE", "Must be another queue than WORKSPACE_BUILD_QUEUE.")
+    note_fault("WORKSPACE_RUN_QUEUE", "Must differ from WORKSPACE_BUILD_QUEUE.")
 RUN_WORKER_CAPACITY = positive("RUN_WORKER_CAPACITY", 64)
 RUN_WORKER_SESSIONS = positive("RUN_WORKER_SESSIONS", 256)
 RUN_WORKER_WORKSPACES = positive("RUN_WORKER_WORKSPACES", 1024)
@@ -518,17 +520,17 @@ API_DESCRIPTION = """\
 Development and agent workspaces, built from a blueprint, published to your registry, run on your
 machines.
 
-**Owners.** Nobody is authenticated: callers say for whom they act, with `ownerUserId` (or `userId`)
-in the body or the query. What belongs to another owner is answered as if it did not exist. By id
-the owner may be left out, unless the installation requires it.
+**Owners.** Nobody is authenticated: callers name the owner they act for, with `ownerUserId` (or
+`userId`) in the body or the query. What belongs to another owner is answered as if it did not
+exist. Requests by id may leave the owner out, unless the installation requires it.
 
 **Problems.** Every failure has one body, `application/problem+json`: `code` is for programs,
-`detail` for people, and `errors` names every single fault with its place.
+`detail` for people, and `errors` lists every fault with its place.
 
 **Lists** are newest first: `limit` items and, when there are more, a `nextCursor` for the next
-page. Rows that are added meanwhile change no later page.
+page. Rows added in the meantime do not change later pages.
 
-**Requests.** `x-request-id` is taken from you or made for you, and comes back with every answer.
+**Requests.** Your `x-request-id`, or a generated one, is in every answer.
 Bodies are JSON of at most 1 MiB unless the operator says otherwise; unknown members are refused.
 """
 REST_FRAMEWORK = {
@@ -606,11 +608,14 @@ SPECTACULAR_SETTINGS = {
         "PackageOrigin": "workspaces.packages.serializers.ORIGINS",
     },
     "TAGS": [
-        {"name": "System", "description": "What this installation is and how it is doing."},
-        {"name": "Packages", "description": "What names mean in the package index of a family."},
+        {"name": "System", "description": "The installation and its state."},
+        {"name": "Packages", "description": "Package names in the package index of a family."},
         {"name": "Workspaces", "description": "Environments built from a blueprint."},
-        {"name": "Files", "description": "The files of a workspace that runs, as its user."},
-        {"name": "Ports", "description": "What listens in a workspace."},
+        {
+            "name": "Files",
+            "description": "The files of a running workspace, as its user sees them.",
+        },
+        {"name": "Ports", "description": "Ports that listen in a workspace."},
         {
             "name": "Sandboxes",
             "description": "Requests to start a workspace: each builds an image, publishes and "
@@ -619,12 +624,12 @@ SPECTACULAR_SETTINGS = {
         {"name": "SSH keys", "description": "Public keys that people enter workspaces with."},
         {
             "name": "Connected accounts",
-            "description": "Accounts elsewhere that workspaces act with; what they hold is sealed.",
+            "description": "Accounts elsewhere that workspaces use; their secrets are sealed.",
         },
         {"name": "Profiles", "description": "Which connected accounts a workspace gets."},
         {
             "name": "Runs",
-            "description": "Pieces of work in workspaces, and the records of what happened.",
+            "description": "Runs in workspaces, and the records of what happened.",
         },
         {
             "name": "Registries",
@@ -632,7 +637,7 @@ SPECTACULAR_SETTINGS = {
         },
         {
             "name": "Source hosting",
-            "description": "Where an app of this installation gives access to repositories.",
+            "description": "Installations of the provider app, which give access to repositories.",
         },
     ],
 }

@@ -134,7 +134,9 @@ def host(value: str) -> None:
 def hosts_answered(values: list[str]) -> None:
     """Refuse what is not a host name, ``.`` and a domain, or ``*``; and nothing at all."""
     if not values:
-        raise ValidationError("Must name a host, or be '*': nobody would be answered.")
+        raise ValidationError(
+            "Must name at least one host, or be '*'; otherwise no request would be answered."
+        )
     wrong = [
         value
         for value in values
@@ -266,7 +268,7 @@ def _address(value: str, schemes: set[str], form: str) -> None:
     except ValueError:
         sound = False
     if not sound:
-        raise ValidationError(f"Must have the form {form}; percent-encode what is special in it.")
+        raise ValidationError(f"Must have the form {form}; percent-encode special characters.")
 
 
 _ORIGIN = re.compile(r"https?://(\*\.)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -321,7 +323,7 @@ def bare_word(value: str) -> None:
 def basic_user(value: str) -> None:
     """Refuse what cannot be a user name of HTTP basic authentication."""
     if ":" in value or not value.isprintable():
-        raise ValidationError("Must hold neither a colon nor control characters.")
+        raise ValidationError("Must not contain a colon or control characters.")
 
 
 def together(name: str, value: str, other: str, other_value: str) -> None:
@@ -336,7 +338,7 @@ def together(name: str, value: str, other: str, other_value: str) -> None:
 def shown_text(value: str) -> None:
     """Refuse text that would act on a terminal."""
     if any(not character.isprintable() and character not in "\n\t" for character in value):
-        raise ValidationError("Must not hold control characters.")
+        raise ValidationError("Must not contain control characters.")
 
 
 def network(value: str) -> None:
@@ -378,7 +380,7 @@ def owner_header(value: str) -> None:
     taken = {"authorization", "cookie", "host", "origin", "idempotency-key", "x-request-id"}
     taken |= {"connection", "accept", "x-forwarded-for", "user-agent"}
     if value.lower() in taken or value.lower().startswith(("content-", "x-svc-", "sec-")):
-        raise ValidationError("This header means something else already.")
+        raise ValidationError("This header already has another meaning.")
 
 
 def signing_secret(value: str) -> None:

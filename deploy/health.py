@@ -47,7 +47,7 @@ def sshgateway() -> str:
     port = int(os.environ.get("SVC_SSH_PORT", "2222"))
     with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as connection:
         greeting = connection.recv(64)
-    return "" if greeting.startswith(b"SSH-2.0-") else "it does not greet"
+    return "" if greeting.startswith(b"SSH-2.0-") else "it does not send a greeting"
 
 
 def previewgateway() -> str:

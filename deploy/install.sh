@@ -36,7 +36,7 @@ usage: deploy/install.sh [COMMAND] [OPTIONS]
   check                 the checks of `install`, and nothing else
 
   --home FOLDER         where .env and backups/ lie (default: deploy/)
-  --yes                 do not ask
+  --yes                 do not ask for confirmation
   --keep-data           uninstall: keep volumes, secrets and backups
   --min-free-mb N       room that has to be free (default: 4096)
 END

@@ -33,7 +33,7 @@ def main() -> int:
         # What ended is known without taking it away from the objects that wait for it.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if proxy.poll() is not None and worker.poll() is None:
-            print(f"the proxy ended with {proxy.returncode}; opening it again", file=sys.stderr)
+            print(f"the proxy ended with {proxy.returncode}; restarting it", file=sys.stderr)
             time.sleep(_PROXY_PAUSE_SECONDS)
             proxy = _start_proxy(manage)
     proxy.terminate()

@@ -146,7 +146,7 @@ class RegistryClient:
             manifest = self.get_manifest(repository, reference)
             return manifest.digest if manifest else None
         if ":" in reference and digest != reference:
-            raise malformed("another manifest than it was asked for")
+            raise malformed("a different manifest than the one requested")
         return digest
 
     def get_manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -164,7 +164,7 @@ class RegistryClient:
         algorithm = "sha512" if stated and stated.startswith("sha512:") else "sha256"
         digest = f"{algorithm}:{hashlib.new(algorithm, answer.content).hexdigest()}"
         if stated and stated != digest:
-            raise malformed("a manifest that does not have its digest")
+            raise malformed("a manifest that does not match its digest")
         return Manifest(digest, media_type_of(answer), answer.content)
 
     def copy(self, from_repository: str, digest: str, to_repository: str, tag: str) -> bool:
@@ -218,7 +218,8 @@ class RegistryClient:
         expect(answer, 201)
         if answer.headers.get("Docker-Content-Digest", digest) != digest:
             raise RegistryError(
-                "The registry stored another manifest than it was sent.", Reason.MALFORMED
+                "The registry stored a different manifest than the one it was sent.",
+                Reason.MALFORMED,
             )
         return True
 

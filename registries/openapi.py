@@ -12,30 +12,31 @@ _UPSTREAM = """\
 | 502 | `registry-failed` | the registry failed; `upstream` says how |
 
 `upstream` has the members `name`, `status` (what the registry answered, when it did) and `reason`:
-`unreachable`, `timed-out`, `tls-failed` (its certificate is not trusted, or it speaks no TLS),
-`unauthorized` (401 or 403: it wants an account, or another one), `redirected` (no redirect is
-followed), `status` (any other), `malformed` (an answer that cannot be right) or `too-large`.
+`unreachable`, `timed-out`, `tls-failed` (its certificate is not trusted, or it does not speak TLS),
+`unauthorized` (401 or 403: it requires an account, or a different one), `redirected` (no redirect
+is followed), `status` (any other), `malformed` (an invalid answer) or `too-large`.
 """
 
 DETAIL_DESCRIPTION = f"""\
-What this installation knows of it; the registry itself is not asked.
+The registry as this installation has it configured; the registry itself is not asked.
 
 {_FAILURES}"""
 
 PING_DESCRIPTION = f"""\
-Asks the registry whether it is one.
+Asks the registry whether it answers as one.
 
 {_FAILURES}{_UPSTREAM}"""
 
 EXTENSIONS_DESCRIPTION = f"""\
-Asks for the extensions of the OCI distribution API. A registry that has no discovery of extensions
-(it answers 404) has none: the list is empty.
+Asks for the extensions of the OCI distribution API. For a registry without extension discovery (it
+answers
+404), the list is empty.
 
 {_FAILURES}{_UPSTREAM}"""
 
 TAGS_DESCRIPTION = f"""\
-All tags, of all of the registry's pages, sorted and each once. A repository that the registry does
-not have has none: the list is empty.
+All tags of the repository, from all of the registry's pages, sorted, each once. For a repository
+that the registry does not have, the list is empty.
 
 {_FAILURES}{_UPSTREAM}"""
 

@@ -85,7 +85,7 @@ def tags_of(answer: Answer) -> list[str]:
     if tags is None:
         return []
     if not isinstance(tags, list) or not all(isinstance(tag, str) and is_tag(tag) for tag in tags):
-        raise malformed("a list of tags with something that is no tag")
+        raise malformed("a list of tags with an invalid tag")
     return tags
 
 
@@ -111,7 +111,7 @@ def extensions_of(answer: Answer) -> list[Extension]:
     """Return the extensions that a registry lists."""
     listed = object_of(answer.content, "a list of extensions").get("extensions")
     if not isinstance(listed, list | None):
-        raise malformed("a list of extensions that is none")
+        raise malformed("an invalid list of extensions")
     return [_extension(entry) for entry in listed or []]
 
 
@@ -125,7 +125,7 @@ def _extension(entry: object) -> Extension:
     if not isinstance(endpoints, list) or not all(isinstance(each, str) for each in endpoints):
         raise malformed("an extension whose endpoints are not a list of texts")
     if not isinstance(url, str | None) or not isinstance(description, str | None):
-        raise malformed("an extension whose address or description is no text")
+        raise malformed("an extension whose URL or description is not text")
     return Extension(name, url, description, endpoints)
 
 

@@ -113,8 +113,10 @@ class RegistryManifestSerializer(OutputSerializer):
 
     repository = serializers.CharField()
     reference = serializers.CharField()
-    digest = serializers.CharField(help_text="That of the manifest's bytes, which was verified.")
+    digest = serializers.CharField(
+        help_text="The digest of the manifest's bytes, which was verified."
+    )
     content_type = serializers.CharField(
-        allow_null=True, help_text="The manifest's media type; null when the registry told none."
+        allow_null=True, help_text="The manifest's media type; null when the registry gave none."
     )
     manifest = DocumentField(help_text="The manifest's JSON.")

@@ -94,12 +94,12 @@ def read_manifest(client: RegistryClient, *, repository: str, reference: str) ->
         raise NotFound(
             "The registry has no such repository.",
             code="repository-not-found",
-            errors=[Fault("unknown-repository", "It is not there.", parameter="repository")],
+            errors=[Fault("unknown-repository", "It does not exist.", parameter="repository")],
         )
     raise NotFound(
         "The repository has no such tag or digest.",
         code="manifest-not-found",
-        errors=[Fault("unknown-reference", "It is not there.", parameter="reference")],
+        errors=[Fault("unknown-reference", "It does not exist.", parameter="reference")],
     )
 
 

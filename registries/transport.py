@@ -19,7 +19,7 @@ def expect(answer: Answer, *statuses: int) -> None:
     if 300 <= answer.status < 400:
         reason, more = Reason.REDIRECTED, " (a redirect, which is not followed)"
     elif answer.status in (401, 403):
-        reason, more = Reason.UNAUTHORIZED, ": it wants an account, or another one"
+        reason, more = Reason.UNAUTHORIZED, ": it requires an account, or a different one"
     else:
         reason, more = Reason.STATUS, ""
     raise RegistryError(

@@ -125,7 +125,7 @@ def _command(
 
 def _refuse_members_of_executions(values: Mapping[str, Any]) -> None:
     members = {"env": "env", "stdin": "stdin", "time_limit_ms": "timeLimitMs"}
-    detail = "This run is not executed: only a one-shot run with a command or a prompt is."
+    detail = "Only a one-shot run with a command or a prompt can be executed."
     faults = [
         Fault("not-executed", detail, pointer=f"/{wire}")
         for name, wire in members.items()
@@ -154,7 +154,8 @@ def harness_command(harness_id: str, prompt: str, attempt: Attempt | None) -> li
     detail = (
         "The workspace's blueprint describes no custom harness."
         if harness_id == CUSTOM
-        else f"A prompt needs one of {', '.join(names)}, a command, or a blueprint with a harness "
-        f"of its own.{suggestion(harness_id, names)}"
+        else f"A prompt needs one of {', '.join(names)}, a command, or a blueprint that describes "
+        "its "
+        f"own harness.{suggestion(harness_id, names)}"
     )
     raise ValidationFailed([Fault("not-allowed", detail, pointer="/harnessId")])

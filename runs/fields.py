@@ -58,7 +58,7 @@ class WholeNumberField(serializers.IntegerField):
 class TimeLimitField(WholeNumberField):
     """Milliseconds below the operator's ceiling, which the description does not name."""
 
-    default_error_messages = {"above-ceiling": "This installation allows {ceiling} at the most."}
+    default_error_messages = {"above-ceiling": "This installation allows at most {ceiling}."}
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(min_value=1, **kwargs)
@@ -119,7 +119,7 @@ class NamesField(serializers.CharField):
         known = list(self.numbers)
         faults = [
             serializers.ErrorDetail(
-                f"{name[:80]!r} is no kind of event.{suggestion(name, known)}"
+                f"{name[:80]!r} is not a kind of event.{suggestion(name, known)}"
                 if name
                 else "A name is expected here.",
                 code="not-allowed" if name else "blank",

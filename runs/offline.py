@@ -60,7 +60,7 @@ class _Export:
         for told, line in self._told():
             kind = told.get("type")
             if last is not None:
-                raise self._fault("there is something behind the last line", walk)
+                raise self._fault("there is something after the last line", walk)
             if kind == "event" and not self._losses:
                 walk.step(self._event(told, line, walk))
             elif kind == "loss":
@@ -68,7 +68,7 @@ class _Export:
             elif kind in ("seal", "open"):
                 last = self._last(told, line, walk)
             else:
-                raise self._fault("a line that does not belong here", walk)
+                raise self._fault("an unexpected line", walk)
         if last is None:
             raise Fault(walk.sequence + 1, "the export ends without its last line")
         walk.finish(self._gaps)
@@ -93,7 +93,7 @@ class _Export:
             except (ValueError, RecursionError):
                 told = None
             if not isinstance(told, dict):
-                raise Fault(None, f"line {self._number} is no JSON object")
+                raise Fault(None, f"line {self._number} is not a JSON object")
             yield told, line
 
     def _fault(self, message: str, walk: Walk) -> Fault:
@@ -104,7 +104,7 @@ class _Export:
         if told.get("type") != "record" or told.get("format") != FORMAT:
             raise Fault(None, "line 1 is not the first line of an export")
         if told.get("version") != VERSION:
-            raise Fault(None, "an export of another version")
+            raise Fault(None, "an export of an unsupported version")
         try:
             run = SimpleNamespace(
                 id=uuid.UUID(told["runId"]),
@@ -117,7 +117,7 @@ class _Export:
         except _MALFORMED:
             again = b""
         if again != line:
-            raise Fault(None, "line 1 is not as it was written")
+            raise Fault(None, "line 1 was altered")
         self._header_line = line
         return told
 
@@ -142,7 +142,7 @@ class _Export:
         except _MALFORMED:
             again = b""
         if again != line:
-            raise self._fault("the event is not as it was written", walk)
+            raise self._fault("the event was altered", walk)
         return row
 
     def _loss(self, told: dict[str, Any], line: bytes, walk: Walk) -> None:
@@ -165,7 +165,7 @@ class _Export:
         except _MALFORMED:
             again = b""
         if again != line:
-            raise self._fault("the loss span is not as it was written", walk)
+            raise self._fault("the loss span was altered", walk)
         if loss.position != len(self._losses) + 1:
             raise self._fault(f"loss span {len(self._losses) + 1} is missing", walk)
         self._losses.append(line)
@@ -192,17 +192,19 @@ class _Export:
         except _MALFORMED:
             again = b""
         if again != line:
-            raise self._fault("the last line is not as it was written", walk)
+            raise self._fault("the last line was altered", walk)
         return told
 
     def _open(self, told: dict[str, Any], walk: Walk) -> Checked:
         stands = (int(told["lastSequence"]), int(told["events"]), told["chainHead"])
         if stands != (walk.sequence, walk.events, walk.head.hex()):
-            raise Fault(walk.sequence + 1, "the events do not lead to where the record stood")
+            raise Fault(
+                walk.sequence + 1, "the events do not lead to the stated head of the record"
+            )
         return Checked(
             True,
             None,
-            f"{walk.events} events fit together; the record had not ended, so nothing is signed",
+            f"{walk.events} events are consistent; the record had not ended, so nothing is signed",
         )
 
 

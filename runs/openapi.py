@@ -15,13 +15,13 @@ GATEWAY_TOKEN = OpenApiParameter(
     HEADER,
     str,
     OpenApiParameter.HEADER,
-    description="The SSH gateway shows it; other clients have none.",
+    description="Sent by the SSH gateway; other clients do not have one.",
 )
 LOCATION = OpenApiParameter(
     "Location",
     str,
     OpenApiParameter.HEADER,
-    description="Where its present state is read.",
+    description="Where its current state can be read.",
     response=[201],
 )
 SEQUENCE = OpenApiParameter(
@@ -32,7 +32,7 @@ STREAM_HEADERS = [
         "x-missing-ranges",
         str,
         OpenApiParameter.HEADER,
-        description="Of raw bytes: what is missing between them, as `from-to` with commas, `to` "
+        description="For raw bytes: the missing ranges, as `from-to` with commas, `to` "
         "exclusive; at most 100 ranges.",
         response=[200],
     ),
@@ -40,79 +40,80 @@ STREAM_HEADERS = [
         "x-missing-count",
         str,
         OpenApiParameter.HEADER,
-        description="Of raw bytes: how many ranges are missing.",
+        description="For raw bytes: how many ranges are missing.",
         response=[200],
     ),
     OpenApiParameter(
         "x-stream-complete",
         str,
         OpenApiParameter.HEADER,
-        description="Of raw bytes: `true` when nothing is missing up to the stream's end.",
+        description="For raw bytes: `true` when nothing is missing up to the stream's end.",
         response=[200],
     ),
 ]
 
 CREATE_DESCRIPTION = """\
-A one-shot run with a `command` or a `prompt` is executed in the workspace, which has to be ready,
-and recorded. A prompt becomes the one-shot command of the harness `harnessId`: `opencode run`,
+A one-shot run with a `command` or a `prompt` is executed in the workspace, which must be ready, and
+is recorded. A prompt becomes the one-shot command of the harness `harnessId`: `opencode run`,
 `codex exec`, `claude -p`, `bash -lc` for `shell`, and the blueprint's own command for `custom`.
 With a blueprint whose harness is `custom`, any name that is not built in means that one; otherwise
-it is a 400 that names those there are. With a `command`, `harnessId` may be any name.
-Nobody is asked: harnesses work with full rights inside of the workspace, as its user, unless the
-blueprint's `harness.rights` are `read-only`.
-Any other run only gets its row: its client does the work and reports with `PATCH`.
+the answer is a 400 that lists the known names. With a `command`, `harnessId` may be any name.
+Harnesses do not ask for confirmation: they work with full rights inside the workspace, as its user,
+unless the blueprint's `harness.rights` is `read-only`. Any other run is only stored: its client
+does the work and reports with `PATCH`.
 
 | Status | `code` | When |
 |---|---|---|
 | 400 | `validation-failed` | members are wrong; see `errors` |
-| 401 | `gateway-token-invalid` | a gateway token is shown, and it is wrong |
+| 401 | `gateway-token-invalid` | a gateway token was sent, and it is wrong |
 | 404 | `workspace-not-found`, `attempt-not-found` | the owner has no such workspace or attempt |
-| 409 | `workspace-not-ready` | nothing can be executed in it now; `reason` says why |
-| 429 | `owner-limit-reached` | the owner's records take all the room that the operator allows |
-| 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
-| 503 | `gateway-token-unset` | a gateway token is shown, and none is set here |
-| 503 | `record-signing-key-unset` | `env` or `stdin` is given, and no key can seal it |
+| 409 | `workspace-not-ready` | nothing can be executed in it at the moment; `reason` says why |
+| 429 | `owner-limit-reached` | the owner's records use all the space that the operator allows |
+| 502 | `queue-publish-failed` | recorded as failed: the queue could not be reached |
+| 503 | `gateway-token-unset` | a gateway token was sent, but none is configured here |
+| 503 | `record-signing-key-unset` | `env` or `stdin` was given, but there is no key to seal it |
 
 `env` and `stdin` are stored sealed, and erased once the run has started. Values of variables whose
-names say that they are secret (`…TOKEN`, `…SECRET`, `…PASSWORD`, `…API_KEY` and the like) are
-masked in its record.
+names suggest a secret (`…TOKEN`, `…SECRET`, `…PASSWORD`, `…API_KEY` and the like) are masked in its
+record.
 """
 
 UPDATE_DESCRIPTION = """\
-`queued → running → completed | failed | cancelled`, and `queued → failed | cancelled`. All else is
-409 `run-transition`. A run that is not recorded is what its client reports. Of a recorded run the
-record decides, and a client can only cancel it: a queued one at once, a running one by having it
-stopped, which `cancelRequestedAt` shows until it has ended.
+`queued → running → completed | failed | cancelled`, and `queued → failed | cancelled`. Everything
+else is
+409 `run-transition`. The state of a run that is not recorded is what its client reports. The state
+of a recorded run follows from its record, and a client can only cancel it: a queued run at once, a
+running one by having it stopped, which `cancelRequestedAt` shows until it has ended.
 """
 
 TIMELINE_DESCRIPTION = """\
-Events in the order of their numbers. Go on with `fromSequence` = `nextFromSequence`; the cost of a
-page does not depend on where it is. A page of `ioChunk` together with other kinds may hold fewer
-items than `limit`, even none, and still lead on. A record that retention removed is 410
-`record-removed`, here and at all that reads records.
+Events in the order of their numbers. Continue with `fromSequence` = `nextFromSequence`; the cost of
+a page does not depend on its position. A page of `ioChunk` together with other kinds may hold fewer
+items than `limit`, even none, and still have a next page. A record that retention removed is 410
+`record-removed`, here and wherever records are read.
 
-A session is one connection of somebody: its `recordStarted` has `origin` with `address`, `port`,
-`client`, `user` and `key`, each of its channels is a process that leads, whose `processStarted` has
+A session is one client connection: its `recordStarted` has `origin` with `address`, `port`,
+`client`, `user` and `key`, each of its channels is a leading process, whose `processStarted` has
 `channel` and `kind` (`shell`, `exec`, `command`, `subsystem`). `forwardOpened` and `forwardClosed`
 have `channel`, `host` and `port`, the latter also `sentBytes`, `receivedBytes` and `reason`. In a
-boot run they are of a preview: `via`, and `by`, the owner whose link was used, instead of
-`channel`. All of it is what the record says, like everything else here.
+boot run they belong to a preview, and have `via`, and `by`, the owner whose link was used, instead
+of `channel`.
 """
 
 RUN_STREAM_DESCRIPTION = """\
-Everything that the timeline has, as server-sent events, from the beginning or behind `after`, and
-then as it is recorded. `id` is the event's sequence.
+Everything in the timeline, as server-sent events, from the beginning or behind `after`, and then as
+it is recorded. `id` is the event's sequence.
 
 | `event` | `data` |
 |---|---|
 | `event` | an item of the timeline |
 | `output` | an item of the timeline of kind `ioChunk`, with its bytes in `contentBase64` |
 | `resync` | `{reason, detail, after}`: what followed `after` was removed (`record-removed`) |
-| `end` | the run, as `GET` shows it; the connection closes, and whoever comes back gets 204 |
-| `error` | a problem, as elsewhere; the connection closes, and the client may come back |
+| `end` | the run, as `GET` shows it; the connection closes, and reconnecting gives 204 |
+| `error` | a problem, as elsewhere; the connection closes, and the client may reconnect |
 
-A comment comes at least every 15 seconds. A reader that is slow is cut off, and loses nothing: it
-goes on behind the last event that it has.
+A comment is sent at least every 15 seconds. A slow reader is disconnected, but loses nothing: it
+reconnects with the last event that it received.
 """
 
 WORKSPACE_STREAM_DESCRIPTION = """\
@@ -126,31 +127,31 @@ its latest build and boot, or what follows `after`.
 | `output` | what a build or boot printed: an item of its run's timeline, with `contentBase64` |
 | `resync` | `{runId, reason, detail, after}`: the record of a boot was removed (`record-removed`) |
 | `end` | the workspace, once it is deleted; the connection closes, and 204 follows |
-| `error` | a problem, as elsewhere; the connection closes, and the client may come back |
+| `error` | a problem, as elsewhere; the connection closes, and the client may reconnect |
 
-The rest is as with the stream of a run.
+Everything else is as in the stream of a run.
 """
 
 OWNER_STREAM_DESCRIPTION = """\
-How all workspaces of an owner stand and what happens to them, as server-sent events. It begins with
-the present, and never ends.
+The state of all workspaces of an owner, and their events, as server-sent events. The stream begins
+with the current state and never ends.
 
 | `event` | `data` |
 |---|---|
 | `status` | a workspace as lists show it: each one first, later before its events; no `id` |
-| `current` | `{ownerUserId}`: each was shown once |
+| `current` | `{ownerUserId}`: every workspace has been sent once |
 | `event` | an item of `GET /v1/workspaces/{workspaceId}/events` |
-| `error` | a problem, as elsewhere; the connection closes, and the client may come back |
+| `error` | a problem, as elsewhere; the connection closes, and the client may reconnect |
 
-What runs print is in their own streams.
+The output of runs is in their own streams.
 """
 
 SCROLLBACK_DESCRIPTION = """\
-What a process wrote to one of its streams, or read: the leading one that has such a stream, or,
-where several have, the one that `processId` names. `missing` names every range of bytes that the
-record does not hold. With `Accept: application/octet-stream` the bytes themselves are sent, of any
-length, what is missing left out; the headers `x-missing-ranges`, `x-missing-count` and
-`x-stream-complete` tell of it.
+What a process wrote to, or read from, one of its streams: the leading process that has such a
+stream or, where several do, the one that `processId` names. `missing` names every range of bytes
+that the record does not hold. With `Accept: application/octet-stream` the bytes themselves are
+sent, of any length, without the missing ranges; the headers `x-missing-ranges`, `x-missing-count`
+and `x-stream-complete` describe those.
 """
 
 EXPORT_DESCRIPTION = """\
@@ -158,11 +159,11 @@ EXPORT_DESCRIPTION = """\
 terminal where there is one: a session may have several, and `processId` says which one. `text` is
 the output without escape sequences, `ndjson` the whole record, which can be checked for tampering
 without this service (`python -m runs.offline`). `in-toto` is a signed statement (in-toto v1 in a
-DSSE envelope) about the record, the image's digest and the git tree that the run left; of a record
-that goes on, as it stands, with `sealedAt` null. Without a signing key it is 503
-`record-signing-key-unset`. `ocsf` is processes, files, connections and sessions as events of the
-Open Cybersecurity Schema Framework 1.8.0, one a line, then what the record lacks. `otlp` is the
-run and its processes as OpenTelemetry spans (OTLP/JSON), whose trace id is the run's id.
+DSSE envelope) about the record, the image's digest and the git tree that the run left; for a record
+that has not ended, as it is now, with `sealedAt` null. Without a signing key it is 503
+`record-signing-key-unset`. `ocsf` lists processes, files, connections and sessions as events of the
+Open Cybersecurity Schema Framework 1.8.0, one per line, and then what the record lacks. `otlp` is
+the run and its processes as OpenTelemetry spans (OTLP/JSON), whose trace id is the run's id.
 """
 
 _RUN: dict[str, Any] = {

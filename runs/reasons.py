@@ -32,7 +32,7 @@ def _reason(run: Run, slots: Mapping[str, SlotUsage]) -> Reason:
     if usage is None:
         return Reason(
             "no-worker",
-            "The run waits, and no run worker is alive.",
+            "The run is waiting, and no run worker is alive.",
             run.queued_at,
             "It is claimed as soon as a run worker runs; start one (manage.py runworker).",
         )
@@ -46,7 +46,7 @@ def _reason(run: Run, slots: Mapping[str, SlotUsage]) -> Reason:
         )
     return Reason(
         "queued",
-        "The run waits for a run worker to claim it.",
+        "The run is waiting for a run worker to claim it.",
         run.queued_at,
         "A run worker claims it and starts it in the workspace.",
     )

@@ -54,23 +54,23 @@ def measure(*, stale: timedelta) -> list[Gauge]:
                 for status in ("queued", "running")
             },
         ),
-        single("svc_runs_unclaimed", "Open runs that no worker records.", waiting["number"]),
+        single("svc_runs_unclaimed", "Open runs that no worker is recording.", waiting["number"]),
         single("svc_runs_unclaimed_oldest_seconds", "Age of the oldest of them.", oldest),
         Gauge(
             "svc_run_workers",
-            "Run workers; silent: without a sign of life for so long that others take over.",
+            "Run workers; silent: without a heartbeat for so long that others take over.",
             ("state",),
             {(state,): workers.get(state, 0) for state in ("alive", "draining", "silent")},
         ),
         Gauge(
             "svc_run_slots",
-            "Runs that the workers that are alive may record at once.",
+            "Runs that live workers may record at once.",
             ("mode",),
             {(mode,): slots[mode]["capacity"] for mode in slots},
         ),
         Gauge(
             "svc_run_slots_in_use",
-            "Runs that the workers that are alive record at present, at their last heartbeat.",
+            "Runs that live workers were recording at their last heartbeat.",
             ("mode",),
             {(mode,): slots[mode]["in_use"] for mode in slots},
         ),

@@ -34,4 +34,4 @@ def check() -> str:
     ]
     if exhausted:
         raise ControlPlaneError(" ".join(exhausted))
-    return "Some of every kind are free."
+    return "Slots of every kind are free."

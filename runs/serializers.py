@@ -69,12 +69,12 @@ class CommandSerializer(InputSerializer):
         max_length=MAX_ARGUMENTS,
         required=False,
         default=list,
-        help_text="Each is kept character for character.",
+        help_text="Each is passed on unchanged.",
     )
     cwd = TextField(
         max_length=4_096,
         required=False,
-        help_text="Where it runs: absolute, or relative to the blueprint's working directory.",
+        help_text="Working directory: absolute, or relative to the blueprint's working directory.",
     )
 
 
@@ -83,7 +83,7 @@ class RunRequestSerializer(OwnedInputSerializer):
     """What is to be recorded in a workspace, and perhaps executed there."""
 
     workspace_id = IdField()
-    harness_id = TextField(help_text="Who works: a harness of the blueprint, or a name of yours.")
+    harness_id = TextField(help_text="A harness of the blueprint, or a name of your choice.")
     mode = serializers.ChoiceField(choices=CLIENT_MODES, default=Run.Mode.ONE_SHOT.value)
     prompt = ExactTextField(
         max_bytes=ARGUMENT_MAX_BYTES,
@@ -91,18 +91,21 @@ class RunRequestSerializer(OwnedInputSerializer):
         required=False,
         help_text="Becomes the harness's one-shot command, unless a command is given.",
     )
-    attempt_id = IdField(required=False, help_text="Of the workspace; its latest unless told.")
+    attempt_id = IdField(
+        required=False, help_text="An attempt of the workspace; by default the latest."
+    )
     command = CommandSerializer(required=False)
     stdin = ExactTextField(
         max_bytes=STDIN_MAX_BYTES,
         required=False,
-        help_text="What the command reads; without it, nothing.",
+        help_text="Standard input; empty by default.",
     )
     env = EnvironmentField(
-        required=False, help_text="Added to the workspace's, with the blueprint's limits."
+        required=False,
+        help_text="Environment variables added to the workspace's, within the blueprint's limits.",
     )
     time_limit_ms = TimeLimitField(
-        required=False, help_text="Until it is stopped; the installation's limit unless told."
+        required=False, help_text="Time until it is stopped; by default the installation's limit."
     )
 
 
@@ -132,12 +135,12 @@ class RunUpdateSerializer(OwnedInputSerializer):
 RunListQuery = list_query(
     default=50,
     maximum=200,
-    workspace_id=IdField(required=False, help_text="Of one workspace."),
+    workspace_id=IdField(required=False, help_text="Only runs of this workspace."),
     status=serializers.ChoiceField(choices=Run.Status.choices, required=False),
     mode=serializers.ChoiceField(
         choices=Run.Mode.choices,
         required=False,
-        help_text="Of one mode; absent: all but the boot runs of sandboxes.",
+        help_text="Only runs of this mode; by default all but the boot runs of sandboxes.",
     ),
 )
 
@@ -151,13 +154,12 @@ class TimelineParameters(QuerySerializer):
         min_value=1,
         max_value=TIMELINE_MAX_LIMIT,
         default=TIMELINE_LIMIT,
-        help_text=f"How many at the most (1 to {TIMELINE_MAX_LIMIT}, {TIMELINE_LIMIT} unless "
-        "told).",
+        help_text=f"Maximum number of items (1 to {TIMELINE_MAX_LIMIT}, default {TIMELINE_LIMIT}).",
     )
     kinds = NamesField(
         required=False,
         numbers=KIND_NUMBERS,
-        help_text="Only these, with commas between them: " + ", ".join(KIND_NUMBERS) + ".",
+        help_text="Only these kinds, separated by commas: " + ", ".join(KIND_NUMBERS) + ".",
     )
 
 
@@ -168,13 +170,14 @@ class ScrollbackParameters(QuerySerializer):
         help_text="Needed only where several leading processes have such a stream.",
     )
     stream = serializers.ChoiceField(choices=STREAMS)
-    at_sequence = OffsetField(required=False, help_text="As it was known at this event.")
-    from_offset = OffsetField(required=False, default=0, help_text="Where in the stream to begin.")
+    at_sequence = OffsetField(required=False, help_text="The state as of this event.")
+    from_offset = OffsetField(required=False, default=0, help_text="The offset to begin at.")
     limit_bytes = OffsetField(
         required=False,
         min_value=1,
-        help_text=f"At most so many bytes: as JSON {SCROLLBACK_BYTES} unless told and "
-        f"{SCROLLBACK_MAX_BYTES} at the most; as raw bytes all unless told.",
+        help_text=f"Maximum number of bytes: as JSON {SCROLLBACK_BYTES} by default and "
+        f"{SCROLLBACK_MAX_BYTES} "
+        f"at most; as raw bytes all by default.",
     )
 
 
@@ -183,14 +186,18 @@ class ExportParameters(QuerySerializer):
     format = serializers.ChoiceField(choices=EXPORT_FORMATS)
     process_id = OffsetField(
         required=False,
-        help_text="Only this process; all leading ones unless told. Not in ndjson, in-toto, "
-        "ocsf and otlp. An asciicast is of one terminal: needed where a run has several.",
+        help_text="Only this process; by default all leading ones. Not for ndjson, in-toto, "
+        "ocsf and otlp. An asciicast shows one terminal, so this is required where a run has "
+        "several.",
     )
     input = serializers.BooleanField(
-        required=False, default=False, help_text="Whether an asciicast has the input too."
+        required=False, default=False, help_text="Whether the asciicast includes the input."
     )
     version = serializers.ChoiceField(
-        choices=ASCIICAST_VERSIONS, required=False, default=3, help_text="Of the asciicast."
+        choices=ASCIICAST_VERSIONS,
+        required=False,
+        default=3,
+        help_text="The version of the asciicast.",
     )
 
 
@@ -213,10 +220,10 @@ class RunSerializer(OutputSerializer):
     mode = serializers.ChoiceField(choices=Run.Mode.choices)
     status = serializers.ChoiceField(choices=Run.Status.choices)
     reason = ReasonSerializer(
-        required=False, help_text="While it is queued: what the command waits for."
+        required=False, help_text="While the run is queued: what it is waiting for."
     )
     recorded = serializers.BooleanField(
-        help_text="Whether the record decides how it ended, or its client."
+        help_text="Whether the record decides how the run ended; otherwise its client does."
     )
     prompt = serializers.CharField(required=False)
     command = ShownCommandSerializer(required=False)
@@ -226,7 +233,7 @@ class RunSerializer(OutputSerializer):
     error_code = serializers.CharField(required=False)
     error_message = serializers.CharField(required=False)
     cancel_requested_at = TimestampField(
-        required=False, help_text="Somebody asked for its end, and it is being stopped."
+        required=False, help_text="Cancellation was requested, and the run is being stopped."
     )
     queued_at = TimestampField()
     started_at = TimestampField(required=False)
@@ -273,7 +280,7 @@ class TimelineSerializer(OutputSerializer):
 
     items = TimelineItemSerializer(many=True)
     next_from_sequence = DecimalTextField(
-        required=False, help_text="Where to go on; absent when there are no more events so far."
+        required=False, help_text="Where to continue; absent when there are no more events so far."
     )
 
 
@@ -322,11 +329,14 @@ class ScrollbackSerializer(OutputSerializer):
     stream = serializers.ChoiceField(choices=STREAMS)
     byte_count = serializers.IntegerField()
     from_offset = DecimalTextField()
-    next_offset = DecimalTextField(required=False, help_text="Where to go on, when there is more.")
+    next_offset = DecimalTextField(
+        required=False, help_text="Where to continue, when there is more."
+    )
     content_base64 = serializers.CharField()
     missing = MissingSerializer(many=True)
     complete = serializers.BooleanField(
-        help_text="Everything from fromOffset to the end of the stream is here, and it has ended."
+        help_text="Everything from fromOffset to the end of the stream is present, and the stream "
+        "has ended."
     )
 
 
@@ -334,7 +344,9 @@ class LossSpanSerializer(OutputSerializer):
     """Something the record does not hold, with its reason; `toOffset` is exclusive."""
 
     kind = serializers.ChoiceField(choices=RunLoss.Kind.choices)
-    detected_via = serializers.CharField(help_text="`marker`: the source said so; `gap`: noticed.")
+    detected_via = serializers.CharField(
+        help_text="`marker`: the source declared it; `gap`: it was detected."
+    )
     detected_at = TimestampField()
     from_sequence = DecimalTextField(required=False)
     to_sequence = DecimalTextField(required=False)
@@ -365,10 +377,11 @@ class LossSerializer(OutputSerializer):
     watch_overflow_count = serializers.IntegerField()
     early_close = serializers.BooleanField()
     spans = LossSpanSerializer(many=True)
-    spans_truncated = serializers.BooleanField(help_text="There are more spans than are named.")
+    spans_truncated = serializers.BooleanField(help_text="There are more spans than are listed.")
     complete = serializers.BooleanField(
-        help_text="The record has ended in order and nothing of it is missing: it is sealed and "
-        "has no loss span. What is not observed at all is no loss; see `coverage`."
+        help_text="The record has ended properly and nothing is missing: it is sealed and has no "
+        "loss "
+        "span. What is not observed at all does not count as loss; see `coverage`."
     )
     coverage = serializers.DictField(child=CoverageSerializer())
 
@@ -409,7 +422,8 @@ class ChangesSerializer(OutputSerializer):
     diff_base64 = serializers.CharField(required=False, help_text="When `diff` is not UTF-8.")
     truncated = serializers.BooleanField()
     exclusive = serializers.BooleanField(
-        help_text="No other run worked in the workspace meanwhile; else the changes may be theirs."
+        help_text="No other run worked in the workspace at the same time; otherwise the changes "
+        "may be theirs."
     )
     overlapping_run_ids = serializers.ListField(child=serializers.UUIDField())
     baseline = BaselineSerializer(required=False)

@@ -126,9 +126,7 @@ def run_not_found() -> NotFound:
 
 def record_removed(when: datetime) -> Gone:
     """Return the error for a record that retention has removed."""
-    error = Gone(
-        "The record of this run was removed when its time was over.", code="record-removed"
-    )
+    error = Gone("The record of this run was removed by retention.", code="record-removed")
     error.members["removedAt"] = format_timestamp(when)
     return error
 
@@ -265,7 +263,9 @@ def request_cancel(run: Run) -> Run:
     (``run-transition``) for runs that have ended, and for boot runs, which end with their sandbox.
     """
     if run.mode == Run.Mode.BOOT:
-        raise Conflict("A boot run ends with its sandbox.", code="run-transition")
+        raise Conflict(
+            "A boot run ends with its sandbox; stop the workspace instead.", code="run-transition"
+        )
     if not run.recorded:
         return update_reported(run, Report(status=Run.Status.CANCELLED))
     if not _end_queued(run, status=Run.Status.CANCELLED):
@@ -309,7 +309,7 @@ def end_sessions_not_begun(*, older_than: timedelta) -> int:
             run,
             status=Run.Status.FAILED,
             error_code="session-not-begun",
-            error_message="Nobody began the session.",
+            error_message="The session was never started.",
         )
         for run in waiting.order_by("id")[:100]
     )
@@ -359,7 +359,7 @@ def _move(run: Run, status: Run.Status, **values: Any) -> Run:
 def refused_transition(run: Run, status: Run.Status) -> Conflict:
     """Return the error for a status that the run cannot get, or not from a client."""
     if run.recorded and status not in (Run.Status.RUNNING, Run.Status.CANCELLED):
-        detail = f"The run is {run.status}; its record decides whether it is {status}."
+        detail = f"The run is {run.status}; its record decides whether it becomes {status}."
         return Conflict(detail, code="run-transition")
     return Conflict(f"The run is {run.status} and cannot become {status}.", code="run-transition")
 
@@ -370,7 +370,7 @@ def refuse_report(run: Run, status: Run.Status, members: Sequence[str]) -> None:
     A run that begins has not ended, and how a recorded one ended is in its record.
     """
     if run.recorded:
-        code, detail = "decided-by-record", "How this run ended is decided by its record."
+        code, detail = "decided-by-record", "The record of this run decides how it ended."
     elif status in Run.TERMINAL:
         return
     else:

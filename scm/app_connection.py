@@ -49,7 +49,7 @@ def require_app(*faults: Fault) -> None:
 def asking_for_a_client() -> Iterator[None]:
     """Be one of the few, soon; raise ``ServiceUnavailable`` (``scm-busy``) otherwise."""
     if not _asking.acquire(timeout=PLACE_SECONDS):
-        raise ProviderBusy("The source-hosting provider is being asked for others.")
+        raise ProviderBusy("The source-hosting provider is busy with requests of other clients.")
     try:
         yield
     finally:

@@ -30,8 +30,9 @@ def check_provider_address(**kwargs: Any) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "SCM_API_BASE_URL is not https: the app's tokens can be read on the way.",
-            hint="Give the https address; SVC_EXTRA_CA_FILE makes an authority of yours trusted.",
+            "SCM_API_BASE_URL is not https: the app's tokens can be read in transit.",
+            hint="Use the https address; SVC_EXTRA_CA_FILE adds a certificate authority of your "
+            "own.",
             id="scm.W001",
         )
     ]
@@ -45,9 +46,10 @@ def check_webhook_secret(**kwargs: Any) -> list[CheckMessage]:
             return []
         return [
             Warning(
-                "SCM_APP_WEBHOOK_SECRET is not set: suspended and removed installations, and "
-                "changed repositories, are noticed at the next sync only.",
-                hint=f"Set it here and in the app's settings to what this prints: {_MAKE_ONE}",
+                "SCM_APP_WEBHOOK_SECRET is not set: suspended or removed installations, and "
+                "changed repositories, are only noticed at the next sync.",
+                hint="Set it here and in the app's settings to the output of this command: "
+                f"{_MAKE_ONE}",
                 id="scm.W002",
             )
         ]
@@ -55,8 +57,10 @@ def check_webhook_secret(**kwargs: Any) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "SCM_APP_WEBHOOK_SECRET is short: who guesses it can pretend to be the provider.",
-            hint=f"Set it here and in the app's settings to what this prints: {_MAKE_ONE}",
+            "SCM_APP_WEBHOOK_SECRET is short: anyone who guesses it can pretend to be the "
+            "provider.",
+            hint="Set it here and in the app's settings to the output of this command: "
+            f"{_MAKE_ONE}",
             id="scm.W003",
         )
     ]

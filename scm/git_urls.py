@@ -67,7 +67,7 @@ def parse_url(url: str) -> SourceUrl:
     if len(url) > _LONGEST:
         raise _invalid(f"it is longer than {_LONGEST} characters")
     if re.search(r"[\x00-\x20\x7f\\]", url):
-        raise _invalid("it contains white space, control characters or backslashes")
+        raise _invalid("it contains whitespace, control characters or backslashes")
     match = _SHAPE.fullmatch(url) or _FILE.fullmatch(url)
     if match is None:
         if "?" in url or "#" in url:

@@ -10,27 +10,28 @@ _FAILURES = """\
 """
 
 _GRANTED = """\
-| 404 | `installation-not-found` | there is no such installation, or none that you were granted |
+| 404 | `installation-not-found` | there is no such installation, or you were not granted it |
 """
 
 _ASKING = """\
 | 502 | `scm-provider-failed` | the provider failed; `upstream` says how |
-| 503 | `scm-app-unconfigured` | no app is set up at a provider; this is looked at first |
-| 503 | `scm-busy` | the provider is being asked for others; `Retry-After` says when to try again |
+| 503 | `scm-app-unconfigured` | no provider app is configured; this is checked first |
+| 503 | `scm-busy` | the provider is busy; `Retry-After` says when to try again |
 
 `upstream` has the members `name`, `status` (what the provider answered, when it did), `reason`, and
-`retryAfterSeconds` when it wants us to wait. Reasons: `unreachable`, `timed-out`, `tls-failed`,
-`unauthorized` (it does not take the app's id and key), `forbidden`, `rate-limited`,
-`not-found`, `suspended`, `refused` (it gives no token for this), `redirected` (no redirect is
-followed), `status` (any other), `malformed` (an answer that cannot be right) or `too-large`.
+`retryAfterSeconds` when it asks for a pause. Reasons: `unreachable`, `timed-out`, `tls-failed`,
+`unauthorized` (it does not accept the app's id and key), `forbidden`, `rate-limited`, `not-found`,
+`suspended`, `refused` (it gives no token for this), `redirected` (no redirect is followed),
+`status` (any other), `malformed` (an invalid answer) or `too-large`.
 """
 
 INSTALLATIONS_DESCRIPTION = """\
-Those that the owner has imported or was granted, as long as they are active at the provider.
+The installations that the owner has imported or was granted, as long as they are active at the
+provider.
 """
 
 REPOSITORIES_DESCRIPTION = f"""\
-What the provider listed when it was last asked, without what is gone since.
+The repositories that the provider listed when it was last asked, without those removed since.
 
 {_FAILURES}\
 | 403 | `installation-not-active` | it is suspended, or was removed at the provider |
@@ -38,17 +39,17 @@ What the provider listed when it was last asked, without what is gone since.
 
 IMPORT_DESCRIPTION = f"""\
 Reads an installation of the app from the provider, with its repositories. The first owner to import
-it holds it; others need an operator's grant. Importing it again reads it again. A suspended one is
-imported without repositories, and is of no use until it is active.
+it holds it; others need an operator's grant. Importing it again refreshes it. A suspended
+installation is imported without repositories, and cannot be used until it is active.
 
 {_FAILURES}{_GRANTED}{_ASKING}"""
 
 SYNC_DESCRIPTION = f"""\
-Reads an installation and its repositories from the provider again. Of two answers the one that was
-asked for later stands.
+Reads an installation and its repositories from the provider again. Of two concurrent reads, the one
+that began later counts.
 
 {_FAILURES}\
-| 403 | `installation-not-active` | the provider says that it is suspended, or knows it no more |
+| 403 | `installation-not-active` | the provider says that it is suspended, or no longer knows it |
 {_GRANTED}{_ASKING}"""
 
 IMPORT_EXAMPLES = [

@@ -104,7 +104,8 @@ def source_token(installation_repository_id: uuid.UUID, *, owner_user_id: str) -
     if not is_app_configured():
         raise SourceError(
             "source-app-unconfigured",
-            "The source is a selected repository, and no app is set up to read it with.",
+            "The source is a selected repository, but no provider app is configured to read it "
+            "with.",
         )
     rows = InstallationRepository.objects.present().select_related("installation", "repository")
     found = rows.filter(pk=installation_repository_id).first()
@@ -114,7 +115,7 @@ def source_token(installation_repository_id: uuid.UUID, *, owner_user_id: str) -
     if not installation.grants.filter(owner_user_id=owner_user_id).exists():
         raise SourceError(
             "source-installation-not-granted",
-            "The owner may not use the installation of the selected repository any more.",
+            "The owner may no longer use the installation of the selected repository.",
         )
     if installation.status != Installation.Status.ACTIVE:
         raise _inactive()
@@ -164,7 +165,7 @@ def _id(text: str) -> uuid.UUID | None:
 
 
 def _unknown(pointer: str) -> Fault:
-    return Fault("not-found", "It is not there.", pointer)
+    return Fault("not-found", "It does not exist.", pointer)
 
 
 def _inactive() -> SourceError:
@@ -177,5 +178,5 @@ def _inactive() -> SourceError:
 def _unavailable() -> SourceError:
     return SourceError(
         "source-repository-unavailable",
-        "The installation does not show the selected repository any more, or may not read it.",
+        "The installation no longer lists the selected repository, or may not read it.",
     )

@@ -69,7 +69,8 @@ class InstallationRepositorySerializer(OutputSerializer):
     """A repository that an installation gives access to."""
 
     installation_repository_id = serializers.UUIDField(
-        source="pk", help_text="What selections name; it stays when the repository is renamed."
+        source="pk",
+        help_text="The id that selections name; it stays the same when the repository is renamed.",
     )
     installation_id = serializers.UUIDField()
     repository_id = serializers.UUIDField()

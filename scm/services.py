@@ -269,7 +269,7 @@ def _require_grant(installation: Installation, owner_user_id: str, *faults: Faul
 def installation_not_granted(*faults: Fault) -> Forbidden:
     """Return the error for an installation of another owner."""
     return Forbidden(
-        "This installation is not yours: an operator has to grant it to you.",
+        "This installation belongs to another owner: an operator has to grant it to you.",
         code="installation-not-granted",
         errors=faults,
     )

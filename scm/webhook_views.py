@@ -25,11 +25,11 @@ from scm.webhooks import (
 )
 
 WEBHOOK_DESCRIPTION = """\
-For the source-hosting provider alone. The signature is looked at before the body is parsed.
+Only for the source-hosting provider. The signature is checked before the body is parsed.
 
-Each delivery counts once, by its id; one that came to nothing (`failed`, or `received` while too
-many others are at work) is taken up again by its next delivery, or within minutes by the
-build workers. Events that are not known here are accepted and `ignored`.
+Each delivery is applied once, by its id; one that was not applied (`failed`, or `received` while
+too many others are in progress) is retried at its next delivery, or within minutes by the build
+workers. Unknown events are accepted and `ignored`.
 
 | Status | `code` | When |
 |---|---|---|

@@ -62,7 +62,7 @@ def require_secret() -> bytes:
     """Return the secret that deliveries are signed with; ``ServiceUnavailable`` without one."""
     if not settings.SCM_APP_WEBHOOK_SECRET:
         raise ServiceUnavailable(
-            "This installation has no SCM_APP_WEBHOOK_SECRET, so it cannot tell who delivers.",
+            "This installation has no SCM_APP_WEBHOOK_SECRET, so it cannot verify deliveries.",
             code="scm-webhook-secret-unset",
         )
     return str(settings.SCM_APP_WEBHOOK_SECRET).encode()
@@ -78,9 +78,9 @@ def read_headers(headers: Mapping[str, str]) -> tuple[str, str, str]:
     for name, shape in ((DELIVERY_HEADER, _DELIVERY_ID), (EVENT_HEADER, _EVENT)):
         value = headers.get(name, "")
         if not value:
-            faults.append(Fault("required", "A delivery has this header.", header=name))
+            faults.append(Fault("required", "This header is required.", header=name))
         elif not shape.fullmatch(value):
-            faults.append(Fault("invalid", "No delivery has such a value.", header=name))
+            faults.append(Fault("invalid", "This is not a valid value.", header=name))
     if faults:
         raise ValidationFailed(faults)
     signature = headers.get(SIGNATURE_HEADER, "")
@@ -103,7 +103,7 @@ def _not_the_provider() -> Unauthorized:
         errors=[
             Fault(
                 "signature-invalid",
-                "This is sha256= and the HMAC-SHA-256 of the raw body, in hex.",
+                "This must be sha256= and the HMAC-SHA-256 of the raw body, in hex.",
                 header=SIGNATURE_HEADER,
             )
         ],

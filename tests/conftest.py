@@ -129,11 +129,12 @@ def run_queue(instance_id: str) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _isolated(settings: Settings, instance_id: str) -> None:
-    """Give the test session its own queues and instance id."""
+    """Give the test session its own queues, instance id and quick passwords."""
     settings.SVC_INSTANCE_ID = instance_id
     settings.WORKSPACE_BUILD_QUEUE = f"sandbox-image-builds-{instance_id}"
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-{instance_id}"
     settings.SVC_NETWORK_GUARD = "external"  # tests of it say what they want
+    settings.PASSWORD_HASHERS = ["tests.support.quick_passwords.QuickHasher"]
 
 
 @pytest.fixture

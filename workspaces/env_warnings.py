@@ -27,9 +27,9 @@ def env_warnings(env: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {
             "code": SECRET_IN_ENV,
-            "detail": f"{name} looks like a secret, and blueprints are stored in clear. "
-            "Connect an account of the provider generic under this name instead: it is sealed, "
-            "and the workspace gets the same variable.",
+            "detail": f"{name} looks like a secret, but blueprints are stored unencrypted. Connect "
+            "a generic account with this name instead: it is sealed, and the workspace gets "
+            "the same variable.",
             "pointer": f"/spec/runtime/env/{name}",
         }
         for name, value in env.items()

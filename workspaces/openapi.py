@@ -39,9 +39,9 @@ START_DESCRIPTION = """\
 Stores the request and queues a build job. Poll `GET /v1/sandboxes/{sandboxId}` until `status` is
 `ready` or `failed`. Creates a workspace unless `workspaceId` names one that has ended.
 
-A selection takes the place of a source in `spec`: `sourceSelection` that of `sources.workspace`,
-`dotfilesSelection` that of the dotfiles. A workspace that is started again keeps what was selected
-for a source as long as its URL is the same.
+A selection replaces a source in `spec`: `sourceSelection` that of `sources.workspace`,
+`dotfilesSelection` that of the dotfiles. A workspace that is started again keeps the selection of a
+source as long as its URL stays the same.
 
 Connected accounts are opened by the worker when the workspace starts. One that cannot be opened
 then fails the job, with one of these as its `errorCode`: `connected-account-gone`,
@@ -53,26 +53,26 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | 400 | `validation-failed` | members or blueprint are wrong; see `errors` |
 | 403 | `installation-not-active` | the installation of a selection is suspended or was removed |
 | 404 | `registry-not-found` | `registryId` is not the configured registry |
-| 404 | `installation-not-found` | a selection names an installation that the owner has not |
-| 404 | `source-repository-not-found` | it names a repository that is not there |
+| 404 | `installation-not-found` | a selection names an installation that the owner does not have |
+| 404 | `source-repository-not-found` | it names a repository that does not exist |
 | 404 | `workspace-not-found` | the owner has no such workspace |
 | 404 | `credentials-not-found` | a profile or account is named that the owner does not have |
-| 409 | `connected-account-not-active` | an account that is named is invalid or was deleted |
-| 409 | `profile-archived` | the profile that is named is not in use any more |
+| 409 | `connected-account-not-active` | a named account is invalid or was deleted |
+| 409 | `profile-archived` | the named profile is archived |
 | 409 | `repository-taken` | another owner was the first to publish to the repository |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 409 | `workspace-active` | the workspace has not ended |
-| 429 | `owner-limit-reached` | the owner has all that the operator allows; `limits` names what |
-| 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
-| 503 | `scm-app-unconfigured` | a selection is given, and no source-hosting app is set up |
+| 429 | `owner-limit-reached` | the owner has reached a limit of the operator; `limits` names it |
+| 502 | `queue-publish-failed` | recorded as failed: the queue could not be reached |
+| 503 | `scm-app-unconfigured` | a selection was given, but no provider app is configured |
 """
 
 STOP_DESCRIPTION = """\
-Stores that the workspace is to be stopped. A build worker then ends what runs in it, completes the
-records, and removes the container; after that, `status` is `stopped`. What is still being built or
-launched is cancelled, and `status` is `cancelled`. Until it is done, `reason.code` is `stopping`.
-Of a persistent workspace, home and `workspaceRoot` are kept. Stopping what has ended or is being
-stopped changes nothing and is accepted.
+Stores a request to stop the workspace. A build worker then ends everything that runs in it,
+completes the records, and removes the container; after that, `status` is `stopped`. A build or
+launch in progress is cancelled, and `status` is `cancelled`. Until then, `reason.code` is
+`stopping`. A persistent workspace keeps its home and `workspaceRoot`. Stopping a workspace that has
+ended or is being stopped is accepted and changes nothing.
 
 | Status | `code` | When |
 |---|---|---|
@@ -81,7 +81,7 @@ stopped changes nothing and is accepted.
 """
 
 RESTART_DESCRIPTION = """\
-Another attempt of a workspace that has ended, with the blueprint of its latest sandbox. Poll
+Starts another attempt of a workspace that has ended, with the blueprint of its latest sandbox. Poll
 `GET /v1/workspaces/{workspaceId}` until `status` is `ready` or `failed`. A `resume` whose image the
 registry has lost builds it again.
 
@@ -90,20 +90,20 @@ registry has lost builds it again.
 | 404 | `workspace-not-found` | the owner has no such workspace |
 | 404 | `credentials-not-found` | a profile or account is named that the owner does not have |
 | 409 | `workspace-active` | it has not ended |
-| 409 | `workspace-stopping` | it is being stopped; start it when it is |
+| 409 | `workspace-stopping` | it is being stopped; start it when it has stopped |
 | 409 | `workspace-deleting` | it is being deleted |
 | 409 | `workspace-deleted` | it was deleted |
-| 409 | `nothing-published` | `resume`, and no image was published yet |
+| 409 | `nothing-published` | `resume`, but no image was published yet |
 | 409 | `connected-account-not-active` | one of its accounts is invalid or was deleted |
-| 409 | `profile-archived` | the profile that is named is not in use any more |
-| 429 | `owner-limit-reached` | the owner has all that the operator allows; `limits` names what |
-| 502 | `queue-publish-failed` | recorded, and failed: the queue could not be reached |
+| 409 | `profile-archived` | the named profile is archived |
+| 429 | `owner-limit-reached` | the owner has reached a limit of the operator; `limits` names it |
+| 502 | `queue-publish-failed` | recorded as failed: the queue could not be reached |
 """
 
 DELETE_DESCRIPTION = """\
-Accepted in every state, also again, and never taken back. Cancels what is being built, stops what
-runs as a stop does, and removes containers and volumes; after that, `status` is `deleted`, and
-lists leave the workspace out unless asked with `status=deleted`. Until then, `reason.code` is
+Accepted in every state, also repeatedly; it cannot be undone. Cancels a build in progress, stops
+the workspace as a stop does, and removes containers and volumes; after that, `status` is `deleted`,
+and lists leave the workspace out unless asked with `status=deleted`. Until then, `reason.code` is
 `deleting`. The records of its runs and its history stay readable as long as records are kept.
 
 | Status | `code` | When |
@@ -112,26 +112,26 @@ lists leave the workspace out unless asked with `status=deleted`. Until then, `r
 """
 
 TTL_DESCRIPTION = """\
-Sets when a workspace that is live is stopped: earlier or later than it would have been, counted
-from now. It also counts after each later start. `expiresAt` says when; the history has an event
+Sets how long from now a live workspace is stopped, which may be earlier or later than before. It
+also applies after each later start. `expiresAt` says when; the history has an event
 `workspace.ttl-changed`.
 
 | Status | `code` | When |
 |---|---|---|
 | 404 | `workspace-not-found` | the owner has no such workspace |
-| 409 | `workspace-ended` | nothing of it is left to stop; start it first |
+| 409 | `workspace-ended` | the workspace has ended; start it first |
 | 409 | `workspace-stopping` | it is being stopped |
 | 409 | `workspace-deleting` | it is being deleted |
 | 409 | `workspace-deleted` | it was deleted |
 """
 
 SSH_TARGET_DESCRIPTION = """\
-For the SSH gateway alone. The token is looked at first.
+Only for the SSH gateway. The token is checked first.
 
 | Status | `code` | When |
 |---|---|---|
 | 401 | `gateway-token-invalid` | the token is missing or wrong |
-| 401 | `principal-missing` | no header says for whom |
+| 401 | `principal-missing` | the header that names the owner is missing |
 | 404 | `workspace-not-found` | the principal has no such workspace |
 | 409 | `workspace-not-ready` | `reason` says why, since when and what happens next |
 | 503 | `gateway-token-unset` | the installation has no token |
@@ -153,14 +153,14 @@ ACCEPTED_HEADERS = [
         "Location",
         str,
         OpenApiParameter.HEADER,
-        description="Where its present state is read.",
+        description="Where its current state can be read.",
         response=[202],
     ),
     OpenApiParameter(
         "idempotency-replayed",
         str,
         OpenApiParameter.HEADER,
-        description="`true` when this is the first answer to the key again.",
+        description="`true` when this repeats the first answer to the key.",
         response=[202],
     ),
 ]

@@ -137,7 +137,7 @@ def _deleted_members(workspace: Workspace) -> dict[str, Any]:
         DELETED,
         "The workspace was deleted; its containers and volumes are gone.",
         workspace.deleted_at,
-        "Nothing more happens; the records of its runs are kept until their time is over.",
+        "Nothing more happens; the records of its runs are kept for the retention time.",
     )
     return {"status": DELETED, "reason": reason, "runtime": None, "error": None}
 

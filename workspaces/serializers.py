@@ -42,12 +42,12 @@ class SelectionSerializer(InputSerializer):
     """A repository of a source-hosting installation that the owner was granted."""
 
     provider = serializers.ChoiceField(choices=SOURCE_PROVIDERS)
-    installation_id = TextField(help_text="As `GET /v1/scm/installations` lists it.")
+    installation_id = TextField(help_text="Its id, as in `GET /v1/scm/installations`.")
     installation_repository_id = TextField(
-        help_text="As `GET /v1/scm/installations/{installationId}/repositories` lists it."
+        help_text="Its id, as in `GET /v1/scm/installations/{installationId}/repositories`."
     )
     ref = TextField(
-        required=False, help_text="Branch, tag or commit; the default branch unless told."
+        required=False, help_text="Branch, tag or commit; by default the default branch."
     )
 
 
@@ -55,7 +55,8 @@ class CredentialsSerializer(InputSerializer):
     """Which connected accounts the workspace is given, by id or name; empty for none."""
 
     profile_id = TextField(
-        required=False, help_text="What this profile gives is given, but for what is named here."
+        required=False,
+        help_text="The profile whose accounts are used, except for those named here.",
     )
     claude = TextField(required=False)
     codex = TextField(required=False)
@@ -64,7 +65,7 @@ class CredentialsSerializer(InputSerializer):
         required=False,
         child=TextField(),
         max_length=MAX_BINDINGS,
-        help_text="Each sets the environment variable that it is called like.",
+        help_text="Each sets the environment variable of the same name.",
     )
 
 
@@ -81,7 +82,7 @@ class WorkspaceRequestSerializer(OwnedInputSerializer):
     )
     tag = PatternField(
         pattern=TAG,
-        hint="A tag is up to 128 of letters, digits, _ . - and begins with none of . and -.",
+        hint="A tag is up to 128 letters, digits, _ . and -, and does not begin with . or -.",
         max_length=128,
     )
     spec = BlueprintField()
@@ -89,15 +90,15 @@ class WorkspaceRequestSerializer(OwnedInputSerializer):
     dotfiles_selection = SelectionSerializer(required=False)
     credentials = CredentialsSerializer(
         required=False,
-        help_text="When absent, what the owner's profile `default` gives; for a workspace that is "
-        "started again, what it was given before.",
+        help_text="By default the accounts of the owner's profile `default`; for a workspace that "
+        "is started again, the accounts that it had before.",
     )
     ttl_seconds = serializers.IntegerField(
         required=False,
         min_value=MIN_TTL_SECONDS,
         max_value=MAX_TTL_SECONDS,
-        help_text="How long after each start the workspace is stopped, whatever it does; when "
-        "absent, never.",
+        help_text="How long after each start the workspace is stopped, even while it is "
+        "working; absent: never.",
     )
 
 
@@ -111,7 +112,7 @@ class SandboxRequestSerializer(WorkspaceRequestSerializer):
     relation = serializers.ChoiceField(
         required=False,
         choices=RESTART_RELATIONS,
-        help_text="Why a workspace is started again; `rebuild` unless told.",
+        help_text="Why a workspace is started again; by default `rebuild`.",
     )
 
 
@@ -126,11 +127,11 @@ class StartSerializer(OwnedInputSerializer):
         required=False,
         choices=RESTART_RELATIONS,
         help_text="`resume` launches the image that was published, without building; `retry` and "
-        "`rebuild` fetch the sources anew and build what has changed. `resume` unless nothing was "
-        "published yet.",
+        "`rebuild` fetch the sources again and build what has changed. By default `resume`, unless "
+        "nothing was published yet.",
     )
     credentials = CredentialsSerializer(
-        required=False, help_text="When absent, what the workspace was given before."
+        required=False, help_text="By default the accounts that the workspace had before."
     )
 
 
@@ -151,7 +152,7 @@ class StartedSandboxSerializer(OutputSerializer):
     sandbox_id = serializers.UUIDField()
     workspace_id = serializers.UUIDField()
     attempt_id = serializers.UUIDField()
-    run_id = serializers.UUIDField(help_text="The boot run: its record tells how it went.")
+    run_id = serializers.UUIDField(help_text="The boot run, whose record shows how it went.")
     job_id = serializers.UUIDField()
     name = serializers.CharField()
     status = serializers.ChoiceField(choices=STARTED_STATUSES)
@@ -159,7 +160,7 @@ class StartedSandboxSerializer(OutputSerializer):
     repository = serializers.CharField()
     tag = serializers.CharField()
     warnings = WarningSerializer(
-        many=True, help_text="What is ignored of the blueprint, or had better be done otherwise."
+        many=True, help_text="Parts of the blueprint that are ignored or should be changed."
     )
 
 
@@ -176,7 +177,7 @@ class TimeToLiveSerializer(OwnedInputSerializer):
         min_value=MIN_TTL_SECONDS,
         max_value=MAX_TTL_SECONDS,
         help_text="How long from now, and after each later start, the workspace is stopped, "
-        "whatever it does.",
+        "even while it is working.",
     )
 
 
@@ -246,7 +247,7 @@ class WorkspaceSummarySerializer(StatusSerializer):
     registry_id = serializers.CharField(required=False)
     repository = serializers.CharField(required=False)
     tag = serializers.CharField(required=False)
-    expires_at = TimestampField(required=False, help_text="When it is stopped by itself.")
+    expires_at = TimestampField(required=False, help_text="When it is stopped automatically.")
     deleted_at = TimestampField(required=False)
 
 
@@ -309,7 +310,7 @@ class TargetRuntimeSerializer(OutputSerializer):
     resource_id = serializers.CharField()
     reference = serializers.CharField()
     status = serializers.ChoiceField(choices=RuntimeInstance.Status.choices)
-    endpoint = serializers.CharField(help_text="How the adapter reaches it.")
+    endpoint = serializers.CharField(help_text="The address at which the adapter reaches it.")
 
 
 class SshTargetSerializer(OutputSerializer):

@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
             name='RenewedSecret',
             fields=[
                 ('id', models.UUIDField(default=controlplane.database.ids.uuid7, editable=False, primary_key=True, serialize=False)),
-                ('workspace_id', models.UUIDField(help_text='Where it was renewed.')),
+                ('workspace_id', models.UUIDField(help_text='The workspace in which it was renewed.')),
                 ('sealed', models.BinaryField()),
                 ('metadata', models.JSONField(default=dict, help_text='What may be shown of it.')),
                 ('collected_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),

@@ -93,7 +93,7 @@ def _read_image_id(iidfile: Path) -> str:
         return iidfile.read_text().strip()
     except OSError as error:
         raise BuildError(
-            "build-command-failed", "The builder ended well but did not say what it built."
+            "build-command-failed", "The builder succeeded but did not report an image."
         ) from error
 
 
@@ -257,7 +257,7 @@ class Compiler(EngineImages):
             except TimeoutError as error:
                 code = "build-cancelled" if cancelled.is_set() else "push-timed-out"
                 raise BuildError(
-                    code, "Another push of the same repository and tag did not end."
+                    code, "Another push to the same repository and tag has not finished."
                 ) from error
             check()
             try:
@@ -287,7 +287,9 @@ class Compiler(EngineImages):
         except RegistryError as error:
             raise BuildError("push-failed", f"After the push: {error.detail}") from error
         if not present:
-            raise BuildError("push-failed", "The registry does not have what was pushed to it.")
+            raise BuildError(
+                "push-failed", "The registry does not have the image that was pushed to it."
+            )
         return PublishedImage(name, f"{self._push_registry}/{repository}@{digest}", digest)
 
     def _pushed_digest(self, built: BuiltImage, result: ProcessResult) -> str:
@@ -297,7 +299,7 @@ class Compiler(EngineImages):
         """
         stated = _DIGEST.findall(result.tail)
         if not stated:
-            raise BuildError("push-failed", "The engine did not say which digest it pushed.")
+            raise BuildError("push-failed", "The engine did not report the digest that it pushed.")
         digest = bytes(stated[-1])
         known = self.docker.run(
             *("image", "inspect", "--format", "{{json .RepoDigests}}", built.image_id),
@@ -317,7 +319,7 @@ class Compiler(EngineImages):
             except OSError as error:
                 raise BuildError(
                     "build-write-context-failed",
-                    f"No folder to work in could be made: {error.strerror or 'unknown error'}.",
+                    f"The work folder could not be created: {error.strerror or 'unknown error'}.",
                 ) from error
             yield place
 

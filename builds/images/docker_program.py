@@ -60,7 +60,8 @@ class DockerProgram:
                 except OSError as error:
                     raise BuildError(
                         "build-write-context-failed",
-                        f"The temporary folder takes nothing: {error.strerror or 'unknown error'}.",
+                        f"The temporary folder cannot be written: "
+                        f"{error.strerror or 'unknown error'}.",
                     ) from error
                 if not certain:
                     return docker

@@ -94,7 +94,7 @@ class ImageKeeper:
             self._refuses = True
             log.warning(
                 "registry_deletes_nothing",
-                hint="Images stay in the registry: its configuration forbids to delete them.",
+                hint="Images stay in the registry: its configuration forbids deletion.",
             )
             return False
         mine.update(image_removed_at=Now())

@@ -34,7 +34,7 @@ def make_root(root: Path) -> None:
     except OSError as error:
         raise NoWorkplaceError(
             f"The folder {root} cannot be written: {error.strerror or 'unknown error'}."
-            " SVC_DATA_DIR says where it lies."
+            " SVC_DATA_DIR sets its location."
         ) from error
 
 

@@ -82,7 +82,7 @@ class ImageBuilder:
         image = self._tag_again(job, earlier.repository, earlier.published_digest)
         if image is None:
             return None
-        record.state("The published image is launched again: nothing has to be built.")
+        record.state("The published image is launched again; no build is needed.")
         return BuiltImage(image=image, plan_hash=earlier.plan_hash, reused=True)
 
     def _publish(
@@ -104,7 +104,7 @@ class ImageBuilder:
             job.require_build_slot()
             image = self._compile_and_push(job, plan, fetcher, resolved, record, outbound=outbound)
         else:
-            record.state("An image of the same plan is there already: nothing has to be built.")
+            record.state("An image of the same plan already exists; no build is needed.")
             BUILDS_REUSED.count()
         return BuiltImage(image=image, plan_hash=plan_hash, reused=reused)
 
@@ -192,7 +192,8 @@ class ImageBuilder:
             except OSError as exc:
                 raise BuildError(
                     "build-write-context-failed",
-                    f"No folder for the sources could be made: {exc.strerror or 'unknown error'}.",
+                    f"The folder for the sources could not be created: "
+                    f"{exc.strerror or 'unknown error'}.",
                 ) from exc
             yield folder
 

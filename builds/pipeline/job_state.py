@@ -37,7 +37,7 @@ T = TypeVar("T")
 ATTEMPT_OVER = "attempt-over"
 ATTEMPTS_EXHAUSTED = "attempts-exhausted"
 INTERNAL_ERROR = "internal-error"
-INTERNAL_MESSAGE = "Something went wrong on our side; the worker's log knows more."
+INTERNAL_MESSAGE = "Something went wrong on our side; the worker's log has the details."
 
 
 class ShutdownError(Exception):
@@ -151,7 +151,7 @@ class JobState:
         if self.row.attempt_count > self.row.max_attempts:
             exhausted = JobError(
                 ATTEMPTS_EXHAUSTED,
-                f"{self.row.max_attempts} workers took this job and none of them finished it.",
+                f"{self.row.max_attempts} workers claimed this job and none of them finished it.",
             )
             self.fail(exhausted, timeout=0)
             raise exhausted
@@ -183,7 +183,7 @@ class JobState:
         if run.status in run.TERMINAL:
             raise JobError(
                 RECORD_ENDED,
-                run.error_message or "The record of the workspace's start has ended already.",
+                run.error_message or "The record of the workspace's start has already ended.",
             )
 
     def boot_run(self) -> Run:

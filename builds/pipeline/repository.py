@@ -28,7 +28,7 @@ def repository_kept(job: JobState) -> Iterator[None]:
             )
         except TimeoutError as exc:
             raise BuildError(
-                "push-timed-out", "Old images of the repository were being removed for long."
+                "push-timed-out", "Removing old images of the repository took too long."
             ) from exc
         yield
 

@@ -174,8 +174,8 @@ def _family(os_family: str, catalogue: Catalogue) -> OsFamily:
     if name not in catalogue.base_images:
         raise UnsupportedError(
             "unsupported-os",
-            f"{FAMILIES[name].title} is not offered here: the operator has set no base image "
-            "for it.",
+            f"{FAMILIES[name].title} is not available here: the operator has not configured a base "
+            "image for it.",
         )
     return FAMILIES[name]
 
@@ -187,7 +187,7 @@ def _harness(blueprint: Blueprint, family: OsFamily, catalogue: Catalogue) -> Ha
     harness = catalogue.harnesses.get(blueprint.harness.id)
     if harness is None:
         raise UnsupportedError(
-            "unsupported-harness", f"The harness '{blueprint.harness.id}' is not offered here."
+            "unsupported-harness", f"The harness '{blueprint.harness.id}' is not available here."
         )
     if family.name not in harness.packages:
         raise UnsupportedError(
@@ -208,7 +208,7 @@ def _packages(blueprint: Blueprint, family: OsFamily) -> tuple[PackageRequest, .
     if wrong:
         raise UnsupportedError(
             "unsupported-package",
-            " ".join(f"'{name}' cannot be a package of {family.title}." for name in wrong),
+            " ".join(f"'{name}' is not a valid package name on {family.title}." for name in wrong),
         )
     pinned = [package.id for package in packages if package.version is not None]
     if pinned and family.pin is None:
@@ -248,7 +248,7 @@ def _refuse_unsupported_runtime(blueprint: Blueprint, catalogue: Catalogue) -> N
     if engine != "auto" and engine not in catalogue.runtime_families:
         refuse(f"Workspaces cannot run on '{engine}' here.")
     if blueprint.runtime.oci_runtime not in catalogue.oci_runtimes:
-        refuse(f"The OCI runtime '{blueprint.runtime.oci_runtime}' is not offered here.")
+        refuse(f"The OCI runtime '{blueprint.runtime.oci_runtime}' is not available here.")
     others = sorted({item.purpose for item in blueprint.sources.inputs} - {"dotfiles"})
     if others:
         refuse(f"Inputs with purpose {' or '.join(others)} are not supported; only dotfiles are.")

@@ -66,7 +66,7 @@ def _wait_for(name: str, statement: str, timeout: float, cancelled: threading.Ev
     deadline = time.monotonic() + timeout
     while not retry_database(acquire, timeout=timeout, cancelled=cancelled):
         if time.monotonic() > deadline or cancelled.wait(LOOK_SECONDS):
-            raise TimeoutError(f"the lock {name} is held by somebody else")
+            raise TimeoutError(f"the lock {name} is held by another process")
 
 
 @contextmanager

@@ -28,5 +28,5 @@ class AdminPortMiddleware:
         port = settings.SVC_ADMIN_PORT
         # The socket's own port: what a client says of it is in HTTP_HOST.
         if port and _KEPT.match(request.path_info) and request.META["SERVER_PORT"] != str(port):
-            return problem_response(NotFound("There is nothing at this address."), request)
+            return problem_response(NotFound("There is nothing at this URL."), request)
         return self.get_response(request)

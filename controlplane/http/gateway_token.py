@@ -47,7 +47,7 @@ def require_gateway(request: Request | HttpRequest) -> None:
         )
     shown = request.headers.get(HEADER, "")
     if not hmac.compare_digest(shown.encode("utf-8", "replace"), token.encode()):
-        raise Unauthorized("The gateway token is not the right one.", code="gateway-token-invalid")
+        raise Unauthorized("The gateway token is wrong.", code="gateway-token-invalid")
 
 
 def records_sessions(request: Request) -> bool:
@@ -66,7 +66,7 @@ def principal(request: Request) -> str:
     """
     shown = request.headers.get(PRINCIPAL_HEADER, "").strip()
     if not shown:
-        detail = f"The header {PRINCIPAL_HEADER} says for whom the gateway asks."
+        detail = f"The header {PRINCIPAL_HEADER} must say for which owner the gateway asks."
         raise Unauthorized(
             detail,
             code="principal-missing",

@@ -88,7 +88,7 @@ def _identify(request: HttpRequest) -> str | None:
     shown = request.headers.get(name)
     if shown is None or not is_trusted_proxy(request.META.get("REMOTE_ADDR", "")):
         raise Unauthorized(
-            "Nobody said whose request this is: ask through the proxy that authenticates people.",
+            "The request names no owner: send it through the proxy that authenticates users.",
             code="caller-missing",
         )
     return _owner_of(shown, name)
@@ -109,7 +109,7 @@ def _owner_of(shown: str, name: str) -> str:
     try:
         text = text.encode("latin-1").decode()  # a header's bytes reach us as latin-1
         if "," in text:
-            detail = "It is given twice, or has a comma, which no owner named here may have."
+            detail = "It is given twice, or contains a comma, which owner names may not."
             raise ValidationFailed([Fault("repeated-header", detail, header=name)])
         owner: str = OwnerField().run_validation(text)
     except UnicodeError as exc:

@@ -26,10 +26,10 @@ from controlplane.http.serializers import (
 OWNER_QUERY = OpenApiParameter(
     "ownerUserId",
     str,
-    description="Whose; `userId` is a synonym. The installation may require it.",
+    description="The owner; `userId` is a synonym. The installation may require it.",
 )
 OWNER_REQUIRED = OpenApiParameter(
-    "ownerUserId", str, required=True, description="Whose; `userId` is a synonym."
+    "ownerUserId", str, required=True, description="The owner; `userId` is a synonym."
 )
 CREATED_LOCATION = OpenApiParameter(
     "Location", str, OpenApiParameter.HEADER, description="Its own path.", response=[201]
@@ -51,7 +51,7 @@ PRINCIPAL = OpenApiParameter(
 
 PROBLEM_WORDS = {
     "400": "The request is wrong; `errors` says where.",
-    "409": "The request does not fit the present state; see `code`.",
+    "409": "The request conflicts with the current state; see `code`.",
     "default": "Anything else that went wrong.",
 }
 CONFLICTS = {409: OpenApiResponse(description=PROBLEM_WORDS["409"])}
@@ -109,13 +109,13 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "code": {
             "type": "string",
             "pattern": "^[a-z0-9-]+$",
-            "description": "The kind of problem for programs; stable.",
+            "description": "The kind of problem, for programs; stable.",
         },
         "message": {"type": "string", "description": "Equal to `detail`."},
         "errors": {
             "type": "array",
-            "description": "Every single fault of the request, each with its place: exactly one "
-            "of `pointer`, `parameter` and `header`.",
+            "description": "Every fault of the request, each with its place: exactly one of "
+            "`pointer`, `parameter` and `header`.",
             "items": {"$ref": "#/components/schemas/Fault"},
         },
         "requestId": {"type": "string", "description": "Finds the request in the logs."},

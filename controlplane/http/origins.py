@@ -38,7 +38,8 @@ class HostMiddleware:
         except DisallowedHost:
             log.warning("host_refused", host=request.META.get("HTTP_HOST", "")[:255])
             error = BadRequest(
-                "This service does not answer to that host name; SVC_ALLOWED_HOSTS lists its own.",
+                "This service does not answer to that host name; SVC_ALLOWED_HOSTS lists the ones "
+                "it answers to.",
                 code="host-not-allowed",
             )
             return problem_response(error, request)

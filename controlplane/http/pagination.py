@@ -38,7 +38,13 @@ def decode_cursor(cursor: str) -> uuid.UUID:
         return uuid.UUID(position)
     except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError) as exc:
         raise ValidationFailed(
-            [Fault("invalid-cursor", "This cursor is not one of this list.", parameter="cursor")]
+            [
+                Fault(
+                    "invalid-cursor",
+                    "This cursor does not belong to this list.",
+                    parameter="cursor",
+                )
+            ]
         ) from exc
 
 
@@ -62,12 +68,12 @@ def list_query(
             min_value=1,
             max_value=maximum,
             default=default,
-            help_text=f"How many items at the most (1 to {maximum}, {default} unless told).",
+            help_text=f"Maximum number of items (1 to {maximum}, default {default}).",
         ),
         "cursor": serializers.CharField(
             required=False,
             max_length=500,
-            help_text="The nextCursor of the page before.",
+            help_text="The nextCursor of the previous page.",
         ),
         **fields,
     }

@@ -93,11 +93,11 @@ def as_control_plane_error(exc: Exception) -> ControlPlaneError | None:
     if isinstance(exc, drf.ValidationError):
         return ValidationFailed(faults_of(exc.detail))
     if isinstance(exc, Http404 | drf.NotFound):
-        return NotFound("There is nothing at this address.")
+        return NotFound("There is nothing at this URL.")
     if isinstance(exc, RequestDataTooBig):
-        return PayloadTooLarge("The body is larger than the server reads.")
+        return PayloadTooLarge("The body is larger than the server accepts.")
     if isinstance(exc, PermissionDenied | SuspiciousOperation | DjangoValidationError):
-        return BadRequest("The request cannot be understood.")
+        return BadRequest("The request could not be parsed.")
     if isinstance(exc, drf.APIException):
         status = HTTPStatus(exc.status_code)
         error = ControlPlaneError(str(exc.detail), code=str(exc.default_code).replace("_", "-"))
@@ -133,7 +133,7 @@ def exception_handler(exc: Exception, context: dict[str, Any]) -> HttpResponse |
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's ``handler400``."""
     error = as_control_plane_error(exception)
-    return problem_response(error or BadRequest("The request cannot be understood."), request)
+    return problem_response(error or BadRequest("The request could not be parsed."), request)
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -145,12 +145,12 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's ``handler404``: unknown routes, and ids that are not UUIDs."""
-    return problem_response(NotFound("There is nothing at this address."), request)
+    return problem_response(NotFound("There is nothing at this URL."), request)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Django's ``handler500``: the traceback is in the log under the request's id."""
     return problem_response(
-        ControlPlaneError("Something went wrong on our side; the log knows it by this requestId."),
+        ControlPlaneError("Something went wrong on our side; look up this requestId in the log."),
         request,
     )

@@ -88,7 +88,7 @@ def examine(
     if caller is not None and not faults:
         # Told before anything is looked up: no answer depends on what the other owner has.
         if owner not in (None, caller):
-            raise NotFound("You are not this owner.", code="owner-not-found")
+            raise NotFound("You may not act for this owner.", code="owner-not-found")
         owner = caller
     parameters, parameter_faults = _read_query(request, query)
     members, member_faults = _read_body(request, body) if body else ({}, [])
@@ -185,6 +185,6 @@ def _read_owner(
     if len(set(found.values())) > 1:
         faults.append(Fault("owner-ambiguous", f"{' and '.join(found)} differ.", **place))
     if required and not found and not faults:
-        detail = "Say whose this is: ownerUserId (or userId) is required."
+        detail = "ownerUserId (or userId) is required."
         faults.append(Fault("required", detail, **place))
     return (next(iter(found.values())) if found else None), faults

@@ -129,7 +129,7 @@ class OwnedInputSerializer(InputSerializer):
     # Documents the owner's members; ``controlplane.http.requests`` reads them, from body and query.
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         owner = OwnerField(
-            required=False, help_text="Whose. Given here or in the query, also as `userId`."
+            required=False, help_text="The owner. Given here or in the query, also as `userId`."
         )
         synonym = OwnerField(required=False, help_text="A synonym of `ownerUserId`.")
         return {"ownerUserId": owner, "userId": synonym, **super().get_fields()}

@@ -33,16 +33,17 @@ LAST_EVENT_ID = OpenApiParameter(
     HEADER,
     str,
     OpenApiParameter.HEADER,
-    description="As `after`, which it goes before; browsers send it when they come back.",
+    description="Like `after`, and takes precedence over it; browsers send it when they reconnect.",
 )
 ENDLESS_RESPONSES: dict[Any, Any] = {
     (200, CONTENT_TYPE): OpenApiResponse(
-        OpenApiTypes.STR, description="Server-sent events, until the stream ends or its reader."
+        OpenApiTypes.STR,
+        description="Server-sent events, until the stream ends or the client disconnects.",
     )
 }
 STREAM_RESPONSES: dict[Any, Any] = {
     **ENDLESS_RESPONSES,
-    204: OpenApiResponse(description="The end was seen already."),
+    204: OpenApiResponse(description="The client has already seen the end."),
 }
 
 
@@ -51,8 +52,9 @@ class StreamParameters(QuerySerializer):
     after = serializers.CharField(
         required=False,
         max_length=MAX_CURSOR,
-        help_text="The `id` of the last event that was seen: what follows it is sent. `latest`: "
-        "only what is yet to come. The header `Last-Event-ID` goes before it.",
+        help_text="The `id` of the last event received: the events after it are sent. `latest`: "
+        "only "
+        "new events. The header `Last-Event-ID` takes precedence.",
     )
 
 

@@ -73,4 +73,4 @@ class SpooledBody:
             self._looked_at = self._size
             found = os.statvfs(self._folder)
             if found.f_bavail * found.f_frsize < KEPT_FREE_BYTES:
-                raise OSError("the disk has too little room")
+                raise OSError("the disk has too little space")

@@ -68,7 +68,7 @@ def _accept(request: Request) -> str:
     spoken = request.method == "GET" and request.META.get("SERVER_PROTOCOL") == "HTTP/1.1"
     asked = is_upgrade(headers) and "upgrade" in _tokens(headers.get("connection", ""))
     if not (spoken and asked) or headers.get("sec-websocket-version") != VERSION:
-        error = UpgradeRequired("This is for a WebSocket, version 13.")
+        error = UpgradeRequired("This endpoint needs a WebSocket handshake, version 13.")
         error.headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
         raise error
     key = headers.get("sec-websocket-key", "")
@@ -197,7 +197,7 @@ class WebSocketSource(Duplex):
             self._text.append(event.data)
         self._text_bytes += len(event.data.encode())
         if self._text_bytes > MAX_TEXT_BYTES:
-            told = f"A text message has at most {MAX_TEXT_BYTES} bytes."
+            told = f"A text message may have at most {MAX_TEXT_BYTES} bytes."
             self._end = [CloseConnection(CloseReason.MESSAGE_TOO_BIG, told)]
         elif event.message_finished:
             text = "".join(self._text)
@@ -232,7 +232,7 @@ class WebSocketSource(Duplex):
         """Return a problem and its close code, or that the service goes away."""
         if error is not None:
             return self._framed(self._problem(error))
-        going_away = "The service ends; come back and go on."
+        going_away = "The service is restarting; reconnect to continue."
         return self._framed([CloseConnection(CloseReason.GOING_AWAY, going_away)])
 
     def rest_of_begun(self, pending: bytes | bytearray) -> int | None:

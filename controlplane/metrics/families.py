@@ -77,7 +77,7 @@ API_ANSWERS = Counter(
 )
 BUILD_JOBS = Counter(
     name="svc_build_jobs_ended_total",
-    help="Claimed build jobs by how their worker was done with them.",
+    help="Claimed build jobs by how their worker finished with them.",
     labels=("outcome",),
     known={"outcome": ("succeeded", "failed", "lost", "given-back")},
 )
@@ -96,13 +96,13 @@ BUILDS_REUSED = Counter(
 )
 LEASE_RENEWALS = Counter(
     name="svc_lease_renewals_total",
-    help="Renewals of leases; lost: another worker has the work; failed: to be tried again.",
+    help="Renewals of leases; lost: another worker has the work; failed: will be retried.",
     labels=("worker", "outcome"),
     known={"worker": ("build", "run"), "outcome": ("renewed", "lost", "failed")},
 )
 SWEEPS = Counter(
     name="svc_sweeps_total",
-    help="Rounds of the workers' tasks beside their queues.",
+    help="Rounds of the workers' periodic tasks.",
     labels=("worker", "task", "outcome"),
 )
 FOUND_BY_SWEEPER = Counter(

@@ -70,7 +70,7 @@ def verify(token: str, key: bytes, *, kind: Kind, now: float) -> Grant:
     if len(token) > MAX_TOKEN_CHARACTERS or not hmac.compare_digest(
         signature.encode("utf-8", "replace"), right.encode()
     ):
-        raise LinkRefused("This link was not made here.")
+        raise LinkRefused("This link was not made by this installation.")
     members = json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
     if (members["scope"], members["kind"]) != (SCOPE, kind):
         raise LinkRefused("This token is for something else.")

@@ -64,7 +64,7 @@ class Outgoing:
         """
         with self._room:
             if self._broken:
-                raise BrokenPipeError("the client is gone or too slow")
+                raise BrokenPipeError("the client has disconnected or is too slow")
             if not self.pending:
                 self.progressed_at, self._taken = time.monotonic(), 0
             self.pending += data
@@ -99,7 +99,7 @@ class Outgoing:
         """Send ``data``, or keep it for the loop to send."""
         with self._room:
             if self._broken:
-                raise BrokenPipeError("the client is gone or too slow")
+                raise BrokenPipeError("the client has disconnected or is too slow")
             if not self.pending:
                 self.progressed_at, self._taken = time.monotonic(), 0
             self.pending += data
@@ -111,7 +111,7 @@ class Outgoing:
             self._room.wait_for(lambda: self._broken or len(self.pending) <= HELD_BYTES)
             self.waiting = False
             if self._broken:
-                raise BrokenPipeError("the client is gone or too slow")
+                raise BrokenPipeError("the client has disconnected or is too slow")
 
     def send(self, data: bytes) -> int:
         """Send all of ``data``."""

@@ -308,7 +308,7 @@ class Puller:
             return Piece(feed.source.farewell(error), ended=True)
         except Exception:
             log.exception("stream_failed")
-            told = ControlPlaneError("Something went wrong on our side; the log has it.")
+            told = ControlPlaneError("Something went wrong on our side; see the log.")
             return Piece(feed.source.farewell(told), ended=True)
 
     def _deliver(self, feed: Feed, piece: Piece) -> None:

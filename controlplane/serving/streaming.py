@@ -118,7 +118,7 @@ class Streams:
         error: ControlPlaneError | None = None
         if slow:
             error = RequestTimeout(
-                "The events were not taken in time; go on behind the last one that was.",
+                "The events were not read in time; reconnect after the last one received.",
                 code="slow-reader",
             )
         if feed.whole or connection.sock.pending:

@@ -129,7 +129,7 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
     a thread of its own; one that is given up ends with its connection.
     """
     if not _UNDER_WAY.acquire(blocking=False):
-        raise BrokerError("The broker has not answered many calls before this one.")
+        raise BrokerError("The broker has too many unanswered calls.")
     outcome: Future[None] = Future()
 
     def run() -> None:
@@ -355,7 +355,7 @@ class Consumer:
             # Wakes at once for a delivery or a settled one, and at the latest for the next tick.
             connection.process_data_events(time_limit=self._tick)
             if channel.is_closed:
-                raise AMQPError("the channel was closed by the broker")
+                raise AMQPError("the broker closed the channel")
             if consumer_tag is not None and consumer_tag not in channel.consumer_tags:
                 raise AMQPError("the broker cancelled the consumer: its queue is gone")
             self._on_tick()

@@ -161,7 +161,7 @@ class PrivatePostgres(PrivateService):
         )
         if done.returncode != 0:
             raise SetupError(
-                f"The PostgreSQL in {self.root} refuses us: {done.stderr.strip()}\n"
+                f"The PostgreSQL in {self.root} refuses the login: {done.stderr.strip()}\n"
                 "Its password was generated together with its data; put the old one back."
             )
         return done.stdout.strip()

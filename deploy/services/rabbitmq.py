@@ -120,7 +120,8 @@ class PrivateRabbitMQ(PrivateService):
     def after_start(self) -> None:
         if not accepts("127.0.0.1", self.port, USER, self._password):
             raise SetupError(
-                f"The RabbitMQ in {self.root} refuses us. Its password was generated together "
+                f"The RabbitMQ in {self.root} refuses the login. Its password was generated "
+                "together "
                 "with its data; put the old one back."
             )
 
@@ -179,7 +180,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("the broker hung up")
+            raise ConnectionError("the broker closed the connection")
         data += part
     return data
 

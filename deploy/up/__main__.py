@@ -58,7 +58,7 @@ def main() -> int:
         print(f"\n{place}: {error.strerror}. {hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. What was started keeps running; run the same command again.")
+        print("\nInterrupted. Whatever was started keeps running; run the same command again.")
         return 130
 
 
@@ -67,10 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="set everything up and start it")
     commands.add_parser("demo", help="up, then build and start a workspace from examples/")
-    commands.add_parser("status", help="say what runs")
+    commands.add_parser("status", help="show what is running")
     commands.add_parser("down", help="stop what was started; no data is lost")
     clean = commands.add_parser("clean", help="down, then remove all data of this checkout")
-    clean.add_argument("--yes", action="store_true", help="do not ask")
+    clean.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     commands.add_parser("prepare-test", help="the services and tools that the tests need")
     commands.add_parser("prepare-lint", help="the tools that the linters need")
     env = commands.add_parser("env", help="print the settings as shell exports")

@@ -45,7 +45,7 @@ class Layout:
             return cls(checkout, data, services)
         data.mkdir(parents=True, exist_ok=True)
         closed = first_closed_parent(data)
-        reason = f"{closed} is closed to the accounts they run as" if closed else ""
+        reason = f"{closed} is not accessible to the accounts they run as" if closed else ""
         if len(os.fsencode(services)) > _LONGEST_ROOT:
             reason = reason or "the path is too long for the sockets"
         if not reason:
@@ -96,7 +96,7 @@ class Layout:
         self.data.chmod(0o755)
         self.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.sockets.stat().st_uid != os.geteuid():
-            raise PermissionError(f"{self.sockets} belongs to somebody else")
+            raise PermissionError(f"{self.sockets} belongs to another user")
 
 
 def _short_hash(path: Path) -> str:

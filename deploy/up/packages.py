@@ -123,7 +123,7 @@ def refuse(missing: Iterable[Missing]) -> MissingPartsError:
     if not packages:
         lines.append("Then run this command again.")
     elif _is_debian_like():
-        lines.append("Run this command again as root, or let somebody with root run:")
+        lines.append("Run this command again as root, or have someone with root access run:")
         lines.append(f"  apt-get update && apt-get install --no-install-recommends {packages}")
     else:
         lines.append(

@@ -167,7 +167,7 @@ class RabbitMQPart(Part):
         url = rabbitmq.found_url()
         if url is None:
             return None
-        why = "its well-known local account lets us in"
+        why = "its default local account is accepted"
         return Choice(self.title, "found", why, "127.0.0.1:5672", {"RABBITMQ_URL": url})
 
     def reachable(self, name: str, value: str) -> bool:
@@ -192,7 +192,7 @@ class RegistryPart(Part):
         address = registry.found_address(port=self._port() or registry.CUSTOMARY_PORT)
         if address is None:
             return None
-        why = "it answers at the customary place and asks for no account"
+        why = "it answers at the usual address and requires no account"
         return Choice(self.title, "found", why, address, registry.settings_for(address))
 
     def reachable(self, name: str, value: str) -> bool:
@@ -230,8 +230,9 @@ class EnginePart(Part):
         if forced and not self.may_start():
             raise SetupError(
                 "SVC_UP_PRIVATE asks for a Docker Engine of our own, but another one runs on this "
-                "machine. Two would fight over its bridge and firewall rules: use the one that "
-                "runs, or stop it first."
+                "machine. Two engines would conflict over the bridge and firewall rules: use the "
+                "one "
+                "that is running, or stop it first."
             )
         return super().choose(forced=forced)
 
@@ -255,7 +256,7 @@ class EnginePart(Part):
             instead = f"{refused} exists, but this account may not use it: join the group docker"
             return Missing(self.title, (), instead)
         if os.geteuid() != 0 and find_program("dockerd") is not None:
-            instead = "installed, but none runs: start it, set DOCKER_HOST, or run this as root"
+            instead = "installed, but not running: start it, set DOCKER_HOST, or run this as root"
             return Missing(self.title, (), instead)
         if os.geteuid() != 0:
             return Missing(self.title, self.packages, "and start it, or set DOCKER_HOST")

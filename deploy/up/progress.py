@@ -92,7 +92,7 @@ class Progress:
             if self._lively:
                 self._rewrite(step)
             else:
-                self._line(self._marks[2], "2", step, "still at it")
+                self._line(self._marks[2], "2", step, "still working")
 
     def _rewrite(self, step: Step) -> None:
         width = os.get_terminal_size(self._out.fileno()).columns if self._out.isatty() else 80

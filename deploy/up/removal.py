@@ -30,7 +30,7 @@ def confirm(layout: Layout) -> bool:
         + ")."
     )
     if not sys.stdin.isatty():
-        print("Nobody is there to answer. To remove it all the same: make clean YES=1")
+        print("There is no terminal to ask at. To remove it anyway: make clean YES=1")
         return False
     return input("Remove all of it? [y/N] ").strip().lower() in {"y", "yes"}
 
@@ -73,7 +73,7 @@ def _remove_labelled(layout: Layout, progress: Progress) -> None:
         removed = []
         _take_rules_away(layout, engine_host)
         for kind, list_arguments, remove_arguments in _KINDS:
-            step.now(f"removing every {kind} of ours")
+            step.now(f"removing every {kind} of this installation")
             ours = [
                 name
                 for instance in _instances(layout)

@@ -42,7 +42,7 @@ def only_one(layout: Layout, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.note("  Another set-up of this checkout is at work; waiting for it to end.")
+            progress.note("  Another set-up of this checkout is running; waiting for it to finish.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -171,7 +171,7 @@ def make_way(
     if processes.running:
         refuse_taken_ports(layout, environ, ours=processes.environ)
         with progress.step("processes") as step:
-            step.now("settings or code changed: stopping, once work under way is finished")
+            step.now("settings or code changed: stopping once the work under way has finished")
             processes.stop()
             step.done("stopped: settings or code changed")
     else:
@@ -188,7 +188,7 @@ def down(layout: Layout, progress: Progress, *, said: str = "stopped, data kept"
     processes = OwnProcesses(layout)
     if processes.running:
         with progress.step("processes") as step:
-            step.now("stopping, once work under way is finished")
+            step.now("stopping once the work under way has finished")
             processes.stop()
             step.done("stopped")
     else:

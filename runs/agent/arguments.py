@@ -43,7 +43,7 @@ class Member(NamedTuple):
         try:
             return self.convert(text)
         except ValueError:
-            raise Refused("has a value that makes no sense") from None
+            raise Refused("has an invalid value") from None
 
     def usage(self) -> str:
         """The member in a line of help."""
@@ -88,7 +88,7 @@ def _values(words: List[str], members: Tuple[Member, ...]) -> Dict[str, Any]:
         name, has_value, text = word.partition("=")
         if not word.startswith("-"):
             if not places:
-                raise Refused(f"nothing takes the word {word}")
+                raise Refused(f"unexpected argument: {word}")
             member, text = places.pop(0), word
         elif name not in options:
             raise Refused(f"there is no option {name}")

@@ -48,7 +48,7 @@ def attach(
     (``record-removed``), ``ValidationFailed``, and as ``web_socket_answer`` does.
     """
     if not run.recorded or run.mode != Run.Mode.ONE_SHOT:
-        raise Conflict("Nobody can be attached to a run of this kind.", code="input-not-open")
+        raise Conflict("Clients cannot attach to a run of this kind.", code="input-not-open")
     get_record(run)
     place = _place(run, after, after_stderr)
     path = request.path_info
@@ -64,7 +64,7 @@ def _place(run: Run, after: str | None, after_stderr: str | None) -> OutputPlace
     if after == LATEST:
         return OutputPlace(known.last_sequence, dict(known.ends))
     if terminal and after_stderr is not None:
-        detail = "The run has a terminal, and no standard error of its own."
+        detail = "The run has a terminal, so it has no separate standard error."
         raise Invalid([Fault("invalid-cursor", detail, parameter="afterStderr")])
     offsets = {first: _offset("after", after, known.ends[first])}
     offsets |= {other: _offset("afterStderr", after_stderr, known.ends[other]) for other in others}
@@ -75,7 +75,7 @@ def _offset(name: str, told: str | None, end: int) -> int:
     if told is None:
         return 0
     if not (told.isascii() and told.isdecimal() and len(told) <= MAX_OFFSET_DIGITS):
-        detail = "The place in an output is a number of bytes, in decimal."
+        detail = "A position in an output is a decimal number of bytes."
         raise Invalid([Fault("invalid-cursor", detail, parameter=name)])
     if int(told) > end:
         detail = f"The record has {end} bytes of this output."

@@ -102,32 +102,36 @@ class ExecRequestSerializer(InputSerializer):
     """A command for a workspace."""
 
     command = CommandLineField(
-        help_text="A list is a program and its arguments, without a shell between. A string is "
-        "what `bash -lc` executes.",
+        help_text="A list is a program and its arguments, without a shell. A string is executed "
+        "with `bash -lc`.",
     )
     cwd = TextField(
         max_length=4_096,
         required=False,
-        help_text="Where it runs: absolute, or relative to the blueprint's working directory.",
+        help_text="Working directory: absolute, or relative to the blueprint's working directory.",
     )
     env = EnvironmentField(
-        required=False, help_text="Added to the workspace's, with the blueprint's limits."
+        required=False,
+        help_text="Environment variables added to the workspace's, within the blueprint's limits.",
     )
     stdin = ExactTextField(
         max_bytes=STDIN_MAX_BYTES,
         required=False,
-        help_text="What it reads; without it, nothing. The body's limit is this one's too.",
+        help_text="Standard input as text; empty by default. The limit of the body applies.",
     )
     stdin_base64 = BytesField(
-        max_bytes=STDIN_MAX_BYTES, required=False, help_text="The same as bytes; one of the two."
+        max_bytes=STDIN_MAX_BYTES,
+        required=False,
+        help_text="The same as base64 bytes; give only one of the two.",
     )
     time_limit_ms = TimeLimitField(
-        required=False, help_text="Until it is stopped; the installation's limit unless told."
+        required=False, help_text="Time until it is stopped; by default the installation's limit."
     )
     changes = serializers.BooleanField(
         default=False,
-        help_text="Whether to compare the working tree before and after, as other runs do; that "
-        "takes longer the more files there are. Without it the record says that it was not done.",
+        help_text="Whether to compare the working tree before and after, as other runs do; this "
+        "takes longer the more files there are. Otherwise the record states that the tree was not "
+        "compared.",
     )
     background = serializers.BooleanField(
         default=False, help_text="Answer 202 with the run at once, and do not wait for its end."
@@ -139,7 +143,7 @@ class ExecRequestSerializer(InputSerializer):
     )
     terminal = TerminalSerializer(
         required=False,
-        help_text="It gets a terminal of this size, whose output is the stream `pty`. Needs "
+        help_text="Gives it a terminal of this size, whose output is the stream `pty`. Needs "
         "`openStdin`.",
     )
 
@@ -165,23 +169,26 @@ def _refuse_both(attrs: Any, text: str, as_bytes: str) -> None:
 class InputRequestSerializer(InputSerializer):
     """Input for the program of a run; any of these, carried out in this order."""
 
-    resize = TerminalSerializer(required=False, help_text="Another size of its terminal.")
+    resize = TerminalSerializer(required=False, help_text="A new size for its terminal.")
     stdin = ExactTextField(
-        max_bytes=STDIN_MAX_BYTES, required=False, help_text="What it reads next."
+        max_bytes=STDIN_MAX_BYTES, required=False, help_text="Further input, as text."
     )
     stdin_base64 = BytesField(
-        max_bytes=STDIN_MAX_BYTES, required=False, help_text="The same as bytes; one of the two."
+        max_bytes=STDIN_MAX_BYTES,
+        required=False,
+        help_text="The same as base64 bytes; give only one of the two.",
     )
     offset = WholeNumberField(
         min_value=0,
         max_value=2**53 - 1,
         required=False,
-        help_text="How many bytes of input come before these, those of `stdin` included: what was "
-        "taken already is not taken again, so a request may be repeated.",
+        help_text="How many bytes of input come before these, including `stdin`: bytes already "
+        "accepted are "
+        "not accepted again, so a request may be repeated.",
     )
-    end = serializers.BooleanField(required=False, help_text="It reads the end after that.")
+    end = serializers.BooleanField(required=False, help_text="Closes the input after that.")
     signal = serializers.ChoiceField(
-        choices=SIGNALS, required=False, help_text="For the process group of the command."
+        choices=SIGNALS, required=False, help_text="A signal for the process group of the command."
     )
 
     def validate(self, attrs: Any) -> Any:
@@ -193,32 +200,32 @@ class InputRequestSerializer(InputSerializer):
 class InputStateSerializer(OutputSerializer):
     """How far the input of a run was taken."""
 
-    offset = serializers.IntegerField(source="received", help_text="Where the next byte goes.")
+    offset = serializers.IntegerField(source="received", help_text="The offset of the next byte.")
     ended = serializers.BooleanField()
 
 
 class ExecSerializer(OutputSerializer):
     """How a command ended, and what it wrote."""
 
-    run_id = serializers.UUIDField(help_text="Its run: the record of everything it did.")
+    run_id = serializers.UUIDField(help_text="Its run, with the record of everything it did.")
     workspace_id = serializers.UUIDField()
     status = serializers.ChoiceField(
         choices=Run.Status.choices,
-        help_text="`queued` or `running` only when the service ended before the command: it goes "
-        "on, and its run says how it ended.",
+        help_text="`queued` or `running` only if the service stopped before the command ended: the "
+        "command continues, and its run says how it ends.",
     )
     exit_code = serializers.IntegerField(required=False)
     exit_signal = serializers.CharField(required=False)
     error_code = serializers.CharField(required=False)
     error_message = serializers.CharField(required=False)
     stdout = serializers.CharField(
-        help_text=f"The first {OUTPUT_BYTES} bytes. What is no UTF-8 is replaced."
+        help_text=f"The first {OUTPUT_BYTES} bytes. Bytes that are not UTF-8 are replaced."
     )
     stdout_base64 = serializers.CharField(
-        required=False, help_text="The same bytes, when `stdout` is not all of them in UTF-8."
+        required=False, help_text="The same bytes in base64, when `stdout` is not valid UTF-8."
     )
     stderr = serializers.CharField(help_text="As `stdout`.")
     stderr_base64 = serializers.CharField(required=False)
     truncated = serializers.BooleanField(
-        help_text="Not all that it wrote is here; the scrollback of the run has the rest."
+        help_text="The output is longer; the scrollback of the run has the rest."
     )

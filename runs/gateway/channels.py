@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 NOT_STARTED = 127
 NO_STATUS = 255
-ENDED_BY_OTHERS = {"cancelled": "the run was cancelled", "timeout": "the run's time was over"}
+ENDED_BY_OTHERS = {
+    "cancelled": "the run was cancelled",
+    "timeout": "the run's time limit was reached",
+}
 """The reasons for an exit that are neither the program's nor the client's doing."""
 UNWANTED_SECONDS = 5.0
 """How long a program may go on whose output nobody reads."""

@@ -247,7 +247,7 @@ def _answer(status: int, content: bytes) -> dict[str, Any]:
     if code in ("gateway-token-invalid", "gateway-token-unset"):
         logger.error("gateway_token_refused", code=code)
         raise NotConfigured(
-            "the gateway and the control plane do not share a token; tell whoever runs them"
+            "the gateway and the control plane do not have the same token; tell the operator"
         )
     detail = said.get("detail")
     if 400 <= status < 500 and isinstance(code, str) and isinstance(detail, str):
@@ -272,4 +272,4 @@ def _id(answer: dict[str, Any], name: str) -> str:
 
 def _nonsense(name: str) -> Unavailable:
     logger.warning("api_answer_unusable", member=name)
-    return Unavailable("the control plane answers what cannot be understood")
+    return Unavailable("the control plane sent an invalid answer")

@@ -147,12 +147,12 @@ class Entry:
 
     def _check_gone(self) -> None:
         if self._gone:
-            raise EntryRefused("the client has gone away")
+            raise EntryRefused("the client has disconnected")
 
     def leave(self) -> None:
         """Know that the client is gone: hang up."""
         self._gone = True
-        self.link.close("the client has gone away")
+        self.link.close("the client has disconnected")
 
     async def release(self) -> None:
         """Hang up, and leave no run behind that would never end. Raises nothing."""
@@ -193,7 +193,7 @@ class Entry:
 
 def _why_refused(error: Refused, workspace_id: str) -> str:
     if error.status == 404:
-        return f"you have no workspace {workspace_id}; its id is in the list of your workspaces"
+        return f"you have no workspace {workspace_id}; see the list of your workspaces for its id"
     if error.code == "workspace-not-ready":
         return f"the workspace cannot be entered now: {error}"
     return f"the control plane refuses: {error}"

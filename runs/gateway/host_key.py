@@ -32,7 +32,7 @@ def load_host_key(path: Path) -> asyncssh.SSHKey:
         return key
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise HostKeyError(f"The host key {path} cannot be read or made: {reason}.") from error
+        raise HostKeyError(f"The host key {path} cannot be read or created: {reason}.") from error
 
 
 def _read(path: Path) -> asyncssh.SSHKey:
@@ -41,7 +41,7 @@ def _read(path: Path) -> asyncssh.SSHKey:
         if mode & FORBIDDEN_MODE:
             raise HostKeyError(
                 f"The host key {path} can be read by others (mode {stat.S_IMODE(mode):04o}). "
-                f"If nobody has, say: chmod 600 {path}"
+                f"If nobody has, run: chmod 600 {path}"
             )
         content = file.read(64 * 1024)
     try:
@@ -52,7 +52,7 @@ def _read(path: Path) -> asyncssh.SSHKey:
                 f"The host key {path} has a passphrase; it must have none."
             ) from None
         raise HostKeyError(
-            f"The file {path} is not a private key. Move it away, and a new host key is made; "
+            f"The file {path} is not a private key. Move it away to have a new host key generated; "
             "clients that know the old one will complain."
         ) from error
 

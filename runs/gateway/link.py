@@ -205,7 +205,7 @@ class Link:
         if self.is_over or not self._is_ready:
             raise LinkError("the session has ended")
         if len(self._channels) >= MAX_CHANNELS:
-            raise LinkError("too many programs of this session have not ended yet")
+            raise LinkError("too many programs of this session are still running")
         channel = Channel(self, self._next, user)
         self._channels[self._next] = channel
         self._next += 1
@@ -246,7 +246,7 @@ class Link:
             self.log.warning("agent_broke_protocol", detail=one_line(detail))
             self.close(
                 "the workspace's agent does not speak this gateway's protocol; "
-                "launch the workspace again"
+                "start the workspace again"
             )
 
     def input_paused(self) -> None:

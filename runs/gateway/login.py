@@ -190,7 +190,7 @@ class Login(asyncssh.SSHServer):
     def _too_many(self) -> asyncssh.DisconnectError:
         return asyncssh.DisconnectError(
             asyncssh.DISC_NO_MORE_AUTH_METHODS_AVAILABLE,
-            f"no more than {self._configuration.max_keys} keys are tried; name the right one with "
+            f"at most {self._configuration.max_keys} keys are tried; name the right one with "
             "ssh -i <file> -o IdentitiesOnly=yes",
         )
 
@@ -249,7 +249,7 @@ class Login(asyncssh.SSHServer):
                 self.log.info("entry_refused", reason=str(error))
             else:
                 self.log.exception("entry_failed")
-                error = EntryRefused("the gateway has failed; tell whoever runs it")
+                error = EntryRefused("the gateway has failed; tell the operator")
             await entry.release()
             if not self._entered.done():
                 self._entered.set_exception(
@@ -325,7 +325,7 @@ class Login(asyncssh.SSHServer):
         self.forwarding_refused("socket")
         raise asyncssh.ChannelOpenError(
             asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED,
-            "sockets in the file system are not forwarded; forward a TCP port",
+            "Unix sockets are not forwarded; forward a TCP port",
         )
 
     def server_requested(self, listen_host: str, listen_port: int) -> bool:
@@ -384,7 +384,7 @@ class Login(asyncssh.SSHServer):
         if left > 0:
             self._timer = self._loop.call_later(left, self._watch_idle)
             return
-        reason = f"nothing has come or gone for {limit:g} seconds"
+        reason = f"there was no traffic for {limit:g} seconds"
         self.tell(f"The connection is closed: {reason}.")
         # Clients that hear of a disconnect do not show any more what came just before.
         self._timer = self._loop.call_later(TOLD_SECONDS, self.dismiss, reason)

@@ -61,10 +61,11 @@ def _require_taker(run: Run, values: Mapping[str, Any]) -> None:
         raise Conflict("The run has ended.", code="run-ended")
     command = run.command or {}
     if not run.recorded or run.mode != Run.Mode.ONE_SHOT:
-        raise Conflict("Nothing can be given to a run of this kind.", code="input-not-open")
+        raise Conflict("A run of this kind takes no input.", code="input-not-open")
     if not command.get("moreInput") and set(values) - {"signal"}:
         raise Conflict(
-            "The input of this run ended with what it was started with: ask for openStdin.",
+            "The input of this run was closed when it started; start runs with openStdin to send "
+            "more.",
             code="input-not-open",
         )
     if "resize" in values and "terminal" not in command:
@@ -86,13 +87,13 @@ def _items(head: RunInputHead, values: Mapping[str, Any]) -> list[dict[str, Any]
     data = _bytes(values)
     offset = values.get("offset", head.received)
     if offset > head.received:
-        error = Conflict("There are bytes before these that never came.", code="input-gap")
+        error = Conflict("Bytes before these are missing.", code="input-gap")
         error.members["offset"] = head.received
         raise error
     data = data[head.received - offset :]
     if data:
         if head.ended:
-            raise Conflict("The input has ended.", code="input-ended")
+            raise Conflict("The input was already closed.", code="input-ended")
         told = base64.b64encode(data).decode()
         items.append({"kind": "bytes", "offset": head.received, "data": told, "size": len(data)})
         head.received += len(data)
@@ -118,7 +119,7 @@ def _require_room(run: Run, items: list[dict[str, Any]]) -> None:
         size=Sum("size"), pieces=Count("position")
     )
     if (waiting["size"] or 0) + more > WAITING_BYTES or waiting["pieces"] >= WAITING_PIECES:
-        error = ServiceUnavailable("The program does not read its input.", code="input-full")
+        error = ServiceUnavailable("The program is not reading its input.", code="input-full")
         error.wait = RETRY_SECONDS
         raise error
 

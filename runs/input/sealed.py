@@ -46,8 +46,8 @@ def seal_input(given: StartInput, *, run_id: uuid.UUID) -> bytes | None:
     key = _key()
     if key is None:
         raise ServiceUnavailable(
-            "No signing key of records is set on this installation, and what env and stdin hold "
-            "is not stored without one.",
+            "This installation has no record signing key, and env and stdin are not stored "
+            "without one.",
             code="record-signing-key-unset",
         )
     stdin = None if given.stdin is None else base64.b64encode(given.stdin).decode()
@@ -61,7 +61,7 @@ def open_input(sealed: bytes | memoryview | None, *, run_id: uuid.UUID) -> Start
         return StartInput()
     key = _key()
     if key is None:
-        raise SealError("No signing key of records is set.")
+        raise SealError("No record signing key is set.")
     content = crypto.unseal(bytes(sealed), keys={_KEY_ID: key}, context=_context(run_id))
     members = json.loads(content)
     stdin = members["stdin"]

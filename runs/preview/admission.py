@@ -61,7 +61,8 @@ class Admission:
             raise PreviewRefused(
                 404,
                 "preview-unknown-host",
-                "There is no preview under this name; it is made of a port, a workspace's id and "
+                "There is no preview under this name; a name consists of a port, a workspace's id "
+                "and "
                 f"{self._settings.domain}.",
             )
         return Place(found[2], int(found[1]))
@@ -98,8 +99,8 @@ class Admission:
             raise PreviewRefused(
                 401,
                 "preview-link-required",
-                "Open this preview with a link of its own: "
-                f"POST /v1/workspaces/{place.workspace_id}/ports/{place.port}/links makes one.",
+                "Open this preview with a link: POST "
+                "/v1/workspaces/{place.workspace_id}/ports/{place.port}/links makes one.",
             )
         refused: PreviewRefused | None = None
         for token in cookies:
@@ -154,7 +155,7 @@ class Admission:
             raise PreviewRefused(
                 403,
                 "preview-foreign-page",
-                "A page of another origin has asked for this; only the workspace's own may.",
+                "Only pages of this workspace may request this, not pages of another origin.",
             )
 
 

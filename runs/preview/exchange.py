@@ -223,7 +223,7 @@ class Exchange:
                 self._http.start_next_cycle()
         except h11.RemoteProtocolError as error:
             refused = PreviewRefused(
-                error.error_status_hint, "bad-request", f"This is no HTTP that is taken: {error}."
+                error.error_status_hint, "bad-request", f"The request is not valid HTTP: {error}."
             )
             await self._refuse(refused, "")
 
@@ -270,7 +270,7 @@ class Exchange:
         method, target = request.method.decode(), request.target.decode("latin-1")
         place = self._hall.admission.place(headers.get("host", ""))
         if not target.startswith("/"):
-            raise PreviewRefused(400, "bad-request", "The target of a request is a path.")
+            raise PreviewRefused(400, "bad-request", "The target of a request must be a path.")
         opened = self._hall.admission.opened(place, method, target)
         if opened is not None:
             shown = [("Location", opened.location), ("Set-Cookie", opened.cookie)]
@@ -303,7 +303,7 @@ class Exchange:
                 raise PreviewRefused(
                     502,
                     "preview-server-closed",
-                    f"The server on port {place.port} has closed the connection unanswered.",
+                    f"The server on port {place.port} closed the connection without an answer.",
                 ) from None
             except BaseException:
                 ports.discard(connection)
@@ -438,7 +438,7 @@ class _Passing:
         try:
             return await self._client.read(seconds)
         except TimeoutError:
-            detail = f"Nothing more of the request has come for {seconds:g} seconds."
+            detail = f"The rest of the request did not arrive within {seconds:g} seconds."
             raise PreviewRefused(408, "request-timeout", detail) from None
 
     async def _answer(
@@ -458,7 +458,7 @@ class _Passing:
                     await self._cut_off(out)
                 if connection.is_over or not server.trailing_data[0]:
                     raise PortClosed from None
-                detail = f"The server's answer is no HTTP: {error}."
+                detail = f"The server's answer is not valid HTTP: {error}."
                 raise PreviewRefused(502, "bad-answer", detail) from None
             if event is h11.NEED_DATA:
                 if out:
@@ -519,7 +519,9 @@ class _Passing:
                 self._client.abort()
                 raise ClientGone from None
             raise PreviewRefused(
-                504, "preview-server-silent", f"The server has not answered in {seconds:g} seconds."
+                504,
+                "preview-server-silent",
+                f"The server did not answer within {seconds:g} seconds.",
             ) from None
         finally:
             reading.cancel()
@@ -541,7 +543,7 @@ class _Passing:
     ) -> None:
         """Pass bytes on as they come, until both sides have ended."""
         if not upgrade:
-            detail = "The server has switched to a protocol that was not asked for."
+            detail = "The server switched to a protocol that was not requested."
             raise PreviewRefused(502, "bad-answer", detail)
         headers = response_headers(event.headers, self._admission, upgrade=upgrade)
         told = h11.InformationalResponse(status_code=101, headers=headers, reason=event.reason)

@@ -273,7 +273,7 @@ class WorkspacePorts:
             target = await self._control_plane.ssh_target(owner, self._workspace_id)
         except Refused as error:
             if error.status == 404:
-                detail = "There is no such workspace any more."
+                detail = "The workspace no longer exists."
                 raise PreviewRefused(404, "workspace-not-found", detail) from None
             status = 503 if error.code == "workspace-not-ready" else 502
             raise PreviewRefused(status, error.code, str(error), retry=5) from None

@@ -59,8 +59,10 @@ class Walk:
         head = chain.advance(self.head, row_content(row))
         if chain.link(head) != bytes(row.link):
             if row.sequence > expected:
-                raise Fault(expected, f"missing, up to {row.sequence - 1}, or they were altered")
-            raise Fault(row.sequence, "altered, or what came before it was: the chain breaks here")
+                raise Fault(expected, f"missing up to {row.sequence - 1}, or altered")
+            raise Fault(
+                row.sequence, "this event or the one before it was altered: the chain breaks here"
+            )
         if row.sequence > expected:
             self._holes.append((expected, row.sequence - 1))
         self.head, self.sequence = head, row.sequence
@@ -72,10 +74,10 @@ class Walk:
         undeclared = sorted(set(self._holes) - set(gaps))
         if undeclared:
             first, last = undeclared[0]
-            raise Fault(first, f"missing, up to {last}, and no loss span says so")
+            raise Fault(first, f"missing up to {last}, and no loss span declares it")
         strays = sorted(set(gaps) - set(self._holes))
         if strays:
-            raise Fault(strays[0][0], "a loss span declares it missing, and it is there")
+            raise Fault(strays[0][0], "a loss span declares it missing, but it is present")
 
 
 def check_seal(
@@ -98,7 +100,7 @@ def check_seal(
     if told.get("runId") != str(walk.run_id):
         raise Fault(None, "the seal is that of another run")
     if told.get("headerDigest") != hashlib.sha256(header).hexdigest():
-        raise Fault(None, "what is said of the run is not what was sealed")
+        raise Fault(None, "the description of the run differs from what was sealed")
     stands = (str(walk.sequence), str(walk.events), walk.head.hex())
     if stands != (told.get("lastSequence"), told.get("events"), told.get("chainHead")):
         if str(walk.sequence) != told.get("lastSequence"):
@@ -107,22 +109,26 @@ def check_seal(
             )
         raise Fault(walk.sequence, "the chain does not end where it was sealed")
     if not walk.ended:
-        raise Fault(walk.sequence, "the record has a seal and does not end with recordSealed")
+        raise Fault(walk.sequence, "the record has a seal but does not end with recordSealed")
     if told.get("lossDigest") != loss_digest(losses):
-        raise Fault(None, "the loss spans are not those that were sealed")
+        raise Fault(None, "the loss spans differ from those that were sealed")
     key = public_key or embedded_key
     if signature is None or key is None:
         if public_key is not None or signature is not None or embedded_key is not None or key_id:
-            raise Fault(None, "the seal is not signed, and it should be")
-        return Checked(True, None, f"{walk.events} events fit together and to a seal; not signed")
+            raise Fault(None, "the seal is not signed, but it should be")
+        return Checked(
+            True,
+            None,
+            f"{walk.events} events are consistent and match the seal, which is not signed",
+        )
     if embedded_key is not None and embedded_key != key:
         raise Fault(None, f"the seal was signed with another key: {key_id or 'unnamed'}")
     name = signatures.key_id(key)
     if name != key_id or not signatures.signed_by(seal, signature, public=key):
-        raise Fault(None, "the signature does not fit the seal")
-    by = "" if public_key is not None else "; whose key that is was not checked"
+        raise Fault(None, "the signature does not match the seal")
+    by = "" if public_key is not None else "; the owner of the key was not checked"
     return Checked(
-        True, None, f"{walk.events} events, whole and as sealed, signed with {name}{by}", name
+        True, None, f"{walk.events} events, complete and as sealed, signed with {name}{by}", name
     )
 
 
@@ -132,7 +138,7 @@ def _seal(seal: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict) or signatures.canonical(told) != seal:
-        raise Fault(None, "the seal is not as it was written")
+        raise Fault(None, "the seal was altered")
     if told.get("version") != signatures.SEAL_VERSION:
-        raise Fault(None, "a seal of another version")
+        raise Fault(None, "a seal of an unsupported version")
     return told

@@ -138,7 +138,7 @@ def ended(run: Run, told: Mapping[str, Any]) -> Outcome:
     if end.error_code == START_FAILED:
         return replace(end, error_message=_start_failure(run) or end.error_message)
     if end.error_code == EXITED and end.exit_code == REFUSED and _may_refuse(run):
-        message = "The harness did not work on the prompt; its output says why."
+        message = "The harness refused the prompt; its output says why."
         return replace(end, error_code="harness-refused", error_message=message)
     return end
 

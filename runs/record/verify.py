@@ -75,7 +75,7 @@ def _verified(run: Run, public_key: bytes | None) -> Verdict:
         return Verdict(
             True,
             None,
-            f"{walk.events} events fit together; the record has not ended, so nothing is signed",
+            f"{walk.events} events are consistent; the record has not ended, so nothing is signed",
         )
     if RunLoss.objects.filter(run_number=run.number).count() != len(losses):
         raise Fault(None, "there are more loss spans than the record has")
@@ -109,7 +109,9 @@ def _check_head(head: RunHead, walk: Walk) -> None:
     if head.event_count != walk.events or bytes(head.chain_head) != walk.head:
         raise Fault(walk.sequence, "the chain does not end where the head says")
     if (head.seal is None) != (head.sealed_at is None) or walk.ended != (head.seal is not None):
-        raise Fault(walk.sequence, "the record ended and has no seal, or the other way round")
+        raise Fault(
+            walk.sequence, "the record has ended without a seal, or has a seal without having ended"
+        )
 
 
 def _check_no_more(run_number: int) -> None:

@@ -108,7 +108,7 @@ class Endings:
         if not self.has_begun():
             self.not_started(
                 "workspace-gone",
-                "The workspace's container was gone before the run was started.",
+                "The workspace's container was gone before the run started.",
                 cancelled=cancelled,
             )
             return True

@@ -79,8 +79,8 @@ def exec_spec(run: Run, limits: RecordLimits) -> dict[str, Any]:
     except SealError as exc:
         raise JobError(
             "input-unopened",
-            "What env and stdin hold was sealed with another SVC_RECORD_SIGNING_KEY than the run "
-            "worker has.",
+            "env and stdin were sealed with a different SVC_RECORD_SIGNING_KEY than the run "
+            "worker's.",
         ) from exc
     return {
         "version": 1,

@@ -418,14 +418,16 @@ class Recorder:
         if self._run.mode == Run.Mode.BOOT:
             if self._database(endings.may_come_back):
                 return False
-            gone = LaunchError(NOT_RUNNING, "The container holds nothing of the run.")
+            gone = LaunchError(NOT_RUNNING, "The container has no record of the run.")
             return self._database(lambda: endings.without_container(gone))
         if self._database(endings.has_begun):
             self._database(lambda: endings.lost("record-lost", _SPOOL_GONE, cancelled=cancelled))
             return True
         if cancelled:
             self._database(
-                lambda: endings.not_started("", "It was cancelled before it began.", cancelled=True)
+                lambda: endings.not_started(
+                    "", "The run was cancelled before it began.", cancelled=True
+                )
             )
             return True
         if self._run.mode == Run.Mode.ONE_SHOT:
@@ -433,7 +435,7 @@ class Recorder:
         if time.monotonic() < self._begins_until:
             return False
         self._database(
-            lambda: endings.not_started("session-not-begun", "Nobody began the session.")
+            lambda: endings.not_started("session-not-begun", "The session was never started.")
         )
         return True
 
@@ -475,9 +477,9 @@ class Recorder:
         return True
 
 
-_SPOOL_GONE = "The rest of the record is not in the workspace any more."
+_SPOOL_GONE = "The rest of the record is no longer in the workspace."
 _UNREADABLE = "The record in the workspace cannot be read."
-_SILENT = "The run was to be over, and nothing was heard of it any more."
+_SILENT = "The run's time was over, and the workspace sent nothing more about it."
 
 
 def _has_output(content: bytes) -> bool:

@@ -26,7 +26,7 @@ def removed_frame(removed_at: datetime, *, after: str, **members: str) -> bytes:
     """Return the event ``resync`` for a record that retention has removed."""
     told = {
         "reason": "record-removed",
-        "detail": "The record of this run was removed when its time was over.",
+        "detail": "The record of this run was removed by retention.",
         "after": after,
         "removedAt": format_timestamp(removed_at),
     }

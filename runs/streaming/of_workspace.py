@@ -93,7 +93,7 @@ def _place(request: Request, workspace_id: uuid.UUID, cursor: str | None) -> Pla
         place = Place(int(position), int(number), int(sequence), end is not None)
         if place.run == 0 or boots.filter(number=place.run).exists():
             return place
-    raise invalid_cursor(request, "This is no place in the stream of this workspace.")
+    raise invalid_cursor(request, "This is not an id of this workspace's stream.")
 
 
 class WorkspaceSource(EventSource):

@@ -135,14 +135,14 @@ class RunViewSet(ViewSet):
     @extend_schema(
         operation_id="runs.update",
         tags=["Runs"],
-        summary="Cancel a run, or report of one that is not recorded",
+        summary="Cancel a run, or report the state of a run that is not recorded",
         description=UPDATE_DESCRIPTION,
         parameters=[OWNER_QUERY, GATEWAY_TOKEN],
         request=RunUpdateSerializer,
         responses={200: RunSerializer, **CONFLICTS},
     )
     def partial_update(self, request: Request, run_id: uuid.UUID) -> Response:
-        """Cancel a run, or report of one that is not recorded."""
+        """Cancel a run, or report the state of a run that is not recorded."""
         from_gateway = is_gateway(request)
         given = read(request, body=RunUpdateSerializer, by_id=True)
         run = get_run(run_id, owner_user_id=given.owner)
@@ -219,7 +219,7 @@ class RunViewSet(ViewSet):
     @extend_schema(
         operation_id="runs.loss",
         tags=["Runs"],
-        summary="Read what the record of a run does not hold",
+        summary="Read what is missing from the record of a run",
         parameters=[OWNER_QUERY],
         responses=LossSerializer,
     )
@@ -244,7 +244,7 @@ class RunViewSet(ViewSet):
     @extend_schema(
         operation_id="runs.export",
         tags=["Runs"],
-        summary="Take a record away as a file",
+        summary="Export a record as a file",
         description=EXPORT_DESCRIPTION,
         parameters=[OWNER_QUERY, ExportParameters],
         responses=EXPORT_RESPONSES,

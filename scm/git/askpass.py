@@ -35,7 +35,7 @@ class GitCredential:
             if not text or any(character in text for character in _UNSENDABLE):
                 raise ValueError("A credential is one line of text.")
         if self._origin.scheme not in ("http", "https"):
-            raise ValueError("A credential is for a server that is asked over HTTP.")
+            raise ValueError("A credential can only be used with an HTTP server.")
 
     @property
     def _origin(self) -> SourceUrl:

@@ -118,7 +118,7 @@ def _judged_addresses(
         ) from None
     except LookupTimedOutError:
         raise SourceError(
-            "source-timed-out", f"The name service did not find the host of {source} in time."
+            "source-timed-out", f"The name service did not resolve the host of {source} in time."
         ) from None
     if cancelled is not None and cancelled.is_set():
         raise SourceError("source-cancelled", f"Reading {source} was cancelled.")
@@ -233,7 +233,7 @@ class Git:
     def _too_large(self) -> SourceError:
         return SourceError(
             "source-too-large",
-            f"{self.source} takes more than the {self.max_bytes} bytes that a source may take.",
+            f"{self.source} is larger than the {self.max_bytes} bytes that a source may take.",
         )
 
     def failure(self, result: ProcessResult, otherwise: str = "source-unreachable") -> SourceError:
@@ -249,7 +249,7 @@ class Git:
         text = bounded_tail(redact(result.tail, secrets), 4096)
         for pattern, code, message in _MEANINGS:
             if self.credential is not None and code == "source-auth-required":
-                message = "{source} refuses the access that its installation gives."
+                message = "{source} refuses the access that its installation grants."
             if re.search(pattern, text, re.IGNORECASE):
                 return SourceError(code, message.format(source=source))
         said = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]
@@ -267,7 +267,7 @@ _MEANINGS = (
     (
         r"returned error: 3\d\d",
         "source-url-forbidden",
-        "{source} is redirected to another address; give that one.",
+        "{source} is redirected to another address; use that one.",
     ),
     (
         r"not our ref|couldn't find remote ref|unadvertised object|not found in upstream",
@@ -302,7 +302,11 @@ _MEANINGS = (
         "source-unreachable",
         "{source} cannot be reached or does not serve the repository now.",
     ),
-    (r"No space left on device", "source-checkout-failed", "There is no space left for {source}."),
+    (
+        r"No space left on device",
+        "source-checkout-failed",
+        "There is no disk space left for {source}.",
+    ),
 )
 """What git says (in the C locale), the code it stands for and what we say; first match wins."""
 

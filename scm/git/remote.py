@@ -91,7 +91,7 @@ def _list_remote(
             # What is there is not the repository that the credential was given for.
             raise SourceError(
                 "source-url-forbidden",
-                f"The private source is redirected to {source}, which is not its host.",
+                f"The private source is redirected to {source}, which is a different host.",
             )
         with session(source, policy, policy.resolve_timeout, cancelled, credential) as git:
             argv = ("ls-remote", "--symref", "--", git.address, *patterns)
@@ -101,7 +101,7 @@ def _list_remote(
             if not re.search(rb"returned error: 30[1278]", result.tail):
                 raise git.failure(result)
             source = _redirected(source, git.run(*argv, remote=True, trace=True).tail)
-    raise SourceError("source-url-forbidden", f"{source} is redirected too often.")
+    raise SourceError("source-url-forbidden", f"{source} is redirected too many times.")
 
 
 def _parse_listing(stdout: bytes) -> _Advertised:

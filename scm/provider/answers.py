@@ -145,7 +145,7 @@ def read_page(document: Mapping[str, Any]) -> tuple[list[RepositoryFacts], int]:
     """Return one page of a list of repositories, and how many there are on all pages."""
     listed, total = document.get("repositories"), document.get("total_count")
     if not isinstance(listed, list):
-        raise malformed("a list of repositories that is none")
+        raise malformed("an invalid list of repositories")
     if not isinstance(total, int) or isinstance(total, bool) or total < 0:
         raise malformed("a list of repositories that does not say how many there are")
     return [read_repository(entry) for entry in listed], total

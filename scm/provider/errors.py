@@ -53,7 +53,7 @@ class RateLimitedError(ProviderError):
     def __init__(self, *, upstream_status: int, retry_after: int | None) -> None:
         wait = "later" if retry_after is None else f"in {retry_after} seconds"
         super().__init__(
-            f"The source-hosting provider wants fewer questions; try again {wait}.",
+            f"The source-hosting provider limits the request rate; try again {wait}.",
             Reason.RATE_LIMITED,
             upstream_status=upstream_status,
         )

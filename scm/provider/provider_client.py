@@ -117,7 +117,7 @@ class ProviderClient:
         _expect(answer, 200)
         facts = read_installation(object_of(answer.content, "an installation"))
         if facts.external_id != external_installation_id:
-            raise malformed("another installation than it was asked for")
+            raise malformed("a different installation than the one requested")
         return facts
 
     def installation_token(
@@ -142,9 +142,9 @@ class ProviderClient:
         _expect(answer, 201)
         given = read_token(object_of(answer.content, "a token"))
         if given.permissions is not None and exceeds(given.permissions, permissions):
-            raise malformed("a token that allows more than was asked for")
+            raise malformed("a token with more permissions than requested")
         if repository_ids is not None and (given.repository_ids or set()) - set(repository_ids):
-            raise malformed("a token for other repositories than was asked for")
+            raise malformed("a token for other repositories than requested")
         return InstallationToken(given.token, given.expires_at)
 
     def repositories(
@@ -251,7 +251,7 @@ def _expect(answer: Answer, status: int) -> None:
     if 300 <= answer.status < 400:
         told, reason = f"{told} (a redirect, which is not followed).", Reason.REDIRECTED
     elif answer.status == 401 or _is_unknown_app(answer):
-        told, reason = f"{told}: it does not take the app's id and key.", Reason.UNAUTHORIZED
+        told, reason = f"{told}: it does not accept the app's id and key.", Reason.UNAUTHORIZED
     elif answer.status == 429 or (answer.status == 403 and _is_limited(answer)):
         raise RateLimitedError(upstream_status=answer.status, retry_after=_retry_after(answer))
     elif answer.status == 403 and b"suspended" in answer.content[:4096].lower():

@@ -185,7 +185,7 @@ def test_what_the_api_does_not_bind_the_admin_does_not_and_names_the_member(
         assert told[0] == {}
         assert any(words in detail for detail in told[1]["account"]), told
     refused = save(operator, profile, again)
-    assert b"A profile has one claude account at the most." in refused.content
+    assert b"A profile can have at most one claude account." in refused.content
     assert bound(profile) == {("claude", kept)}
 
 

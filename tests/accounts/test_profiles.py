@@ -303,7 +303,7 @@ def test_operators_are_told_of_accounts_that_a_profile_cannot_give_together(
     for pair in ((one, other), (one, one)):
         answer = operator.post(add, form(*pair))
         assert answer.status_code == 200
-        assert b"at the most" in answer.content or b"duplicate" in answer.content
+        assert b"at most one" in answer.content or b"duplicate" in answer.content
     assert not CredentialBinding.objects.exists()
     variables = account("generic", "A"), account("generic", "B")
     assert operator.post(add, form(*variables)).status_code == 302

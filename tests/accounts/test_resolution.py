@@ -143,7 +143,7 @@ def test_every_place_of_a_list_is_told_apart() -> None:
         (
             "repeated",
             "/credentials/generic/2",
-            "Another account that is named here sets this variable.",
+            "Another account named here already sets this variable.",
         ),
     ]
 

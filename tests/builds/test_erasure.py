@@ -151,7 +151,7 @@ def test_an_image_that_somebody_else_has_as_well_stays(place: Place, repository:
     workers_are_done()
     erased = erase_owner(OWNER, wait_seconds=0)
     assert erased.tags == []
-    assert erased.kept_tags == [f"{repository}:shared (others have this image)"]
+    assert erased.kept_tags == [f"{repository}:shared (other owners use this image)"]
     client = RegistryClient(BASE_URL)
     assert client.head_manifest(repository, "shared") == digest
     client.close()
@@ -213,7 +213,7 @@ def test_what_begins_meanwhile_is_ended_before_it_is_erased(
         erase_owner(OWNER, wait_seconds=0)
     workers_are_done()
     monkeypatch.setattr(erasure, "_remove_images", slowly)
-    with pytest.raises(StillThere, match="Something new began"):
+    with pytest.raises(StillThere, match="New work began"):
         erase_owner(OWNER, wait_seconds=0)
     assert Run.objects.get().status == Run.Status.RUNNING
     assert Workspace.objects.get().name == "Late"
@@ -236,7 +236,7 @@ def test_the_page_shows_what_there_is_and_erases_when_the_name_is_repeated(
     assert "<li>workspace: 1</li>" in shown
     assert "<li>SSH key: 1</li>" in shown
     refused = operator.post(page, {"owner": OWNER, "repeated": "usr_tset"}).content.decode()
-    assert "The name was not repeated. Nothing was erased." in refused
+    assert "The name was not repeated, so nothing was erased." in refused
     assert {name: rows for name, rows in contents().items() if rows != before[name]} == {}
     workers_are_done()
     done = operator.post(page, {"owner": OWNER, "repeated": OWNER}).content.decode()

@@ -34,6 +34,6 @@ def test_a_data_folder_that_may_only_be_read_is_told_in_one_line(
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
         f"CommandError: The folder {folder} cannot be written: Read-only file system."
-        " SVC_DATA_DIR says where it lies."
+        " SVC_DATA_DIR sets its location."
     )
     assert "Traceback" not in done.stderr

@@ -117,7 +117,7 @@ def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_bac
         lambda: stack.database.rows("select engine_id from work_heartbeat") == [(engine_id,)],
         "the worker has told its engine",
     )
-    with pytest.raises(AssertionError, match="has a build worker that lives"):
+    with pytest.raises(AssertionError, match="has a live build worker"):
         stack.manage("forgetengine", engine_id)
     worker.kill()
     wait_for(

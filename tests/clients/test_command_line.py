@@ -199,7 +199,7 @@ def test_a_run_is_replayed_compared_and_verified(
     assert json.loads(svc("replay", "--cast", run).stdout.splitlines()[0])["version"] == 3
     assert "+new" in svc("diff", run).stdout
     assert svc("logs", run).stdout == "shown\n"
-    assert "whole and as sealed" in svc("verify", run).stdout
+    assert "complete and as sealed" in svc("verify", run).stdout
     export = tmp_path / "record.ndjson"
     content = b"".join(client.run(run).export())
     export.write_bytes(content)
@@ -244,7 +244,7 @@ def test_the_address_of_a_repository_becomes_a_workspace_and_its_build_is_shown(
 def test_what_is_nothing_is_said_so_and_a_wrong_blueprint_names_its_faults(
     svc: Svc, tmp_path: Path
 ) -> None:
-    assert "no file, no folder" in svc("up", "/nowhere", code=1).stderr
+    assert "not a file, a folder" in svc("up", "/nowhere", code=1).stderr
     (tmp_path / "wrong.json").write_text('{"harness": {"id": "shell"}, "neither": 1}')
     assert "/spec/neither" in svc("up", str(tmp_path / "wrong.json"), code=1).stderr
 

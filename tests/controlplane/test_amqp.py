@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.conf import settings
 from pika.adapters.blocking_connection import BlockingChannel
+from structlog.testing import capture_logs
 
 from controlplane.work import amqp
 
@@ -171,6 +172,8 @@ def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
         with pytest.raises(amqp.BrokerError):
             amqp.ping(f"amqp://a:b@127.0.0.1:{server.getsockname()[1]}/", timeout=0.5)
         assert time.monotonic() - started < 60
+        # One that never ends must not keep the process from ending.
+        assert all(each.daemon for each in threading.enumerate() if each.name == "broker call")
 
 
 class Undeclared(amqp.Topology):
@@ -293,6 +296,62 @@ def test_all_queues_outlive_a_restart_of_the_broker(topology: amqp.Topology) -> 
         channel.queue_declare(topology.queue, durable=True, arguments=quorum | letters)
         limit = {"x-max-length": 10_000}
         channel.queue_declare(topology.dead_letter_queue, durable=True, arguments=quorum | limit)
+
+
+def test_a_removal_leaves_no_queue_and_no_dead_letters() -> None:
+    topology = amqp.Topology(f"test-amqp-{uuid.uuid4().hex[:12]}")
+    publish(topology, b"1")
+    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=30)
+    for queue in (topology.queue, topology.dead_letter_queue):
+        with (
+            pytest.raises(amqp.BrokerError),
+            amqp._connection(settings.RABBITMQ_URL, timeout=30, name="test") as connection,
+        ):
+            connection.channel().queue_declare(queue, passive=True)
+
+
+def test_a_message_that_is_given_back_is_delivered_again(topology: amqp.Topology) -> None:
+    publish(topology, b"1")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        inbox.settle = lambda each: each.ack() if len(inbox.bodies) > 1 else each.requeue()
+        wait_for(lambda: len(inbox.bodies) == 2)
+    dead = topology.dead_letter_queue
+    assert amqp.depth(settings.RABBITMQ_URL, dead, timeout=30) == 0
+
+
+def test_the_consumer_waits_longer_after_each_failure_and_begins_anew_once_it_has_consumed(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    def pauses() -> list[float]:
+        return [each["retry_in_s"] for each in logs if each["event"] == "broker_lost"]
+
+    with capture_logs() as logs:
+        with Inbox("amqp://a:b@127.0.0.1:1/", topology):
+            wait_for(lambda: len(pauses()) >= 3)
+        assert pauses()[:3] == [0.2, 0.4, 0.8]
+        logs.clear()
+        with Inbox(proxy.url, topology) as inbox:
+            wait_for(lambda: inbox.consumer.consuming)
+            proxy.close()
+            wait_for(lambda: len(pauses()) >= 2)
+        assert pauses()[:2] == [0.2, 0.4]
+
+
+def test_the_consumer_comes_back_after_its_queue_is_deleted(topology: amqp.Topology) -> None:
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        wait_for(lambda: inbox.consumer.consuming)
+        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=30)
+        publish(topology, b"1")
+        wait_for(lambda: inbox.bodies == [b"1"])
+
+
+def test_a_consumer_without_deliveries_waits_for_its_ticks(topology: amqp.Topology) -> None:
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        wait_for(lambda: inbox.consumer.consuming and inbox.ticks > 5)
+        began, ticks = time.monotonic(), inbox.ticks
+        wait_for(lambda: time.monotonic() - began > 0.4)
+        # A slow machine ticks less often, and none ticks more often.
+        assert inbox.ticks - ticks <= (time.monotonic() - began) / 0.05 + 2
 
 
 def test_the_consumer_keeps_ticking_and_stops_while_the_broker_is_away(

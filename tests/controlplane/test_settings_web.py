@@ -211,7 +211,7 @@ def test_the_owner_has_to_be_said_to_who_listens_beyond_this_machine(
 
 def test_builds_and_runs_do_not_share_a_queue() -> None:
     done = load({"WORKSPACE_RUN_QUEUE": "one", "WORKSPACE_BUILD_QUEUE": "one"})
-    assert "WORKSPACE_RUN_QUEUE: Must be another queue" in done.stderr
+    assert "WORKSPACE_RUN_QUEUE: Must differ from WORKSPACE_BUILD_QUEUE" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["CORS_ALLOWED_ORIGINS", "SVC_CORS_ALLOWED_ORIGINS"])

@@ -242,7 +242,7 @@ def test_an_engine_that_is_installed_is_not_to_be_installed(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     told = str(packages.refuse([EnginePart(layout, _values(layout)).missing()]))
     assert "apt" not in told
-    assert "installed, but none runs: start it, set DOCKER_HOST, or run this as root" in told
+    assert "installed, but not running: start it, set DOCKER_HOST, or run this as root" in told
 
 
 def _fail(progress: Progress) -> None:

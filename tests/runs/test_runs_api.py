@@ -262,7 +262,7 @@ def test_a_session_needs_a_workspace_of_its_owner_that_is_ready(
     session["workspaceId"] = str(make_job().attempt.workspace_id)
     answer = api.post(PATH, session, headers=token, expect=409)
     assert answer.body["code"] == "workspace-not-ready"
-    assert answer.body["detail"].startswith("The workspace is not ready: The build job waits")
+    assert answer.body["detail"].startswith("The workspace is not ready: The build job is waiting")
     assert not made().exists()
 
 

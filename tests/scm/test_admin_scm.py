@@ -111,7 +111,7 @@ def test_a_provider_that_limits_requests_is_not_asked_for_the_rest(
     asked = len(provider.requests)
     provider.override = lambda asked: answer(429, b"{}")
     (told,) = act(staff, Installation, "sync", [installation, other])
-    assert "wants fewer questions" in told
+    assert "limits the request rate" in told
     assert len(provider.requests) == asked + 1
 
 

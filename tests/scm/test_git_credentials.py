@@ -310,7 +310,7 @@ def test_a_secret_that_would_say_more_than_itself_is_refused(secret: str) -> Non
 
 def test_a_credential_for_what_is_not_http_is_refused() -> None:
     for origin in ("git://git.example.org", "file:///srv"):
-        with pytest.raises(ValueError, match="over HTTP"):
+        with pytest.raises(ValueError, match="with an HTTP server"):
             GitCredential(origin, TOKEN)
 
 

@@ -127,7 +127,7 @@ def test_nothing_of_the_machine_or_private_is_reached_while_the_rest_of_the_worl
     assert unguarded == set(forbidden | allowed) - {"a container on another bridge"}
 
     guard = guarded()
-    assert guard.ensure().startswith("Workspaces reach neither")
+    assert guard.ensure().startswith("Workspaces cannot reach")
     assert reached(workspace, forbidden | allowed) == set(allowed)
     assert launcher.inside(runtime, "getent", "hosts", "deb.debian.org")[0] == 0
 

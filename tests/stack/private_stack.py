@@ -262,7 +262,7 @@ class PrivateStack:
 
     @property
     def api(self) -> str:
-        """Where the API is."""
+        """URL of the API."""
         return f"http://127.0.0.1:{self.api_port}"
 
     def request_body(self, spec: dict[str, Any]) -> dict[str, Any]:

@@ -338,7 +338,7 @@ def test_a_queued_job_is_cancelled(staff: Client, model: type[Model]) -> None:
     assert Sandbox.objects.get().status == "cancelled"
     assert WorkspaceEvent.objects.filter(type="attempt.cancelled").count() == 1
     (message,) = act(staff, model, "cancel", [row])
-    assert "nothing is left to cancel" in message
+    assert "there is nothing left to cancel" in message
 
 
 def test_a_running_job_is_taken_from_its_worker(staff: Client) -> None:
@@ -358,7 +358,7 @@ def test_a_ready_workspace_is_not_cancelled(staff: Client) -> None:
     launched = LaunchedRuntime(adapter="docker", resource_id="a", reference="b", endpoint="c")
     workspaces.mark_ready(job.attempt, launched)
     (message,) = act(staff, Sandbox, "cancel", [job.attempt.sandbox])
-    assert "nothing is left to cancel" in message
+    assert "there is nothing left to cancel" in message
     assert Sandbox.objects.get().status == "ready"
 
 
@@ -391,7 +391,10 @@ def test_an_action_tells_of_every_row(staff: Client) -> None:
     fail_unclaimed_job(over, code="x", message="It failed.")
     told = act(staff, BuildJob, "cancel", [over, open_])
     assert len(told) == 2
-    assert {line.split(": ")[1] for line in told} == {"cancelled.", "nothing is left to cancel."}
+    assert {line.split(": ")[1] for line in told} == {
+        "cancelled.",
+        "there is nothing left to cancel.",
+    }
 
 
 def test_whoever_may_only_look_is_offered_no_action_and_cannot_send_one() -> None:

@@ -93,7 +93,7 @@ def test_a_build_that_nobody_began_leaves_nothing_to_clear(staff: Client) -> Non
 def test_what_has_ended_is_not_stopped_again(staff: Client) -> None:
     attempt = stopped_attempt()
     (told,) = act(staff, Workspace, "stop", [workspace(attempt)])
-    assert "nothing is left to be done" in told
+    assert "there is nothing left to do" in told
 
 
 def test_a_workspace_is_started_again(staff: Client) -> None:

@@ -348,7 +348,7 @@ def test_members_of_other_planners_are_ignored_and_listed(
         {
             "pointer": f"/spec/customization/{name}",
             "code": "member-ignored",
-            "detail": "Another planner's member; it was ignored.",
+            "detail": "A member of another planner; it was ignored.",
         }
         for name in switches
     ]

@@ -88,7 +88,7 @@ class BuildJobAdmin(HistoryAdmin):
                 self.message_user(request, f"{job.pk}: cancelled.")
             else:
                 self.message_user(
-                    request, f"{job.pk}: nothing is left to cancel.", messages.WARNING
+                    request, f"{job.pk}: there is nothing left to cancel.", messages.WARNING
                 )
 
     @admin.action(

@@ -97,7 +97,7 @@ class WorkspaceAdmin(HistoryAdmin):
         """Show the end of the id."""
         return short_id(workspace.pk)
 
-    @admin.display(description="what happened to it")
+    @admin.display(description="events")
     def history(self, workspace: Workspace) -> SafeString:
         """Lead to everything that belongs to it."""
         places = (
@@ -163,7 +163,7 @@ class WorkspaceAdmin(HistoryAdmin):
                 self.message_user(request, f"{workspace.pk}: {told}.")
             else:
                 self.message_user(
-                    request, f"{workspace.pk}: nothing is left to be done.", messages.WARNING
+                    request, f"{workspace.pk}: there is nothing left to do.", messages.WARNING
                 )
 
 
@@ -244,7 +244,7 @@ class SandboxAdmin(HistoryAdmin):
                 self.message_user(request, f"{sandbox.pk}: cancelled.")
             else:
                 self.message_user(
-                    request, f"{sandbox.pk}: nothing is left to cancel.", messages.WARNING
+                    request, f"{sandbox.pk}: there is nothing left to cancel.", messages.WARNING
                 )
 
 

@@ -34,7 +34,7 @@ class Blueprint(Part):
 
     version: Literal["1"] = Field(default="1", description="Version of the blueprint format.")
     sources: Sources = Field(
-        default=Sources(), description="The repositories the workspace is made from."
+        default=Sources(), description="The repositories that the workspace is made from."
     )
     harness: Harness = Field(description="The agent or shell that works in the workspace.")
     access: Access = Field(default=Access(), description="How people reach the workspace.")
@@ -42,7 +42,7 @@ class Blueprint(Part):
         default=Tooling(), description="What is installed besides the harness."
     )
     customization: Customization = Field(
-        default=Customization(), description="Whose workspace it is and how it feels."
+        default=Customization(), description="The workspace's user, shell and dotfiles."
     )
     lifecycle: Lifecycle = Field(
         default=Lifecycle(), description="What runs when the workspace starts."
@@ -51,8 +51,9 @@ class Blueprint(Part):
     target: Target = Field(default=Target(), description="What the workspace is built for.")
     credentials: Credentials | None = Field(
         default=None,
-        description="Which connected accounts are used; read at creation and not kept in the "
-        "workspace's blueprint.",
+        description="Which connected accounts are used; read when the workspace is created, and "
+        "not "
+        "kept in its blueprint.",
     )
 
     @field_validator("runtime")

@@ -55,7 +55,7 @@ class InputSource(Source):
         description="What the input is for. Builds support one input, with purpose `dotfiles`."
     )
     mount_path: AbsolutePath | None = Field(
-        default=None, description="Accepted for compatibility and without effect."
+        default=None, description="Accepted for compatibility; has no effect."
     )
 
 
@@ -90,15 +90,17 @@ class ProvidedHarness(Part):
         description="Which harness. `shell` installs nothing: a prompt is a script."
     )
     profile: Label | None = Field(
-        default=None, description="Accepted for compatibility, without effect."
+        default=None, description="Accepted for compatibility; has no effect."
     )
     rights: Literal["full", "read-only"] | None = Field(
         default=None,
-        description="What a prompt may do; nobody is there to be asked. `full`, and absent: change "
+        description="What a prompt may do, as there is nobody to confirm. `full`, the default: "
+        "change "
         "and execute everything as the workspace's user. `read-only`: the harness gives its model "
-        "only what reads; `codex` needs user namespaces for that, and its run fails with "
-        "`harness-refused` where there are none. Not for `shell`. Commands that a client asks for "
-        "are not restricted.",
+        "only tools that read; `codex` needs user namespaces for that, and its run fails with "
+        "`harness-refused` where there are none. Not for `shell`. Commands that a client executes "
+        "are "
+        "not restricted.",
     )
 
     @field_validator("rights")
@@ -116,7 +118,7 @@ class CustomHarness(Part):
 
     id: Literal["custom"] = Field(description="A harness that this blueprint describes.")
     profile: Label | None = Field(
-        default=None, description="Accepted for compatibility, without effect."
+        default=None, description="Accepted for compatibility; has no effect."
     )
     install: Script | None = Field(
         default=None,
@@ -139,10 +141,10 @@ class Ssh(Part):
 
     enabled: bool = Field(default=False, description="Whether SSH sessions are wanted.")
     listen_port: int = Field(
-        default=2222, ge=1, le=65535, description="Accepted for compatibility and without effect."
+        default=2222, ge=1, le=65535, description="Accepted for compatibility; has no effect."
     )
     authorized_keys_ref: Line | None = Field(
-        default=None, description="Accepted for compatibility and without effect."
+        default=None, description="Accepted for compatibility; has no effect."
     )
 
 
@@ -177,12 +179,12 @@ class Tooling(Part):
 
 
 class Customization(Part):
-    """Whose workspace it is and how it feels."""
+    """The workspace's user, shell and dotfiles."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "patternProperties": {
-                IGNORED: {"description": "Another planner's member: ignored, with a warning."}
+                IGNORED: {"description": "A member of another planner: ignored, with a warning."}
             }
         }
     )
@@ -192,7 +194,7 @@ class Customization(Part):
     )
     dotfiles_manager: Literal["auto", "chezmoi", "stow", "copy"] = Field(
         default="auto",
-        description="How dotfiles are applied. `auto` decides by what the repository holds.",
+        description="How dotfiles are applied. `auto` decides by the repository's content.",
     )
     dotfiles_target: Literal["home", "config"] = Field(
         default="home", description="Where dotfiles go: the home directory, or `~/.config`."

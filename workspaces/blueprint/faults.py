@@ -133,7 +133,7 @@ def _fault_of(details: ErrorDetails, model: type[BaseModel], pointer: str) -> Fa
             detail = "is never accepted from a client; select a connected repository instead."
         else:
             code = "unknown-member"
-            detail = f"is not a member here.{_suggestion(name, _names_at(model, details['loc']))}"
+            detail = f"is not a known member.{_suggestion(name, _names_at(model, details['loc']))}"
     elif kind == "missing":
         code, detail = "required", "is required."
     elif kind in _EXPECTED:

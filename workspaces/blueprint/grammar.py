@@ -186,14 +186,14 @@ def _source_url(url: str) -> str:
     if not url.startswith(tuple(f"{scheme}://" for scheme in SOURCE_SCHEMES)):
         raise _fault(
             "url-scheme",
-            "must begin with https://, http://, git:// or file:// in small letters; for ssh:// use "
+            "must begin with https://, http://, git:// or file:// in lower case; for ssh:// use "
             "the https:// address of the same repository.",
         )
     if "@" in parts.netloc:
         raise _fault(
             "url-credentials",
             "must not hold a user name, password or token: it would be stored and shown. Remove "
-            "what stands before '@'.",
+            "everything before '@'.",
         )
     if "?" in url or "#" in url:
         raise _fault("malformed", "must not have a query or a fragment.")

@@ -34,7 +34,7 @@ def without_ignored(data: object) -> object:
 
 def warnings_of(data: object, *, pointer: str = "/spec") -> list[dict[str, str]]:
     """Return what the owner of a blueprint is told of its ignored members."""
-    detail = "Another planner's member; it was ignored."
+    detail = "A member of another planner; it was ignored."
     return [
         Fault(MEMBER_IGNORED, detail, pointer=f"{pointer}/{PLACE}/{name}").to_wire()
         for name in ignored_members(data)[:MAX_WARNINGS]

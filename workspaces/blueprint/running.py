@@ -62,7 +62,7 @@ class Step(Part):
 class HarnessForeground(Part):
     """The workspace stays open for its harness."""
 
-    kind: Literal["harness"] = Field(description="Keep the workspace open for the harness.")
+    kind: Literal["harness"] = Field(description="Keep the workspace running for the harness.")
 
 
 class CommandForeground(Part):
@@ -88,7 +88,7 @@ class Startup(Part):
     )
     foreground: Foreground = Field(
         default=HarnessForeground(kind="harness"),
-        description="What the workspace runs when it is up.",
+        description="What the workspace runs once it has started.",
     )
 
 

@@ -231,7 +231,7 @@ def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
     workspaces.record_event(
         attempt,
         WorkspaceEvent.Type.CREDENTIALS_DELIVERED,
-        "The workspace was started again by its engine, and given its connected accounts again.",
+        "The engine restarted the workspace, which was given its connected accounts again.",
         {
             "connectedAccountIds": [str(account.account_id) for account in opened],
             **({"leftOut": left_out} if left_out else {}),
@@ -266,7 +266,7 @@ def _withdraw(
             workspaces.record_event(
                 attempt,
                 WorkspaceEvent.Type.CREDENTIALS_WITHDRAWN,
-                "Connected accounts that were deleted or marked invalid were taken from the "
+                "Connected accounts that were deleted or marked invalid were removed from the "
                 "workspace.",
                 {"connectedAccountIds": taken},
             )
@@ -321,8 +321,9 @@ def _keep(
         workspaces.record_event(
             attempt,
             WorkspaceEvent.Type.CREDENTIALS_RENEWED,
-            "A tool in the workspace has renewed a connected account. Other workspaces are given "
-            "that once its owner approves it.",
+            "A tool in the workspace renewed a connected account. Other workspaces receive the "
+            "renewed "
+            "secret once its owner approves it.",
             {"connectedAccountId": str(found.account_id)},
         )
     return result in (Renewal.PROPOSED, Renewal.UPDATED)

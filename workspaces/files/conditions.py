@@ -50,9 +50,9 @@ def _tags(headers: Mapping[str, str], name: str) -> list[str] | None:
     tags = [_TAG.match(each.strip()) for each in given.split(",")]
     found = [tag[1] for tag in tags if tag is not None]
     if len(found) != len(tags) or len(tags) > _MAX_TAGS or "*" in found:
-        detail = 'Entity tags are expected here, like "<sha256>", with commas between them, or *.'
+        detail = 'Entity tags such as "<sha256>", separated by commas, or * are expected here.'
         raise BadRequest(
-            f"{name} makes no sense: {detail}",
+            f"{name} is invalid: {detail}",
             code="bad-condition",
             errors=[Fault("bad-condition", detail, header=name)],
         )

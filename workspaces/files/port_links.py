@@ -26,7 +26,7 @@ def make_link(*, workspace_id: UUID, port: int, owner: str, path: str) -> dict[s
         raise ValidationFailed([Fault("invalid", detail, parameter="port")])
     if not settings.SVC_PREVIEW_DOMAIN:
         raise ServiceUnavailable(
-            "This installation has no addresses for previews.", code="previews-off"
+            "Previews are not configured on this installation.", code="previews-off"
         )
     if not settings.WORKSPACE_SSH_GATEWAY_TOKEN:
         raise ServiceUnavailable(

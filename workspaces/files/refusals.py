@@ -64,6 +64,6 @@ def unreachable(error: LaunchError) -> BadGateway:
 def cut_off() -> BadGateway:
     """Return the error for an agent that ended before its answer did."""
     return BadGateway(
-        "The workspace ended the call before it was done; try again.",
+        "The workspace ended the call early; try again.",
         code="workspace-unreachable",
     )

@@ -23,14 +23,14 @@ LIST_LIMIT, MAX_LIST_LIMIT = 100, 1000
 _URL_SAFE = str.maketrans("-_", "+/")
 _MODE = re.compile(r"\A0?[0-7]{3}\Z")
 _LINK_PATH = re.compile(r"\A/[!\"$-~]*\Z")
-_PATH_HELP = "Absolute, or from the blueprint's working directory, where runs begin too."
-_BASE64_HELP = "The bytes of a path that is no UTF-8, in base64; instead of the other one."
+_PATH_HELP = "Absolute, or relative to the blueprint's working directory, where runs start too."
+_BASE64_HELP = "The bytes of a path that is not UTF-8, in base64; instead of the other parameter."
 
 
 class PathField(serializers.CharField):
     """A path as it is: nothing is trimmed, and every character but NUL is allowed."""
 
-    default_error_messages = {"max-bytes": f"A path has at most {MAX_PATH_BYTES} bytes."}
+    default_error_messages = {"max-bytes": f"A path may have at most {MAX_PATH_BYTES} bytes."}
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class PathField(serializers.CharField):
 class PathBase64Field(serializers.CharField):
     """The bytes of a path, in base64 of either alphabet."""
 
-    default_error_messages = {"invalid-base64": "This is no base64 of a path."}
+    default_error_messages = {"invalid-base64": "This is not base64 of a path."}
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"required": False, "help_text": _BASE64_HELP, **kwargs})
@@ -105,8 +105,8 @@ class WriteQuery(FileQuery):
     mode = serializers.RegexField(
         _MODE,
         required=False,
-        help_text="Permissions in octal digits, like `755`; otherwise those that the file has, "
-        "and `644` for a new one.",
+        help_text="Permissions in octal digits, such as `755`; by default those of the "
+        "existing file, and `644` for a new one.",
     )
 
 
@@ -114,7 +114,7 @@ class RemoveQuery(FileQuery):
     """Which file or folder."""
 
     recursive = serializers.BooleanField(
-        required=False, default=False, help_text="A folder with all that is in it."
+        required=False, default=False, help_text="Remove a folder with everything in it."
     )
 
 
@@ -122,7 +122,9 @@ class StatQuery(FileQuery):
     """Which file or folder."""
 
     hash = serializers.BooleanField(
-        required=False, default=False, help_text="The SHA-256 of a file too; all of it is read."
+        required=False,
+        default=False,
+        help_text="Include the SHA-256 of a file, for which all of it is read.",
     )
 
 
@@ -134,9 +136,9 @@ class FileListQuery(FileQuery):
         min_value=1,
         max_value=MAX_LIST_LIMIT,
         default=LIST_LIMIT,
-        help_text=f"How many items at the most (1 to {MAX_LIST_LIMIT}, {LIST_LIMIT} unless told).",
+        help_text=f"Maximum number of items (1 to {MAX_LIST_LIMIT}, default {LIST_LIMIT}).",
     )
-    cursor = PathBase64Field(help_text="The nextCursor of the page before.")
+    cursor = PathBase64Field(help_text="The nextCursor of the previous page.")
 
 
 class MoveSerializer(OwnedInputSerializer):
@@ -148,7 +150,7 @@ class MoveSerializer(OwnedInputSerializer):
     to_path = PathField(help_text=_PATH_HELP)
     to_path_base64 = PathBase64Field()
     overwrite = serializers.BooleanField(
-        required=False, default=False, help_text="What has that name is replaced."
+        required=False, default=False, help_text="Replace an existing file of that name."
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +167,7 @@ class MakeDirectorySerializer(OwnedInputSerializer):
     parents = serializers.BooleanField(
         required=False,
         default=False,
-        help_text="Missing folders above it too; one that is there already is fine then.",
+        help_text="Also create missing parent folders, and accept a folder that already exists.",
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class WrittenSerializer(OutputSerializer):
 
     size = serializers.IntegerField(min_value=0)
     sha256 = serializers.CharField(help_text="Also the `ETag`.")
-    created = serializers.BooleanField(help_text="Whether there was no such file before.")
+    created = serializers.BooleanField(help_text="Whether the file is new.")
 
 
 class UnpackedSerializer(OutputSerializer):
@@ -191,8 +193,10 @@ class UnpackedSerializer(OutputSerializer):
 class FileEntrySerializer(OutputSerializer):
     """One file, folder or link."""
 
-    name = serializers.CharField(help_text="What is no UTF-8 is shown as U+FFFD.")
-    name_base64 = serializers.CharField(required=False, help_text="Of a name that is no UTF-8.")
+    name = serializers.CharField(help_text="Bytes that are not UTF-8 are shown as U+FFFD.")
+    name_base64 = serializers.CharField(
+        required=False, help_text="The bytes of a name that is not UTF-8."
+    )
     type = serializers.CharField(
         help_text="`file`, `directory`, `symlink`, `fifo`, `socket`, `block-device`, "
         "`character-device` or `other`."
@@ -202,9 +206,11 @@ class FileEntrySerializer(OutputSerializer):
     uid = serializers.IntegerField(min_value=0)
     gid = serializers.IntegerField(min_value=0)
     modified_at = TimestampField()
-    target = serializers.CharField(required=False, help_text="Where a link leads.")
-    target_base64 = serializers.CharField(required=False, help_text="When that is no UTF-8.")
-    sha256 = serializers.CharField(required=False, help_text="When it was asked for.")
+    target = serializers.CharField(required=False, help_text="The target of a link.")
+    target_base64 = serializers.CharField(
+        required=False, help_text="The bytes of a target that is not UTF-8."
+    )
+    sha256 = serializers.CharField(required=False, help_text="When the hash was asked for.")
 
 
 class PortSerializer(OutputSerializer):
@@ -225,7 +231,7 @@ class MakePortLinkSerializer(OwnedInputSerializer):
         required=False,
         default="/",
         max_length=2000,
-        help_text="Where it leads on that port: a path, perhaps with a query, in printable ASCII.",
+        help_text="The target on that port: a path, optionally with a query, in printable ASCII.",
     )
 
 

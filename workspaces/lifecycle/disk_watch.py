@@ -119,7 +119,7 @@ class DiskWatch:
             owner_user_id=None,
             cause=Transition.Cause.DISK,
             requested_by="disk limit",
-            detail=f"It took {size:,} bytes, and {self._max_bytes:,} are allowed.",
+            detail=f"It used {size:,} bytes, and {self._max_bytes:,} are allowed.",
             attempt_id=runtime.attempt_id,
         )
         # Others may have stopped or deleted it meanwhile.

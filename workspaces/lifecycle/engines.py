@@ -86,7 +86,7 @@ def look_at(engine_id: str, *, stale: timedelta) -> Engine:
             return engine
     if engine_id and RuntimeInstance.objects.filter(engine_id=engine_id).exists():
         return Engine(engine_id)
-    raise UnknownEngineError(f"Nothing has ever run on an engine {engine_id!r}.")
+    raise UnknownEngineError(f"No workspace has ever run on an engine {engine_id!r}.")
 
 
 def require_gone(engine_id: str, *, stale: timedelta) -> None:
@@ -99,8 +99,8 @@ def require_gone(engine_id: str, *, stale: timedelta) -> None:
     of_it = list(alive.filter(engine_id=engine_id).values_list("pk", flat=True))
     if of_it:
         raise EngineLivesError(
-            f"The engine has a build worker that lives: {_listed(of_it)}. If the engine is gone "
-            "nevertheless, stop the worker, or wait until it has found its new engine."
+            f"The engine has a live build worker: {_listed(of_it)}. If the engine is gone anyway, "
+            "stop the worker, or wait until it has found its new engine."
         )
     recording = list(
         Heartbeat.objects.run()
@@ -111,14 +111,15 @@ def require_gone(engine_id: str, *, stale: timedelta) -> None:
     )
     if recording:
         raise EngineLivesError(
-            f"The engine has a run worker that lives: {_listed(recording)}. If the engine is gone "
-            "nevertheless, stop the worker, or wait until it has found its new engine."
+            f"The engine has a live run worker: {_listed(recording)}. If the engine is gone "
+            "anyway, "
+            "stop the worker, or wait until it has found its new engine."
         )
     unknown = list(alive.filter(engine_id="").values_list("pk", flat=True))
     if unknown:
         raise EngineLivesError(
-            f"Nobody knows yet of which engine this build worker is: {_listed(unknown)}. Wait "
-            "until its engine answers it, or stop it."
+            f"It is not known yet which engine this build worker uses: {_listed(unknown)}. "
+            "Wait until its engine answers, or stop it."
         )
 
 

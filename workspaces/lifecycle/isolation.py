@@ -83,24 +83,25 @@ def _wide_host() -> str:
 def check() -> str:
     """Say that every engine with a build worker isolates; raise ``NotIsolatedError`` if not."""
     if settings.SVC_NETWORK_GUARD == "external":
-        return "Left to the operator, as SVC_NETWORK_GUARD says."
+        return "Left to the operator, as set by SVC_NETWORK_GUARD."
     if settings.SVC_NETWORK_GUARD == "off":
         raise NotIsolatedError(
-            "Workspaces reach the engine's machine and private addresses: SVC_NETWORK_GUARD is off."
+            "Workspaces can reach the engine's machine and private addresses: SVC_NETWORK_GUARD "
+            "is off."
         )
     stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
     alive = Heartbeat.objects.build().alive(stale=stale).exclude(engine_id="")
     engines = set(alive.values_list("engine_id", flat=True))
     reports = {row.pk: row for row in NetworkGuardReport.objects.fresh(within=FRESH)}
     if not engines:
-        raise NotIsolatedError("No build worker reports whether workspaces are isolated.")
+        raise NotIsolatedError("No build worker has reported whether workspaces are isolated.")
     for engine_id in sorted(engines):
         report = reports.get(engine_id)
         if report is None:
             raise NotIsolatedError(f"No build worker of the engine {engine_id} has reported yet.")
         if not report.enforced:
             raise NotIsolatedError(report.detail)
-    return "Workspaces reach neither the machines of engines nor private addresses."
+    return "Workspaces cannot reach the engines' machines or private addresses."
 
 
 def refuse_wide_bind(*, seconds: float) -> str:
@@ -117,12 +118,14 @@ def refuse_wide_bind(*, seconds: float) -> str:
         except NotIsolatedError as error:
             reason = error.detail
         except (DatabaseError, InterfaceError):
-            reason = "The database cannot be asked whether workspaces are isolated."
+            reason = (
+                "The database does not answer, so it is not known whether workspaces are isolated."
+            )
         else:
             return ""
         if settings.SVC_NETWORK_GUARD != "on" or time.monotonic() >= deadline:
             return (
-                f"The API does not listen on {_wide_host()}: every workspace could "
-                f"act for every owner. {reason} docs/operators/isolation.md says what to do."
+                f"The API does not listen on {_wide_host()}: any workspace could "
+                f"act for any owner. {reason} docs/operators/isolation.md says what to do."
             )
         time.sleep(TICK_SECONDS)

@@ -159,7 +159,7 @@ def _ending(transition: Transition) -> Reason:
         + (
             "; then it can be started again."
             if stopping
-            else ", and what was kept of the workspace; this is not taken back."
+            else ", and the workspace's volumes; this cannot be undone."
         ),
     )
 
@@ -170,7 +170,7 @@ def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
     Raises ``Conflict`` (``workspace-not-ready``) otherwise, with ``reason`` in the answer.
     """
     if attempt is None:
-        raise Conflict("Nothing was started in the workspace.", code="workspace-not-ready")
+        raise Conflict("No sandbox was started in the workspace.", code="workspace-not-ready")
     state = attempt_states([attempt])[attempt.pk]
     if state.status is SurfacedStatus.READY and state.runtime is not None:
         return attempt, state.runtime
@@ -218,7 +218,7 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
     if workers == 0:
         return Reason(
             "no-worker",
-            "The build job waits, and no build worker is alive.",
+            "The build job is waiting, and no build worker is alive.",
             since,
             "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
         )
@@ -230,7 +230,7 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
     )
     return Reason(
         "queued",
-        f"The build job waits for one of {workers} build workers, {place}.",
+        f"The build job is waiting for one of {workers} build workers, {place}.",
         since,
         "A build worker claims it, builds the image, publishes it and launches the workspace.",
     )
@@ -287,5 +287,5 @@ def _ended(
         code,
         told.error_message or f"The workspace is {status.value}.",
         since,
-        "Nothing more happens by itself; start another attempt.",
+        "Nothing more happens automatically; start another attempt.",
     )

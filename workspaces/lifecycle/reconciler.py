@@ -127,7 +127,7 @@ def _outcome(found: ObservedRuntime) -> _Outcome:
         return _Outcome(
             RuntimeInstance.Status.FAILED,
             OUT_OF_MEMORY,
-            "The workspace ran out of memory and was ended.",
+            "The workspace ran out of memory and was stopped.",
         )
     if found.exit_code == 0:
         return _Outcome(

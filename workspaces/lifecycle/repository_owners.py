@@ -11,8 +11,8 @@ REPOSITORY_TAKEN = "repository-taken"
 def taken(name: str) -> str:
     """Return what those are told who ask for another owner's repository."""
     return (
-        f"Another owner was the first to publish to the repository {name}: name another one, or "
-        "have the operator hand it over."
+        f"Another owner was the first to publish to the repository {name}: choose another one, or "
+        "ask the operator to hand it over."
     )
 
 
@@ -23,5 +23,5 @@ def refuse_taken(registry_id: str, name: str, *, owner_user_id: str) -> None:
     """
     owner = PublishedRepository.objects.owner_of(registry_id, name)
     if owner not in (None, owner_user_id):
-        fault = Fault(REPOSITORY_TAKEN, "It is another owner's.", pointer="/repository")
+        fault = Fault(REPOSITORY_TAKEN, "It belongs to another owner.", pointer="/repository")
         raise Conflict(taken(name), code=REPOSITORY_TAKEN, errors=[fault])

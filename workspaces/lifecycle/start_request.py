@@ -77,7 +77,7 @@ def check_ceilings(blueprint: Blueprint) -> None:
     faults = [
         Fault(
             "above-ceiling",
-            f"This installation allows {ceiling:g} at the most.",
+            f"This installation allows at most {ceiling:g}.",
             pointer=f"/spec/runtime/resources/{member}",
         )
         for member, wanted, ceiling in (

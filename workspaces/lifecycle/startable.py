@@ -55,7 +55,7 @@ def refuse_unless_at_rest(workspace: Workspace) -> None:
     if transition is not None:
         stopping = transition.kind == Transition.Kind.STOP
         raise Conflict(
-            "The workspace is being stopped; it can be started again when it is."
+            "The workspace is being stopped; it can be started again once it has stopped."
             if stopping
             else "The workspace is being deleted.",
             code="workspace-stopping" if stopping else "workspace-deleting",

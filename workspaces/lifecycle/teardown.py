@@ -145,7 +145,9 @@ class _Execution:
         )
         if self._database(held.exists):
             raise RetryLater(
-                timedelta(seconds=0.5), "job-held", "The worker at the build is letting go of it."
+                timedelta(seconds=0.5),
+                "job-held",
+                "The build worker is stopping its work on the build.",
             )
 
     def _require_engine(self, attempt: Attempt) -> None:
@@ -296,7 +298,7 @@ class _Execution:
                 workspaces.record_workspace_event(
                     workspace,
                     WorkspaceEvent.Type.WORKSPACE_STOPPED,
-                    "The workspace is stopped; nothing of it runs any more.",
+                    "The workspace is stopped; nothing of it is running.",
                 )
             if transition.kind == Transition.Kind.STOP:
                 _finish(transition)
@@ -307,8 +309,8 @@ class _Execution:
         data: dict[str, Any] = {"volumes": volumes}
         if other_engines:
             message = (
-                "The workspace is deleted; its containers and volumes are gone. What attempts "
-                "have left on other engines goes when a build worker looks there."
+                "The workspace is deleted; its containers and volumes are gone. Leftovers of "
+                "attempts on other engines are removed when a build worker checks those engines."
             )
             data["otherEngines"] = list(other_engines)
         with transaction.atomic():

@@ -43,6 +43,6 @@ def change_time_to_live(
         record_workspace_event(
             workspace,
             WorkspaceEvent.Type.TTL_CHANGED,
-            f"The workspace is stopped {ttl_seconds} s from now.",
+            f"The workspace will be stopped in {ttl_seconds} s.",
             {"ttlSeconds": ttl_seconds, "before": workspace.ttl_seconds},
         )

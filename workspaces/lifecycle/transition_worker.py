@@ -93,7 +93,10 @@ class TransitionWorker:
         except Exception:
             log.exception("transition_delayed", code=INTERNAL)
             self._retry_later(
-                transition, MAX_RETRY, INTERNAL, "Something went wrong on our side; it is retried."
+                transition,
+                MAX_RETRY,
+                INTERNAL,
+                "Something went wrong on our side; it will be retried.",
             )
         finally:
             with self._lock:

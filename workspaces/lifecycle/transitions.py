@@ -36,7 +36,7 @@ REASONS = {
     (Transition.Kind.STOP, Transition.Cause.USER): "The owner asked to stop the workspace.",
     (Transition.Kind.STOP, Transition.Cause.OPERATOR): "An operator asked to stop the workspace.",
     (Transition.Kind.STOP, Transition.Cause.EXPIRED): "The workspace's time to live is over.",
-    (Transition.Kind.STOP, Transition.Cause.DISK): "The workspace takes more disk than it may.",
+    (Transition.Kind.STOP, Transition.Cause.DISK): "The workspace uses more disk than allowed.",
     (Transition.Kind.DELETE, Transition.Cause.USER): "The owner asked to delete the workspace.",
     (
         Transition.Kind.DELETE,
@@ -168,7 +168,7 @@ def _begin_end(sandbox: Sandbox, reason: str) -> None:
     job = BuildJob.objects.filter(attempt=attempt).order_by("-pk").first()
     if job is not None and cancel_job(job, reason=reason):
         return
-    workspaces.begin_stop(attempt, message="What runs in the workspace is told to end.")
+    workspaces.begin_stop(attempt, message="The workspace's programs are being told to exit.")
     records().request_cancellation(attempt)
 
 
@@ -247,7 +247,7 @@ def start_workspace(start: NewStart) -> StartedSandbox:
         workspace = startable_workspace(start.workspace_id, start.owner_user_id)
         sandbox = latest_sandbox(workspace)
         if sandbox is None:
-            raise Conflict("Nothing was ever started in it.", code="nothing-published")
+            raise Conflict("Nothing was ever started in this workspace.", code="nothing-published")
         credentials = (
             same_credentials(sandbox.latest_attempt, workspace.owner_user_id)
             if start.credentials is None

@@ -43,7 +43,7 @@ class Workspace(models.Model):
     ttl_seconds = models.PositiveIntegerField(
         null=True, help_text="How long after each start it is stopped; null: never."
     )
-    expires_at = models.DateTimeField(null=True, help_text="When it is stopped by itself.")
+    expires_at = models.DateTimeField(null=True, help_text="When it is stopped automatically.")
     deleted_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)

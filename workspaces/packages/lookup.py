@@ -36,8 +36,8 @@ def look_up(text: str, os_family: str) -> dict[str, Any]:
             "source": Source.INDEX.for_clients,
             "origin": Source.INDEX,
             "reason": Reason.NAME_INVALID,
-            "detail": "A package's name is letters, digits and . _ + - @, perhaps with "
-            ":architecture and =version behind it.",
+            "detail": "A package name consists of letters, digits and . _ + - @, optionally "
+            "followed by :architecture and =version.",
             "packages": [],
             "os_support": {family: {"supported": False} for family in (*FAMILIES, *UNBUILT)},
             "alternatives": [],
@@ -96,7 +96,7 @@ def _unbuilt(title: str, by_family: dict[str, Resolution]) -> Resolution:
         Status.UNSUPPORTED,
         Source.INDEX,
         reason=Reason.OS_UNSUPPORTED,
-        detail=f"No images of {title} are built here.{_packaged_for(by_family)}",
+        detail=f"Images of {title} cannot be built here.{_packaged_for(by_family)}",
     )
 
 

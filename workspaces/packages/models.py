@@ -143,7 +143,9 @@ class PackageOverride(models.Model):
         "the name is refused.",
     )
     note = models.CharField(
-        max_length=500, blank=True, help_text="Why; shown to whoever asks for a refused name."
+        max_length=500,
+        blank=True,
+        help_text="The reason, which is shown to clients that ask for a refused name.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
@@ -168,7 +170,7 @@ class PackageOverride(models.Model):
             raise ValidationError({"name": "Nobody could ask for a package of this name."})
         families = [FAMILIES[self.family]] if self.family in FAMILIES else list(FAMILIES.values())
         faults = [
-            f"'{package}' cannot be a package of {family.title}."
+            f"'{package}' is not a valid package name on {family.title}."
             for package in self.packages
             for family in families
             if not family.package_name.fullmatch(package)

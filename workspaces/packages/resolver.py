@@ -143,7 +143,7 @@ def _resolve(query: Query, family: OsFamily, facts: Facts) -> Resolution:
             Status.NOT_FOUND,
             Source.INDEX,
             reason=Reason.NAME_INVALID,
-            detail=f"'{query.name}' cannot be a package of {family.title}.",
+            detail=f"'{query.name}' is not a valid package name on {family.title}.",
         )
     if index is None and meant is None:
         return _refusal(
@@ -240,8 +240,9 @@ def _settled(
             return _refusal(
                 Source.INDEX,
                 Reason.ARCHITECTURE_UNAVAILABLE,
-                f"'{query.name}' is wanted for {query.architecture}; images of {family.title} are "
-                f"for {index.architecture} here.",
+                f"'{query.name}' was requested for {query.architecture}; images of {family.title} "
+                "are "
+                f"built for {index.architecture} here.",
             )
         if query.version is not None and not offered_version(query.version, first.versions, family):
             offered = _listed(first.versions[:_SHOWN_VERSIONS])

@@ -30,14 +30,15 @@ class PackageQuery(QuerySerializer):
 
     query = TextField(
         max_length=MAX_QUERY_LENGTH,
-        help_text="A tool's usual name (`rg`) or a package of the distribution, with "
-        "`:architecture` and `=version` behind it if need be.",
+        help_text="A tool's usual name (`rg`) or a package of the distribution, optionally "
+        "followed by `:architecture` and `=version`.",
     )
     target_os = serializers.ChoiceField(
         choices=[*FAMILIES, *UNBUILT],
         required=False,
-        help_text="The family that it is for. Absent: the installation's default family. Of `nix` "
-        "no images are made: every package is `unsupported`.",
+        help_text="The family. Absent: the installation's default family. Images of `nix` cannot "
+        "be built: "
+        "every package is `unsupported`.",
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -49,14 +50,12 @@ class ResolvedPackageSerializer(OutputSerializer):
     """A package to install."""
 
     name = serializers.CharField(help_text="As the distribution calls it.")
-    version = serializers.CharField(
-        required=False, help_text="The version that was asked for, when one was."
-    )
+    version = serializers.CharField(required=False, help_text="The requested version, if any.")
     offered = serializers.CharField(
-        required=False, help_text="The version that is installed when none is asked for."
+        required=False, help_text="The version that is installed when none is requested."
     )
     repository = serializers.CharField(
-        required=False, help_text="Component or repository that it is in."
+        required=False, help_text="The distribution's component or repository that has it."
     )
 
 
@@ -68,12 +67,13 @@ class OsSupportSerializer(OutputSerializer):
     package_name = serializers.CharField(required=False, help_text="The first package.")
     project_name = serializers.CharField(required=False, help_text="Equal to `packageName`.")
     version = serializers.CharField(
-        required=False, help_text="The version that is installed when none is asked for."
+        required=False, help_text="The version that is installed when none is requested."
     )
     status = serializers.ChoiceField(
         choices=REASONS,
         required=False,
-        help_text="Why it is not supported. `index-unread`: nobody has read this family's index.",
+        help_text="Why it is not supported. `index-unread`: this family's index has not been read "
+        "yet.",
     )
 
 
@@ -115,7 +115,7 @@ class PackageResolutionSerializer(OutputSerializer):
     )
     selected_project = serializers.CharField(required=False, help_text="The first package.")
     packages = ResolvedPackageSerializer(
-        many=True, help_text="Everything that is installed; empty unless resolved."
+        many=True, help_text="All packages that are installed; empty unless resolved."
     )
     os_support = OsSupportsSerializer()
     alternatives = AlternativeSerializer(
@@ -126,8 +126,8 @@ class PackageResolutionSerializer(OutputSerializer):
         required=False,
         help_text="Why it is not resolved.",
     )
-    detail = serializers.CharField(required=False, help_text="The same for people.")
+    detail = serializers.CharField(required=False, help_text="The same, as a sentence.")
     fetched_at = TimestampField(
         required=False, help_text="When the family's index was read; absent before that."
     )
-    expires_at = TimestampField(required=False, help_text="When it is read anew.")
+    expires_at = TimestampField(required=False, help_text="When it will be read again.")

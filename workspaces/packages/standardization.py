@@ -121,7 +121,7 @@ def _malformed(request: PackageRequest, os_family: str, here: str) -> Fault:
     title = FAMILIES[os_family].title
     return Fault(
         _CODES[Reason.NAME_INVALID],
-        f"'{request.id}' cannot be a package of {title}.",
+        f"'{request.id}' is not a valid package name on {title}.",
         pointer=f"{here}/id",
     )
 
@@ -140,7 +140,7 @@ def _take(found: Resolution, versions: dict[str, str | None], here: str) -> list
             faults.append(
                 Fault(
                     "conflicting-versions",
-                    f"'{package.name}' is asked for in version {before} and in version "
+                    f"'{package.name}' is requested both in version {before} and in version "
                     f"{package.version}.",
                     pointer=f"{here}/id",
                 )

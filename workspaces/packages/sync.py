@@ -68,7 +68,7 @@ def sync_family(family_name: str, *, engine: PackageEngine, cancelled: threading
     family = FAMILIES[family_name]
     with try_advisory_lock(_lock_name(family_name)) as held:
         if not held:
-            raise PackageSyncBusyError(f"{family.title} is being read by another process.")
+            raise PackageSyncBusyError(f"Another process is reading {family.title}.")
         engine.remove_leftovers(family)
         try:
             with engine.listing(family, cancelled=cancelled) as lines:

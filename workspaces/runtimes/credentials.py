@@ -35,7 +35,7 @@ def require_taken(answer: AgentAnswer) -> None:
     if answer.exit_code != 0:
         said = boot.one_line(answer.stderr.decode("utf-8", "replace")) or "it gave no reason"
         raise LaunchError(
-            "credentials-refused", f"The workspace did not take its credentials: {said}"
+            "credentials-refused", f"The workspace did not accept its credentials: {said}"
         )
 
 
@@ -65,7 +65,7 @@ def renewed(answer: AgentAnswer) -> list[RenewedCredential]:
     except (ValueError, TypeError, KeyError, RecursionError):
         # Not chained: the cause holds what was read.
         raise LaunchError(
-            "credentials-unclear", "The workspace's answer about its credentials makes no sense."
+            "credentials-unclear", "The workspace's answer about its credentials is invalid."
         ) from None
 
 

@@ -104,7 +104,7 @@ class FileViewSet(ViewSet):
     @extend_schema(
         operation_id="files.stat",
         tags=["Files"],
-        summary="Look at a file or folder",
+        summary="Describe a file or folder",
         description=openapi.STAT_DESCRIPTION,
         parameters=[OWNER_QUERY, StatQuery],
         responses=FileEntrySerializer,
@@ -119,13 +119,13 @@ class FileViewSet(ViewSet):
     @extend_schema(
         operation_id="files.list",
         tags=["Files"],
-        summary="List what is in a folder",
+        summary="List the entries of a folder",
         description=openapi.LIST_DESCRIPTION,
         parameters=[OWNER_QUERY, FileListQuery],
         responses=FilePageSerializer,
     )
     def list(self, request: Request, workspace_id: uuid.UUID) -> Response:
-        """List what is in a folder."""
+        """List the entries of a folder."""
         given = read(request, query=FileListQuery, by_id=True)
         files = _files(request, workspace_id, given.owner)
         limit, after = given.query["limit"], given.query.get("cursor")
@@ -152,14 +152,14 @@ class FileViewSet(ViewSet):
     @extend_schema(
         operation_id="files.makeDirectory",
         tags=["Files"],
-        summary="Make a folder",
+        summary="Create a folder",
         description=openapi.MAKE_DESCRIPTION,
         parameters=[OWNER_QUERY],
         request=MakeDirectorySerializer,
         responses={204: None},
     )
     def make_directory(self, request: Request, workspace_id: uuid.UUID) -> Response:
-        """Make a folder."""
+        """Create a folder."""
         given = read(request, body=MakeDirectorySerializer, by_id=True)
         files = _files(request, workspace_id, given.owner)
         files.ask("mkdir", path_of(given.body), parents=given.body["parents"])
@@ -198,7 +198,7 @@ class FileViewSet(ViewSet):
     @extend_schema(
         operation_id="ports.list",
         tags=["Ports"],
-        summary="List the ports on which something listens",
+        summary="List the ports that listen",
         description=openapi.PORTS_DESCRIPTION,
         parameters=[OWNER_QUERY],
         responses=PortListSerializer,

@@ -23,9 +23,9 @@ IDEMPOTENCY_KEY = OpenApiParameter(
     str,
     OpenApiParameter.HEADER,
     description=(
-        "Repeating a request with the same key gives the first answer again, with the header "
+        "Repeating a request with the same key returns the first answer again, with the header "
         "`idempotency-replayed: true`. Keys belong to the owner. After a 502 because the build "
-        "queue could not be reached, repeating it starts another attempt of the same sandbox."
+        "queue could not be reached, a repeated request starts another attempt of the same sandbox."
     ),
 )
 
@@ -60,7 +60,7 @@ def read_new_sandbox(request: Request, serializer: type[InputSerializer]) -> New
 def _misplaced_relation(body: object) -> list[Fault]:
     if not isinstance(body, dict) or body.get("relation") is None or body.get("workspaceId"):
         return []
-    detail = "A relation is to a workspace that exists: name its workspaceId."
+    detail = "A relation needs an existing workspace: give its workspaceId."
     return [Fault("relation-without-workspace", detail, pointer="/relation")]
 
 

@@ -142,7 +142,7 @@ class WorkspaceViewSet(ViewSet):
     @extend_schema(
         operation_id="workspaces.update",
         tags=["Workspaces"],
-        summary="Change when a workspace is stopped by itself",
+        summary="Change when a workspace is stopped automatically",
         description=TTL_DESCRIPTION,
         parameters=[OWNER_QUERY],
         request=TimeToLiveSerializer,
@@ -240,12 +240,12 @@ class WorkspaceViewSet(ViewSet):
     @extend_schema(
         operation_id="workspaces.listEvents",
         tags=["Workspaces"],
-        summary="List what happened to a workspace, newest first",
+        summary="List the events of a workspace, newest first",
         parameters=[OWNER_QUERY, EventListQuery],
         responses=EventPageSerializer,
     )
     def list_events(self, request: Request, workspace_id: uuid.UUID) -> Response:
-        """List what happened to a workspace, newest first."""
+        """List the events of a workspace, newest first."""
         given = read(request, query=EventListQuery, by_id=True)
         rows = list_events(workspace_id, owner_user_id=given.owner)
         return _page(EventPageSerializer, rows, given, present_events)

@@ -23,7 +23,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument(
-            "--dry-run", action="store_true", help="say what would be done, and change nothing"
+            "--dry-run", action="store_true", help="print what would be done and change nothing"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

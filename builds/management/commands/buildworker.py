@@ -23,7 +23,10 @@ def _positive(text: str) -> int:
 class Command(BaseCommand):
     """Runs a build worker; the first SIGTERM or SIGINT drains it, the second stops it at once."""
 
-    help = "Take build jobs from the queue: build, publish, launch. One signal drains, two stop."
+    help = (
+        "Claim build jobs from the queue: build, publish and launch. The first signal drains "
+        "the worker, a second stops it at once."
+    )
     requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -23,11 +23,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("owner", help="whose, as ownerUserId has it")
+        parser.add_argument("owner", help="the owner, as in ownerUserId")
         parser.add_argument(
-            "--dry-run", action="store_true", help="say what would go, and change nothing"
+            "--dry-run", action="store_true", help="print what would be removed and change nothing"
         )
-        parser.add_argument("--yes", action="store_true", help="do not ask")
+        parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
         parser.add_argument(
             "--wait",
             type=float,
@@ -51,13 +51,18 @@ class Command(BaseCommand):
             self._tell("Erased so far", erased)
             raise CommandError(str(exc)) from exc
         except PruneUnderWay as exc:
-            raise CommandError("A pruneruns is under way; erase again when it is done.") from exc
+            raise CommandError("pruneruns is running; erase again when it has finished.") from exc
         self._tell("Erased", erased)
 
     def _ask(self, owner: str) -> None:
         if not sys.stdin.isatty():
-            raise CommandError("Say --yes: there is nobody to ask.")
-        if input(f"Everything of {owner} goes for good. Repeat the name: ") != owner:
+            raise CommandError("There is no terminal to ask at: add --yes.")
+        if (
+            input(
+                f"Everything that belongs to {owner} will be removed permanently. Repeat the name: "
+            )
+            != owner
+        ):
             raise CommandError("Nothing was erased.")
 
     def _tell(self, what: str, erased: Erased) -> None:

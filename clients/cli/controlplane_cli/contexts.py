@@ -45,7 +45,7 @@ def read_config() -> dict[str, Any]:
     try:
         told = json.loads(config_path().read_text())
         if not isinstance(told["contexts"], dict):
-            raise TypeError("contexts is no object")
+            raise TypeError("contexts is not an object")
     except FileNotFoundError:
         return {"current": None, "contexts": {}}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -23,7 +23,9 @@ def copy(session: Session, source: str, target: str) -> None:
     """Copy; exactly one of both is in a workspace."""
     (from_name, from_path), (to_name, to_path) = place(source), place(target)
     if (from_name is None) == (to_name is None):
-        raise click.UsageError("one of both has to be WORKSPACE:PATH, and the other a path here")
+        raise click.UsageError(
+            "exactly one of the two must be WORKSPACE:PATH, the other a local path"
+        )
     if from_name is not None:
         _download(session.workspace(from_name), from_path, to_path)
     elif to_name is not None:
@@ -40,7 +42,7 @@ def _download(workspace: Workspace, path: str, local: str) -> None:
     if target.is_dir():
         target /= Path(path).name
     for name in workspace.files.download(path, target):
-        click.echo(f"left out, as it leads to another place: {name}", err=True)
+        click.echo(f"skipped, because it points outside the folder: {name}", err=True)
 
 
 def _upload(workspace: Workspace, local: str, path: str) -> None:

@@ -53,7 +53,10 @@ def follow(session: Session, run: Run, *, with_input: bool = False) -> int:
                     outputs[stream].write(event.content)
                     outputs[stream].flush()
     except KeyboardInterrupt:
-        click.echo(f"\nleft; it goes on: svc logs -f {run.id}, svc cancel {run.id}", err=True)
+        click.echo(
+            f"\ndetached; the command keeps running: svc logs -f {run.id}, svc cancel {run.id}",
+            err=True,
+        )
         return LEFT
     info = run.info if run.info is not None and run.info.ended else run.refresh()
     if session.json:

@@ -37,7 +37,7 @@ from controlplane_client import (
 from controlplane_client.local_files import packed
 
 FOR_THE_COMMAND = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-"""Options behind the workspace belong to the command that is executed there."""
+"""Options after the workspace belong to the command that is executed there."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,12 +55,12 @@ def cli(context: click.Context, name: str | None) -> None:
 
 @cli.command()
 @click.argument("source", type=click.Path(), default=".")
-@click.option("--name", help="What it is called; like the source unless told.")
+@click.option("--name", help="Name of the workspace; by default that of the source.")
 @click.option("--harness", default="shell", show_default=True, help="Where SOURCE names none.")
-@click.option("--repository", help="Of the registry; one of yours unless told.")
-@click.option("--ttl", type=int, help="After how many seconds it is stopped.")
+@click.option("--repository", help="Repository of the registry; by default one of your own.")
+@click.option("--ttl", type=int, help="Stop the workspace after this many seconds.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show what the build prints.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the build's output.")
 @json_option
 @pass_session
 def up(
@@ -112,7 +112,7 @@ def _wait_ready(workspace: Workspace, *, quiet: bool) -> None:
                 on_output=None if quiet else progress.output, on_status=progress.of
             )
     except KeyboardInterrupt:
-        click.echo(f"left; it is being stopped: {workspace.id}", err=True)
+        click.echo(f"interrupted; the workspace is being stopped: {workspace.id}", err=True)
         sys.exit(LEFT)
     except NotReady as error:
         if error.workspace.status in {"cancelled", "stopped"}:
@@ -122,7 +122,9 @@ def _wait_ready(workspace: Workspace, *, quiet: bool) -> None:
 
 
 @cli.command()
-@click.option("--status", help="Only these: ready, failed, stopped, deleted …")
+@click.option(
+    "--status", help="Only workspaces with this status: ready, failed, stopped, deleted …"
+)
 @json_option
 @pass_session
 def ls(session: Session, status: str | None) -> None:
@@ -140,11 +142,17 @@ def ls(session: Session, status: str | None) -> None:
 
 
 @cli.command("exec", context_settings=FOR_THE_COMMAND)
-@click.option("-i", "--interactive", is_flag=True, help="Give it what is typed or piped in.")
-@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the id of its run.")
-@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Add to its environment.")
+@click.option("-i", "--interactive", is_flag=True, help="Pass standard input to the command.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the run's id.")
+@click.option(
+    "-e",
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Add a variable to the command's environment.",
+)
 @click.option("-w", "--workdir", help="Where it runs.")
-@click.option("--timeout", type=float, help="After how many seconds it is ended.")
+@click.option("--timeout", type=float, help="Stop the command after this many seconds.")
 @json_option
 @workspace_argument
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -179,8 +187,8 @@ def execute(
 
 
 @cli.command()
-@click.option("--harness", help="Who works; the blueprint's unless told.")
-@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the id of the run.")
+@click.option("--harness", help="The harness; by default the blueprint's.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the run's id.")
 @json_option
 @workspace_argument
 @click.argument("prompt")
@@ -200,7 +208,7 @@ def run(session: Session, workspace: str, prompt: str, harness: str | None, deta
 
 
 @cli.command()
-@click.option("-f", "--follow", "live", is_flag=True, help="Go on with what is yet to come.")
+@click.option("-f", "--follow", "live", is_flag=True, help="Keep following new output.")
 @json_option
 @click.argument("name", metavar="WORKSPACE|RUN")
 @pass_session
@@ -227,7 +235,7 @@ def logs(session: Session, name: str, live: bool) -> None:
 
 
 @cli.command(context_settings=FOR_THE_COMMAND)
-@click.option("-o", "--option", multiple=True, help="An option of ssh, as its -o.")
+@click.option("-o", "--option", multiple=True, help="An ssh option, as with ssh -o.")
 @json_option
 @workspace_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -247,7 +255,7 @@ def ssh(
     try:
         os.execvp("ssh", line)  # noqa: S606 (the terminal is its own from here on)
     except FileNotFoundError as error:
-        raise click.ClickException("there is no ssh on this machine") from error
+        raise click.ClickException("ssh is not installed on this machine") from error
 
 
 @cli.command()
@@ -279,7 +287,13 @@ def ports(session: Session, workspace: str) -> None:
 
 @cli.command()
 @click.option("--speed", type=click.FloatRange(min=0.01), default=1.0, show_default=True)
-@click.option("--idle", type=float, default=2.0, show_default=True, help="The longest pause.")
+@click.option(
+    "--idle",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Shorten pauses to at most this many seconds.",
+)
 @click.option("--cast", is_flag=True, help="Print the asciicast itself, for other players.")
 @json_option
 @click.argument("name", metavar="RUN|WORKSPACE")
@@ -308,9 +322,13 @@ def diff(session: Session, name: str) -> None:
         return
     click.echo(told["diff"], nl=False)
     if told["truncated"]:
-        click.echo("svc: the record has only this much of it", err=True)
+        click.echo("svc: the record has only part of it", err=True)
     if not told["exclusive"]:
-        click.echo("svc: other runs worked there meanwhile; some of it may be theirs", err=True)
+        click.echo(
+            "svc: other runs worked in this workspace at the same time; some of the "
+            "changes may be theirs",
+            err=True,
+        )
 
 
 @cli.command()
@@ -363,7 +381,7 @@ def stop(session: Session, workspace: str, no_wait: bool) -> None:
 
 
 @cli.command()
-@click.option("--rebuild", is_flag=True, help="Fetch the sources anew and build what changed.")
+@click.option("--rebuild", is_flag=True, help="Fetch the sources again and build what has changed.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
 @json_option
 @workspace_argument
@@ -410,8 +428,8 @@ def config(context: click.Context) -> None:
 
 @config.command("set")
 @click.argument("name")
-@click.option("--url", required=True, help="Where the API is.")
-@click.option("--owner", help="For whom to ask.")
+@click.option("--url", required=True, help="URL of the API.")
+@click.option("--owner", help="The owner to act for.")
 def config_set(name: str, url: str, owner: str | None) -> None:
     """Add or change the context NAME, and use it."""
     told = read_config()

@@ -55,8 +55,8 @@ class Session:
             return self.client.workspace(fitting[0].id)
         if fitting:
             ids = "\n  ".join(f"{each.id} {each.name}, {each.status}" for each in fitting)
-            raise click.ClickException(f"several workspaces are meant by {name}:\n  {ids}")
-        raise click.ClickException(f"there is no workspace {name}: svc ls shows those there are")
+            raise click.ClickException(f"{name} matches several workspaces:\n  {ids}")
+        raise click.ClickException(f"there is no workspace {name}: svc ls lists your workspaces")
 
     def run(self, name: str) -> Run:
         """Return a run by its id, or the latest one of a workspace."""
@@ -67,7 +67,7 @@ class Session:
                 pass
         latest = next(self.workspace(name).runs(), None)
         if latest is None:
-            raise click.ClickException(f"nothing was run in {name} yet")
+            raise click.ClickException(f"nothing has run in {name} yet")
         return self.client.run(latest.id)
 
 

@@ -38,16 +38,16 @@ def source_of(text: str, harness: str) -> Source:
         name = re.split(r"[/:]", text.rstrip("/"))[-1].removesuffix(".git")
         blueprint = {"harness": {"id": harness}, "sources": {"workspace": {"url": text}}}
         return Source(blueprint, name)
-    raise click.ClickException(f"{text} is no file, no folder and no address of a git repository")
+    raise click.ClickException(f"{text} is not a file, a folder or the URL of a git repository")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         told = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{path} is no blueprint: {error}") from error
+        raise click.ClickException(f"{path} is not a blueprint: {error}") from error
     if not isinstance(told, dict):
-        raise click.ClickException(f"{path} is no blueprint: it is no JSON object")
+        raise click.ClickException(f"{path} is not a blueprint: it is not a JSON object")
     return dict(told.get("spec", told)) if "harness" not in told else told
 
 

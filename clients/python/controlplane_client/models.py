@@ -188,7 +188,7 @@ class FileInfo:
     mode: int
     modified_at: datetime | None
     target: str | None
-    """Where a link leads."""
+    """The target of a link."""
     sha256: str | None
     raw: dict[str, Any] = field(repr=False, compare=False)
 

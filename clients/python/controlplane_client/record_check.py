@@ -42,16 +42,14 @@ def check_export(lines: Iterable[bytes], public_key: str | None = None) -> Verif
     except _Fault as fault:
         return Verified(False, str(fault), check.events, "", False)
     except (KeyError, TypeError, ValueError, AttributeError, struct.error):
-        return Verified(
-            False, f"line {check.line} is not as it was written", check.events, "", False
-        )
+        return Verified(False, f"line {check.line} was altered", check.events, "", False)
     return Verified(True, message, check.events, signed_by, bool(signed_by) and key is not None)
 
 
 def _key(text: str) -> bytes:
     key = base64.b64decode(text.strip() + "=" * (-len(text.strip()) % 4), validate=True)
     if len(key) != 32:
-        raise ValueError(f"a public key has 32 bytes, this one {len(key)}")
+        raise ValueError(f"a public key has 32 bytes, but this one has {len(key)}")
     return key
 
 
@@ -78,10 +76,10 @@ class _Check:
         for self.line, line in enumerate(lines, 1):
             told = json.loads(line)
             if _canonical(told) + b"\n" != line:
-                raise _Fault(f"line {self.line} is not as it was written")
+                raise _Fault(f"line {self.line} was altered")
             kind = told["type"]
             if last is not None:
-                raise _Fault(f"line {self.line}: there is something behind the last line")
+                raise _Fault(f"line {self.line}: there is something after the last line")
             if self.line == 1:
                 self._first(told)
                 header = line
@@ -108,7 +106,7 @@ class _Check:
             "svc-run-record",
             1,
         ):
-            raise _Fault("line 1 is not the first line of an export that is known here")
+            raise _Fault("line 1 is not the first line of a known export")
         self._run = uuid.UUID(told["runId"])
         self._head = hashlib.sha256(_FIRST + self._run.bytes).digest()
 
@@ -154,14 +152,16 @@ class _Check:
     def _open(self, told: dict[str, Any]) -> tuple[str, str]:
         stands = (str(self._sequence), str(self.events), self._head.hex())
         if stands != (told["lastSequence"], told["events"], told["chainHead"]):
-            raise _Fault("the events do not lead to where the record stood")
-        return f"{self.events} events fit together; the record has not ended, nothing is signed", ""
+            raise _Fault("the events do not lead to the stated head of the record")
+        return (
+            f"{self.events} events are consistent; the record has not ended, so nothing is signed"
+        ), ""
 
     def _seal(self, told: dict[str, Any], header: bytes, key: bytes | None) -> tuple[str, str]:
         text: bytes = told["seal"].encode()
         seal = json.loads(text)
         if _canonical(seal) != text or seal.get("version") != 1:
-            raise _Fault("the seal is not as it was written, or of another version")
+            raise _Fault("the seal was altered, or is of another version")
         wanted = {
             "runId": str(self._run),
             "headerDigest": hashlib.sha256(header).hexdigest(),
@@ -178,17 +178,19 @@ class _Check:
     def _signature(self, told: dict[str, Any], seal: bytes, key: bytes | None) -> tuple[str, str]:
         if told["signature"] is None:
             if key is not None or told["publicKey"] is not None:
-                raise _Fault("the seal is not signed, and it should be")
-            return f"{self.events} events fit together and to a seal; not signed", ""
+                raise _Fault("the seal is not signed, but it should be")
+            return (
+                f"{self.events} events are consistent and match the seal, which is not signed"
+            ), ""
         embedded = base64.b64decode(told["publicKey"], validate=True)
         if key is not None and key != embedded:
             raise _Fault(f"the seal was signed with another key: {told['keyId']}")
         name = hashlib.sha256(embedded).hexdigest()[:32]
         signature = base64.b64decode(told["signature"], validate=True)
         if name != told["keyId"] or not _signed(_SIGNED + seal, signature, embedded):
-            raise _Fault("the signature does not fit the seal")
-        by = "" if key is not None else "; whose key that is was not checked"
-        return f"{self.events} events, whole and as sealed, signed with {name}{by}", name
+            raise _Fault("the signature does not match the seal")
+        by = "" if key is not None else "; the owner of the key was not checked"
+        return f"{self.events} events, complete and as sealed, signed with {name}{by}", name
 
 
 def _signed(content: bytes, signature: bytes, key: bytes) -> bool:

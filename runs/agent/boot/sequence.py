@@ -193,7 +193,7 @@ class _Boot:
         while not is_delivered(place):
             now = time.monotonic()
             if now >= began + limit:
-                raise NotDelivered(f"the credentials did not come within {limit:g} seconds")
+                raise NotDelivered(f"the credentials did not arrive within {limit:g} seconds")
             look = _LOOK_SECONDS if now < began + 5.0 else _LOOK_LATER_SECONDS
             for number in self._supervisor.turn(min(now + look, began + limit)):
                 if number in STOPPING:

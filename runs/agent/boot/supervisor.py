@@ -88,7 +88,7 @@ class Supervisor:
         """Start a user process, the end of whose output goes into `tail`; raises StartError."""
         record = self.record
         if record is None:
-            raise RuntimeError("nothing is started that is not recorded")
+            raise RuntimeError("nothing is started unrecorded")
         pipes = [os.pipe(), os.pipe()]
         try:
             stdio = Stdio(None, pipes[0][1], pipes[1][1])

@@ -56,7 +56,7 @@ def parse(content: bytes) -> Tuple[Account, ...]:
     for index, account in enumerate(accounts):
         others = accounts[:index]
         if any(other.id == account.id for other in others):
-            raise ConfigError(f"/accounts/{index}/id is there twice")
+            raise ConfigError(f"/accounts/{index}/id appears twice")
         if any(_place(other) == _place(account) for other in others):
             raise ConfigError(f"/accounts/{index} is a second account for the same purpose")
     return tuple(accounts)

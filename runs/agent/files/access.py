@@ -60,5 +60,5 @@ class AccessLog:
 def _not_recorded() -> Refusal:
     return Refusal(
         "access-not-recorded",
-        "The workspace's record takes no more at the moment, and nothing is done unrecorded.",
+        "The workspace's record cannot take more at the moment, and nothing is done unrecorded.",
     )

@@ -32,7 +32,7 @@ def bytes_of(encoded: object) -> bytes:
     except ValueError:
         found = b""
     if not found or b"\0" in found:
-        raise Refusal("bad-path", "The path is empty, or has a NUL.")
+        raise Refusal("bad-path", "The path is empty or contains a NUL.")
     return found
 
 
@@ -64,7 +64,7 @@ def require_regular(status: os.stat_result) -> None:
         raise Refusal("not-a-file", "This is a folder.")
     if not stat.S_ISREG(status.st_mode):
         kind = type_of(status.st_mode)
-        raise Refusal("not-a-file", f"This is no file but a {kind}, which is not opened.")
+        raise Refusal("not-a-file", f"This is not a file but a {kind}, which cannot be opened.")
 
 
 def open_regular(path: bytes) -> int:
@@ -161,4 +161,4 @@ class Conditions(NamedTuple):
 
 
 def _failed() -> Refusal:
-    return Refusal("precondition-failed", "The file is not what the conditions say.")
+    return Refusal("precondition-failed", "The file does not meet the conditions.")

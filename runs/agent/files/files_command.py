@@ -88,5 +88,5 @@ def _action(name: str) -> Action:
         "mkdir": writing.make_folder,
     }
     if name not in actions:
-        raise Refusal("file-failed", "The workspace's agent does not know that.")
+        raise Refusal("file-failed", "The workspace's agent does not know this call.")
     return actions[name]

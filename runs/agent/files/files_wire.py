@@ -34,26 +34,27 @@ class CallerGone(Exception):
 _OF_ERRNO = {
     errno.ENOENT: ("file-not-found", "There is no such file or folder in the workspace."),
     errno.ENOTDIR: ("file-not-found", "A part of the path is a file, not a folder."),
-    errno.EACCES: ("file-permission-denied", "The workspace's user may not do that."),
-    errno.EPERM: ("file-permission-denied", "The workspace's user may not do that."),
-    errno.EROFS: ("file-permission-denied", "Nothing can be written there: it is read-only."),
+    errno.EACCES: ("file-permission-denied", "The workspace's user may not do this."),
+    errno.EPERM: ("file-permission-denied", "The workspace's user may not do this."),
+    errno.EROFS: ("file-permission-denied", "Nothing can be written here: it is read-only."),
     errno.EISDIR: ("not-a-file", "This is a folder."),
-    errno.EEXIST: ("file-exists", "Something of that name is there already."),
+    errno.EEXIST: ("file-exists", "Something with this name already exists."),
     errno.ENOTEMPTY: ("directory-not-empty", "The folder is not empty."),
-    errno.ELOOP: ("file-link-loop", "The path goes through links that lead to each other."),
+    errno.ELOOP: ("file-link-loop", "The path goes through a loop of links."),
     errno.ENAMETOOLONG: ("file-name-too-long", "The path, or a name in it, is too long."),
     errno.ENOSPC: ("workspace-disk-full", "The workspace's disk is full."),
-    errno.EDQUOT: ("workspace-disk-full", "The workspace's user has no room left on the disk."),
+    errno.EDQUOT: ("workspace-disk-full", "The workspace's user has reached a disk quota."),
     errno.EXDEV: ("file-other-disk", "The two places are on different disks; copy it instead."),
-    errno.EBUSY: ("file-in-use", "The system uses this file or folder."),
-    errno.ETXTBSY: ("file-in-use", "A program runs from this file."),
+    errno.EBUSY: ("file-in-use", "The system is using this file or folder."),
+    errno.ETXTBSY: ("file-in-use", "A program is running from this file."),
 }
 
 
 def refusal_of(error: OSError) -> Refusal:
     """What a client is told of a failed call of the system."""
     code, message = _OF_ERRNO.get(
-        error.errno or 0, ("file-failed", f"The workspace's system refused: {error.strerror}.")
+        error.errno or 0,
+        ("file-failed", f"The workspace's operating system refused: {error.strerror}."),
     )
     return Refusal(code, message)
 

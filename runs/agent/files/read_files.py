@@ -55,7 +55,7 @@ def _is_wanted(spec: Dict[str, Any], sha256: str) -> bool:
     conditions = Conditions.of(spec)
     match, none_match = conditions
     if match is not None and "*" not in match and sha256 not in match:
-        raise Refusal("precondition-failed", "The file is not what the conditions say.")
+        raise Refusal("precondition-failed", "The file does not meet the conditions.")
     return none_match is None or ("*" not in none_match and sha256 not in none_match)
 
 
@@ -87,7 +87,7 @@ def look(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
 def list_folder(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     """Tell what is in a folder, in the order of the names' bytes, so many at once."""
     if not stat.S_ISDIR(os.stat(path).st_mode):
-        raise Refusal("not-a-directory", "This is no folder.")
+        raise Refusal("not-a-directory", "This is not a folder.")
     after = bytes_of(spec["after"]) if spec.get("after") else None
     limit = min(int(spec["limit"]), MOST_ENTRIES)
     # However large the folder is, only these are kept in memory.

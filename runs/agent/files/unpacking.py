@@ -82,7 +82,7 @@ class Unpacked:
                     self._take_one(archive, member)
                     forget()
         except (tarfile.TarError, ValueError, EOFError) as error:
-            raise _bad(f"This is no tar, or a broken one: {error}.") from None
+            raise _bad(f"This is not a valid tar archive: {error}.") from None
         self._source.finish()
 
     def _take_one(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -98,7 +98,7 @@ class Unpacked:
             return
         if os.path.lexists(place):
             if os.path.isdir(place) and not os.path.islink(place):
-                raise _bad("A name in it is that of a folder and of a file.")
+                raise _bad("A name in it is used both for a folder and for a file.")
             os.unlink(place)
         if member.issym():
             os.symlink(os.fsencode(member.linkname), place)
@@ -108,12 +108,14 @@ class Unpacked:
             if linked:
                 self._made_parent(linked)
             if not linked or not os.path.lexists(source):
-                raise _bad("A hard link in it leads to nothing that came before.")
+                raise _bad("A hard link in it points to nothing that came before it.")
             os.link(source, place, follow_symlinks=False)
         elif member.isreg():
             self._write(archive, member, place)
         else:
-            raise _bad("It holds a device or a FIFO; only files, folders and links are taken.")
+            raise _bad(
+                "It contains a device or a FIFO; only files, folders and links are accepted."
+            )
         self.files += 1
 
     def _made_parent(self, parts: List[bytes]) -> bytes:
@@ -134,7 +136,7 @@ class Unpacked:
             file.flush()
             os.fchmod(file.fileno(), member.mode & 0o777)
         if os.lstat(place).st_size != member.size:
-            raise _bad("It ends inside of a file.")
+            raise _bad("It ends in the middle of a file.")
         os.utime(place, (member.mtime, member.mtime))
 
     def require_room(self) -> None:
@@ -179,7 +181,7 @@ class Unpacked:
                     moves.append((inside, outside))
                     continue
                 if comes_folder != is_folder:
-                    message = f"{_shown(outside)} is a folder in one place and none in the other."
+                    message = f"{_shown(outside)} is a folder on one side and not on the other."
                     raise Refusal("file-exists", message)
                 if comes_folder:
                     folders.append((inside, outside))
@@ -195,7 +197,7 @@ class Unpacked:
 def _require_reachable(folder: bytes, home: Mount) -> None:
     """Raise Refusal for a folder into which nothing can be renamed."""
     if mount_of(folder) != home:
-        message = f"{_shown(folder)} is another disk; unpack what belongs there into it by itself."
+        message = f"{_shown(folder)} is on another disk; unpack its files there separately."
         raise Refusal("file-other-disk", message)
     if not os.access(folder, os.W_OK | os.X_OK):
         message = f"The workspace's user may not write into {_shown(folder)}."
@@ -211,7 +213,7 @@ def _parts(name: str) -> List[bytes]:
     raw = os.fsencode(name)
     parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
     if raw.startswith(b"/") or b".." in parts or b"\0" in raw:
-        raise _bad("A name in it leads out of the folder, or has a NUL.")
+        raise _bad("A name in it leads out of the folder or contains a NUL.")
     return parts
 
 

@@ -40,7 +40,7 @@ def write(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None
     conditions = Conditions.of(spec)
     target = os.path.realpath(path)
     if path.endswith(b"/"):
-        raise Refusal("not-a-file", "A path that ends in a slash is that of a folder.")
+        raise Refusal("not-a-file", "A path that ends in a slash names a folder.")
     folder = os.path.dirname(target)
     present = _present(wire, target, conditions)
     conditions.check(present)
@@ -145,7 +145,7 @@ class Upload:
             try:
                 self._link(target)
             except FileExistsError:
-                raise Refusal("precondition-failed", "The file is there already.") from None
+                raise Refusal("precondition-failed", "The file already exists.") from None
             return
         if self._name is None:
             name = self._fresh_name()
@@ -181,7 +181,7 @@ class FolderLock:
             except BlockingIOError:
                 if time.monotonic() >= until:
                     os.close(self._fd)
-                    message = "Another program holds the folder locked; try again."
+                    message = "Another program has locked the folder; try again."
                     raise Refusal("file-in-use", message) from None
             time.sleep(_LOCK_LOOK_SECONDS)
 
@@ -196,7 +196,7 @@ def remove(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> Non
     is_folder = stat.S_ISDIR(status.st_mode)
     if place != path and not is_folder:
         # What follows the slash of a link is what it leads to, which nobody asked to remove.
-        message = "A path that ends in a slash is that of a folder, and this is none."
+        message = "A path that ends in a slash names a folder, and this is not one."
         raise Refusal("not-a-directory", message)
     conditions = Conditions.of(spec)
     if is_folder:
@@ -213,9 +213,9 @@ def remove(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> Non
 
 def _remove_folder(log: AccessLog, place: bytes, recursive: bool) -> None:
     if place == b"/":
-        raise Refusal("file-permission-denied", "The root folder is not removed.")
+        raise Refusal("file-permission-denied", "The root folder cannot be removed.")
     if not recursive and _has_entries(place):
-        raise Refusal("directory-not-empty", "The folder is not empty; say recursive=true.")
+        raise Refusal("directory-not-empty", "The folder is not empty; use recursive=true.")
     log.tell("remove", place, recursive=recursive)
     if not recursive:
         os.rmdir(place)
@@ -252,12 +252,12 @@ def _of_move(error: OSError) -> Exception:
     if error.errno == errno.EINVAL:
         return Refusal("bad-path", "A folder cannot be moved into itself.")
     if error.errno in (errno.EISDIR, errno.ENOTDIR):
-        return Refusal("file-exists", "A file and a folder do not take each other's place.")
+        return Refusal("file-exists", "A file cannot replace a folder, nor a folder a file.")
     return error
 
 
 def make_folder(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
-    """Make a folder; with `parents` those above it too, and one that is there is fine."""
+    """Create a folder; with `parents` those above it too, and one that is there is fine."""
     log.tell("mkdir", path)
     if spec.get("parents"):
         make_folders(path)

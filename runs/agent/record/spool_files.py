@@ -113,7 +113,7 @@ class SegmentFiles:
         return True
 
     def syncing(self) -> bool:
-        """Whether the disk is still at it; raises SpoolFailed when it has failed."""
+        """Whether the disk is still working; raises SpoolFailed when it has failed."""
         if self._background.running:
             return True
         try:

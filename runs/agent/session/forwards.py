@@ -26,7 +26,7 @@ _CONNECT_SECONDS = 10.0
 _LOOPBACK = ("localhost", "localhost.localdomain", "ip6-localhost")
 _MOST_ADDRESSES = 8
 _MOST_ANSWER_BYTES = 4096
-NOT_RECORDED = "the workspace's record takes no more at the moment"
+NOT_RECORDED = "the workspace's record cannot take more at the moment"
 
 Address = Tuple[int, str]
 """The family of an address, and the address."""

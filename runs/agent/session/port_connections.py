@@ -129,10 +129,10 @@ class PortForward(Forward):
 
     def _refusal(self, why: str) -> Dict[str, Any]:
         if why == NOT_RECORDED:
-            return {"code": NO_ROOM, "message": f"No connection was made: {why}."}
+            return {"code": NO_ROOM, "message": f"The connection could not be made: {why}."}
         listening = _listening()
         if self.port in listening:
-            message = f"The server on port {self.port} does not take the connection: {why}."
+            message = f"The server on port {self.port} does not accept the connection: {why}."
             return {"code": CONNECT_FAILED, "message": message}
         others = ", ".join(str(port) for port in sorted(listening)[:_MOST_NAMED])
         rest = f"something listens on {others}" if others else "nothing listens on any port"

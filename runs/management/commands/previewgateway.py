@@ -17,14 +17,19 @@ from runs.preview.preview_settings import configured
 class Command(BaseCommand):
     """Runs the preview gateway; it needs the HTTP API and the engine, no database."""
 
-    help = "Pass requests on to ports of workspaces. One signal lets answers end, two end at once."
+    help = (
+        "Forward requests to ports of workspaces. The first signal finishes open answers, a "
+        "second stops it at once."
+    )
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
         settings = configured()
         if settings.domain and not settings.token:
-            raise CommandError("WORKSPACE_SSH_GATEWAY_TOKEN is not set: no link could be checked.")
+            raise CommandError(
+                "WORKSPACE_SSH_GATEWAY_TOKEN is not set, so links cannot be checked."
+            )
         gateway_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with named_process(gateway_id=gateway_id):

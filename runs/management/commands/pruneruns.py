@@ -26,33 +26,36 @@ class Command(BaseCommand):
     """Removes records and says what it removed. Runs that are open are never touched."""
 
     help = (
-        "Remove the records of runs that ended. The run, its seal and signature stay; "
-        "partitions of which nothing is left are dropped whole."
+        "Remove the records of runs that have ended. The run, its seal and signature "
+        "stay; partitions that become empty are dropped."
     )
     requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument(
-            "--older-than", type=_days, metavar="DAYS", help="of runs that ended so long ago"
+            "--older-than",
+            type=_days,
+            metavar="DAYS",
+            help="of runs that ended at least this long ago",
         )
         parser.add_argument("--run", type=uuid.UUID, metavar="ID", help="of this run only")
         parser.add_argument(
-            "--dry-run", action="store_true", help="say what would be removed, and remove nothing"
+            "--dry-run", action="store_true", help="print what would be removed and remove nothing"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Remove and tell."""
         older_than, run_id = options["older_than"], options["run"]
         if older_than is None and run_id is None:
-            raise CommandError("Say which: --older-than DAYS, --run ID, or both.")
+            raise CommandError("Name the runs: --older-than DAYS, --run ID, or both.")
         numbers = prunable(older_than=older_than, run_id=run_id)
         if run_id is not None and not numbers:
-            raise CommandError(f"Run {run_id} has no record that may be removed.")
+            raise CommandError(f"Run {run_id} has no record that can be removed.")
         try:
             removed = prune(numbers, dry_run=options["dry_run"])
         except PruneUnderWay as exc:
-            raise CommandError("Another pruneruns is under way.") from exc
+            raise CommandError("Another pruneruns is running.") from exc
         verb = "Would remove" if options["dry_run"] else "Removed"
         self.stdout.write(
             f"{verb} the records of {removed.runs} runs: {removed.events} events, "
@@ -61,11 +64,8 @@ class Command(BaseCommand):
             + "."
         )
         if removed.kept_partitions:
-            self.stdout.write(
-                f"Busy, so their records went row by row: {', '.join(removed.kept_partitions)}."
-            )
+            names = ", ".join(removed.kept_partitions)
+            self.stdout.write(f"In use, so their records were removed row by row: {names}.")
         if removed.left_partitions:
-            self.stdout.write(
-                "Still being read, to be dropped by the next pruneruns: "
-                f"{', '.join(removed.left_partitions)}."
-            )
+            names = ", ".join(removed.left_partitions)
+            self.stdout.write(f"Still being read; the next pruneruns drops them: {names}.")

@@ -23,7 +23,10 @@ def _positive(text: str) -> int:
 class Command(BaseCommand):
     """Runs a run worker; the first SIGTERM or SIGINT gives its runs to others, then it ends."""
 
-    help = "Execute and record runs. One signal gives them to other workers, two stop at once."
+    help = (
+        "Execute and record runs. The first signal hands them over to other workers, a second "
+        "stops it at once."
+    )
     requires_system_checks = [SETTINGS]
 
     def add_arguments(self, parser: CommandParser) -> None:

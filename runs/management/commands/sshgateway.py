@@ -18,14 +18,17 @@ from runs.gateway.host_key import HostKeyError
 class Command(BaseCommand):
     """Runs the gateway; it needs the HTTP API and the engine, no database."""
 
-    help = "Take SSH connections to workspaces. One signal sees everybody off, two end at once."
+    help = (
+        "Accept SSH connections to workspaces. The first signal closes sessions in an orderly "
+        "way, a second stops it at once."
+    )
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
         configuration = configured()
         if not configuration.token:
-            raise CommandError("WORKSPACE_SSH_GATEWAY_TOKEN is not set: nobody could log in.")
+            raise CommandError("WORKSPACE_SSH_GATEWAY_TOKEN is not set, so nobody could log in.")
         gateway_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with named_process(gateway_id=gateway_id):

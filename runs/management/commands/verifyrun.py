@@ -25,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--public-key",
             metavar="BASE64",
-            help="the key that has to have signed it (default: that of SVC_RECORD_SIGNING_KEY)",
+            help="the key that must have signed it (default: that of SVC_RECORD_SIGNING_KEY)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

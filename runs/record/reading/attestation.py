@@ -34,7 +34,7 @@ def attestation(run: Run, head: RunHead) -> Iterator[bytes]:
     private = signing_key()
     if private is None:
         raise ServiceUnavailable(
-            "No signing key of records is set on this installation.",
+            "This installation has no record signing key.",
             code="record-signing-key-unset",
         )
     payload = signatures.canonical(_statement(run, head))

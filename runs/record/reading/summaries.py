@@ -156,7 +156,7 @@ def _state(meta: Meta) -> str:
 
 
 def _sealed(meta: Meta) -> str:
-    return f"the record ends: {text(meta.get('reason'))}, said by the {text(meta.get('by'))}"
+    return f"the record ends: {text(meta.get('reason'))}, reported by the {text(meta.get('by'))}"
 
 
 _TELLERS: Mapping[int, Callable[[Meta], str]] = {

@@ -133,9 +133,9 @@ def test_an_engine_that_does_not_tell_the_digest_or_lies_about_it_is_not_believe
     digest = f"sha256:{'0' * 64}"
     stated = f"echo v1: digest: {digest} size: 1"
     for push, image, message in [
-        ("echo done", "", "did not say which digest"),
+        ("echo done", "", "did not report the digest"),
         (stated, """echo '["a/b@sha256:another"]'""", "Another image was pushed"),
-        (stated, f"""echo '["a/b@{digest}"]'""", "does not have what was pushed"),
+        (stated, f"""echo '["a/b@{digest}"]'""", "does not have the image that was pushed"),
     ]:
         fake.behave(push=push, image=image)
         with pytest.raises(BuildError, match=message) as caught:

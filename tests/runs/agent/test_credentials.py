@@ -62,7 +62,7 @@ def test_a_boot_that_waits_in_vain_fails_and_says_so(credentialed: Credentialed)
     boot = credentialed.boot(limits=limits)
     status = boot.settle()
     assert status["phase"] == "failed"
-    assert status["message"] == "the credentials did not come within 0.3 seconds"
+    assert status["message"] == "the credentials did not arrive within 0.3 seconds"
     assert boot.wait() == 70
 
 

@@ -66,7 +66,7 @@ def test_one_with_a_passphrase_is_told(tmp_path: Path) -> None:
 
 def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HostKeyError, match="cannot be read or made"):
+    with pytest.raises(HostKeyError, match="cannot be read or created"):
         load_host_key(tmp_path / "file" / "key")
 
 
@@ -74,7 +74,7 @@ def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
 def test_a_folder_that_may_only_be_read_is_enough_once_the_key_is_there(tmp_path: Path) -> None:
     path = tmp_path / "ssh" / "key"
     path.parent.mkdir()
-    told = "cannot be read or made: Read-only file system"
+    told = "cannot be read or created: Read-only file system"
     with read_only(path.parent), pytest.raises(HostKeyError, match=told):
         load_host_key(path)
     made = load_host_key(path)
@@ -87,7 +87,9 @@ def test_a_folder_that_may_only_be_read_is_enough_once_the_key_is_there(tmp_path
 def test_a_full_disk_is_told_and_leaves_no_half_of_a_key(tmp_path: Path) -> None:
     with small_disk(tmp_path / "ssh", "64k") as folder:
         ballast = fill(folder)
-        with pytest.raises(HostKeyError, match="cannot be read or made: No space left on device"):
+        with pytest.raises(
+            HostKeyError, match="cannot be read or created: No space left on device"
+        ):
             load_host_key(folder / "key")
         assert list(folder.iterdir()) == [ballast]
         ballast.unlink()

@@ -30,7 +30,7 @@ def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
     with hall.client(gateway=gateway).begun(LONG) as begun:
         _, errors = begun.process.communicate(timeout=90)
     said = errors.decode()
-    assert "The connection is closed: nothing has come or gone for 1 seconds." in said
+    assert "The connection is closed: there was no traffic for 1 seconds." in said
     assert "Received disconnect" in said
     (peer,) = hall.engine.peers
     eventually(lambda: peer.closed, what="the agent is hung up on")
@@ -175,7 +175,7 @@ def test_what_is_not_forwarded_is_refused_in_words(hall: Hall) -> None:
             assert connection.recv(1) == b""
         begun.process.terminate()
         _, errors = begun.process.communicate(timeout=60)
-    assert b"sockets in the file system are not forwarded" in errors
+    assert b"Unix sockets are not forwarded" in errors
     done = client.command("true", "-A", "-v", "-o", "IdentityAgent=/dev/null")
     assert done.code == 0
     for what in ("socket", "remote"):

@@ -90,12 +90,22 @@ def test_events_that_fit_together_are_counted_to_their_end() -> None:
 @pytest.mark.parametrize(
     ("sequence", "changes", "where", "message"),
     [
-        (3, {"body": b"xxy"}, 3, "altered, or what came before it was: the chain breaks here"),
-        (3, {"link": bytes(8)}, 3, "altered, or what came before it was: the chain breaks here"),
+        (
+            3,
+            {"body": b"xxy"},
+            3,
+            "this event or the one before it was altered: the chain breaks here",
+        ),
+        (
+            3,
+            {"link": bytes(8)},
+            3,
+            "this event or the one before it was altered: the chain breaks here",
+        ),
         (3, {"length": 4}, 3, "its length is not that of its bytes"),
         (3, {"sequence": 2}, 2, "comes twice or out of order"),
-        (3, {"sequence": 5}, 3, "missing, up to 4, or they were altered"),
-        (3, {"sequence": 4}, 3, "missing, up to 3, or they were altered"),
+        (3, {"sequence": 5}, 3, "missing up to 4, or altered"),
+        (3, {"sequence": 4}, 3, "missing up to 3, or altered"),
     ],
 )
 def test_an_event_that_does_not_follow_the_last_one_is_a_fault(
@@ -117,11 +127,15 @@ def test_nothing_comes_after_the_end() -> None:
 
 
 def test_every_hole_is_declared_and_nothing_that_is_there() -> None:
-    with pytest.raises(Fault, match=r"^event 3: missing, up to 4, and no loss span says so$"):
+    with pytest.raises(Fault, match=r"^event 3: missing up to 4, and no loss span declares it$"):
         walked(1, 2, 5).finish([])
-    with pytest.raises(Fault, match=r"^event 2: a loss span declares it missing, and it is there$"):
+    with pytest.raises(
+        Fault,
+        match=r"^event 2: a loss span declares it missing, but it is "
+        "present$",
+    ):
         walked(1, 2, 5).finish([(3, 4), (2, 2)])
-    with pytest.raises(Fault, match=r"^event 3: missing, up to 3"):
+    with pytest.raises(Fault, match=r"^event 3: missing up to 3"):
         walked(1, 2, 4, 7).finish([(5, 6)])
 
 
@@ -130,24 +144,24 @@ def test_every_hole_is_declared_and_nothing_that_is_there() -> None:
 
 def test_a_record_as_it_was_sealed_is_sound_and_says_who_signed() -> None:
     assert checked(walked(1, 2)) == Checked(
-        True, None, f"2 events, whole and as sealed, signed with {NAME}", NAME
+        True, None, f"2 events, complete and as sealed, signed with {NAME}", NAME
     )
     assert checked(walked(1, 2), embedded_key=None).signed_by == NAME
     unchecked = checked(walked(1, 2), public_key=None)
     assert (unchecked.ok, unchecked.signed_by) == (True, NAME)
-    assert unchecked.message.endswith("; whose key that is was not checked")
+    assert unchecked.message.endswith("; the owner of the key was not checked")
 
 
 @pytest.mark.parametrize(
     ("changes", "where", "message"),
     [
         ({"runId": str(uuid.UUID(int=8))}, None, "the seal is that of another run"),
-        ({"headerDigest": "00"}, None, "what is said of the run is not what was sealed"),
+        ({"headerDigest": "00"}, None, "the description of the run differs from what was sealed"),
         ({"lastSequence": "9"}, 3, "event 3: missing: the record goes to 9"),
         ({"events": "1"}, 2, "event 2: the chain does not end where it was sealed"),
         ({"chainHead": "00"}, 2, "event 2: the chain does not end where it was sealed"),
-        ({"lossDigest": "00"}, None, "the loss spans are not those that were sealed"),
-        ({"version": 2}, None, "a seal of another version"),
+        ({"lossDigest": "00"}, None, "the loss spans differ from those that were sealed"),
+        ({"version": 2}, None, "a seal of an unsupported version"),
     ],
 )
 def test_each_thing_that_a_seal_says_has_to_fit(
@@ -160,19 +174,19 @@ def test_each_thing_that_a_seal_says_has_to_fit(
 def test_a_record_with_a_seal_ends_with_its_end() -> None:
     assert fault(walked(1, 2, sealed=False)) == (
         2,
-        "event 2: the record has a seal and does not end with recordSealed",
+        "event 2: the record has a seal but does not end with recordSealed",
     )
 
 
 @pytest.mark.parametrize("sealed", [b"", b"{", b"[]", b"null", b"[" * 100_000])
 def test_what_is_no_seal_was_not_written(sealed: bytes) -> None:
-    assert fault(walked(1), sealed) == (None, "the seal is not as it was written")
+    assert fault(walked(1), sealed) == (None, "the seal was altered")
 
 
 def test_a_seal_in_another_form_was_not_written_so() -> None:
     walk = walked(1)
     spaced = json.dumps(json.loads(seal(walk)), sort_keys=True).encode()
-    assert fault(walk, spaced) == (None, "the seal is not as it was written")
+    assert fault(walk, spaced) == (None, "the seal was altered")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +200,7 @@ def test_a_seal_in_another_form_was_not_written_so() -> None:
     ],
 )
 def test_what_says_anything_of_a_signature_has_to_have_one(changes: dict[str, Any]) -> None:
-    assert fault(walked(1), **changes) == (None, "the seal is not signed, and it should be")
+    assert fault(walked(1), **changes) == (None, "the seal is not signed, but it should be")
 
 
 def test_a_record_that_was_never_signed_is_sound_and_says_so() -> None:
@@ -197,7 +211,9 @@ def test_a_record_that_was_never_signed_is_sound_and_says_so() -> None:
         "key_id": "",
     }
     found = checked(walked(1), **nothing)
-    assert found == Checked(True, None, "1 events fit together and to a seal; not signed", "")
+    assert found == Checked(
+        True, None, "1 events are consistent and match the seal, which is not signed", ""
+    )
 
 
 def test_another_key_than_the_one_that_has_to_have_signed_is_refused() -> None:
@@ -218,4 +234,4 @@ def test_another_key_than_the_one_that_has_to_have_signed_is_refused() -> None:
     ],
 )
 def test_the_signature_is_that_of_the_named_key_over_the_seal(changes: dict[str, Any]) -> None:
-    assert fault(walked(1), **changes) == (None, "the signature does not fit the seal")
+    assert fault(walked(1), **changes) == (None, "the signature does not match the seal")

@@ -125,7 +125,7 @@ def test_one_run_can_be_named() -> None:
 
 def test_an_open_run_is_never_touched_even_when_it_is_named() -> None:
     unfinished = still_open()
-    with pytest.raises(CommandError, match="no record that may be removed"):
+    with pytest.raises(CommandError, match="no record that can be removed"):
         prune("--run", str(unfinished.pk))
     prune("--older-than", "0")
     assert verify_run(unfinished).ok
@@ -139,7 +139,7 @@ def test_a_final_run_whose_record_goes_on_is_not_touched() -> None:
 
 
 def test_which_has_to_be_said() -> None:
-    with pytest.raises(CommandError, match="Say which"):
+    with pytest.raises(CommandError, match="Name the runs"):
         prune()
     for wrong in ("-1", "x", "1e9", "nan"):
         with pytest.raises(CommandError):
@@ -274,10 +274,10 @@ def test_a_detachment_that_was_cut_off_is_finished_by_the_next_command(
     with read_by_somebody(name):
         told = prune("--older-than", "30")
         assert tables()[name] == "detaching"
-        assert f"Still being read, to be dropped by the next pruneruns: {name}." in told
+        assert f"Still being read; the next pruneruns drops them: {name}." in told
         assert "Busy" not in told
         assert RunHead.objects.get(pk=runs[0].number).removed_at is not None
-        assert f"Still being read, to be dropped by the next pruneruns: {name}." in prune(
+        assert f"Still being read; the next pruneruns drops them: {name}." in prune(
             "--older-than", "30"
         )
     assert f"1 whole partitions ({name})" in prune("--older-than", "30")
@@ -342,7 +342,7 @@ def test_two_commands_at_once_do_not_meet() -> None:
     never = threading.Event()
     with ThreadPoolExecutor(1) as pool, advisory_lock("prune-records", timeout=1, cancelled=never):
         work = pool.submit(pruned_alone)
-        with pytest.raises(CommandError, match="Another pruneruns is under way"):
+        with pytest.raises(CommandError, match="Another pruneruns is running"):
             work.result(60)
 
 
@@ -395,7 +395,7 @@ def test_a_busy_partition_is_emptied_row_by_row(monkeypatch: pytest.MonkeyPatch)
         admin.execute("LOCK TABLE ONLY run_event IN SHARE UPDATE EXCLUSIVE MODE")
         told = prune("--older-than", "30")
         admin.rollback()
-    assert f"Busy, so their records went row by row: {name}." in told
+    assert f"In use, so their records were removed row by row: {name}." in told
     assert name in partitions()
     assert size_of(*runs) == (0, 0)
     assert RunHead.objects.get(pk=runs[0].number).removed_at is not None

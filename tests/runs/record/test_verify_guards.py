@@ -45,7 +45,7 @@ def found(run: Run) -> tuple[bool, int | None, str]:
 
 
 def test_a_record_that_goes_on_is_sound_and_says_that_nothing_is_signed() -> None:
-    said = "4 events fit together; the record has not ended, so nothing is signed"
+    said = "4 events are consistent; the record has not ended, so nothing is signed"
     assert found(going_on()) == (True, None, said)
 
 
@@ -85,17 +85,17 @@ def test_a_record_that_was_removed_says_when() -> None:
         (
             "UPDATE run_loss SET from_sequence = NULL WHERE run_number = %s",
             4,
-            "event 4: missing, up to 6, and no loss span says so",
+            "event 4: missing up to 6, and no loss span declares it",
         ),
         (
             "UPDATE run_loss SET to_sequence = NULL WHERE run_number = %s",
             4,
-            "event 4: missing, up to 6, and no loss span says so",
+            "event 4: missing up to 6, and no loss span declares it",
         ),
         (
             "UPDATE run_loss SET kind = 'dropped_event' WHERE run_number = %s",
             4,
-            "event 4: missing, up to 6, and no loss span says so",
+            "event 4: missing up to 6, and no loss span declares it",
         ),
         (
             "UPDATE run_head SET last_sequence = 8 WHERE run_number = %s",

@@ -115,7 +115,7 @@ def test_what_takes_more_is_stopped_and_its_owner_reads_how_much(disks: Disks, p
     disks.look()
     transition = Transition.objects.get()
     assert (transition.workspace_id, transition.cause) == (attempt.workspace_id, "disk")
-    told = f"It took {measured(attempt):,} bytes, and 20,000,000 are allowed."
+    told = f"It used {measured(attempt):,} bytes, and 20,000,000 are allowed."
     attempt.refresh_from_db()
     reason = attempt_states([attempt])[attempt.pk].reason
     assert reason is not None
@@ -125,7 +125,7 @@ def test_what_takes_more_is_stopped_and_its_owner_reads_how_much(disks: Disks, p
     state = attempt_states([attempt])[attempt.pk]
     assert (state.status, state.reason and state.reason.code) == ("stopped", DISK_LIMIT_EXCEEDED)
     assert state.reason is not None
-    assert state.reason.message == f"The workspace takes more disk than it may. {told}"
+    assert state.reason.message == f"The workspace uses more disk than allowed. {told}"
     assert [one.run_id for one in disks.launcher.adapter.list()] == [other.run_id]
 
 

@@ -126,7 +126,7 @@ def test_an_engine_whose_build_worker_is_just_restarted_is_known_to_live_by_its_
     seen: dict[str, Any] = {"kind": kind, "hostname": "test", "pid": 1, "capacity": 1}
     Heartbeat.objects.beat("recorder-x", **seen, engine_id=GONE)
     Heartbeat.objects.beat("recorder-y", **seen)
-    with pytest.raises(EngineLivesError, match="run worker that lives: recorder-x"):
+    with pytest.raises(EngineLivesError, match="live run worker: recorder-x"):
         forget()
     Heartbeat.objects.update(seen_at=Now() - 2 * STALE)
     assert forget() == 1
@@ -136,7 +136,7 @@ def test_an_engine_whose_build_worker_is_just_restarted_is_known_to_live_by_its_
 def test_while_a_worker_that_lives_may_be_of_it_an_engine_is_not_forgotten() -> None:
     on_the_gone_engine(ready_attempt())
     worker_of("")
-    with pytest.raises(EngineLivesError, match="Nobody knows yet"):
+    with pytest.raises(EngineLivesError, match="not known yet"):
         forget()
     worker_of("engine")
     assert forget() == 1
@@ -310,9 +310,9 @@ def test_the_command_lists_what_is_known() -> None:
     ready_attempt()
     worker_of("engine")
     said = command("--list")
-    assert f"{GONE}: running: 1, stopping: 1, stops and deletes that wait: 1," in said
-    assert "build workers that live: 0, last heard: not known" in said
-    assert "\nengine: running: 1, stopping: 0, stops and deletes that wait: 0, build work" in said
+    assert f"{GONE}: running: 1, stopping: 1, waiting stops and deletes: 1," in said
+    assert "live build workers: 0, last heard: not known" in said
+    assert "\nengine: running: 1, stopping: 0, waiting stops and deletes: 0, build work" in said
 
 
 @pytest.mark.django_db
@@ -324,9 +324,9 @@ def test_the_command_forgets_and_without_need_changes_nothing() -> None:
     assert state(attempt)[0] == "running"
     worker_of(GONE)
     for options in ([], ["--dry-run"]):
-        with pytest.raises(CommandError, match="has a build worker that lives"):
+        with pytest.raises(CommandError, match="has a live build worker"):
             command(GONE, *options)
-    with pytest.raises(CommandError, match="Nothing has ever run"):
+    with pytest.raises(CommandError, match="No workspace has ever run"):
         command("a-typo")
     Heartbeat.objects.all().delete()
     assert f"have failed with the engine {GONE}: 1." in command(GONE)
@@ -375,7 +375,7 @@ def test_the_admin_refuses_an_engine_that_lives_or_that_nobody_knows() -> None:
     on_the_gone_engine(attempt)
     worker_of(GONE)
     client = staff()
-    for engine_id, why in ((GONE, "has a build worker that lives"), ("typo", "has ever run")):
+    for engine_id, why in ((GONE, "has a live build worker"), ("typo", "has ever run")):
         page = client.get(PAGE, {"engine": engine_id}).content.decode()
         assert why in page
         assert "Yes, it is gone" not in page

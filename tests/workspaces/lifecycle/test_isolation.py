@@ -110,7 +110,7 @@ def test_the_api_ends_with_the_reason_instead_of_listening_for_others() -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert "every workspace could act for every owner" in done.stdout + done.stderr
+    assert "any workspace could act for any owner" in done.stdout + done.stderr
 
 
 @pytest.mark.docker

@@ -50,7 +50,7 @@ def test_what_is_wrong_is_shown_beside_its_field(staff: Client) -> None:
     answer = staff.post(f"{OVERRIDES}add/", given)
     assert answer.status_code == 200
     page = answer.content.decode()
-    assert "cannot be a package of Debian" in page
+    assert "is not a valid package name on Debian" in page
     assert not PackageOverride.objects.exists()
 
 

@@ -156,7 +156,7 @@ def test_an_unknown_member_is_refused_even_when_it_is_empty() -> None:
     ],
 )
 def test_what_is_not_exactly_one_of_these_shapes_is_refused(method: str, target: str) -> None:
-    assert refused(method, target) == (403, "This proxy to the engine does not let that through.")
+    assert refused(method, target) == (403, "The engine proxy does not allow this.")
 
 
 def test_a_name_may_have_128_characters() -> None:
@@ -238,7 +238,7 @@ def test_nothing_but_the_agent_is_started(command: object) -> None:
     with pytest.raises(Refused) as caught:
         create(Cmd=command)
     assert caught.value.status == 403
-    assert caught.value.message == "This proxy starts the agent of a workspace and nothing else."
+    assert caught.value.message == "The engine proxy only starts the agent of a workspace."
 
 
 @pytest.mark.parametrize("user", [None, "", "workspace", "root:root", 0])
@@ -261,7 +261,7 @@ def test_the_start_of_an_exec_says_whether_there_is_a_terminal() -> None:
     assert parse_request("POST", START, b'{"Tty": true, "Detach": false}').body == (
         b'{"Detach": false, "Tty": true}'
     )
-    assert refused("POST", START, b'{"Tty": 1}') == (400, "A switch is true or false.")
+    assert refused("POST", START, b'{"Tty": 1}') == (400, "A switch must be true or false.")
     assert refused("POST", START, b'{"Detach": true}')[0] == 403
 
 

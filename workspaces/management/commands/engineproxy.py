@@ -29,8 +29,8 @@ class Command(BaseCommand):
     """Runs the proxy; it needs the engine's socket and nothing else."""
 
     help = (
-        "Let the run worker and the SSH gateway reach the agents in the workspaces of this "
-        "installation through a socket that allows nothing else of the engine."
+        "Open a socket through which the run worker and the SSH gateway reach the agents in "
+        "this installation's workspaces, and nothing else on the engine."
     )
     requires_system_checks = []
 
@@ -66,7 +66,7 @@ class Command(BaseCommand):
 def _mode(text: str) -> int:
     mode = int(text, 8)
     if not 0 <= mode <= 0o777 or mode & 0o007:
-        raise argparse.ArgumentTypeError("must be octal and give nothing to everybody")
+        raise argparse.ArgumentTypeError("must be octal and grant nothing to others")
     return mode
 
 

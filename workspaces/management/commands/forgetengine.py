@@ -17,16 +17,19 @@ class Command(BaseCommand):
     """Shows the engines, or declares one gone; one with a worker that lives is refused."""
 
     help = (
-        "Declare an engine gone for good: what ran there has failed (engine-gone), and stops and "
-        "deletes no longer wait for it. Without an engine: list those that are known."
+        "Declare an engine permanently lost: its workspaces fail (engine-gone), and stops and "
+        "deletes no longer "
+        "wait for it. Without an engine: list the known engines."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument("engine", nargs="?", metavar="ENGINE", help="the engine's id")
-        parser.add_argument("--list", action="store_true", help="list the engines, and do no more")
         parser.add_argument(
-            "--dry-run", action="store_true", help="say what would fail, and change nothing"
+            "--list", action="store_true", help="list the engines and do nothing else"
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print what would fail and change nothing"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -50,11 +53,13 @@ class Command(BaseCommand):
 
     def _list(self, found: list[Engine]) -> None:
         if not found:
-            self.stdout.write("No engine is known: nothing runs, and no build worker lives.")
+            self.stdout.write(
+                "No engine is known: nothing is running, and no build worker is alive."
+            )
         for engine in found:
             heard = format_timestamp(engine.seen_at) if engine.seen_at else "not known"
             self.stdout.write(
                 f"{engine.engine_id}: running: {engine.running}, stopping: {engine.stopping}, "
-                f"stops and deletes that wait: {engine.transitions}, "
-                f"build workers that live: {len(engine.workers)}, last heard: {heard}"
+                f"waiting stops and deletes: {engine.transitions}, "
+                f"live build workers: {len(engine.workers)}, last heard: {heard}"
             )

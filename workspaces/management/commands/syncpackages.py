@@ -30,7 +30,7 @@ class Command(BaseCommand):
             action="append",
             choices=list(FAMILIES),
             dest="families",
-            help="read this one; may be given several times",
+            help="read only this family; may be given several times",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -47,4 +47,4 @@ class Command(BaseCommand):
             else:
                 self.stdout.write(f"{FAMILIES[family].title}: {packages} packages")
         if failed:
-            raise CommandError(f"not read: {', '.join(failed)}; what was read before stays in use")
+            raise CommandError(f"not read: {', '.join(failed)}; the previous index stays in use")

@@ -105,7 +105,7 @@ def _limited(engine: Engine, network_id: str, pids: int) -> Iterator[None]:
     if broken.is_set():
         raise LaunchError(
             "adapter-unavailable",
-            "The engine stopped telling of the steps of the build, so they had no limit.",
+            "The engine stopped reporting the build's steps, so they had no limits.",
         )
 
 

@@ -48,7 +48,7 @@ def deliver(
         if cancelled() or seconds < credentials.SECONDS:
             return None
         raise LaunchError(
-            "agent-silent", f"The agent did not take the credentials within {seconds:g} s."
+            "agent-silent", f"The agent did not accept the credentials within {seconds:g} s."
         )
     credentials.require_taken(answer)
     for note in credentials.notes(answer):

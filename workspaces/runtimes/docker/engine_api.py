@@ -217,7 +217,8 @@ class Engine:
                     raise refused(error) from error
         raise LaunchError(
             "network-pool-empty",
-            "No free network is left for the workspace; the operator has to enlarge the pool.",
+            "No free network is left for the workspace; the operator has to enlarge the engine's "
+            "address pool.",
         )
 
     def remove_container(self, container: Container) -> bool:

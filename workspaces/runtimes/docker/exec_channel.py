@@ -140,7 +140,7 @@ class ExecChannel:
         with self._writing:
             while rest:
                 if within is not None and time.monotonic() - began >= within:
-                    raise LaunchError("agent-silent", "The workspace takes too little.")
+                    raise LaunchError("agent-silent", "The workspace reads too slowly.")
                 # The engine keeps its half open for a while after the program has ended.
                 if self._closed or self._ended:
                     raise _lost()
@@ -149,7 +149,7 @@ class ExecChannel:
                     rest = rest[count:]
                     took_at = time.monotonic() if count else took_at
                 elif timeout is not None and time.monotonic() - took_at >= timeout:
-                    raise LaunchError("agent-silent", "The workspace takes nothing any more.")
+                    raise LaunchError("agent-silent", "The workspace no longer reads.")
 
     def _send(self, data: memoryview) -> int:
         try:

@@ -162,7 +162,8 @@ class Launch:
             self._proceed()
             if not is_of_a_launch(container, self._engine.instance_id):
                 raise LaunchError(
-                    "launch-refused", "A container that is not ours has the workspace's name."
+                    "launch-refused",
+                    "A container of another program has the workspace's name.",
                 )
             count = self._request.attempt_count
             creator = int(labels_of(container).get("svc.attempt-count", "0"))

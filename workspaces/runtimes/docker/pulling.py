@@ -43,7 +43,7 @@ def pull(
                         faults.append(boot.one_line(str(event["error"])))
                         return
                 if not engine.has_image(image):
-                    faults.append("the engine has no image of that digest afterwards")
+                    faults.append("the engine has no image with that digest afterwards")
         except LaunchError as error:
             faults.append(error.message)
 

@@ -236,7 +236,7 @@ class ExecStream(asyncio.Protocol):
         header = await self._until(b"\r\n\r\n")
         answer = re.match(rb"HTTP/1\.[01] (\d{3})", header)
         if answer is None:
-            raise OSError("no answer of an engine")
+            raise OSError("not an answer of a Docker Engine")
         lines = (line.partition(b":") for line in header.split(b"\r\n")[1:])
         return int(answer[1]), {name.strip().lower(): value.strip() for name, _, value in lines}
 
@@ -246,7 +246,7 @@ class ExecStream(asyncio.Protocol):
             while size := int((await self._until(b"\r\n")).split(b";")[0], 16):
                 left -= size
                 if size < 0 or left < 0:
-                    raise OSError("too long an answer of the engine")
+                    raise OSError("the engine's answer is too long")
                 parts.append((await self._exactly(size + 2))[:-2])
             await self._until(b"\r\n")
             return b"".join(parts)
@@ -261,7 +261,7 @@ class ExecStream(asyncio.Protocol):
 
     async def _exactly(self, size: int) -> bytes:
         if size > MAX_ANSWER_BYTES:
-            raise OSError("too long an answer of the engine")
+            raise OSError("the engine's answer is too long")
         while len(self._received) < size:
             await self._more()
         found, self._received = self._received[:size], self._received[size:]
@@ -269,7 +269,7 @@ class ExecStream(asyncio.Protocol):
 
     async def _more(self) -> None:
         if self._ended or len(self._received) > MAX_ANSWER_BYTES:
-            raise OSError("no answer of the engine")
+            raise OSError("no answer from the engine")
         self._answer = self._loop.create_future()
         await self._answer
 
@@ -350,5 +350,5 @@ async def open_endpoint(
     """
     scheme, _, container_id = endpoint.partition("://")
     if scheme != "docker-exec":
-        raise LaunchError("adapter-unavailable", "The workspace runs where nobody can go.")
+        raise LaunchError("adapter-unavailable", "The workspace cannot be reached where it runs.")
     return await ExecStream.open(docker_host, container_id, argv, receiver, timeout=timeout)

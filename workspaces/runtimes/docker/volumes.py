@@ -49,7 +49,8 @@ def prepare(
         engine.client.volumes.create(name, labels=own)
         if not _is_ours(engine, name, labels):
             raise LaunchError(
-                "launch-refused", "A volume that is not ours has the name of the workspace's."
+                "launch-refused",
+                "A volume of another program has the name of the workspace's volume.",
             )
         # Should somebody remove it in between, the engine makes it again with the container: with
         # these labels, so that it is still ours.

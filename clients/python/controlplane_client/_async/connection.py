@@ -193,7 +193,7 @@ class AsyncConnection:
             else:
                 failures += 1
                 if failures > self.retries:
-                    raise Unreachable(f"{self.base_url} closes the stream again and again")
+                    raise Unreachable(f"{self.base_url} keeps closing the stream")
             asked = parser.retry_seconds
             await sleep(seconds_before(failures) if asked is None else min(asked, 5.0))
 
@@ -226,7 +226,7 @@ def _problem(answer: httpx.Response) -> Problem:
     try:
         document = json.loads(answer.content)
     except ValueError:
-        document = {"detail": f"HTTP {answer.status_code} from something that is not the service"}
+        document = {"detail": f"HTTP {answer.status_code} from something other than the service"}
     return problem_of(answer.status_code, document)
 
 
@@ -236,4 +236,4 @@ def _text(value: Any) -> str:
 
 def _in_time(deadline: float | None) -> None:
     if deadline is not None and time.monotonic() >= deadline:
-        raise WaitTimeout("it was not over in time")
+        raise WaitTimeout("it did not finish in time")

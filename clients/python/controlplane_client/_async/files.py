@@ -71,7 +71,7 @@ class AsyncFiles:
             except httpx.TransportError as error:
                 failures += 1
                 if tag is None or failures > self._connection.retries:
-                    raise Unreachable(f"the transfer of {path} broke off") from error
+                    raise Unreachable(f"the transfer of {path} was interrupted") from error
                 await sleep(seconds_before(failures))
 
     async def write(
@@ -149,7 +149,7 @@ class AsyncFiles:
         await self._connection.json("POST", f"{self._path}/move", body)
 
     async def mkdir(self, path: str, *, parents: bool = True) -> None:
-        """Make a folder; with ``parents`` those above it too, and one that is there is fine."""
+        """Create a folder; with ``parents`` those above it too, and one that is there is fine."""
         body = {**_query(path), "parents": parents}
         await self._connection.json("POST", f"{self._path}/mkdir", body, repeatable=parents)
 
@@ -212,7 +212,7 @@ class AsyncFiles:
                 async for part in answer.aiter_bytes(CHUNK_BYTES):
                     yield part
         except httpx.TransportError as error:
-            raise Unreachable(f"the archive of {path} broke off") from error
+            raise Unreachable(f"the archive of {path} was interrupted") from error
 
     async def unpack(self, data: bytes | IO[bytes], path: str = ".") -> int:
         """Unpack a tar into a folder, all of it or nothing; return how many files it held."""
@@ -259,7 +259,7 @@ def _body(data: bytes | str | IO[bytes]) -> Body:
         while True:
             part = await blocking(file.read, CHUNK_BYTES)
             if not isinstance(part, bytes):
-                raise ControlPlaneError("a file has to be opened for bytes: mode 'rb'")
+                raise ControlPlaneError("the file must be opened in binary mode ('rb')")
             if not part:
                 return
             yield part

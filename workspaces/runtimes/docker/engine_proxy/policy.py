@@ -104,7 +104,7 @@ def parse_request(method: str, target: str, body: bytes) -> EngineRequest:
     for known, action, shape in _SHAPES:
         if known == method and (found := shape.match(path)) is not None:
             return _understood(action, found, question + query, body)
-    raise Refused(403, "This proxy to the engine does not let that through.")
+    raise Refused(403, "The engine proxy does not allow this.")
 
 
 def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -> EngineRequest:
@@ -115,13 +115,13 @@ def _understood(action: Action, found: re.Match[str], query: str, body: bytes) -
     elif action is Action.EXEC_RESIZE:
         rest = _resize_query(query[1:])
     elif query:
-        raise Refused(403, "This proxy takes no options here.")
+        raise Refused(403, "The engine proxy accepts no options here.")
     if action is Action.EXEC_CREATE:
         content = _exec_create(_members(body))
     elif action is Action.EXEC_START:
         content = _exec_start(_members(body))
     elif body:
-        raise Refused(403, "This proxy takes no body here.")
+        raise Refused(403, "The engine proxy accepts no body here.")
     return EngineRequest(action, parts["version"] or "", parts.get("subject") or "", rest, content)
 
 
@@ -143,7 +143,7 @@ def _archive_query(query: str) -> str:
     pairs = _pairs(query)
     path = pairs.get("path", "")
     if set(pairs) != {"path"} or not path.startswith("/") or "\0" in path:
-        raise Refused(403, "Of an archive this proxy takes one absolute path and nothing else.")
+        raise Refused(403, "The engine proxy accepts only one absolute path for an archive.")
     if len(path) > MAX_PATH_CHARACTERS:
         raise Refused(403, "The path is too long.")
     return f"?path={quote(path, safe='/')}"
@@ -162,7 +162,7 @@ def _pairs(query: str) -> dict[str, str]:
             query, keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=4
         )
     except ValueError as error:
-        raise Refused(400, "The query makes no sense.") from error
+        raise Refused(400, "The query is invalid.") from error
     if len(dict(pairs)) != len(pairs):
         raise Refused(400, "An option is given twice.")
     return dict(pairs)
@@ -187,7 +187,7 @@ def _exec_create(members: dict[str, Any]) -> bytes:
         or not all(isinstance(word, str) and "\0" not in word for word in command)
         or command[0] != boot.AGENT
     ):
-        raise Refused(403, "This proxy starts the agent of a workspace and nothing else.")
+        raise Refused(403, "The engine proxy only starts the agent of a workspace.")
     if sum(len(word) for word in command) > MAX_COMMAND_BYTES:
         raise Refused(403, "The command is too long.")
     if members.pop("User", None) != "root":
@@ -196,7 +196,7 @@ def _exec_create(members: dict[str, Any]) -> bytes:
     members.pop("Container", None)
     switches = {name: members.pop(name, False) for name in _SWITCHES}
     if not all(isinstance(value, bool) for value in switches.values()):
-        raise Refused(400, "A switch is true or false.")
+        raise Refused(400, "A switch must be true or false.")
     _require_empty(members)
     return json.dumps({**switches, "User": "root", "Cmd": command}).encode()
 
@@ -204,7 +204,7 @@ def _exec_create(members: dict[str, Any]) -> bytes:
 def _exec_start(members: dict[str, Any]) -> bytes:
     tty = members.pop("Tty", False)
     if not isinstance(tty, bool):
-        raise Refused(400, "A switch is true or false.")
+        raise Refused(400, "A switch must be true or false.")
     _require_empty(members)
     return json.dumps({"Detach": False, "Tty": tty}).encode()
 
@@ -212,4 +212,4 @@ def _exec_start(members: dict[str, Any]) -> bytes:
 def _require_empty(members: Mapping[str, Any]) -> None:
     for name, value in members.items():
         if name not in _MUST_BE_EMPTY or value:
-            raise Refused(403, "This proxy takes no such option of an exec.")
+            raise Refused(403, "The engine proxy does not accept this option of an exec.")

@@ -116,7 +116,7 @@ class EngineProxy:
         # What is not read when a connection is closed takes the answer along.
         async with asyncio.timeout(_AWAY_SECONDS):
             await wire.read_request(client.reader)
-        await self._say(client, 503, "Too many connections to this proxy.", close=True)
+        await self._say(client, 503, "Too many connections to the engine proxy.", close=True)
 
     async def _serve(self, client: _Client) -> None:
         close = False
@@ -125,7 +125,7 @@ class EngineProxy:
                 async with asyncio.timeout(self._limits.idle):
                     request = await wire.read_request(client.reader)
             except wire.MalformedError as error:
-                await self._say(client, 400, f"This makes no sense: {error}.", close=True)
+                await self._say(client, 400, f"The request is invalid: {error}.", close=True)
                 return
             if request is None:
                 return

@@ -243,15 +243,15 @@ class NetworkGuard:
             raise LaunchError(
                 "network-not-guarded",
                 f"{outside} workspaces were started by an earlier version, without isolation: "
-                "stop them, and start them again.",
+                "stop and start them again.",
             )
-        return "Workspaces reach neither the engine's machine nor private addresses."
+        return "Workspaces cannot reach the engine's machine or private addresses."
 
 
 def _failed(reason: str) -> LaunchError:
     return LaunchError(
         "network-not-guarded",
-        "The engine's machine does not keep workspaces from reaching it: "
+        "The engine's machine does not stop workspaces from reaching it: "
         f"{one_line(reason)[:500] or 'no reason given'}",
     )
 
