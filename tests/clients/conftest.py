@@ -10,7 +10,7 @@ from django.test import override_settings
 from controlplane_client import Client, Workspace
 from tests.conftest import OWNER
 from tests.e2e.conftest import git_server, stack, transactional_db
-from tests.stack.gateway_process import ApiProcess
+from tests.stack.gateway_process import ApiProcess, free_port
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.service import HARNESS, Stack
 
@@ -26,7 +26,12 @@ def api_process(
     with override_settings(WORKSPACE_RUN_QUEUE=run_queue):
         worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="5000")
         try:
-            api = ApiProcess(folder / "api.log")
+            # Links to previews are made by who has a gateway.
+            api = ApiProcess(
+                folder / "api.log",
+                WORKSPACE_SSH_GATEWAY_TOKEN="the-gateway-of-clients",
+                SVC_PREVIEW_PORT=str(free_port()),
+            )
             try:
                 yield api
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -184,6 +185,10 @@ def test_ports_are_listed(svc: Svc, workspace: Workspace) -> None:
     (told,) = json.loads(svc("ports", "--json", workspace.id).stdout)
     assert (told["port"], told["process"]) == (4322, "python3")
     assert "4322" in svc("ports", workspace.id).stdout
+    link = svc("ports", workspace.id, "--open", "4322", "--path", "/a?b=c").stdout
+    assert re.match(rf"http://4322-{workspace.id}\.[^/]+/a\?", link)
+    told = json.loads(svc("ports", "--json", "--open", "4322", workspace.id).stdout)
+    assert set(told) == {"url", "token", "expiresAt"}
     run.cancel()
     run.wait()
 
@@ -239,6 +244,47 @@ def test_the_address_of_a_repository_becomes_a_workspace_and_its_build_is_shown(
     assert "digest: sha256:" in made.stderr, "the build's own output"
     assert svc("exec", "project", "cat kept").stdout == "one\n"
     assert made.stdout.strip() in svc("rm", "project").stdout
+
+
+def test_a_devcontainer_becomes_a_workspace_with_its_commands_done(
+    svc: Svc, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a shop"
+    folder.mkdir()
+    (folder / "hello.txt").write_text("hello")
+    (folder / ".devcontainer.json").write_text("""{ // as an editor writes it
+        "image": "debian",
+        "containerEnv": {"COLOUR": "green"},
+        "postCreateCommand": {"a": "cat hello.txt >made.txt", "b": ["sh", "-c", "echo $COLOUR"]},
+        "forwardPorts": [3000,],
+        "runArgs": ["--privileged"],
+    }""")
+    made = svc("up", str(folder))
+    assert "svc: devcontainer.json: runArgs: " in made.stderr
+    assert "\ngreen\n" in made.stderr
+    assert "svc ports 'a shop' --open 3000" in made.stderr
+    assert svc("exec", "a shop", "cat", "made.txt").stdout == "hello"
+    svc("rm", "a shop")
+
+
+def test_a_repository_with_a_devcontainer_is_set_up_as_it_says(
+    svc: Svc, git_server: GitServer
+) -> None:
+    told = {"postCreateCommand": "cp kept copied", "postStartCommand": "false || echo >started"}
+    files = {"kept": "one\n", ".devcontainer/devcontainer.json": json.dumps(told)}
+    made = svc("up", "--name", "contained", git_server.publish("contained", files))
+    assert "devcontainer.json" not in made.stderr, "nothing of it was left out"
+    assert svc("exec", "contained", "cat copied; ls started").stdout == "one\nstarted\n"
+    svc("rm", "contained")
+
+
+def test_a_command_of_a_devcontainer_that_fails_is_the_end_of_it(svc: Svc, tmp_path: Path) -> None:
+    told = {"postCreateCommand": "echo no >&2; exit 3", "postStartCommand": "touch started"}
+    (tmp_path / ".devcontainer.json").write_text(json.dumps(told))
+    made = svc("up", "--name", "failing", str(tmp_path), code=1)
+    assert "no\nsvc: postCreateCommand failed: exit code 3" in made.stderr
+    assert svc("exec", "failing", "ls started", code=2).stdout == ""
+    svc("rm", "failing")
 
 
 def test_what_is_nothing_is_said_so_and_a_wrong_blueprint_names_its_faults(

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from controlplane_cli.browsing import opened
 from controlplane_cli.contexts import config_path, read_config, write_config
 from controlplane_cli.copying import copy
 from controlplane_cli.executing import follow, plain
@@ -23,7 +24,7 @@ from controlplane_cli.session import (
     pass_session,
     workspace_argument,
 )
-from controlplane_cli.showing import Progress, ago, as_json, table
+from controlplane_cli.showing import Progress, ago, as_json, printable, table
 from controlplane_cli.sources import source_of, wanted_files
 from controlplane_client import (
     ControlPlaneError,
@@ -61,6 +62,9 @@ def cli(context: click.Context, name: str | None) -> None:
 @click.option("--ttl", type=int, help="After how many seconds it is stopped.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the build prints.")
+@click.option(
+    "--local-env", is_flag=True, help="Let a devcontainer.json here read this machine's variables."
+)
 @json_option
 @pass_session
 def up(
@@ -72,13 +76,17 @@ def up(
     ttl: int | None,
     no_wait: bool,
     quiet: bool,
+    local_env: bool,
 ) -> None:
     """Start a workspace from SOURCE: a blueprint, a folder or the address of a git repository.
 
     The files of a folder are copied into the workspace once it is ready, but for what git ignores;
-    its svc.json, if there is one, is the blueprint. Ctrl-C stops it, a second one leaves.
+    its svc.json, if there is one, is the blueprint. Without one, a devcontainer.json is translated;
+    what of it has no counterpart is named. Ctrl-C stops it, a second one leaves.
     """
-    given = source_of(source, harness)
+    given = source_of(source, harness, local_env=local_env)
+    for warning in given.warnings:
+        click.echo(f"svc: {printable(warning)}", err=True)
     called = name or given.name
     tag = "".join(each if each.isalnum() and each.isascii() else "-" for each in called)
     workspace = session.client.create(
@@ -89,17 +97,45 @@ def up(
         ttl=ttl,
         wait=False,
     )
+    prepared = True
     if not no_wait:
         _wait_ready(workspace, quiet=quiet or session.json)
         if given.folder is not None:
             with packed(given.folder, wanted_files(given.folder)) as archive:
                 workspace.files.unpack(archive)
+        prepared = _prepared(workspace, given.commands, quiet=quiet or session.json)
+    elif given.folder is not None:
+        click.echo("svc: nothing was copied into it, nor executed, as --no-wait says so", err=True)
     info = workspace.refresh()
     if session.json:
         as_json(info.raw)
-        return
-    click.echo(workspace.id)
-    click.echo(f"{called} is {info.status}: svc ssh {shlex.quote(called)}", err=True)
+    else:
+        click.echo(workspace.id)
+        click.echo(f"{called} is {info.status}: svc ssh {shlex.quote(called)}", err=True)
+        for port, label in given.ports.items():
+            about = f" ({printable(label)})" if label else ""
+            line = f"svc ports {shlex.quote(called)} --open {port}"
+            click.echo(f"port {port}{about}: {line}", err=True)
+    if not prepared:
+        sys.exit(1)
+
+
+def _prepared(workspace: Workspace, commands: list[tuple[str, str]], *, quiet: bool) -> bool:
+    """Execute what is to be done with the files of a folder; tell whether all of it worked."""
+
+    def show(text: str) -> None:
+        click.echo(text, err=True, nl=False)
+
+    for name, command in commands:
+        click.echo(printable(f"svc: {name}: {command}"), err=True)
+        watch = None if quiet else show
+        result = workspace.exec(["sh", "-c", command], on_stdout=watch, on_stderr=watch)
+        if not result.ok:
+            how = f"exit code {result.exit_code}" if result.exit_code else result.error
+            told = f"svc: {name} failed: {how} (svc logs {result.run_id}); nothing after it is done"
+            click.echo(told, err=True)
+            return False
+    return True
 
 
 def _wait_ready(workspace: Workspace, *, quiet: bool) -> None:
@@ -263,12 +299,26 @@ def cp(session: Session, source: str, target: str) -> None:
 
 
 @cli.command()
+@click.option("--open", "port", type=click.IntRange(1, 65535), help="Show this one in the browser.")
+@click.option("--path", default="/", show_default=True, help="Where on it the link leads.")
 @json_option
 @workspace_argument
 @pass_session
-def ports(session: Session, workspace: str) -> None:
-    """List what listens in a workspace."""
-    found = session.workspace(workspace).ports()
+def ports(session: Session, workspace: str, port: int | None, path: str) -> None:
+    """List what listens in a workspace, or make a link that shows one port in a browser.
+
+    Whoever has the link can use it; it can be opened for some minutes. Where there is no browser,
+    it is printed.
+    """
+    there = session.workspace(workspace)
+    if port is not None:
+        link = there.link(port, path)
+        if session.json:
+            as_json({"url": link.url, "token": link.token, "expiresAt": str(link.expires_at)})
+        elif not (sys.stdout.isatty() and opened(link.url)):
+            click.echo(link.url)
+        return
+    found = there.ports()
     if session.json:
         as_json([plain(each) for each in found])
         return
@@ -388,6 +438,54 @@ def rm(session: Session, workspace: str, no_wait: bool) -> None:
     there = session.workspace(workspace)
     there.delete(wait=not no_wait)
     _ended(session, there)
+
+
+@cli.command()
+@click.option("--http", "address", metavar="HOST:PORT", help="Serve streamable HTTP there.")
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A name by which clients call this machine."
+)
+@click.option(
+    "--allow-origin", multiple=True, metavar="URL", help="An origin whose pages may call, too."
+)
+@pass_session
+def mcp(
+    session: Session,
+    address: str | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+) -> None:
+    """Serve workspaces as tools of the Model Context Protocol: on standard input and output.
+
+    With --http it serves http://HOST:PORT/mcp. Whoever reaches that can use every workspace of the
+    owner: it is for this machine, unless --allow-host names how others call it.
+    """
+    try:
+        from controlplane_cli.mcp_server import serving
+    except ImportError as error:
+        told = f"svc mcp needs more: pip install 'controlplane-cli[mcp]' ({error})"
+        raise click.ClickException(told) from error
+    server = serving.server_for(session.context)
+    if address is None:
+        server.run("stdio")
+        return
+    host, _, number = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not number.isdecimal() or int(number) > 65535:
+        raise click.BadParameter("it is HOST:PORT, like 127.0.0.1:8765", param_hint="--http")
+    if not serving.is_loopback(host) and not allow_host:
+        told = "others than this machine reach it: name with --allow-host how they call it"
+        raise click.BadParameter(told, param_hint="--http")
+    try:
+        opened = serving.listening(host, int(number))
+    except OSError as error:
+        raise click.ClickException(f"{address} cannot be served: {error}") from error
+    port = opened.getsockname()[1]
+    app = serving.application(server, port=port, hosts=allow_host, origins=allow_origin)
+    shown = f"[{host}]" if ":" in host else host
+    serving.serve_http(
+        app, opened, lambda: click.echo(f"serving http://{shown}:{port}/mcp", err=True)
+    )
 
 
 @cli.group(invoke_without_command=True)
