@@ -6,63 +6,18 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from controlplane_client import Client, Workspace
-from tests.clients.places import python_path
+from tests.clients.places import SVC, Svc
 from tests.conftest import OWNER
 from tests.scm.conftest import git
-from tests.stack.gateway_process import ApiProcess
 from tests.stack.service import HARNESS, GitServer
-from tests.stack.worker_process import environment
 
 pytestmark = pytest.mark.docker
-
-SVC = [sys.executable, "-m", "controlplane_cli.main"]
-Svc = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def svc_environ(
-    api_process: ApiProcess, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """What ``svc`` finds in its environment."""
-    home = tmp_path_factory.mktemp("home")
-    return environment(
-        PYTHONPATH=python_path(),
-        HOME=str(home),
-        XDG_CONFIG_HOME=str(home / "config"),
-        SVC_BASE_URL=api_process.url,
-        SVC_OWNER=OWNER,
-        LC_ALL="C.UTF-8",
-    )
-
-
-@pytest.fixture
-def svc(svc_environ: dict[str, str]) -> Svc:
-    """Call ``svc`` and return what came of it."""
-
-    def call(
-        *words: str, code: int = 0, stdin: str | None = None, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*SVC, *words],
-            env=svc_environ | changes,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
-
-    return call
 
 
 @pytest.fixture

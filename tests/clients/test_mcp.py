@@ -6,7 +6,6 @@ import asyncio
 import base64
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,14 +17,10 @@ from mcp import Client as McpClient
 from mcp import StdioServerParameters, stdio_client
 
 from controlplane_client import Client, Workspace
-from tests.clients.places import python_path
-from tests.conftest import OWNER
-from tests.stack.gateway_process import ApiProcess
-from tests.stack.worker_process import environment
+from tests.clients.places import SVC
 
 pytestmark = pytest.mark.docker
 
-SVC = [sys.executable, "-m", "controlplane_cli.main"]
 Call = Callable[..., Awaitable[dict[str, Any]]]
 
 TOOLS = {
@@ -42,23 +37,11 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
 
 @pytest.fixture(scope="module")
-def environ(api_process: ApiProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What ``svc`` finds in its environment."""
-    return environment(
-        PYTHONPATH=python_path(),
-        HOME=str(tmp_path_factory.mktemp("home")),
-        SVC_BASE_URL=api_process.url,
-        SVC_OWNER=OWNER,
-        LC_ALL="C.UTF-8",
-    )
-
-
-@pytest.fixture(scope="module")
-def address(environ: dict[str, str]) -> Iterator[str]:
+def address(svc_environ: dict[str, str]) -> Iterator[str]:
     """Where ``svc mcp --http`` serves."""
     process = subprocess.Popen(
         [*SVC, "mcp", "--http", "127.0.0.1:0", "--allow-origin", "https://inspector.example"],
-        env=environ,
+        env=svc_environ,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -89,17 +72,17 @@ async def connected(transport: Any) -> AsyncIterator[tuple[McpClient, Call]]:
         yield client, call
 
 
-def over_stdio(environ: dict[str, str]) -> Any:
+def over_stdio(svc_environ: dict[str, str]) -> Any:
     """Return a server that is a child of its client."""
-    told = StdioServerParameters(command=SVC[0], args=[*SVC[1:], "mcp"], env=environ)
+    told = StdioServerParameters(command=SVC[0], args=[*SVC[1:], "mcp"], env=svc_environ)
     return stdio_client(told)
 
 
 @pytest.fixture(params=["stdio", "http"])
-def transport(request: pytest.FixtureRequest, environ: dict[str, str]) -> Any:
+def transport(request: pytest.FixtureRequest, svc_environ: dict[str, str]) -> Any:
     """Each way to reach the tools."""
     if request.param == "stdio":
-        return over_stdio(environ)
+        return over_stdio(svc_environ)
     return request.getfixturevalue("address")
 
 
@@ -144,12 +127,12 @@ def test_a_command_runs_and_its_files_and_record_are_read(
 
 
 @pytest.fixture
-def tools(environ: dict[str, str]) -> Callable[[Callable[..., Awaitable[None]]], None]:
+def tools(svc_environ: dict[str, str]) -> Callable[[Callable[..., Awaitable[None]]], None]:
     """Run what works with the tools over standard input and output."""
 
     def run(work: Callable[..., Awaitable[None]]) -> None:
         async def inside() -> None:
-            async with connected(over_stdio(environ)) as (client, call):
+            async with connected(over_stdio(svc_environ)) as (client, call):
                 await work(client, call)
 
         asyncio.run(inside())
@@ -355,7 +338,7 @@ def test_pages_of_others_cannot_use_the_tools(
 
 
 def test_only_this_machine_reaches_it_unless_told_how_others_call_it(
-    environ: dict[str, str],
+    svc_environ: dict[str, str],
 ) -> None:
     for words, told in (
         (["--http", "0.0.0.0:0"], "--allow-host"),
@@ -363,27 +346,27 @@ def test_only_this_machine_reaches_it_unless_told_how_others_call_it(
         (["--http", "127.0.0.1:99999"], "HOST:PORT"),
     ):
         done = subprocess.run(
-            [*SVC, "mcp", *words], env=environ, capture_output=True, text=True, check=False
+            [*SVC, "mcp", *words], env=svc_environ, capture_output=True, text=True, check=False
         )
         assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_a_port_that_is_taken_is_said(environ: dict[str, str], address: str) -> None:
+def test_a_port_that_is_taken_is_said(svc_environ: dict[str, str], address: str) -> None:
     taken = address.removeprefix("http://").removesuffix("/mcp")
     done = subprocess.run(
-        [*SVC, "mcp", "--http", taken], env=environ, capture_output=True, text=True, check=False
+        [*SVC, "mcp", "--http", taken], env=svc_environ, capture_output=True, text=True, check=False
     )
     assert (done.returncode, "cannot be served" in done.stderr) == (1, True), done.stderr
 
 
 def test_without_the_package_of_the_protocol_it_is_said_what_to_install(
-    environ: dict[str, str], tmp_path: Path
+    svc_environ: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('no mcp here')\n")
-    path = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
+    path = os.pathsep.join([str(tmp_path), svc_environ["PYTHONPATH"]])
     done = subprocess.run(
         [*SVC, "mcp"],
-        env=environ | {"PYTHONPATH": path},
+        env=svc_environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

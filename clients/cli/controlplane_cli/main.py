@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from controlplane_cli import attaching
 from controlplane_cli.browsing import opened
 from controlplane_cli.contexts import config_path, read_config, write_config
 from controlplane_cli.copying import copy
@@ -177,6 +178,7 @@ def ls(session: Session, status: str | None) -> None:
 
 @cli.command("exec", context_settings=FOR_THE_COMMAND)
 @click.option("-i", "--interactive", is_flag=True, help="Give it what is typed or piped in.")
+@click.option("-t", "--tty", is_flag=True, help="Give it a terminal, which is this one.")
 @click.option("-d", "--detach", is_flag=True, help="Do not wait; print the id of its run.")
 @click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Add to its environment.")
 @click.option("-w", "--workdir", help="Where it runs.")
@@ -190,6 +192,7 @@ def execute(
     workspace: str,
     command: tuple[str, ...],
     interactive: bool,
+    tty: bool,
     detach: bool,
     env: tuple[str, ...],
     workdir: str | None,
@@ -199,19 +202,40 @@ def execute(
 
     One word is what a shell executes, several are a program and its arguments. Ctrl-C interrupts
     the command, a second one leaves it to itself. 125: it could not be executed.
+
+    With -t the command has a terminal and gets every key; Enter, ~ and . leave it to itself.
     """
     session.failure_code = 125
+    if tty and session.json and not detach:
+        raise click.UsageError("a terminal is for people: --json goes with -t only with -d")
+    variables = dict(each.partition("=")[::2] for each in env)
+    if tty:
+        variables.setdefault("TERM", os.environ.get("TERM") or "xterm-256color")
     run = session.workspace(workspace).spawn(
         command[0] if len(command) == 1 else command,
         cwd=workdir,
-        env=dict(each.partition("=")[::2] for each in env),
+        env=variables,
         stdin=interactive,
+        terminal=attaching.size_here() if tty else None,
         timeout=timeout,
     )
     if detach:
         as_json(run.info.raw if run.info else {}) if session.json else click.echo(run.id)
         return
-    sys.exit(follow(session, run, with_input=interactive))
+    sys.exit(attaching.attach(run) if tty else follow(session, run, with_input=interactive))
+
+
+@cli.command()
+@click.option("--latest", is_flag=True, help="Leave out what it has written until now.")
+@click.argument("name", metavar="RUN|WORKSPACE")
+@pass_session
+def attach(session: Session, name: str, latest: bool) -> None:
+    """Enter the terminal of a command that runs; of a workspace, of its latest one.
+
+    Enter, ~ and . leave it to itself. Ends with the command's exit code.
+    """
+    session.failure_code = 125
+    sys.exit(attaching.attach(session.run(name), after=None if latest else 0))
 
 
 @cli.command()

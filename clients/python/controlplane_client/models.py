@@ -311,6 +311,36 @@ class StreamEvent:
 
 
 @dataclass(frozen=True)
+class Output:
+    """Bytes that a command wrote, to ``pty``, ``stdout`` or ``stderr``."""
+
+    stream: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a command ended."""
+
+    status: str
+    exit_code: int | None
+    exit_signal: str | None
+    error: str | None
+    error_code: str | None
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> RunEnd:
+        """Make it of the API's JSON."""
+        return cls(
+            told["status"],
+            told.get("exitCode"),
+            told.get("exitSignal"),
+            told.get("errorMessage"),
+            told.get("errorCode"),
+        )
+
+
+@dataclass(frozen=True)
 class Verified:
     """What a check of a record found."""
 

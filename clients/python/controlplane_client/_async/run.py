@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
+from controlplane_client._async.attachment import AsyncAttachment
 from controlplane_client._async.connection import AsyncConnection
 from controlplane_client._async.platform import blocking, tell
 from controlplane_client.errors import ControlPlaneError
@@ -56,6 +57,14 @@ class AsyncRun:
                 if event.type == "end":
                     self.info = RunInfo.of(event.data)
                 yield event
+
+    def attach(self, after: int | None = 0, *, after_stderr: int = 0) -> AsyncAttachment:
+        """Return what attaches to its command over a WebSocket, in a ``with`` block.
+
+        ``after`` is how many bytes of its output are known already, None for all until now. Needs
+        ``controlplane-client[attach]``.
+        """
+        return AsyncAttachment(self._connection, self.id, after=after, after_stderr=after_stderr)
 
     async def wait(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
+from controlplane_client._sync.attachment import Attachment
 from controlplane_client._sync.connection import Connection
 from controlplane_client._sync.platform import blocking, tell
 from controlplane_client.errors import ControlPlaneError
@@ -54,6 +55,14 @@ class Run:
                 if event.type == "end":
                     self.info = RunInfo.of(event.data)
                 yield event
+
+    def attach(self, after: int | None = 0, *, after_stderr: int = 0) -> Attachment:
+        """Return what attaches to its command over a WebSocket, in a ``with`` block.
+
+        ``after`` is how many bytes of its output are known already, None for all until now. Needs
+        ``controlplane-client[attach]``.
+        """
+        return Attachment(self._connection, self.id, after=after, after_stderr=after_stderr)
 
     def wait(
         self,
