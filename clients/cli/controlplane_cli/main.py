@@ -17,7 +17,7 @@ from controlplane_cli.browsing import opened
 from controlplane_cli.contexts import config_path, read_config, write_config
 from controlplane_cli.copying import copy
 from controlplane_cli.executing import follow, plain
-from controlplane_cli.interrupts import LEFT, first_for
+from controlplane_cli.interrupts import LEFT
 from controlplane_cli.replaying import cast_lines, play
 from controlplane_cli.session import (
     Session,
@@ -25,11 +25,11 @@ from controlplane_cli.session import (
     pass_session,
     workspace_argument,
 )
-from controlplane_cli.showing import Progress, ago, as_json, printable, table
+from controlplane_cli.showing import ago, as_json, printable, table
 from controlplane_cli.sources import source_of, wanted_files
+from controlplane_cli.starting import prepared, wait_ready
 from controlplane_client import (
     ControlPlaneError,
-    NotReady,
     Problem,
     Workspace,
     __version__,
@@ -98,13 +98,13 @@ def up(
         ttl=ttl,
         wait=False,
     )
-    prepared = True
+    done = True
     if not no_wait:
-        _wait_ready(workspace, quiet=quiet or session.json)
+        wait_ready(workspace, quiet=quiet or session.json)
         if given.folder is not None:
             with packed(given.folder, wanted_files(given.folder)) as archive:
                 workspace.files.unpack(archive)
-        prepared = _prepared(workspace, given.commands, quiet=quiet or session.json)
+        done = prepared(workspace, given.commands, quiet=quiet or session.json)
     elif given.folder is not None:
         click.echo("svc: nothing was copied into it, nor executed, as --no-wait says so", err=True)
     info = workspace.refresh()
@@ -117,45 +117,8 @@ def up(
             about = f" ({printable(label)})" if label else ""
             line = f"svc ports {shlex.quote(called)} --open {port}"
             click.echo(f"port {port}{about}: {line}", err=True)
-    if not prepared:
+    if not done:
         sys.exit(1)
-
-
-def _prepared(workspace: Workspace, commands: list[tuple[str, str]], *, quiet: bool) -> bool:
-    """Execute what is to be done with the files of a folder; tell whether all of it worked."""
-
-    def show(text: str) -> None:
-        click.echo(text, err=True, nl=False)
-
-    for name, command in commands:
-        click.echo(printable(f"svc: {name}: {command}"), err=True)
-        watch = None if quiet else show
-        result = workspace.exec(["sh", "-c", command], on_stdout=watch, on_stderr=watch)
-        if not result.ok:
-            how = f"exit code {result.exit_code}" if result.exit_code else result.error
-            told = f"svc: {name} failed: {how} (svc logs {result.run_id}); nothing after it is done"
-            click.echo(told, err=True)
-            return False
-    return True
-
-
-def _wait_ready(workspace: Workspace, *, quiet: bool) -> None:
-    def interrupt() -> None:
-        workspace.stop(wait=False)
-
-    try:
-        with Progress() as progress, first_for(interrupt):
-            workspace.wait_ready(
-                on_output=None if quiet else progress.output, on_status=progress.of
-            )
-    except KeyboardInterrupt:
-        click.echo(f"left; it is being stopped: {workspace.id}", err=True)
-        sys.exit(LEFT)
-    except NotReady as error:
-        if error.workspace.status in {"cancelled", "stopped"}:
-            click.echo(f"{workspace.id} was stopped", err=True)
-            sys.exit(LEFT)
-        raise
 
 
 @cli.command()
@@ -447,7 +410,7 @@ def start(session: Session, workspace: str, rebuild: bool, no_wait: bool) -> Non
     there = session.workspace(workspace)
     there.start(relation="rebuild" if rebuild else None, wait=False)
     if not no_wait:
-        _wait_ready(there, quiet=session.json)
+        wait_ready(there, quiet=session.json)
     there.refresh()
     _ended(session, there)
 
