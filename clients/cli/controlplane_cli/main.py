@@ -171,13 +171,10 @@ def execute(
     session.failure_code = 125
     if tty and session.json and not detach:
         raise click.UsageError("a terminal is for people: --json goes with -t only with -d")
-    variables = dict(each.partition("=")[::2] for each in env)
-    if tty:
-        variables.setdefault("TERM", os.environ.get("TERM") or "xterm-256color")
     run = session.workspace(workspace).spawn(
         command[0] if len(command) == 1 else command,
         cwd=workdir,
-        env=variables,
+        env=dict(each.partition("=")[::2] for each in env),
         stdin=interactive,
         terminal=attaching.size_here() if tty else None,
         timeout=timeout,
@@ -262,7 +259,7 @@ def ssh(
     there = session.workspace(workspace)
     gateway = session.client.setup()["sshGateway"]
     options = [word for each in option for word in ("-o", each)]
-    who = f"{gateway['usernamePrefix']}{there.id}@{gateway['host']}"
+    who = f"{gateway['usernamePrefix']}-{there.id}@{gateway['host']}"
     line = ["ssh", *options, "-p", str(gateway["port"]), who, *command]
     if session.json:
         as_json({"host": gateway["host"], "port": gateway["port"], "command": line})

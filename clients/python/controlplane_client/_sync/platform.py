@@ -80,7 +80,8 @@ def open_web_socket(url: str, headers: Mapping[str, str]) -> WebSocket:
     except ImportError as error:
         raise ImportError(NEEDED) from error
     try:
-        made = connect(url, additional_headers=dict(headers), max_size=MOST_BYTES)
+        # Entered as in a ``with`` block, which newer releases ask for; ``close`` leaves it.
+        made = connect(url, additional_headers=dict(headers), max_size=MOST_BYTES).__enter__()
     except InvalidStatus as error:
         raise Refused(error.response.status_code, bytes(error.response.body or b"")) from error
     except (InvalidHandshake, OSError, EOFError) as error:
