@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -25,8 +24,13 @@ _READ_BYTES = 4096
 
 def size_here() -> tuple[int, int]:
     """Return columns and rows of this terminal, 80 and 24 where there is none."""
-    found = shutil.get_terminal_size()
-    return max(1, found.columns), max(1, found.lines)
+    # Not shutil's: it believes COLUMNS, which does not change with the window.
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            found = os.get_terminal_size(stream.fileno())
+            if found.columns and found.lines:
+                return found.columns, found.lines
+    return 80, 24
 
 
 def attach(run: Run, *, after: int | None = 0) -> int:
