@@ -37,7 +37,9 @@ def screen(svc_environ: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def start(*words: str, columns: int = 80, rows: int = 24) -> Terminal:
-        opened.append(Terminal([*SVC, *words], svc_environ, columns=columns, rows=rows))
+        # Some shells export what does not change with the window.
+        environ = svc_environ | {"COLUMNS": "80", "LINES": "24"}
+        opened.append(Terminal([*SVC, *words], environ, columns=columns, rows=rows))
         return opened[-1]
 
     yield start
