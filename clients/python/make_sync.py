@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent / "controlplane_client"
-MODULES = ("client", "connection", "files", "run", "workspace")
+MODULES = ("attachment", "client", "connection", "files", "run", "workspace")
 
 _CHANGES = [
     (r"AsyncGenerator\[(.+), None\]", r"Generator[\1, None, None]"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from django.test import override_settings
 
 from controlplane_client import Client, Workspace
+from tests.clients.places import SVC, Svc, python_path
 from tests.conftest import OWNER
 from tests.e2e.conftest import git_server, stack, transactional_db
-from tests.stack.gateway_process import ApiProcess
+from tests.stack.gateway_process import ApiProcess, free_port
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.service import HARNESS, Stack
+from tests.stack.worker_process import environment
 
 __all__ = ["git_server", "stack", "transactional_db"]
 
@@ -26,7 +29,12 @@ def api_process(
     with override_settings(WORKSPACE_RUN_QUEUE=run_queue):
         worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="5000")
         try:
-            api = ApiProcess(folder / "api.log")
+            # Links to previews are made by who has a gateway.
+            api = ApiProcess(
+                folder / "api.log",
+                WORKSPACE_SSH_GATEWAY_TOKEN="the-gateway-of-clients",
+                SVC_PREVIEW_PORT=str(free_port()),
+            )
             try:
                 yield api
             finally:
@@ -46,3 +54,42 @@ def client(api_process: ApiProcess) -> Iterator[Client]:
 def workspace(client: Client) -> Workspace:
     """A workspace that is ready, for all tests of a module."""
     return client.create(HARNESS, repository="tests/clients", timeout=240)
+
+
+@pytest.fixture(scope="module")
+def svc_environ(
+    api_process: ApiProcess, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What ``svc`` finds in its environment."""
+    home = tmp_path_factory.mktemp("home")
+    return environment(
+        PYTHONPATH=python_path(),
+        HOME=str(home),
+        XDG_CONFIG_HOME=str(home / "config"),
+        SVC_BASE_URL=api_process.url,
+        SVC_OWNER=OWNER,
+        LC_ALL="C.UTF-8",
+    )
+
+
+@pytest.fixture
+def svc(svc_environ: dict[str, str]) -> Svc:
+    """Call ``svc`` and return what came of it."""
+
+    def call(
+        *words: str, code: int = 0, stdin: str | None = None, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*SVC, *words],
+            env=svc_environ | changes,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return call

@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from controlplane_client import Client, Workspace
-from tests.clients.places import python_path
+from tests.clients.places import SVC, Svc
 from tests.conftest import OWNER
 from tests.scm.conftest import git
-from tests.stack.gateway_process import ApiProcess
 from tests.stack.service import HARNESS, GitServer
-from tests.stack.worker_process import environment
 
 pytestmark = pytest.mark.docker
-
-SVC = [sys.executable, "-m", "controlplane_cli.main"]
-Svc = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def svc_environ(
-    api_process: ApiProcess, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """What ``svc`` finds in its environment."""
-    home = tmp_path_factory.mktemp("home")
-    return environment(
-        PYTHONPATH=python_path(),
-        HOME=str(home),
-        XDG_CONFIG_HOME=str(home / "config"),
-        SVC_BASE_URL=api_process.url,
-        SVC_OWNER=OWNER,
-        LC_ALL="C.UTF-8",
-    )
-
-
-@pytest.fixture
-def svc(svc_environ: dict[str, str]) -> Svc:
-    """Call ``svc`` and return what came of it."""
-
-    def call(
-        *words: str, code: int = 0, stdin: str | None = None, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*SVC, *words],
-            env=svc_environ | changes,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
-
-    return call
 
 
 @pytest.fixture
@@ -184,6 +140,10 @@ def test_ports_are_listed(svc: Svc, workspace: Workspace) -> None:
     (told,) = json.loads(svc("ports", "--json", workspace.id).stdout)
     assert (told["port"], told["process"]) == (4322, "python3")
     assert "4322" in svc("ports", workspace.id).stdout
+    link = svc("ports", workspace.id, "--open", "4322", "--path", "/a?b=c").stdout
+    assert re.match(rf"http://4322-{workspace.id}\.[^/]+/a\?", link)
+    told = json.loads(svc("ports", "--json", "--open", "4322", workspace.id).stdout)
+    assert set(told) == {"url", "token", "expiresAt"}
     run.cancel()
     run.wait()
 
@@ -239,6 +199,47 @@ def test_the_address_of_a_repository_becomes_a_workspace_and_its_build_is_shown(
     assert "digest: sha256:" in made.stderr, "the build's own output"
     assert svc("exec", "project", "cat kept").stdout == "one\n"
     assert made.stdout.strip() in svc("rm", "project").stdout
+
+
+def test_a_devcontainer_becomes_a_workspace_with_its_commands_done(
+    svc: Svc, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a shop"
+    folder.mkdir()
+    (folder / "hello.txt").write_text("hello")
+    (folder / ".devcontainer.json").write_text("""{ // as an editor writes it
+        "image": "debian",
+        "containerEnv": {"COLOUR": "green"},
+        "postCreateCommand": {"a": "cat hello.txt >made.txt", "b": ["sh", "-c", "echo $COLOUR"]},
+        "forwardPorts": [3000,],
+        "runArgs": ["--privileged"],
+    }""")
+    made = svc("up", str(folder))
+    assert "svc: devcontainer.json: runArgs: " in made.stderr
+    assert "\ngreen\n" in made.stderr
+    assert "svc ports 'a shop' --open 3000" in made.stderr
+    assert svc("exec", "a shop", "cat", "made.txt").stdout == "hello"
+    svc("rm", "a shop")
+
+
+def test_a_repository_with_a_devcontainer_is_set_up_as_it_says(
+    svc: Svc, git_server: GitServer
+) -> None:
+    told = {"postCreateCommand": "cp kept copied", "postStartCommand": "false || echo >started"}
+    files = {"kept": "one\n", ".devcontainer/devcontainer.json": json.dumps(told)}
+    made = svc("up", "--name", "contained", git_server.publish("contained", files))
+    assert "devcontainer.json" not in made.stderr, "nothing of it was left out"
+    assert svc("exec", "contained", "cat copied; ls started").stdout == "one\nstarted\n"
+    svc("rm", "contained")
+
+
+def test_a_command_of_a_devcontainer_that_fails_is_the_end_of_it(svc: Svc, tmp_path: Path) -> None:
+    told = {"postCreateCommand": "echo no >&2; exit 3", "postStartCommand": "touch started"}
+    (tmp_path / ".devcontainer.json").write_text(json.dumps(told))
+    made = svc("up", "--name", "failing", str(tmp_path), code=1)
+    assert "no\nsvc: postCreateCommand failed: exit code 3" in made.stderr
+    assert svc("exec", "failing", "ls started", code=2).stdout == ""
+    svc("rm", "failing")
 
 
 def test_what_is_nothing_is_said_so_and_a_wrong_blueprint_names_its_faults(

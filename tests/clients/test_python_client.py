@@ -301,6 +301,42 @@ def test_a_record_is_read_replayed_and_verified(workspace: Workspace, client: Cl
     assert run.id in [each.id for each in workspace.runs()]
 
 
+def test_output_is_read_in_parts(workspace: Workspace, client: Client) -> None:
+    run = client.run(workspace.exec("printf 123456789").run_id)
+    part = run.output(start=2, limit=3)
+    assert (part.content, part.start, part.next, part.more) == (b"345", 2, 5, True)
+    rest = run.output(start=part.next)
+    assert (rest.content, rest.next, rest.more, rest.complete) == (b"6789", 9, False, True)
+    assert run.output("stderr").content == b""
+
+
+def test_a_record_is_taken_away_in_the_forms_of_other_programs(
+    workspace: Workspace, client: Client
+) -> None:
+    run = client.run(workspace.exec("echo one").run_id)
+    statement = json.loads(base64.b64decode(run.in_toto()["payload"]))
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    spans = run.otlp()["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert {each["traceId"] for each in spans} == {run.id.replace("-", "")}
+    assert {each["metadata"]["version"] for each in run.ocsf()} == {"1.8.0"}
+
+
+def test_a_link_shows_a_port_of_a_workspace(workspace: Workspace) -> None:
+    link = workspace.link(8080, "/a?b=c")
+    assert link.url.startswith(f"http://8080-{workspace.id}.")
+    assert link.token in link.url
+    assert link.token not in repr(link)
+    assert link.expires_at is not None
+
+
+def test_a_folder_is_listed_in_pages(workspace: Workspace) -> None:
+    workspace.exec("mkdir -p /tmp/pages && cd /tmp/pages && touch a b c")
+    first, cursor = workspace.files.page("/tmp/pages", limit=2)
+    rest, end = workspace.files.page("/tmp/pages", limit=2, cursor=cursor)
+    assert ([each.name for each in first + rest], end) == (["a", "b", "c"], None)
+    assert [each.name for each in workspace.files.list("/tmp/pages")] == ["a", "b", "c"]
+
+
 def test_a_record_is_verified_without_the_service_and_every_change_of_it_shows(
     workspace: Workspace, client: Client
 ) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from controlplane_cli import attaching
+from controlplane_cli.browsing import opened
 from controlplane_cli.contexts import config_path, read_config, write_config
 from controlplane_cli.copying import copy
 from controlplane_cli.executing import follow, plain
-from controlplane_cli.interrupts import LEFT, first_for
+from controlplane_cli.interrupts import LEFT
 from controlplane_cli.replaying import cast_lines, play
 from controlplane_cli.session import (
     Session,
@@ -23,11 +25,11 @@ from controlplane_cli.session import (
     pass_session,
     workspace_argument,
 )
-from controlplane_cli.showing import Progress, ago, as_json, table
+from controlplane_cli.showing import ago, as_json, printable, table
 from controlplane_cli.sources import source_of, wanted_files
+from controlplane_cli.starting import prepared, wait_ready
 from controlplane_client import (
     ControlPlaneError,
-    NotReady,
     Problem,
     Workspace,
     __version__,
@@ -61,6 +63,9 @@ def cli(context: click.Context, name: str | None) -> None:
 @click.option("--ttl", type=int, help="Stop the workspace after this many seconds.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until it is ready.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show the build's output.")
+@click.option(
+    "--local-env", is_flag=True, help="Let a devcontainer.json here read this machine's variables."
+)
 @json_option
 @pass_session
 def up(
@@ -72,13 +77,17 @@ def up(
     ttl: int | None,
     no_wait: bool,
     quiet: bool,
+    local_env: bool,
 ) -> None:
     """Start a workspace from SOURCE: a blueprint, a folder or the address of a git repository.
 
     The files of a folder are copied into the workspace once it is ready, but for what git ignores;
-    its svc.json, if there is one, is the blueprint. Ctrl-C stops it, a second one leaves.
+    its svc.json, if there is one, is the blueprint. Without one, a devcontainer.json is translated;
+    what of it has no counterpart is named. Ctrl-C stops it, a second one leaves.
     """
-    given = source_of(source, harness)
+    given = source_of(source, harness, local_env=local_env)
+    for warning in given.warnings:
+        click.echo(f"svc: {printable(warning)}", err=True)
     called = name or given.name
     tag = "".join(each if each.isalnum() and each.isascii() else "-" for each in called)
     workspace = session.client.create(
@@ -89,36 +98,27 @@ def up(
         ttl=ttl,
         wait=False,
     )
+    done = True
     if not no_wait:
-        _wait_ready(workspace, quiet=quiet or session.json)
+        wait_ready(workspace, quiet=quiet or session.json)
         if given.folder is not None:
             with packed(given.folder, wanted_files(given.folder)) as archive:
                 workspace.files.unpack(archive)
+        done = prepared(workspace, given.commands, quiet=quiet or session.json)
+    elif given.folder is not None:
+        click.echo("svc: nothing was copied into it, nor executed, as --no-wait says so", err=True)
     info = workspace.refresh()
     if session.json:
         as_json(info.raw)
-        return
-    click.echo(workspace.id)
-    click.echo(f"{called} is {info.status}: svc ssh {shlex.quote(called)}", err=True)
-
-
-def _wait_ready(workspace: Workspace, *, quiet: bool) -> None:
-    def interrupt() -> None:
-        workspace.stop(wait=False)
-
-    try:
-        with Progress() as progress, first_for(interrupt):
-            workspace.wait_ready(
-                on_output=None if quiet else progress.output, on_status=progress.of
-            )
-    except KeyboardInterrupt:
-        click.echo(f"interrupted; the workspace is being stopped: {workspace.id}", err=True)
-        sys.exit(LEFT)
-    except NotReady as error:
-        if error.workspace.status in {"cancelled", "stopped"}:
-            click.echo(f"{workspace.id} was stopped", err=True)
-            sys.exit(LEFT)
-        raise
+    else:
+        click.echo(workspace.id)
+        click.echo(f"{called} is {info.status}: svc ssh {shlex.quote(called)}", err=True)
+        for port, label in given.ports.items():
+            about = f" ({printable(label)})" if label else ""
+            line = f"svc ports {shlex.quote(called)} --open {port}"
+            click.echo(f"port {port}{about}: {line}", err=True)
+    if not done:
+        sys.exit(1)
 
 
 @cli.command()
@@ -143,14 +143,9 @@ def ls(session: Session, status: str | None) -> None:
 
 @cli.command("exec", context_settings=FOR_THE_COMMAND)
 @click.option("-i", "--interactive", is_flag=True, help="Pass standard input to the command.")
+@click.option("-t", "--tty", is_flag=True, help="Run the command in this terminal.")
 @click.option("-d", "--detach", is_flag=True, help="Do not wait; print the run's id.")
-@click.option(
-    "-e",
-    "--env",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Add a variable to the command's environment.",
-)
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of the command.")
 @click.option("-w", "--workdir", help="Where it runs.")
 @click.option("--timeout", type=float, help="Stop the command after this many seconds.")
 @json_option
@@ -162,6 +157,7 @@ def execute(
     workspace: str,
     command: tuple[str, ...],
     interactive: bool,
+    tty: bool,
     detach: bool,
     env: tuple[str, ...],
     workdir: str | None,
@@ -171,19 +167,37 @@ def execute(
 
     One word is what a shell executes, several are a program and its arguments. Ctrl-C interrupts
     the command, a second one leaves it to itself. 125: it could not be executed.
+
+    With -t the command has a terminal and gets every key; Enter, ~ and . leave it to itself.
     """
     session.failure_code = 125
+    if tty and session.json and not detach:
+        raise click.UsageError("a terminal is for people: --json goes with -t only with -d")
     run = session.workspace(workspace).spawn(
         command[0] if len(command) == 1 else command,
         cwd=workdir,
         env=dict(each.partition("=")[::2] for each in env),
         stdin=interactive,
+        terminal=attaching.size_here() if tty else None,
         timeout=timeout,
     )
     if detach:
         as_json(run.info.raw if run.info else {}) if session.json else click.echo(run.id)
         return
-    sys.exit(follow(session, run, with_input=interactive))
+    sys.exit(attaching.attach(run) if tty else follow(session, run, with_input=interactive))
+
+
+@cli.command()
+@click.option("--latest", is_flag=True, help="Leave out what it has written until now.")
+@click.argument("name", metavar="RUN|WORKSPACE")
+@pass_session
+def attach(session: Session, name: str, latest: bool) -> None:
+    """Enter the terminal of a command that runs; of a workspace, of its latest one.
+
+    Enter, ~ and . leave it to itself. Ends with the command's exit code.
+    """
+    session.failure_code = 125
+    sys.exit(attaching.attach(session.run(name), after=None if latest else 0))
 
 
 @cli.command()
@@ -247,7 +261,7 @@ def ssh(
     there = session.workspace(workspace)
     gateway = session.client.setup()["sshGateway"]
     options = [word for each in option for word in ("-o", each)]
-    who = f"{gateway['usernamePrefix']}{there.id}@{gateway['host']}"
+    who = f"{gateway['usernamePrefix']}-{there.id}@{gateway['host']}"
     line = ["ssh", *options, "-p", str(gateway["port"]), who, *command]
     if session.json:
         as_json({"host": gateway["host"], "port": gateway["port"], "command": line})
@@ -271,12 +285,26 @@ def cp(session: Session, source: str, target: str) -> None:
 
 
 @cli.command()
+@click.option("--open", "port", type=click.IntRange(1, 65535), help="Show this one in the browser.")
+@click.option("--path", default="/", show_default=True, help="Where on it the link leads.")
 @json_option
 @workspace_argument
 @pass_session
-def ports(session: Session, workspace: str) -> None:
-    """List what listens in a workspace."""
-    found = session.workspace(workspace).ports()
+def ports(session: Session, workspace: str, port: int | None, path: str) -> None:
+    """List what listens in a workspace, or make a link that shows one port in a browser.
+
+    Whoever has the link can use it; it can be opened for some minutes. Where there is no browser,
+    it is printed.
+    """
+    there = session.workspace(workspace)
+    if port is not None:
+        link = there.link(port, path)
+        if session.json:
+            as_json({"url": link.url, "token": link.token, "expiresAt": str(link.expires_at)})
+        elif not (sys.stdout.isatty() and opened(link.url)):
+            click.echo(link.url)
+        return
+    found = there.ports()
     if session.json:
         as_json([plain(each) for each in found])
         return
@@ -391,7 +419,7 @@ def start(session: Session, workspace: str, rebuild: bool, no_wait: bool) -> Non
     there = session.workspace(workspace)
     there.start(relation="rebuild" if rebuild else None, wait=False)
     if not no_wait:
-        _wait_ready(there, quiet=session.json)
+        wait_ready(there, quiet=session.json)
     there.refresh()
     _ended(session, there)
 
@@ -406,6 +434,54 @@ def rm(session: Session, workspace: str, no_wait: bool) -> None:
     there = session.workspace(workspace)
     there.delete(wait=not no_wait)
     _ended(session, there)
+
+
+@cli.command()
+@click.option("--http", "address", metavar="HOST:PORT", help="Serve streamable HTTP there.")
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A name by which clients call this machine."
+)
+@click.option(
+    "--allow-origin", multiple=True, metavar="URL", help="An origin whose pages may call, too."
+)
+@pass_session
+def mcp(
+    session: Session,
+    address: str | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+) -> None:
+    """Serve workspaces as tools of the Model Context Protocol: on standard input and output.
+
+    With --http it serves http://HOST:PORT/mcp. Whoever reaches that can use every workspace of the
+    owner: it is for this machine, unless --allow-host names how others call it.
+    """
+    try:
+        from controlplane_cli.mcp_server import serving
+    except ImportError as error:
+        told = f"svc mcp needs more: pip install 'controlplane-cli[mcp]' ({error})"
+        raise click.ClickException(told) from error
+    server = serving.server_for(session.context)
+    if address is None:
+        server.run("stdio")
+        return
+    host, _, number = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not number.isdecimal() or int(number) > 65535:
+        raise click.BadParameter("it is HOST:PORT, like 127.0.0.1:8765", param_hint="--http")
+    if not serving.is_loopback(host) and not allow_host:
+        told = "others than this machine reach it: name with --allow-host how they call it"
+        raise click.BadParameter(told, param_hint="--http")
+    try:
+        opened = serving.listening(host, int(number))
+    except OSError as error:
+        raise click.ClickException(f"{address} cannot be served: {error}") from error
+    port = opened.getsockname()[1]
+    app = serving.application(server, port=port, hosts=allow_host, origins=allow_origin)
+    shown = f"[{host}]" if ":" in host else host
+    serving.serve_http(
+        app, opened, lambda: click.echo(f"serving http://{shown}:{port}/mcp", err=True)
+    )
 
 
 @cli.group(invoke_without_command=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,10 +10,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from controlplane_cli.contexts import Context, chosen
+from controlplane_cli.naming import NotNamed, is_id, meant
 from controlplane_client import Client, NotFound, Run, Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 class Session:
@@ -43,24 +42,16 @@ class Session:
 
     def workspace(self, name: str) -> Workspace:
         """Return a workspace by its id, its name, or the beginning or end of its id."""
-        if _ID.match(name):
+        if is_id(name):
             return self.client.connect(name)
-        found = list(self.client.workspaces())
-        fitting = [each for each in found if each.name == name]
-        fitting = fitting or [each for each in found if each.id.startswith(name)]
-        fitting = fitting or [each for each in found if each.id.endswith(name)]
-        if len(fitting) > 1:
-            fitting = [each for each in fitting if each.status == "ready"] or fitting
-        if len(fitting) == 1:
-            return self.client.workspace(fitting[0].id)
-        if fitting:
-            ids = "\n  ".join(f"{each.id} {each.name}, {each.status}" for each in fitting)
-            raise click.ClickException(f"{name} matches several workspaces:\n  {ids}")
-        raise click.ClickException(f"there is no workspace {name}: svc ls lists your workspaces")
+        try:
+            return self.client.workspace(meant(name, list(self.client.workspaces())).id)
+        except NotNamed as error:
+            raise click.ClickException(f"{error}: svc ls lists your workspaces") from error
 
     def run(self, name: str) -> Run:
         """Return a run by its id, or the latest one of a workspace."""
-        if _ID.match(name):
+        if is_id(name):
             try:
                 return self.client.run(name)
             except NotFound:

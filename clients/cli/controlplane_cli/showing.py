@@ -22,6 +22,11 @@ COLOURS = {
 }
 
 
+def printable(text: str) -> str:
+    """Return a text that others wrote, without what a terminal would carry out."""
+    return "".join(each if each.isprintable() or each == "\n" else "�" for each in text)
+
+
 def as_json(value: Any) -> None:
     """Print JSON."""
     click.echo(json.dumps(value, indent=2))

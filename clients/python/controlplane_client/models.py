@@ -239,6 +239,56 @@ class Port:
 
 
 @dataclass(frozen=True)
+class PreviewLink:
+    """A link to a port, for whoever has it, for a short time."""
+
+    url: str = field(repr=False)
+    """For a browser, which gets a cookie for this port."""
+    token: str = field(repr=False)
+    """For programs: the header ``x-svc-preview-token`` of each request."""
+    expires_at: datetime | None
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> PreviewLink:
+        """Make it of the API's JSON."""
+        return cls(told["url"], told["token"], moment(told["expiresAt"]))
+
+
+@dataclass(frozen=True)
+class OutputPart:
+    """A piece of what a run wrote to one of its streams, byte for byte."""
+
+    content: bytes
+    start: int
+    """Where in the stream it begins."""
+    next: int
+    """Where to go on."""
+    more: bool
+    """Whether the record has more of it already."""
+    complete: bool
+    """Whether the stream has ended, and nothing of it is missing behind ``start``."""
+    missing: list[tuple[int, int]]
+    """Ranges of bytes (from, up to and not including) that the record lacks."""
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> OutputPart:
+        """Make it of the API's JSON."""
+        start = int(told["fromOffset"])
+        following = told.get("nextOffset")
+        content = base64.b64decode(told["contentBase64"])
+        missing = [(int(each["fromOffset"]), int(each["toOffset"])) for each in told["missing"]]
+        end = start + len(content) + sum(last - first for first, last in missing)
+        return cls(
+            content,
+            start,
+            end if following is None else int(following),
+            following is not None,
+            told["complete"],
+            missing,
+        )
+
+
+@dataclass(frozen=True)
 class StreamEvent:
     """One server-sent event."""
 
@@ -258,6 +308,36 @@ class StreamEvent:
     def content(self) -> bytes:
         """Of an ``output``: its bytes, which may end in the middle of a character."""
         return base64.b64decode(self.data.get("contentBase64", ""))
+
+
+@dataclass(frozen=True)
+class Output:
+    """Bytes that a command wrote, to ``pty``, ``stdout`` or ``stderr``."""
+
+    stream: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a command ended."""
+
+    status: str
+    exit_code: int | None
+    exit_signal: str | None
+    error: str | None
+    error_code: str | None
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> RunEnd:
+        """Make it of the API's JSON."""
+        return cls(
+            told["status"],
+            told.get("exitCode"),
+            told.get("exitSignal"),
+            told.get("errorMessage"),
+            told.get("errorCode"),
+        )
 
 
 @dataclass(frozen=True)

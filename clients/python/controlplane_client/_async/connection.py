@@ -39,10 +39,11 @@ class AsyncConnection:
         self.base_url = base_url.rstrip("/")
         self.owner = owner
         self.retries = retries
+        self.headers = {"user-agent": "controlplane-client/0.4.0", **headers}
         self._timeout = httpx.Timeout(timeout)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
-            headers={"user-agent": "controlplane-client/0.4.0", **headers},
+            headers=self.headers,
             timeout=self._timeout,
             transport=transport,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),

@@ -19,6 +19,7 @@ from controlplane_client.models import FileInfo, Written
 from controlplane_client.retrying import seconds_before
 
 Names = list[str]
+Entries = list[FileInfo]
 
 
 class AsyncFiles:
@@ -110,20 +111,25 @@ class AsyncFiles:
 
     async def list(self, path: str = ".") -> list[FileInfo]:
         """Return what is in a folder, in the order of the names."""
-        found, cursor = [], None
-        while True:
-            page = await self._connection.json(
-                "GET",
-                f"{self._path}/list",
-                repeatable=True,
-                limit=1000,
-                cursor=cursor,
-                **_query(path),
-            )
-            found += [FileInfo.of(item) for item in page["items"]]
-            cursor = page.get("nextCursor")
-            if cursor is None:
-                return found
+        found, cursor = await self.page(path, limit=1000)
+        while cursor is not None:
+            more, cursor = await self.page(path, cursor=cursor, limit=1000)
+            found += more
+        return found
+
+    async def page(
+        self, path: str = ".", *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[Entries, str | None]:
+        """Return the first ``limit`` names of a folder, or those behind a cursor, and the next."""
+        told = await self._connection.json(
+            "GET",
+            f"{self._path}/list",
+            repeatable=True,
+            limit=limit,
+            cursor=cursor,
+            **_query(path),
+        )
+        return [FileInfo.of(item) for item in told["items"]], told.get("nextCursor")
 
     async def stat(self, path: str, *, hash: bool = False) -> FileInfo:
         """Look at a path, of a link at the link itself; ``hash`` tells a file's SHA-256 too."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import codecs
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
+from controlplane_client._async.attachment import AsyncAttachment
 from controlplane_client._async.connection import AsyncConnection
 from controlplane_client._async.platform import blocking, tell
 from controlplane_client.errors import ControlPlaneError
-from controlplane_client.models import RunInfo, StreamEvent, Verified
+from controlplane_client.models import OutputPart, RunInfo, StreamEvent, Verified
 from controlplane_client.record_check import check_export
 
 _INPUT_BYTES = 256 * 1024
@@ -55,6 +57,14 @@ class AsyncRun:
                 if event.type == "end":
                     self.info = RunInfo.of(event.data)
                 yield event
+
+    def attach(self, after: int | None = 0, *, after_stderr: int = 0) -> AsyncAttachment:
+        """Return what attaches to its command over a WebSocket, in a ``with`` block.
+
+        ``after`` is how many bytes of its output are known already, None for all until now. Needs
+        ``controlplane-client[attach]``.
+        """
+        return AsyncAttachment(self._connection, self.id, after=after, after_stderr=after_stderr)
 
     async def wait(
         self,
@@ -154,6 +164,23 @@ class AsyncRun:
         """Return what it wrote (``stdout``, ``stderr``, ``pty``) or read (``stdin``), all of it."""
         return await self._bytes("scrollback", accept="application/octet-stream", stream=stream)
 
+    async def output(
+        self, stream: str = "stdout", *, start: int = 0, limit: int = 1024 * 1024
+    ) -> OutputPart:
+        """Return at most ``limit`` bytes of a stream from byte ``start``, as recorded so far.
+
+        ``next`` of the answer is where to go on. ``limit`` is 16 MiB at the most.
+        """
+        told = await self._connection.json(
+            "GET",
+            f"{self._path}/scrollback",
+            repeatable=True,
+            stream=stream,
+            fromOffset=start,
+            limitBytes=limit,
+        )
+        return OutputPart.of(told)
+
     async def changes(self) -> dict[str, Any]:
         """Return the files that it changed and their ``diff``, as the API has them."""
         told: dict[str, Any] = await self._read("changes")
@@ -172,11 +199,30 @@ class AsyncRun:
         """Return its output without escape sequences."""
         return (await self._bytes("export", format="text")).decode("utf-8", "replace")
 
+    async def in_toto(self) -> dict[str, Any]:
+        """Return the signed statement about record, image and tree: in-toto in a DSSE envelope."""
+        told: dict[str, Any] = json.loads(await self._bytes("export", format="in-toto"))
+        return told
+
+    async def otlp(self) -> dict[str, Any]:
+        """Return the run and its processes as OpenTelemetry spans, in OTLP's JSON."""
+        told: dict[str, Any] = json.loads(await self._bytes("export", format="otlp"))
+        return told
+
+    async def ocsf(self) -> AsyncIterator[dict[str, Any]]:
+        """Give its events as those of the Open Cybersecurity Schema Framework."""
+        async for line in self._lines("ocsf"):
+            yield json.loads(line)
+
     async def export(self) -> AsyncIterator[bytes]:
         """Give the whole record with its proof, as lines of NDJSON."""
+        async for line in self._lines("ndjson"):
+            yield line
+
+    async def _lines(self, format: str) -> AsyncIterator[bytes]:
         rest = b""
         async with self._connection.answer(
-            "GET", f"{self._path}/export", repeatable=True, streamed=True, format="ndjson"
+            "GET", f"{self._path}/export", repeatable=True, streamed=True, format=format
         ) as answer:
             async for content in answer.aiter_bytes():
                 *lines, rest = (rest + content).split(b"\n")

@@ -16,7 +16,14 @@ from controlplane_client._async.files import AsyncFiles
 from controlplane_client._async.platform import tell
 from controlplane_client._async.run import AsyncRun
 from controlplane_client.errors import CommandFailed, NotReady
-from controlplane_client.models import ExecResult, Port, RunInfo, StreamEvent, WorkspaceInfo
+from controlplane_client.models import (
+    ExecResult,
+    Port,
+    PreviewLink,
+    RunInfo,
+    StreamEvent,
+    WorkspaceInfo,
+)
 
 OUTPUT_BYTES = 1024 * 1024
 """How much of each output a result has; the record has all of it."""
@@ -195,6 +202,16 @@ class AsyncWorkspace:
             Port(each["port"], each["address"], each.get("pid"), each.get("process"))
             for each in told["items"]
         ]
+
+    async def link(self, port: int, path: str = "/") -> PreviewLink:
+        """Return a link that shows what listens on a port. Whoever has it can use it.
+
+        Nothing needs to listen there yet. ``path`` is where on that port it leads.
+        """
+        told = await self._connection.json(
+            "POST", f"{self._path}/ports/{port}/links", {"path": path}, repeatable=True
+        )
+        return PreviewLink.of(told)
 
     # ------------------------------------------------------------ life
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import codecs
+import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
+from controlplane_client._sync.attachment import Attachment
 from controlplane_client._sync.connection import Connection
 from controlplane_client._sync.platform import blocking, tell
 from controlplane_client.errors import ControlPlaneError
-from controlplane_client.models import RunInfo, StreamEvent, Verified
+from controlplane_client.models import OutputPart, RunInfo, StreamEvent, Verified
 from controlplane_client.record_check import check_export
 
 _INPUT_BYTES = 256 * 1024
@@ -53,6 +55,14 @@ class Run:
                 if event.type == "end":
                     self.info = RunInfo.of(event.data)
                 yield event
+
+    def attach(self, after: int | None = 0, *, after_stderr: int = 0) -> Attachment:
+        """Return what attaches to its command over a WebSocket, in a ``with`` block.
+
+        ``after`` is how many bytes of its output are known already, None for all until now. Needs
+        ``controlplane-client[attach]``.
+        """
+        return Attachment(self._connection, self.id, after=after, after_stderr=after_stderr)
 
     def wait(
         self,
@@ -150,6 +160,23 @@ class Run:
         """Return what it wrote (``stdout``, ``stderr``, ``pty``) or read (``stdin``), all of it."""
         return self._bytes("scrollback", accept="application/octet-stream", stream=stream)
 
+    def output(
+        self, stream: str = "stdout", *, start: int = 0, limit: int = 1024 * 1024
+    ) -> OutputPart:
+        """Return at most ``limit`` bytes of a stream from byte ``start``, as recorded so far.
+
+        ``next`` of the answer is where to go on. ``limit`` is 16 MiB at the most.
+        """
+        told = self._connection.json(
+            "GET",
+            f"{self._path}/scrollback",
+            repeatable=True,
+            stream=stream,
+            fromOffset=start,
+            limitBytes=limit,
+        )
+        return OutputPart.of(told)
+
     def changes(self) -> dict[str, Any]:
         """Return the files that it changed and their ``diff``, as the API has them."""
         told: dict[str, Any] = self._read("changes")
@@ -168,11 +195,30 @@ class Run:
         """Return its output without escape sequences."""
         return (self._bytes("export", format="text")).decode("utf-8", "replace")
 
+    def in_toto(self) -> dict[str, Any]:
+        """Return the signed statement about record, image and tree: in-toto in a DSSE envelope."""
+        told: dict[str, Any] = json.loads(self._bytes("export", format="in-toto"))
+        return told
+
+    def otlp(self) -> dict[str, Any]:
+        """Return the run and its processes as OpenTelemetry spans, in OTLP's JSON."""
+        told: dict[str, Any] = json.loads(self._bytes("export", format="otlp"))
+        return told
+
+    def ocsf(self) -> Iterator[dict[str, Any]]:
+        """Give its events as those of the Open Cybersecurity Schema Framework."""
+        for line in self._lines("ocsf"):
+            yield json.loads(line)
+
     def export(self) -> Iterator[bytes]:
         """Give the whole record with its proof, as lines of NDJSON."""
+        for line in self._lines("ndjson"):
+            yield line
+
+    def _lines(self, format: str) -> Iterator[bytes]:
         rest = b""
         with self._connection.answer(
-            "GET", f"{self._path}/export", repeatable=True, streamed=True, format="ndjson"
+            "GET", f"{self._path}/export", repeatable=True, streamed=True, format=format
         ) as answer:
             for content in answer.iter_bytes():
                 *lines, rest = (rest + content).split(b"\n")

@@ -1,0 +1,1 @@
+"""``svc mcp``: workspaces as tools of the Model Context Protocol."""
