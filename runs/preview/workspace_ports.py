@@ -20,7 +20,7 @@ from runs.preview.admission import Place
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
 from workspaces.runtimes import boot
-from workspaces.runtimes.docker.streams import open_endpoint
+from workspaces.runtimes.docker.endpoints import open_endpoint
 
 ENGINE_SECONDS = 45.0
 READY_SECONDS = 75.0
