@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from controlplane.security.preview_links import TOKEN_HEADER
 from runs.preview.admission import Admission
-
-RawHeaders = list[tuple[bytes, bytes]]
+from runs.preview.http_messages import RawHeaders
 
 _HOP_BY_HOP = frozenset(
     {

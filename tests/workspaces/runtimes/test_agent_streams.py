@@ -156,5 +156,3 @@ def test_calls_leave_no_descriptor_behind(place: Place) -> None:  # noqa: F811
                 await asyncio.sleep(0.1)
 
     asyncio.run(calls())
-
-

@@ -1,5 +1,6 @@
-"""The way into a workspace for asyncio: the agent's own socket where it can be reached, else an exec.
+"""The way into a workspace for asyncio: by the agent's own socket where that can be reached.
 
+Elsewhere an exec of the engine leads there.
 Over the socket nothing of the engine lies between a gateway and the agent, neither when a call
 begins nor for any byte of it.
 """
