@@ -30,6 +30,8 @@ class ByteStream(asyncio.Protocol):
         self._paused = False
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -59,6 +61,7 @@ class ByteStream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Know that it is gone."""
         self._lost = self._ended = True
+        self._stop_timer()
         self._wake(self._readable)
         self._wake(self._writable)
 
@@ -107,20 +110,29 @@ class ByteStream(asyncio.Protocol):
             transport.write_eof()
 
     async def _until_readable(self, seconds: float) -> None:
-        waiting = self._readable = self._loop.create_future()
-        # A timer of its own costs less than a timeout's context, and this is asked for every piece.
-        timer = self._loop.call_later(seconds, _fail, waiting)
-        try:
-            await waiting
-        finally:
-            timer.cancel()
+        self._readable = self._loop.create_future()
+        self._deadline = self._loop.time() + seconds
+        # One timer serves many waits: most of them are over long before.
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._stop_timer()
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        await self._readable
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._readable is None or self._readable.done():
+            return
+        if self._loop.time() >= self._deadline:
+            self._readable.set_exception(TimeoutError())
+        else:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     @staticmethod
     def _wake(waiting: asyncio.Future[None] | None) -> None:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
-
-
-def _fail(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_exception(TimeoutError())

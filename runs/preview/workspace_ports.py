@@ -53,7 +53,8 @@ class WorkspacePorts:
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._beginning: asyncio.Task[Link] | None = None
-        self._kept: dict[int, list[ServerConnection]] = {}
+        self._kept: dict[int, list[tuple[ServerConnection, float]]] = {}
+        """Connections that wait for another request, and since when; the last one is used first."""
         self._open: set[ServerConnection] = set()
         self._connecting = 0
         self._pid: int | None = None
@@ -76,7 +77,7 @@ class WorkspacePorts:
         """Return a connection on which the last request has been answered, if there is one."""
         kept = self._kept.get(port, [])
         while kept:
-            connection = kept.pop()
+            connection, _ = kept.pop()
             connection.on_end = None
             if connection.is_idle:
                 return connection
@@ -165,9 +166,8 @@ class WorkspacePorts:
         if len(kept) >= MOST_KEPT:
             self.discard(connection)
             return
-        kept.append(connection)
-        connection.on_end = lambda: self._let_go(port, connection)
-        self._loop.call_later(KEPT_SECONDS, self._let_go, port, connection)
+        kept.append((connection, self._loop.time()))
+        connection.on_end = lambda: self.discard(connection)
 
     def discard(self, connection: ServerConnection) -> None:
         """Close a connection."""
@@ -188,17 +188,21 @@ class WorkspacePorts:
         if self._link is not None:
             self._link.close()
 
-    def _let_go(self, port: int, connection: ServerConnection) -> None:
-        # One that was used meanwhile was kept again, and has a call of its own.
-        kept = self._kept.get(port, [])
-        if connection in kept:
-            kept.remove(connection)
-            self.discard(connection)
+    def drop_unused(self) -> None:
+        """Close connections that have waited for another request for long."""
+        until = self._loop.time() - KEPT_SECONDS
+        for port, kept in list(self._kept.items()):
+            unused = [connection for connection, since in kept if since <= until]
+            kept[:] = [each for each in kept if each[1] > until]
+            if not kept:
+                del self._kept[port]
+            for connection in unused:
+                self.discard(connection)
 
     def _drop_kept(self) -> None:
         for kept in self._kept.values():
             while kept:
-                self.discard(kept.pop())
+                self.discard(kept.pop()[0])
 
     async def _linked(self, owner: str) -> Link:
         if self._link is not None and not self._link.is_over:
@@ -269,6 +273,7 @@ class Workspaces:
     def leave_empty(self) -> None:
         """Leave the workspaces in which nobody has been for a while; report of the others."""
         for workspace_id, ports in list(self._known.items()):
+            ports.drop_unused()
             ports.report()
             if ports.is_empty:
                 del self._known[workspace_id]

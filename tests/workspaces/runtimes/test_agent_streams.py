@@ -120,16 +120,17 @@ def test_the_engine_does_it_where_the_agent_serves_no_calls(place: Place) -> Non
 
 def test_a_process_that_is_not_the_containers_is_not_taken_for_it(place: Place) -> None:  # noqa: F811
     place.container.reload()
+    container_id = str(place.container.id)
     pid = place.container.attrs["State"]["Pid"]
-    assert agent_socket.is_first_process(pid, place.container.id)
+    assert agent_socket.is_first_process(pid, container_id)
     for other in (os.getpid(), 1, 0, 2**30):
-        assert not agent_socket.is_first_process(other, place.container.id)
+        assert not agent_socket.is_first_process(other, container_id)
     assert not agent_socket.is_first_process(pid, "0" * 64)
     assert asyncio.run(first_process("0" * 64, DOCKER_HOST, 30)) is None
-    assert asyncio.run(first_process(place.container.id, "unix:///nowhere", 30)) is None
+    assert asyncio.run(first_process(container_id, "unix:///nowhere", 30)) is None
     place.container.pause()
     try:
-        assert asyncio.run(first_process(place.container.id, DOCKER_HOST, 30)) is None
+        assert asyncio.run(first_process(container_id, DOCKER_HOST, 30)) is None
     finally:
         place.container.unpause()
 
