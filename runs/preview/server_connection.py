@@ -19,6 +19,8 @@ from runs.preview.byte_stream import ByteStream, Gone
 from runs.preview.refusal_pages import PreviewRefused
 
 MOST_TOLD_BYTES = 4096
+CLOSE_SECONDS = 5.0
+"""How long a server may take to accept what was written before a close."""
 
 
 class PortClosed(Gone):
@@ -176,6 +178,9 @@ class DirectConnection(ByteStream, ChannelUser):
         ChannelUser._end(self)
         if self._transport is not None:
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                # A server that takes nothing would hold it open for ever.
+                self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def _tell_end(self) -> None:
         if self.on_end is not None:

@@ -143,6 +143,10 @@ class WorkspacePorts:
         except BaseException:
             connection.close()
             raise
+        if connection.is_over:
+            # Nobody records it any more: the link has ended meanwhile.
+            connection.close()
+            raise unreachable("its agent has ended")
         return connection
 
     async def _asked(
