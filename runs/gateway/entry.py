@@ -20,7 +20,7 @@ from runs.gateway.control_plane import ControlPlane, ControlPlaneError, Principa
 from runs.gateway.link import Link, LinkError
 from runs.gateway.texts import one_line
 from workspaces.runtimes import boot
-from workspaces.runtimes.docker.streams import ExecStream, open_endpoint
+from workspaces.runtimes.docker.endpoints import AgentStream, open_endpoint
 
 ENGINE_SECONDS = 45.0
 READY_SECONDS = 75.0
@@ -61,7 +61,7 @@ class Entry:
         self._gone = False
         self._begun = False
         self._released = False
-        self._stream: ExecStream | None = None
+        self._stream: AgentStream | None = None
         self.run_id = ""
         self.link = Link(log, ended)
 
@@ -113,7 +113,7 @@ class Entry:
         self.log = self.link.log = self.log.bind(run_id=self.run_id)
         return self.run_id
 
-    async def _connect(self, target: Target) -> ExecStream:
+    async def _connect(self, target: Target) -> AgentStream:
         self._stream = await open_endpoint(
             target.endpoint,
             self._configuration.docker_host,

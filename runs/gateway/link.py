@@ -91,6 +91,8 @@ class Channel:
         self.number = number
         self.user = user
         self.over = False
+        self.told = b""
+        """What the agent has said when it opened it; not trusted."""
         self.takes = INITIAL_WINDOW
         """How many bytes the agent takes of us."""
         self.gives = INITIAL_WINDOW
@@ -169,6 +171,8 @@ class Link:
         self.used_at = asyncio.get_running_loop().time()
         """When bytes of a channel went either way."""
         self.stream: Stream | None = None
+        self.told = b""
+        """What the agent has said when it was ready; not trusted."""
         self._ended = ended
         self._decoder = FrameDecoder()
         self._channels: dict[int, Channel] = {}
@@ -271,6 +275,7 @@ class Link:
             self._obey_channel(frame)
         elif frame.type == ToClient.READY:
             self._is_ready = True
+            self.told = frame.payload[:MAX_CONTROL_BYTES]
             if not self._ready.done():
                 self._ready.set_result(None)
         elif frame.type == ToClient.ERROR:
@@ -315,6 +320,7 @@ class Link:
             if self._forget(channel):
                 channel.user.refused(str(said.get("code")), _message(frame.payload))
         elif frame.type == ToClient.OPENED:
+            channel.told = frame.payload
             if not channel.over:
                 channel.user.opened()
         elif frame.type == ToClient.EOF:

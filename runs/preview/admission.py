@@ -22,6 +22,7 @@ from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
 
 _LABEL = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+_MOST_KNOWN = 1024
 _FOREIGN = ("same-site", "cross-site")
 
 Headers = dict[str, str]
@@ -50,6 +51,8 @@ class Admission:
     def __init__(self, settings: PreviewSettings) -> None:
         self._settings = settings
         self._key = settings.key
+        self._known: dict[tuple[str, str], Grant] = {}
+        """What was verified already, by token and kind; how long it counts is asked each time."""
         self._cookie_name = ("__Host-" if settings.secure else "") + "svc-preview"
 
     def place(self, host: str) -> Place:
@@ -128,10 +131,16 @@ class Admission:
         return [each.partition("=")[2] for each in pairs if self.is_ours(each)]
 
     def _granted(self, place: Place, token: str, kind: str) -> Grant:
+        now = time.time()
         try:
-            grant = verify(
-                token, self._key, kind="link" if kind == "link" else "cookie", now=time.time()
-            )
+            grant = self._known.get((token, kind))
+            if grant is None or grant.expires_at <= now:
+                grant = verify(
+                    token, self._key, kind="link" if kind == "link" else "cookie", now=now
+                )
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[token, kind] = grant
         except LinkRefused as error:
             code = "preview-link-expired" if error.expired else "preview-link-invalid"
             raise PreviewRefused(401, code, f"{error} Make a new one.") from None

@@ -1,177 +1,37 @@
-"""One client's connection: its requests one after the other, each passed on and answered.
-
-Messages are parsed on both sides and written anew, so client and server cannot disagree about where
-one ends. Bodies pass piece by piece: who sends waits for who takes.
-"""
+"""One client's connection: its requests one after the other, each passed on and answered."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections import deque
-from typing import cast
-
-import h11
-import structlog
+import http
+from collections.abc import Coroutine
+from typing import Any
 
 from runs.preview.admission import Admission, Headers, Place
-from runs.preview.message_heads import RawHeaders, request_headers, response_headers
+from runs.preview.client_connection import ClientConnection, ClientGone
+from runs.preview.http_messages import (
+    BadMessage,
+    RawHeaders,
+    RequestHead,
+    end_of_head,
+    parse_request,
+    request_body,
+    request_bytes,
+    response_bytes,
+)
+from runs.preview.message_heads import request_headers
+from runs.preview.passing import Passing, RequestBody
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
-from runs.preview.workspace_ports import PortClosed, PortConnection, WorkspacePorts, Workspaces
+from runs.preview.server_connection import PortClosed, ServerConnection
+from runs.preview.unadmitted import Unadmitted
+from runs.preview.workspace_ports import WorkspacePorts, Workspaces
 
-MAX_HEAD_BYTES = 64 * 1024
-HIGH_BYTES = 256 * 1024
 LINGER_SECONDS = 2.0
 MAX_LINGER_BYTES = 1024 * 1024
+_BLANK = 32
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
-_KEEP_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
-
-logger = structlog.get_logger(__name__)
-
-
-class ClientGone(Exception):
-    """Nobody is there to be answered."""
-
-
-class ClientConnection(asyncio.Protocol):
-    """The bytes from and to a client."""
-
-    def __init__(self, hall: Hall) -> None:
-        self._hall = hall
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-        self._ended = False
-        self._lost = False
-        self._readable: asyncio.Future[None] | None = None
-        self._writable: asyncio.Future[None] | None = None
-        self._paused = False
-        self.is_waiting = True
-        """Whether no request is under way."""
-        self.is_tunnel = False
-        """Whether the end of what it sends is passed on, and does not mean that it has gone."""
-        self.peer = ""
-        self.is_proxy = False
-        """Whether it may say for whom it asks."""
-
-    # -------------------------------------------------------------------------- what asyncio calls
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve it."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(HIGH_BYTES)
-        # A WebSocket may be silent for long; whoever has vanished must not keep it open.
-        sock = transport.get_extra_info("socket")
-        for level, option, value in _KEEP_ALIVE:
-            sock.setsockopt(level, option, value)
-        self.peer = str((transport.get_extra_info("peername") or [""])[0])
-        self.is_proxy = self._hall.settings.trusts(self.peer)
-        self._hall.arrived(self)
-        self._task = self._loop.create_task(Exchange(self._hall, self).serve())
-        self._task.add_done_callback(self._served)
-
-    def data_received(self, data: bytes) -> None:
-        """Keep what has come until it is read."""
-        self._pieces.append(data)
-        self._size += len(data)
-        if self._size > HIGH_BYTES and self._transport is not None:
-            self._transport.pause_reading()
-        self._wake(self._readable)
-
-    def eof_received(self) -> bool:
-        """Know that it sends nothing more; while it waits for an answer it is gone."""
-        self._ended = True
-        self._wake(self._readable)
-        if not self.is_tunnel and not self.is_waiting and self._task is not None:
-            self._task.cancel()
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Give up what is under way for it."""
-        self._lost = self._ended = True
-        self._wake(self._readable)
-        self._wake(self._writable)
-        if self._task is not None:
-            self._task.cancel()
-
-    def pause_writing(self) -> None:
-        """Wait with what is to be sent."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        """Go on."""
-        self._paused = False
-        self._wake(self._writable)
-
-    # -------------------------------------------------------------------------- for the exchange
-
-    async def read(self, seconds: float) -> bytes:
-        """Return what has come, ``b""`` at the end. Raises ``TimeoutError``."""
-        if not self._pieces and not self._ended:
-            self._readable = self._loop.create_future()
-            async with asyncio.timeout(seconds):
-                await self._readable
-        if not self._pieces:
-            return b""
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        if self._size > HIGH_BYTES and self._transport is not None and not self._lost:
-            self._transport.resume_reading()
-        self._size = 0
-        return data
-
-    async def write(self, data: bytes, seconds: float) -> None:
-        """Send, and wait until more may be sent. Raises ``ClientGone`` and ``TimeoutError``."""
-        if self._lost or self._transport is None:
-            raise ClientGone
-        self._transport.write(data)
-        while self._paused:
-            self._writable = self._loop.create_future()
-            async with asyncio.timeout(seconds):
-                await self._writable
-            if self._lost:
-                raise ClientGone
-
-    def write_eof(self) -> None:
-        """Send nothing more."""
-        if self._transport is not None and not self._lost and self._transport.can_write_eof():
-            self._transport.write_eof()
-
-    def close(self) -> None:
-        """Close it, after what was written."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close it so that what was sent cannot be taken for complete."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def dismiss(self) -> None:
-        """End what is under way."""
-        if self._task is not None:
-            self._task.cancel()
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("preview_failed", exc_info=error)
-            self.abort()
-        self.close()
-        self._hall.left(self)
-
-    @staticmethod
-    def _wake(waiting: asyncio.Future[None] | None) -> None:
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
 
 
 class Hall:
@@ -182,14 +42,36 @@ class Hall:
         self.admission = Admission(settings)
         self.workspaces = Workspaces(settings)
         self.clients: set[ClientConnection] = set()
+        self._unadmitted = Unadmitted(settings.max_unadmitted, settings.max_unadmitted_per_address)
 
-    def arrived(self, client: ClientConnection) -> None:
-        """Know of a client."""
+    def arrived(self, client: ClientConnection) -> bytes | None:
+        """Know of a client; return an answer for one that is not served."""
         self.clients.add(client)
+        # Behind a proxy everybody has its address.
+        address = None if client.is_proxy else client.peer
+        if not self._unadmitted.add(client, address):
+            refused = PreviewRefused(
+                429,
+                "preview-too-many-connections",
+                "Too many connections from this address have not shown a valid link yet.",
+                retry=1,
+            )
+            headers, body = refused.answer("")
+            return _answer_bytes(refused.status, headers, body, lasts=False)
+        return None
+
+    def admitted(self, client: ClientConnection) -> None:
+        """Know that a client has shown what is valid."""
+        self._unadmitted.discard(client)
 
     def left(self, client: ClientConnection) -> None:
         """Know that it is gone."""
         self.clients.discard(client)
+        self._unadmitted.discard(client)
+
+    def serve(self, client: ClientConnection) -> Coroutine[Any, Any, None]:
+        """Answer its requests."""
+        return Exchange(self, client).serve()
 
 
 class Exchange:
@@ -199,7 +81,10 @@ class Exchange:
         self._hall = hall
         self._settings = hall.settings
         self._client = client
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._rest = b""
+        """What has come and belongs to no request that was answered."""
+        self._unread = False
+        """Whether the client may still be sending what nobody takes."""
 
     async def serve(self) -> None:
         """Answer one request after the other until there are no more."""
@@ -216,38 +101,39 @@ class Exchange:
         try:
             while (request := await self._next_request()) is not None:
                 self._client.is_waiting = False
-                await self._answer(request)
+                lasts = await self._answer(request)
                 self._client.is_waiting = True
-                if h11.DONE is not self._http.our_state or h11.DONE is not self._http.their_state:
-                    break
-                self._http.start_next_cycle()
-        except h11.RemoteProtocolError as error:
-            refused = PreviewRefused(
-                error.error_status_hint, "bad-request", f"The request is not valid HTTP: {error}."
-            )
-            await self._refuse(refused, "")
+                if not lasts:
+                    return
+        except BadMessage as error:
+            self._unread = True
+            detail = f"The request is not valid HTTP: {error}."
+            headers, body = PreviewRefused(error.status, "bad-request", detail).answer("")
+            out = _answer_bytes(error.status, headers, body, lasts=False)
+            await self._client.write(out, self._settings.stall)
 
-    async def _next_request(self) -> h11.Request | None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.idle
-        begun = False
-        while True:
-            event = self._http.next_event()
-            if isinstance(event, h11.Request):
-                return event
-            if event is not h11.NEED_DATA:
+    async def _next_request(self) -> RequestHead | None:
+        data, self._rest = self._rest.lstrip(b"\r\n"), b""
+        if not data:
+            data = (await self._client.read(self._settings.idle)).lstrip(b"\r\n")
+        seen, until = 0, 0.0
+        while (end := end_of_head(data, seen)) < 0:
+            if data and data[0] <= _BLANK:
+                raise BadMessage("the first line is not one of a request")
+            # For all of a head: one byte now and then buys no time.
+            now = asyncio.get_running_loop().time()
+            until = until or now + self._settings.head
+            more = await self._client.read(max(0.0, until - now))
+            if not more:
                 return None
-            data = await self._client.read(max(0.0, until - loop.time()))
-            if not data:
-                return None
-            if not begun:
-                # For all of a head: one byte now and then buys no time.
-                begun, until = True, loop.time() + self._settings.head
-            self._http.receive_data(data)
+            seen = len(data)
+            data = data + more if data else more.lstrip(b"\r\n")
+        self._rest = data[end:]
+        return parse_request(data[:end] if self._rest else data)
 
     async def _linger(self) -> None:
         """Take what is still being sent for a moment: a reset would lose the answer."""
-        if self._http.their_state is not h11.SEND_BODY and self._http.their_state is not h11.ERROR:
+        if not self._unread:
             return
         self._client.is_tunnel = True
         self._client.write_eof()
@@ -259,45 +145,54 @@ class Exchange:
 
     # ----------------------------------------------------------------------------- one request
 
-    async def _answer(self, request: h11.Request) -> None:
+    async def _answer(self, request: RequestHead) -> bool:
+        """Answer a request; tell whether another one may follow."""
         headers = _joined(request.headers)
+        rest, self._rest = self._rest, b""
+        body = RequestBody(self._client, request_body(request), rest, self._settings.stall)
         try:
-            await self._pass_on(request, headers)
+            lasts = await self._pass_on(request, headers, body)
         except PreviewRefused as error:
-            await self._refuse(error, headers.get("accept", ""))
+            shown, content = error.answer(headers.get("accept", ""))
+            lasts = await self._say(request, body, error.status, shown, content)
+        self._rest = body.rest
+        self._unread = not body.done
+        return lasts and body.done
 
-    async def _pass_on(self, request: h11.Request, headers: Headers) -> None:
+    async def _pass_on(self, request: RequestHead, headers: Headers, body: RequestBody) -> bool:
         method, target = request.method.decode(), request.target.decode("latin-1")
-        place = self._hall.admission.place(headers.get("host", ""))
+        admission = self._hall.admission
+        place = admission.place(headers.get("host", ""))
         if not target.startswith("/"):
             raise PreviewRefused(400, "bad-request", "The target of a request must be a path.")
-        opened = self._hall.admission.opened(place, method, target)
+        opened = admission.opened(place, method, target)
         if opened is not None:
+            self._hall.admitted(self._client)
             shown = [("Location", opened.location), ("Set-Cookie", opened.cookie)]
             shown += [("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer")]
-            await self._say(303, shown, b"")
-            return
-        grant = self._hall.admission.admit(place, method, headers)
+            return await self._say(request, body, 303, shown, b"")
+        grant = admission.admit(place, method, headers)
+        self._hall.admitted(self._client)
         ports = self._hall.workspaces.of(place)
         upgrade = _upgrade(request, headers)
-        head = h11.Request(
-            method=request.method,
-            target=self._hall.admission.target(target).encode("latin-1"),
-            headers=self._head(request, place, upgrade),
+        head = request_bytes(
+            request.method,
+            admission.target(target).encode("latin-1"),
+            self._head(request, place, upgrade),
         )
         connection = ports.kept(place.port)
         while True:
             fresh = connection is None
             if connection is None:
                 connection = await ports.connect(place.port, grant.owner)
-            passing = _Passing(self._settings, self._hall.admission, self._client, self._http)
+            passing = Passing(self._settings, admission, self._client, request, body)
             try:
-                done = await passing.run(request, head, connection, upgrade=upgrade)
+                reusable = await passing.run(head, connection, upgrade)
             except PortClosed:
                 ports.discard(connection)
-                self._may_answer()
+                self._may_answer(passing)
                 # The server may have closed a kept one just when it was to be used again.
-                if not fresh and request.method in _REPEATABLE and not passing.has_body:
+                if not fresh and request.method in _REPEATABLE and not passing.took_body:
                     connection = None
                     continue
                 raise PreviewRefused(
@@ -305,31 +200,34 @@ class Exchange:
                     "preview-server-closed",
                     f"The server on port {place.port} closed the connection without an answer.",
                 ) from None
+            except (PreviewRefused, BadMessage):
+                ports.discard(connection)
+                self._may_answer(passing)
+                raise
             except BaseException:
                 ports.discard(connection)
                 raise
             break
-        self._settle(ports, place, connection, done)
+        self._settle(ports, place, connection, reusable)
+        return passing.lasts
 
+    @staticmethod
     def _settle(
-        self, ports: WorkspacePorts, place: Place, connection: PortConnection, done: bool
+        ports: WorkspacePorts, place: Place, connection: ServerConnection, reusable: bool
     ) -> None:
-        http = connection.http
-        sound = done and http.our_state is h11.DONE and http.their_state is h11.DONE
-        if sound and connection.is_idle and not http.trailing_data[0]:
-            http.start_next_cycle()
+        if reusable:
             ports.keep(place.port, connection)
         else:
             ports.discard(connection)
 
-    def _may_answer(self) -> None:
+    def _may_answer(self, passing: Passing) -> None:
         """Raise ``ClientGone`` where an answer has begun: it can only be cut off."""
-        if self._http.our_state not in (h11.SEND_RESPONSE, h11.IDLE):
+        if passing.begun:
             self._client.abort()
             raise ClientGone
 
-    def _head(self, request: h11.Request, place: Place, upgrade: bytes) -> RawHeaders:
-        host = next(value for name, value in request.headers if name == b"host")
+    def _head(self, request: RequestHead, place: Place, upgrade: bytes) -> RawHeaders:
+        host = next((value for name, value in request.headers if name == b"host"), b"")
         peers = [value for name, value in request.headers if name == b"x-forwarded-for"]
         peers = [*peers, self._client.peer.encode()] if self._client.is_proxy else []
         forwarded = {
@@ -345,256 +243,53 @@ class Exchange:
             forwarded=forwarded,
         )
 
-    async def _refuse(self, refused: PreviewRefused, accepted: str) -> None:
-        self._may_answer()
-        headers, body = refused.answer(accepted)
-        await self._say(refused.status, headers, body)
-
-    async def _say(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        shown = [*headers, ("Content-Length", str(len(body)))]
-        if not self._body_is_read():
-            shown.append(("Connection", "close"))
-        out = self._http.send(h11.Response(status_code=status, headers=shown)) or b""
-        # To HEAD only the head is answered; h11 knows.
-        out += self._http.send(h11.Data(data=body)) or b""
-        out += self._http.send(h11.EndOfMessage()) or b""
-        await self._client.write(out, self._settings.stall)
-
-    def _body_is_read(self) -> bool:
-        """Tell whether the request is complete, so that another one may follow."""
-        if self._http.their_state is h11.SEND_BODY:
-            with contextlib.suppress(h11.RemoteProtocolError):
-                self._http.next_event()
-        return self._http.their_state is h11.DONE
-
-
-class _Passing:
-    """One request on its way to one connection, and its answer on the way back."""
-
-    def __init__(
+    async def _say(
         self,
-        settings: PreviewSettings,
-        admission: Admission,
-        client: ClientConnection,
-        http: h11.Connection,
-    ) -> None:
-        self._settings = settings
-        self._admission = admission
-        self._client = client
-        self._http = http
-        self.has_body = False
-
-    async def run(
-        self,
-        request: h11.Request,
-        head: h11.Request,
-        connection: PortConnection,
-        *,
-        upgrade: bytes,
+        request: RequestHead,
+        body: RequestBody,
+        status: int,
+        headers: list[tuple[str, str]],
+        content: bytes,
     ) -> bool:
-        """Pass both on; tell whether the connection may be used again.
-
-        Raises ``PortClosed`` when the server closes it, ``ClientGone``, ``PreviewRefused``.
-        """
-        out = connection.http.send(head) or b""
-        event = self._http.next_event() if self._http.their_state is h11.SEND_BODY else None
-        if event is None or isinstance(event, h11.EndOfMessage):
-            out += connection.http.send(h11.EndOfMessage()) or b""
-            await self._send(connection, out)
-            return await self._answer(request, connection, None, upgrade)
-        self.has_body = True
-        await self._send(connection, out)
-        body = asyncio.get_running_loop().create_task(self._body(connection, event))
-        try:
-            return await self._answer(request, connection, body, upgrade)
-        finally:
-            body.cancel()
-            await asyncio.wait([body])
-            if not body.cancelled():
-                body.exception()
-
-    async def _send(self, connection: PortConnection, data: bytes) -> None:
-        try:
-            await connection.write(data, self._settings.stall)
-        except TimeoutError:
-            raise PortClosed from None
-
-    async def _body(self, connection: PortConnection, event: object) -> None:
-        """Pass the body on; what goes wrong with the server is seen by who waits for its answer."""
-        while True:
-            if isinstance(event, h11.Data):
-                await self._send(connection, connection.http.send(event) or b"")
-            elif isinstance(event, h11.EndOfMessage):
-                await self._send(connection, connection.http.send(h11.EndOfMessage()) or b"")
-                return
-            else:
-                self._http.receive_data(data := await self._next_piece())
-                if not data and self._http.their_state is not h11.DONE:
-                    raise ClientGone
-            event = self._http.next_event()
-
-    async def _next_piece(self) -> bytes:
-        seconds = self._settings.stall
-        try:
-            return await self._client.read(seconds)
-        except TimeoutError:
-            detail = f"The rest of the request did not arrive within {seconds:g} seconds."
-            raise PreviewRefused(408, "request-timeout", detail) from None
-
-    async def _answer(
-        self,
-        request: h11.Request,
-        connection: PortConnection,
-        body: asyncio.Task[None] | None,
-        upgrade: bytes,
-    ) -> bool:
-        settings, server = self._settings, connection.http
-        out, begun = b"", False
-        while True:
-            try:
-                event = server.next_event()
-            except h11.RemoteProtocolError as error:
-                if begun:
-                    await self._cut_off(out)
-                if connection.is_over or not server.trailing_data[0]:
-                    raise PortClosed from None
-                detail = f"The server's answer is not valid HTTP: {error}."
-                raise PreviewRefused(502, "bad-answer", detail) from None
-            if event is h11.NEED_DATA:
-                if out:
-                    await self._client.write(out, settings.stall)
-                    out = b""
-                server.receive_data(await self._more(connection, body, begun))
-            elif isinstance(event, h11.InformationalResponse):
-                if event.status_code == 101:
-                    await self._tunnel(connection, event, upgrade)
-                    return False
-                if request.http_version == b"1.1":
-                    told = h11.InformationalResponse(
-                        status_code=event.status_code,
-                        headers=response_headers(event.headers, self._admission),
-                    )
-                    out += self._http.send(told) or b""
-            elif isinstance(event, h11.Response):
-                begun = True
-                out += self._begin(event, body)
-            elif isinstance(event, h11.Data):
-                piece = self._http.send(event) or b""
-                out = out + piece if out else piece
-                if len(out) >= MAX_HEAD_BYTES:
-                    await self._client.write(out, settings.stall)
-                    out = b""
-            elif isinstance(event, h11.EndOfMessage):
-                out += self._http.send(h11.EndOfMessage()) or b""
-                await self._client.write(out, settings.stall)
-                return body is None or body.done()
-            else:
-                raise PortClosed
-
-    def _begin(self, event: h11.Response, body: asyncio.Task[None] | None) -> bytes:
-        headers = response_headers(event.headers, self._admission)
-        if body is not None and not body.done():
-            # Who answers early may never take the rest.
-            headers.append((b"connection", b"close"))
-        told = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
-        return self._http.send(told) or b""
-
-    async def _more(
-        self, connection: PortConnection, body: asyncio.Task[None] | None, begun: bool
-    ) -> bytes:
-        """Return what the server sends next; raise what the client has done wrong meanwhile."""
-        seconds = self._settings.answer
-        reading = asyncio.ensure_future(connection.read(_FOR_EVER))
-        try:
-            if body is not None:
-                # One that is still coming keeps the server waiting; its own deadlines hold.
-                await asyncio.wait([reading, body], return_when=asyncio.FIRST_COMPLETED)
-                error = body.exception() if body.done() else None
-                if error is not None and not isinstance(error, PortClosed):
-                    raise error
-            async with asyncio.timeout(seconds):
-                return await reading
-        except TimeoutError:
-            if begun:
-                self._client.abort()
-                raise ClientGone from None
-            raise PreviewRefused(
-                504,
-                "preview-server-silent",
-                f"The server did not answer within {seconds:g} seconds.",
-            ) from None
-        finally:
-            reading.cancel()
-
-    async def _cut_off(self, out: bytes) -> None:
-        """Send what there is, and close so that it is not taken for all."""
-        if out:
-            await self._client.write(out, self._settings.stall)
-        # Without chunks or a length only a reset tells.
-        framed = self._http.their_http_version != b"1.0"
-        if framed:
-            self._client.close()
-        else:
-            self._client.abort()
-        raise ClientGone
-
-    async def _tunnel(
-        self, connection: PortConnection, event: h11.InformationalResponse, upgrade: bytes
-    ) -> None:
-        """Pass bytes on as they come, until both sides have ended."""
-        if not upgrade:
-            detail = "The server switched to a protocol that was not requested."
-            raise PreviewRefused(502, "bad-answer", detail)
-        headers = response_headers(event.headers, self._admission, upgrade=upgrade)
-        told = h11.InformationalResponse(status_code=101, headers=headers, reason=event.reason)
-        self._client.is_tunnel = True
-        out = (self._http.send(told) or b"") + connection.http.trailing_data[0]
+        """Answer by ourselves; tell whether another request may follow."""
+        if not body.done:
+            with contextlib.suppress(BadMessage):
+                body.take()
+        lasts = request.lasts and body.done
+        out = _answer_bytes(
+            status, headers, content, lasts=lasts, only_head=request.method == b"HEAD"
+        )
         await self._client.write(out, self._settings.stall)
-        early = self._http.trailing_data[0]
-        if early:
-            await self._send(connection, early)
-        try:
-            await _both(self._inward(connection), self._outward(connection))
-        except (PortClosed, TimeoutError):
-            self._client.abort()
-            raise ClientGone from None
-
-    async def _inward(self, connection: PortConnection) -> None:
-        while data := await self._client.read(_FOR_EVER):
-            await self._send(connection, data)
-        connection.write_eof()
-
-    async def _outward(self, connection: PortConnection) -> None:
-        while data := await connection.read(_FOR_EVER):
-            await self._client.write(data, self._settings.stall)
-        self._client.write_eof()
+        return lasts
 
 
-_FOR_EVER = 10.0**8
+def _answer_bytes(
+    status: int,
+    headers: list[tuple[str, str]],
+    content: bytes,
+    *,
+    lasts: bool,
+    only_head: bool = False,
+) -> bytes:
+    shown = [*headers, ("Content-Length", str(len(content)))]
+    if not lasts:
+        shown.append(("Connection", "close"))
+    raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in shown]
+    reason = http.HTTPStatus(status).phrase.encode()
+    return response_bytes(status, reason, raw) + (b"" if only_head else content)
 
 
-async def _both(*ways: object) -> None:
-    """Wait for both directions; the failure of one ends the other."""
-    tasks = [asyncio.ensure_future(cast("asyncio.Future[None]", way)) for way in ways]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _joined(given: object) -> Headers:
+def _joined(given: RawHeaders) -> Headers:
     headers: Headers = {}
-    for raw_name, raw_value in cast("list[tuple[bytes, bytes]]", given):
+    for raw_name, raw_value in given:
         name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]},{value}" if name in headers else value
     return headers
 
 
-def _upgrade(request: h11.Request, headers: Headers) -> bytes:
+def _upgrade(request: RequestHead, headers: Headers) -> bytes:
     """Return the protocol that a request wants to switch to, where that is passed on."""
     asked = headers.get("upgrade", "").strip().lower()
-    words = {word.strip().lower() for word in headers.get("connection", "").split(",")}
-    if asked != "websocket" or "upgrade" not in words or request.method != b"GET":
+    if asked != "websocket" or request.method != b"GET":
         return b""
-    return b"websocket"
+    return b"websocket" if b"upgrade" in request.words(b"connection") else b""

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from controlplane.security.preview_links import TOKEN_HEADER
 from runs.preview.admission import Admission
-
-RawHeaders = list[tuple[bytes, bytes]]
+from runs.preview.http_messages import RawHeaders
 
 _HOP_BY_HOP = frozenset(
     {
@@ -25,6 +24,9 @@ _FROM_US = frozenset(
 _NOT_FOR_BROWSERS = frozenset({b"alt-svc", b"clear-site-data", b"nel", b"report-to"})
 """These reach beyond one answer: they would have the browser ask somebody else in the name of this
 origin, or forget the cookies of the domain that all previews share."""
+_NOT_PASSED_ON = _HOP_BY_HOP | _FROM_US
+_NOT_PASSED_BACK = _HOP_BY_HOP | _NOT_FOR_BROWSERS
+_NOBODY: frozenset[bytes] = frozenset()
 
 
 def request_headers(
@@ -40,7 +42,7 @@ def request_headers(
     ``upgrade`` is the protocol that is asked for, if that is passed on.
     """
     headers = list(given)
-    left_out = _HOP_BY_HOP | _FROM_US | _named_in_connection(headers)
+    left_out = _NOT_PASSED_ON | _named_in_connection(headers)
     if owner_header:
         left_out |= {owner_header.encode()}
     passed: RawHeaders = []
@@ -72,7 +74,7 @@ def response_headers(
 ) -> RawHeaders:
     """Return the head that the client gets: cookies stay with the preview that set them."""
     headers = list(given)
-    left_out = _HOP_BY_HOP | _NOT_FOR_BROWSERS | _named_in_connection(headers)
+    left_out = _NOT_PASSED_BACK | _named_in_connection(headers)
     chunked = any(name == b"transfer-encoding" for name, _ in headers)
     if chunked:
         left_out |= {b"content-length"}
@@ -93,9 +95,11 @@ def response_headers(
 
 
 def _named_in_connection(headers: RawHeaders) -> frozenset[bytes]:
-    return frozenset(
-        word.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for word in value.split(b",")
-    ) - {b"cookie", b"host", b"content-length"}
+    found = [value for name, value in headers if name == b"connection"]
+    if not found:
+        return _NOBODY
+    return frozenset(word.strip().lower() for value in found for word in value.split(b",")) - {
+        b"cookie",
+        b"host",
+        b"content-length",
+    }

@@ -8,7 +8,8 @@ import signal
 import structlog
 
 from controlplane.open_files import allow_many_open_files
-from runs.preview.exchange import ClientConnection, Hall
+from runs.preview.client_connection import ClientConnection
+from runs.preview.exchange import Hall
 from runs.preview.preview_settings import PreviewSettings
 
 BACKLOG = 512

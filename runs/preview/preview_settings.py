@@ -30,6 +30,9 @@ class PreviewSettings:
     """How long a browser that has opened a link may come back."""
     max_connections: int
     """To the ports of one workspace at once."""
+    max_unadmitted: int
+    """Connections at once that have not shown a valid link yet."""
+    max_unadmitted_per_address: int
     drain: float
     idle: float = 75.0
     """How long a client's connection may wait for its next request."""
@@ -70,5 +73,7 @@ def configured() -> PreviewSettings:
         trusts=is_trusted_proxy,
         cookie=settings.SVC_PREVIEW_COOKIE_MS / 1000,
         max_connections=settings.SVC_PREVIEW_MAX_CONNECTIONS,
+        max_unadmitted=settings.SVC_PREVIEW_MAX_UNADMITTED,
+        max_unadmitted_per_address=settings.SVC_PREVIEW_MAX_UNADMITTED_PER_ADDRESS,
         drain=settings.SSH_GATEWAY_DRAIN_MS / 1000,
     )

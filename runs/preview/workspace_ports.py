@@ -7,20 +7,26 @@ there for a while.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import json
 from typing import Any
 
-import h11
 import structlog
 
 from controlplane.errors import JobError
 from runs.gateway.control_plane import ControlPlane, ControlPlaneError, Refused
-from runs.gateway.link import Channel, Link, LinkError
+from runs.gateway.link import Link, LinkError
 from runs.preview.admission import Place
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
+from runs.preview.server_connection import (
+    DirectConnection,
+    RelayedConnection,
+    ServerConnection,
+    unreachable,
+)
 from workspaces.runtimes import boot
-from workspaces.runtimes.docker.streams import open_endpoint
+from workspaces.runtimes.docker.endpoints import first_process, open_endpoint
+from workspaces.runtimes.docker.inside_network import NoWayInside, connect_inside
 
 ENGINE_SECONDS = 45.0
 READY_SECONDS = 75.0
@@ -32,127 +38,6 @@ KEPT_SECONDS = 20.0
 MOST_KEPT = 16
 
 logger = structlog.get_logger(__name__)
-
-
-class PortClosed(Exception):
-    """The connection to the server in the workspace is gone."""
-
-
-class PortConnection:
-    """A connection to a port. One coroutine may read while another one writes."""
-
-    def __init__(self) -> None:
-        self.http = h11.Connection(h11.CLIENT)
-        """What was said on it so far."""
-        self.is_over = False
-        """Whether the server takes nothing more."""
-        self.used = False
-        """Whether a request has been answered on it."""
-        self._channel: Channel | None = None
-        self._pieces: deque[bytes] = deque()
-        self._ended = False
-        loop = asyncio.get_running_loop()
-        self.answered: asyncio.Future[None] = loop.create_future()
-        self._readable: asyncio.Future[None] | None = None
-        self._writable: asyncio.Future[None] | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it could take another request: nothing has come, and nothing has ended."""
-        return not (self._ended or self.is_over or self._pieces)
-
-    def attach(self, channel: Channel) -> None:
-        """Know the channel that it is."""
-        self._channel = channel
-
-    async def read(self, seconds: float) -> bytes:
-        """Return what has come, ``b""`` at the end. Raises ``TimeoutError``."""
-        if not self._pieces and not self._ended:
-            self._readable = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(seconds):
-                await self._readable
-        if not self._pieces:
-            return b""
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        if self._channel is not None:
-            self._channel.consumed(len(data))
-        return data
-
-    async def write(self, data: bytes, seconds: float) -> None:
-        """Send, and wait until more may come. Raises ``PortClosed`` and ``TimeoutError``."""
-        if self.is_over or self._channel is None:
-            raise PortClosed
-        if self._channel.write(data):
-            return
-        while self._channel.full and not self.is_over:
-            self._writable = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(seconds):
-                await self._writable
-        if self.is_over:
-            raise PortClosed
-
-    def write_eof(self) -> None:
-        """Send nothing more."""
-        if self._channel is not None:
-            self._channel.write_eof()
-
-    def close(self) -> None:
-        """Hang up."""
-        self.is_over = self._ended = True
-        if self._channel is not None:
-            self._channel.close()
-        self._wake()
-
-    # -------------------------------------------------------------------------- what the link calls
-
-    def opened(self) -> None:
-        """Know that the server has taken it."""
-        if not self.answered.done():
-            self.answered.set_result(None)
-
-    def refused(self, code: str, message: str) -> None:
-        """Know that nobody has."""
-        self.is_over = self._ended = True
-        if not self.answered.done():
-            status = 503 if code in ("access-not-recorded", "too-many") else 502
-            shown = code if code in ("access-not-recorded", "nothing-listens") else "connect-failed"
-            self.answered.set_exception(PreviewRefused(status, shown, message))
-
-    def output(self, data: bytes, *, error: bool) -> None:
-        """Keep what has come; the window bounds how much that can be."""
-        self._pieces.append(data)
-        self._wake_reader()
-
-    def output_ended(self) -> None:
-        """Know that no more comes."""
-        self._ended = True
-        self._wake_reader()
-
-    def exited(self, code: int | None, signal: str | None, reason: str) -> None:
-        """Know that it is over."""
-        self.is_over = self._ended = True
-        self._wake()
-
-    def may_write(self) -> None:
-        """Let more be sent."""
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
-    def lost(self) -> None:
-        """Know that the workspace is gone, and this with it."""
-        self.is_over = self._ended = True
-        if not self.answered.done():
-            self.answered.set_exception(_unreachable("its agent has ended"))
-        self._wake()
-
-    def _wake(self) -> None:
-        self._wake_reader()
-        self.may_write()
-
-    def _wake_reader(self) -> None:
-        if self._readable is not None and not self._readable.done():
-            self._readable.set_result(None)
 
 
 class WorkspacePorts:
@@ -168,72 +53,137 @@ class WorkspacePorts:
         self._loop = asyncio.get_running_loop()
         self._link: Link | None = None
         self._beginning: asyncio.Task[Link] | None = None
-        self._kept: dict[int, list[PortConnection]] = {}
-        self._open: set[PortConnection] = set()
+        self._kept: dict[int, list[tuple[ServerConnection, float]]] = {}
+        """Connections that wait for another request, and since when; the last one is used first."""
+        self._open: set[ServerConnection] = set()
+        self._connecting = 0
+        self._pid: int | None = None
+        """The first process of the workspace, where its network can be entered."""
+        self._container_id = ""
         self._left_at = self._loop.time()
+
+    @property
+    def _count(self) -> int:
+        return len(self._open) + self._connecting
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody has been here for a while."""
-        if self._open or self._beginning is not None:
+        if self._open or self._connecting or self._beginning is not None:
             return False
         return self._loop.time() - self._left_at >= EMPTY_SECONDS
 
-    def kept(self, port: int) -> PortConnection | None:
+    def kept(self, port: int) -> ServerConnection | None:
         """Return a connection on which the last request has been answered, if there is one."""
         kept = self._kept.get(port, [])
         while kept:
-            connection = kept.pop()
+            connection, _ = kept.pop()
+            connection.on_end = None
             if connection.is_idle:
                 return connection
             self.discard(connection)
         return None
 
-    async def connect(self, port: int, owner: str) -> PortConnection:
+    async def connect(self, port: int, owner: str) -> ServerConnection:
         """Return a new connection. Raises ``PreviewRefused``."""
-        if len(self._open) >= self._settings.max_connections:
+        if self._count >= self._settings.max_connections:
             self._drop_kept()
-        if len(self._open) >= self._settings.max_connections:
+        if self._count >= self._settings.max_connections:
             raise PreviewRefused(
                 503,
                 "preview-busy",
-                f"{len(self._open)} connections to this workspace are open; try again.",
+                f"{self._count} connections to this workspace are open; try again.",
                 retry=1,
             )
-        connection = PortConnection()
-        self._open.add(connection)
+        self._connecting += 1
         try:
             link = await self._linked(owner)
-            connection.attach(link.open({"port": port, "by": owner}, connection))
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await connection.answered
+            connection: ServerConnection | None = None
+            if self._pid is not None:
+                connection = await self._directly(link, port, owner)
+            if connection is None:
+                connection = await self._relayed(link, port, owner)
         except LinkError as error:
-            self.discard(connection)
-            raise _unreachable(str(error)) from None
-        except TimeoutError:
-            self.discard(connection)
-            raise _unreachable("its agent does not answer") from None
-        except BaseException:
-            self.discard(connection)
-            raise
+            raise unreachable(str(error)) from None
+        finally:
+            self._connecting -= 1
+            self._left_at = self._loop.time()
+        self._open.add(connection)
         return connection
 
-    def keep(self, port: int, connection: PortConnection) -> None:
+    async def _relayed(self, link: Link, port: int, owner: str) -> ServerConnection:
+        connection = RelayedConnection()
+        await self._asked(link, {"port": port, "by": owner}, connection)
+        return connection
+
+    async def _directly(self, link: Link, port: int, owner: str) -> ServerConnection | None:
+        """Connect without the agent, which records it; None when that cannot be done from here."""
+        assert self._pid is not None
+        connection = DirectConnection()
+        await self._asked(link, {"port": port, "by": owner, "direct": True}, connection)
+        try:
+            sock = await connect_inside(
+                self._pid,
+                self._container_id,
+                connection.addresses,
+                port,
+                timeout=CONNECT_SECONDS,
+            )
+            await self._loop.create_connection(lambda: connection, sock=sock)
+        except NoWayInside as error:
+            self._log.info("workspace_network_not_entered", reason=str(error))
+            self._pid = None
+            connection.close()
+            return None
+        except (OSError, TimeoutError) as error:
+            connection.close()
+            why = getattr(error, "strerror", None) or "it takes too long to answer"
+            detail = f"The server on port {port} does not take the connection: {why}."
+            raise PreviewRefused(502, "connect-failed", detail) from None
+        except BaseException:
+            connection.close()
+            raise
+        if connection.is_over:
+            # Nobody records it any more: the link has ended meanwhile.
+            connection.close()
+            raise unreachable("its agent has ended")
+        return connection
+
+    async def _asked(
+        self, link: Link, request: dict[str, Any], user: RelayedConnection | DirectConnection
+    ) -> None:
+        """Have the agent open a channel, and wait until it has. Raises ``PreviewRefused``."""
+        user.attach(link.open(request, user))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await user.answered
+        except TimeoutError:
+            user.close()
+            raise unreachable("its agent does not answer") from None
+        except BaseException:
+            user.close()
+            raise
+
+    def keep(self, port: int, connection: ServerConnection) -> None:
         """Keep a connection for the next request to the same port."""
         kept = self._kept.setdefault(port, [])
         if len(kept) >= MOST_KEPT:
             self.discard(connection)
             return
-        kept.append(connection)
-        self._loop.call_later(KEPT_SECONDS, self._let_go, port, connection)
+        kept.append((connection, self._loop.time()))
+        connection.on_end = lambda: self.discard(connection)
 
-    def discard(self, connection: PortConnection) -> None:
+    def discard(self, connection: ServerConnection) -> None:
         """Close a connection."""
+        connection.on_end = None
         connection.close()
-        if connection.answered.done() and not connection.answered.cancelled():
-            connection.answered.exception()
         self._open.discard(connection)
         self._left_at = self._loop.time()
+
+    def report(self) -> None:
+        """Have the record know how much has gone over the connections so far."""
+        for connection in self._open:
+            connection.report()
 
     def close(self) -> None:
         """Leave the workspace."""
@@ -242,17 +192,21 @@ class WorkspacePorts:
         if self._link is not None:
             self._link.close()
 
-    def _let_go(self, port: int, connection: PortConnection) -> None:
-        # One that was used meanwhile was kept again, and has a call of its own.
-        kept = self._kept.get(port, [])
-        if connection in kept:
-            kept.remove(connection)
-            self.discard(connection)
+    def drop_unused(self) -> None:
+        """Close connections that have waited for another request for long."""
+        until = self._loop.time() - KEPT_SECONDS
+        for port, kept in list(self._kept.items()):
+            unused = [connection for connection, since in kept if since <= until]
+            kept[:] = [each for each in kept if each[1] > until]
+            if not kept:
+                del self._kept[port]
+            for connection in unused:
+                self.discard(connection)
 
     def _drop_kept(self) -> None:
         for kept in self._kept.values():
             while kept:
-                self.discard(kept.pop())
+                self.discard(kept.pop()[0])
 
     async def _linked(self, owner: str) -> Link:
         if self._link is not None and not self._link.is_over:
@@ -278,7 +232,7 @@ class WorkspacePorts:
             status = 503 if error.code == "workspace-not-ready" else 502
             raise PreviewRefused(status, error.code, str(error), retry=5) from None
         except ControlPlaneError as error:
-            raise _unreachable(str(error)) from None
+            raise unreachable(str(error)) from None
         link = Link(self._log, lambda: None)
         try:
             stream = open_endpoint(
@@ -290,11 +244,16 @@ class WorkspacePorts:
             )
             await link.begin(stream, _spec(), timeout=READY_SECONDS)
         except JobError as error:
-            raise _unreachable(error.message) from None
+            raise unreachable(error.message) from None
         except BaseException:
             link.close()
             raise
-        self._log.info("workspace_entered")
+        self._container_id = target.endpoint.rpartition("/")[2]
+        if _takes_direct(link.told):
+            self._pid = await first_process(
+                self._container_id, self._settings.docker_host, ENGINE_SECONDS
+            )
+        self._log.info("workspace_entered", direct=self._pid is not None)
         self._link = link
         return link
 
@@ -316,8 +275,10 @@ class Workspaces:
         return found
 
     def leave_empty(self) -> None:
-        """Leave the workspaces in which nobody has been for a while."""
+        """Leave the workspaces in which nobody has been for a while; report of the others."""
         for workspace_id, ports in list(self._known.items()):
+            ports.drop_unused()
+            ports.report()
             if ports.is_empty:
                 del self._known[workspace_id]
                 ports.close()
@@ -334,6 +295,9 @@ async def _spec() -> dict[str, Any]:
     return {}
 
 
-def _unreachable(why: str) -> PreviewRefused:
-    detail = f"The workspace cannot be reached at the moment: {why.rstrip('.')}."
-    return PreviewRefused(502, "workspace-unreachable", detail, retry=5)
+def _takes_direct(told: bytes) -> bool:
+    """Tell whether the agent records connections that it does not make itself."""
+    try:
+        return json.loads(told).get("direct") is True
+    except (ValueError, AttributeError, RecursionError):
+        return False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,20 +20,40 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from controlplane.security.preview_links import TOKEN_HEADER, Grant, sign, signing_key
+from runs.preview.preview_gateway import LEAVE_SECONDS
 from tests.conftest import OWNER
 from tests.e2e.preview_server import SERVER
 from tests.stack.browser import browser
-from tests.stack.preview_process import SECONDS, PreviewAccess, preview_of
+from tests.stack.preview_process import SECONDS, PreviewAccess, PreviewProcess, preview_of
 from tests.stack.runs import GATEWAY_TOKEN
 from tests.stack.service import GitServer, Stack
 from tests.stack.worker_process import eventually
 
 pytestmark = pytest.mark.docker
 
-PORT, OLD, OTHER, LAST = 8081, 8082, 8083, 8084
+PORT, OLD, OTHER, LAST, KILLED = 8081, 8082, 8083, 8084, 8085
 MIB = 1024 * 1024
 SENT = 20_000
 OLD_SERVER = "import http.server as s; s.test(s.SimpleHTTPRequestHandler, port=8082)"
+
+
+class Confined(PreviewProcess):
+    """A gateway that may not enter the networks of others."""
+
+    before = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+
+
+@contextlib.contextmanager
+def another(
+    access: PreviewAccess, kind: type[PreviewProcess], log: Path
+) -> Iterator[PreviewAccess]:
+    """A second gateway before the same workspace."""
+    token = {"WORKSPACE_SSH_GATEWAY_TOKEN": GATEWAY_TOKEN, "SVC_PREVIEW_DOMAIN": "localhost"}
+    gateway = kind(log, api=access.api, **token)
+    try:
+        yield replace(access, gateway=gateway)
+    finally:
+        gateway.stop()
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +296,45 @@ def test_each_connection_is_an_event_with_its_bytes(access: PreviewAccess) -> No
     assert SENT < closed["ref"]["sentBytes"] < SENT + 1000
     assert closed["ref"]["receivedBytes"] == 0
     assert "X-Long" not in json.dumps(access.place.timeline(boot))
+
+
+def test_no_byte_passes_the_agent_where_its_network_can_be_entered(access: PreviewAccess) -> None:
+    assert access.ask(PORT, "/none").status == 204
+    assert '"direct": true' in access.gateway.told
+
+
+def test_the_agent_passes_bytes_on_for_a_gateway_that_may_not_enter_its_network(
+    access: PreviewAccess, tmp_path: Path
+) -> None:
+    with another(access, Confined, tmp_path / "confined.log") as confined:
+        for _ in range(2):
+            content = os.urandom(MIB)
+            told = json.loads(confined.ask(PORT, "/digest", method="POST", body=content).body)
+            assert told["sha256"] == hashlib.sha256(content).hexdigest()
+            received = confined.ask(PORT, f"/bytes/{MIB}").body
+            assert received == bytes(range(256)) * (MIB // 256)
+        assert confined.ask(OTHER, "/").status == 502
+        assert "workspace_network_not_entered" in confined.gateway.told
+
+
+def test_what_a_killed_gateway_has_passed_on_is_in_the_record(
+    access: PreviewAccess, tmp_path: Path
+) -> None:
+    boot = access.place.started.answer["runId"]
+    access.serve(SERVER, KILLED)
+
+    def told(kind: str) -> list[dict[str, Any]]:
+        return [each for each in access.place.timeline(boot, kind) if each["ref"]["port"] == KILLED]
+
+    with another(access, PreviewProcess, tmp_path / "killed.log") as killed:
+        # The connection to the server is kept; how much went over it is told now and then.
+        assert len(killed.ask(KILLED, f"/bytes/{MIB}").body) == MIB
+        time.sleep(LEAVE_SECONDS + 2)
+        os.kill(killed.gateway.process.pid, signal.SIGKILL)
+        eventually(lambda: bool(told("forwardClosed")), what="the end is recorded")
+    (closed,) = told("forwardClosed")
+    assert MIB < closed["ref"]["receivedBytes"] < MIB + 1000
+    assert 0 < closed["ref"]["sentBytes"] < 2000
 
 
 def test_websockets_are_passed_on(access: PreviewAccess) -> None:

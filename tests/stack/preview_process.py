@@ -59,6 +59,8 @@ class PreviewAccess:
 
     place: Place
     gateway: PreviewProcess
+    api: str
+    """Where the gateways' control plane is."""
 
     @property
     def workspace_id(self) -> str:
@@ -142,4 +144,4 @@ def preview_of(
         rest.enter_context(
             override_settings(SVC_PREVIEW_DOMAIN="localhost", SVC_PREVIEW_AUTHORITY=authority)
         )
-        yield PreviewAccess(place, gateway)
+        yield PreviewAccess(place, gateway, api.url)

@@ -47,11 +47,14 @@ def environment(**changes: str) -> dict[str, str]:
 class CommandProcess:
     """A management command as a process of its own; its log is kept for messages."""
 
+    before: tuple[str, ...] = ()
+    """What starts the command, where something has to."""
+
     def __init__(self, log: Path, *command: str, **changes: str) -> None:
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", *command],
+                [*self.before, sys.executable, "manage.py", *command],
                 cwd=ROOT,
                 env=environment(**changes),
                 stdin=subprocess.DEVNULL,

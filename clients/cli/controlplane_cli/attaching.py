@@ -51,7 +51,9 @@ def attach(run: Run, *, after: int | None = 0) -> int:
         except KeyboardInterrupt:
             left.set()
         if attached.end is None and left.is_set():
-            told = f"\nleft; it goes on: svc attach {run.id}, svc cancel {run.id}"
+            told = (
+                f"\ndetached; the command keeps running: svc attach {run.id}, svc cancel {run.id}"
+            )
             click.echo(told, err=True)
             return LEFT
     info = run.refresh()

@@ -145,7 +145,9 @@ def ls(session: Session, status: str | None) -> None:
 @click.option("-i", "--interactive", is_flag=True, help="Pass standard input to the command.")
 @click.option("-t", "--tty", is_flag=True, help="Run the command in this terminal.")
 @click.option("-d", "--detach", is_flag=True, help="Do not wait; print the run's id.")
-@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of the command.")
+@click.option(
+    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of the command."
+)
 @click.option("-w", "--workdir", help="Where it runs.")
 @click.option("--timeout", type=float, help="Stop the command after this many seconds.")
 @json_option

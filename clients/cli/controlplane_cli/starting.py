@@ -51,7 +51,8 @@ def prepared(workspace: Workspace, commands: list[tuple[str, str]], *, quiet: bo
             with first_for(partial(_interrupt, run)):
                 info = run.wait(on_stdout=watch, on_stderr=watch)
         except KeyboardInterrupt:
-            click.echo(f"\nleft; it goes on: svc logs -f {run.id}, svc cancel {run.id}", err=True)
+            told = f"detached; the command keeps running: svc logs -f {run.id}, svc cancel {run.id}"
+            click.echo(f"\n{told}", err=True)
             sys.exit(LEFT)
         if info.exit_code != 0:
             how = info.error if info.exit_code is None else f"exit code {info.exit_code}"

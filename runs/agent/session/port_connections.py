@@ -16,7 +16,7 @@ from ..execution.runspec import parse_object
 from ..files.access import AccessLog
 from ..files.files_wire import Refusal as NotRecorded
 from ..observe.network import listening_sockets
-from ..record.frames import KIND_NAMES
+from ..record.frames import KIND_NAMES, Kind
 from ..strict import ConfigError
 from .channel import ChannelError, FrameReader, FrameWriter, FromClient, ToClient
 from .channel_set import Link
@@ -29,6 +29,8 @@ NOTHING_LISTENS = "nothing-listens"
 NO_ROOM = "access-not-recorded"
 
 _MOST_NAMED = 12
+_MOST_BYTES = 2**63 - 1
+_REASON_CHARACTERS = 32
 # Where the engine answers for the names of its networks; no program of the workspace does.
 _RESOLVER = "127.0.0.11"
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - read, not bound
@@ -46,7 +48,7 @@ def serve(state_directory: str) -> int:
         writer.flush()
         return EXIT_REFUSED
     connection = PortConnections(record, reader, writer)
-    connection.greet({})
+    connection.greet({"direct": True})
     connection.begin()
     while not connection.is_over():
         _turn(connection)
@@ -105,10 +107,12 @@ class PortConnections(FrameConnection):
             top = parse_object(payload, "the request")
             port = top.count("port", 65535)
             by = top.text("by")
+            direct = top.has("direct") and top.flag("direct")
             top.finish()
         except ConfigError as error:
             raise Refusal(BAD_REQUEST, str(error)) from None
-        self._keep(PortForward(self, number, self._record, port, by))
+        kind = DirectForward if direct else PortForward
+        self._keep(kind(self, number, self._record, port, by))
 
 
 class PortForward(Forward):
@@ -141,6 +145,45 @@ class PortForward(Forward):
 
     def _place(self) -> Dict[str, Any]:
         return {"host": self.host, "port": self.port, "by": self._by, "via": "preview"}
+
+
+class DirectForward(PortForward):
+    """A connection that the client makes itself inside this network, and that is recorded here.
+
+    The client is told where something listens. What it sends is how much has gone over the
+    connection so far, `{"sentBytes": n, "receivedBytes": n, "reason": text}`, now and then and
+    before it closes: when it is gone without that, the record has what it told last.
+    """
+
+    def _connect(self, addresses: List[Address]) -> None:
+        self._reason = ""
+        if self.port not in _listening():
+            self._refuse("nothing listens")
+            return
+        if not self._record(Kind.FORWARD_OPENED, {}):
+            self._refuse(NOT_RECORDED)
+            return
+        self._connected = True
+        self.deadline = None
+        self.tell(ToClient.OPENED, {"addresses": [address for _, address in addresses]})
+
+    def give(self, data: bytes) -> None:
+        self.consumed(len(data))
+        try:
+            told = parse_object(data, "the report")
+            sent = told.count("sentBytes", _MOST_BYTES)
+            received = told.count("receivedBytes", _MOST_BYTES)
+            reason = told.text("reason")
+            told.finish()
+        except ConfigError as error:
+            raise ChannelError(f"a report that makes no sense: {error}") from None
+        self._sent, self._received, self._reason = sent, received, reason[:_REASON_CHARACTERS]
+
+    def end_input(self) -> None:
+        pass
+
+    def end(self, reason: str) -> None:
+        super().end(self._reason or reason if reason == "client" else reason)
 
 
 def _listening() -> Dict[int, Set[str]]:

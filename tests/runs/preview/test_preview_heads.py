@@ -9,7 +9,8 @@ import pytest
 
 from controlplane.security.preview_links import TOKEN_PARAMETER, Grant, sign, signing_key
 from runs.preview.admission import Admission, Place
-from runs.preview.exchange import ClientConnection, Hall
+from runs.preview.client_connection import ClientConnection
+from runs.preview.exchange import Hall
 from runs.preview.message_heads import response_headers
 from runs.preview.preview_settings import PreviewSettings
 
@@ -27,6 +28,8 @@ SETTINGS = PreviewSettings(
     trusts=lambda _: False,
     cookie=60.0,
     max_connections=1,
+    max_unadmitted=8,
+    max_unadmitted_per_address=4,
     drain=1.0,
     head=0.5,
 )

@@ -14,7 +14,7 @@ from docker.models.containers import Container
 
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.streams import ExecStream, open_endpoint
+from workspaces.runtimes.docker.endpoints import AgentStream, open_endpoint
 
 pytestmark = pytest.mark.docker
 
@@ -59,7 +59,7 @@ def container() -> Iterator[Container]:
     client.close()
 
 
-def opened(container: Container, told: Told, *argv: str) -> asyncio.Future[ExecStream]:
+def opened(container: Container, told: Told, *argv: str) -> asyncio.Future[AgentStream]:
     """Start a program in the container."""
     endpoint = f"docker-exec://{container.id}"
     opening = open_endpoint(endpoint, DOCKER_HOST, list(argv), told, timeout=90)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 from docker.models.containers import Container
@@ -80,7 +81,26 @@ def _age_of(container: Container) -> float:
 
 def call(container: Container, arguments: Sequence[str]) -> SocketChannel | None:
     """Start the agent in a running container; None when the engine has to do that."""
-    pid = _pid_of(container)
+    called = call_process(_pid_of(container), arguments)
+    return None if called is None else SocketChannel(*called)
+
+
+class Called(NamedTuple):
+    """A call under way; the descriptors belong to whoever has it."""
+
+    connection: socket.socket
+    pid: int
+    errors: int
+    """A pipe of what the agent says on its standard error."""
+    ending: int
+    """A file that has in the end how the agent ended; ``ended`` reads it."""
+
+
+def call_process(pid: int, arguments: Sequence[str]) -> Called | None:
+    """Start the agent in the container whose first process this is; None when that cannot be.
+
+    Waits for ``ANSWER_SECONDS`` at most.
+    """
     if pid <= 1:
         return None
     try:
@@ -89,7 +109,28 @@ def call(container: Container, arguments: Sequence[str]) -> SocketChannel | None
         return None
 
 
-def _call(pid: int, arguments: Sequence[str]) -> SocketChannel | None:
+def is_first_process(pid: int, container_id: str) -> bool:
+    """Tell whether a process of this machine is in the container that the engine says it is in.
+
+    An engine of another machine has other processes under the same numbers.
+    """
+    if pid <= 1:
+        return False
+    try:
+        mounts = Path(f"/proc/{pid}/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    # The engine mounts files of its own folder of the container, names of hosts among them.
+    return f"/containers/{container_id}/" in mounts
+
+
+def ended(ending: int) -> int | None:
+    """Return the exit code that a call's file has; None while there is none."""
+    found = _ENDED.fullmatch(os.pread(ending, 64, 0))
+    return None if found is None else int(found[1])
+
+
+def _call(pid: int, arguments: Sequence[str]) -> Called | None:
     with contextlib.ExitStack() as on_failure:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         on_failure.callback(connection.close)
@@ -112,7 +153,7 @@ def _call(pid: int, arguments: Sequence[str]) -> SocketChannel | None:
         if sent != len(request) or connection.recv(1) != b"+":
             return None
         on_failure.pop_all()
-    return SocketChannel(connection, pid, errors, ending)
+    return Called(connection, pid, errors, ending)
 
 
 @contextlib.contextmanager
@@ -164,8 +205,8 @@ class KnownPlaces:
             return None
         pid, started = known
         with contextlib.suppress(OSError, ValueError):
-            if _start_of(pid) == started and (channel := _call(pid, arguments)):
-                return channel
+            if _start_of(pid) == started and (called := _call(pid, arguments)):
+                return SocketChannel(*called)
         with self._lock:
             self._known.pop(run_id, None)
         return None
@@ -241,10 +282,9 @@ class SocketChannel(ExecChannel):
 
     def _status(self) -> tuple[bool, int | None]:
         with self._lock:
-            told = b"" if self._ending < 0 else os.pread(self._ending, 64, 0)
-        ended = _ENDED.fullmatch(told)
-        if ended is not None:
-            return False, int(ended[1])
+            code = None if self._ending < 0 else ended(self._ending)
+        if code is not None:
+            return False, code
         # Without its PID 1 nobody tells any more how it ended.
         return Path(f"/proc/{self._pid}/fd").is_dir(), None
 

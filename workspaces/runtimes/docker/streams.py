@@ -146,28 +146,11 @@ class ExecStream(asyncio.Protocol):
 
     async def container_runs(self, timeout: float) -> bool | None:
         """Return whether its container still runs; None when the engine does not say."""
-        found = await self._inspect(f"/containers/{self._container_id}/json", timeout)
-        if found.get("status") == 404:
-            return False
-        state = found.get("State")
-        return bool(state.get("Running")) if isinstance(state, dict) else None
+        found = await inspect_container(self._docker_host, self._container_id, timeout)
+        return runs(found)
 
     async def _inspect(self, path: str, timeout: float) -> dict[str, Any]:
-        """Return what the engine says, with ``status`` when that is no success; {} for nothing."""
-        asking = ExecStream(self._docker_host, self._container_id, self._receiver)
-        try:
-            async with asyncio.timeout(timeout):
-                await asking._connect()
-                status, body = await asking._ask("GET", path, None)
-            found = json.loads(body)
-        except (OSError, TimeoutError, ValueError, LaunchError):
-            return {}
-        finally:
-            asking._ended = True
-            asking.abort()
-        if not isinstance(found, dict):
-            return {}
-        return found if status == 200 else {"status": status}
+        return await _inspect(self._docker_host, path, timeout)
 
     # ------------------------------------------------------------------------------------ starting
 
@@ -341,14 +324,53 @@ class ExecStream(asyncio.Protocol):
                 self._said.feed(piece)
 
 
-async def open_endpoint(
-    endpoint: str, docker_host: str, argv: Sequence[str], receiver: Receiver, *, timeout: float
-) -> ExecStream:
-    """Start ``argv`` where the control plane says that a workspace is: ``docker-exec://<id>``.
+async def inspect_container(docker_host: str, container_id: str, timeout: float) -> dict[str, Any]:
+    """Return how the engine describes a container.
 
-    Raises ``LaunchError`` as ``ExecStream.open`` does.
+    With ``status`` alone when it refuses, and {} when it does not answer.
     """
-    scheme, _, container_id = endpoint.partition("://")
-    if scheme != "docker-exec":
-        raise LaunchError("adapter-unavailable", "The workspace cannot be reached where it runs.")
-    return await ExecStream.open(docker_host, container_id, argv, receiver, timeout=timeout)
+    return await _inspect(docker_host, f"/containers/{container_id}/json", timeout)
+
+
+def runs(description: dict[str, Any]) -> bool | None:
+    """Return whether a container that was described runs; None when that was not told."""
+    if description.get("status") == 404:
+        return False
+    state = description.get("State")
+    return bool(state.get("Running")) if isinstance(state, dict) else None
+
+
+async def _inspect(docker_host: str, path: str, timeout: float) -> dict[str, Any]:
+    asking = ExecStream(docker_host, "", _NOBODY)
+    try:
+        async with asyncio.timeout(timeout):
+            await asking._connect()
+            status, body = await asking._ask("GET", path, None)
+        found = json.loads(body)
+    except (OSError, TimeoutError, ValueError, RecursionError, LaunchError):
+        return {}
+    finally:
+        asking._ended = True
+        asking.abort()
+    if not isinstance(found, dict):
+        return {}
+    return found if status == 200 else {"status": status}
+
+
+class _Nobody:
+    """Who only asks gets no output."""
+
+    def output_received(self, data: bytes) -> None:
+        """Take nothing."""
+
+    def input_paused(self) -> None:
+        """Write nothing anyway."""
+
+    def input_resumed(self) -> None:
+        """Write nothing anyway."""
+
+    def output_ended(self) -> None:
+        """Wait for nothing."""
+
+
+_NOBODY = _Nobody()
