@@ -254,7 +254,7 @@ async def open_endpoint(
     """
     scheme, _, container_id = endpoint.partition("://")
     if scheme != "docker-exec":
-        raise LaunchError("adapter-unavailable", "The workspace runs where nobody can go.")
+        raise LaunchError("adapter-unavailable", "The workspace cannot be reached where it runs.")
     if argv[0] == boot.AGENT and os.geteuid() == 0:
         loop = asyncio.get_running_loop()
         began = loop.time()
