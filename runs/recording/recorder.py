@@ -306,15 +306,20 @@ class Recorder:
         Run.objects.require(self._fence)
         with transaction.atomic():
             stored = store.open_source(self._run.number, spool_id)
-            Run.objects.filter(pk=self._run.pk, sealed_input__isnull=False).update(
-                sealed_input=None
-            )
+            self._erase_input()
+        self._note_start()
+        return stored
+
+    def _erase_input(self) -> None:
+        if self._run.sealed_input is not None:
+            Run.objects.filter(pk=self._run.pk).update(sealed_input=None)
+
+    def _note_start(self) -> None:
         if not self._start_known:
             # Until here it counted from the claim, which may be long before the workspace answers.
             begun_for = 0.0 if self._to_open else self._endings.begun_for().total_seconds()
             self._last_moment = time.monotonic() - begun_for + self._seconds_allowed()
             self._start_known = True
-        return stored
 
     def _open_now(self) -> None:
         self._open_source(self._to_open)
@@ -323,17 +328,23 @@ class Recorder:
     def _append(self, spool_id: str, contents: list[bytes]) -> store.Appended:
         if self._to_open:
             return self._append_first(spool_id, contents)
-        Run.objects.require(self._fence)
-        return store.append(self._run.number, spool_id, contents)
+        return store.append(self._run.number, spool_id, contents, fence=self._fence)
 
     def _append_first(self, spool_id: str, contents: list[bytes]) -> store.Appended:
-        with transaction.atomic():
-            self._open_source(spool_id)
-            try:
-                return store.append(self._run.number, spool_id, contents)
-            except store.SourceRefused as exc:
-                refused = exc  # what came before is stored
-        raise refused
+        """Open the source with its first events, in one transaction."""
+        number = self._run.number
+        try:
+            appended = store.append(number, spool_id, contents, fence=self._fence, opening=True)
+        except store.SourceRefused:
+            self._has_opened()  # what came before is stored
+            raise
+        self._has_opened()
+        return appended
+
+    def _has_opened(self) -> None:
+        # A crash before this leaves the input to whoever follows, or to the end of the run.
+        self._erase_input()
+        self._note_start()
 
     # ------------------------------------------------------------ what the worker and time ask
 
