@@ -41,6 +41,8 @@ BATCH_SHARE = 3
 """After a batch it gathers for so many times as long as that took to store."""
 FIRST_SECONDS = 0.02
 """How long the first events of a run, which say how it began, wait for some that say more."""
+SURE_SECONDS = 1.0
+"""For so long after a claim the lease is taken to be held, where it lasts longer."""
 LOOK_SECONDS = 5.0
 """How often a recorder without news looks whether a run that should have ended is silent."""
 IDLE_SECONDS = 1.0
@@ -74,7 +76,9 @@ class Recorder:
         adapter: RuntimeAdapter,
         limits: RecordLimits,
         connections: Connections | None = None,
+        claimed: float | None = None,
     ) -> None:
+        """Take a run whose claim was asked for at ``claimed`` (monotonic), if that is known."""
         assert run.attempt is not None
         self._run = run
         self._boot_run_id = run.attempt.run_id
@@ -98,6 +102,7 @@ class Recorder:
         self._stop_again_at = 0.0
         # Nothing can be stored of what nobody has claimed before.
         self._is_new = run.mode == Run.Mode.ONE_SHOT and run.claim_count == 1
+        self._claimed = claimed
         self._to_open = ""
 
     def record(self) -> None:
@@ -163,6 +168,14 @@ class Recorder:
             log.exception("record_not_understood")
             return self._give_up_sometime()
 
+    def _is_held_surely(self) -> bool:
+        """Whether the lease is so young that nobody else can have the run."""
+        if self._claimed is None or time.monotonic() - self._claimed > SURE_SECONDS:
+            return False
+        claimed_at, until = self._run.claimed_at, self._run.lease_expires_at
+        assert claimed_at is not None
+        return until is not None and (until - claimed_at).total_seconds() > SURE_SECONDS
+
     def _has_ended(self) -> bool:
         return self._database(lambda: self._endings.head().sealed_at is not None)
 
@@ -179,7 +192,8 @@ class Recorder:
             if self._control.cancelled.is_set():
                 # Somebody may have started it before us: then it is there to be stopped.
                 return False
-            self._database(lambda: Run.objects.require(self._fence))
+            if not (new and self._is_held_surely()):
+                self._database(lambda: Run.objects.require(self._fence))
             started = execution.start(self._adapter, self._run, self._limits)
         except LaunchError:
             raise

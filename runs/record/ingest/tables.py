@@ -129,6 +129,10 @@ def save_head(head: RunHead, *, channel: str, told: str) -> None:
 
 
 def _many(statement: str, lines: Sequence[tuple[Any, ...]]) -> None:
-    if lines:
-        with connection.cursor() as cursor:
+    if not lines:
+        return
+    with connection.cursor() as cursor:
+        if len(lines) == 1:  # the pipeline of many costs more than it
+            cursor.execute(statement, lines[0])
+        else:
             cursor.executemany(statement, lines)
