@@ -266,7 +266,9 @@ def test_an_exec_needs_all_of_a_ready_workspace(
     assert find_ready(attempt.workspace_id, owner_user_id=OWNER) == attempt
     runtimes = RuntimeInstance.objects.filter(attempt=attempt)
     if missing == "job":
-        BuildJob.objects.filter(attempt=attempt).update(status=BuildJob.Status.RUNNING)
+        BuildJob.objects.filter(attempt=attempt).update(
+            status=BuildJob.Status.QUEUED, finished_at=None
+        )
     elif missing == "runtime":
         runtimes.update(status=RuntimeInstance.Status.STOPPING)
     else:

@@ -72,10 +72,9 @@ def test_the_supervisor_of_a_run_that_is_followed_leaves_nothing_behind(runs: Ru
         eventually(lambda: not children.read_text())
 
 
-def test_a_run_goes_on_when_who_follows_it_is_killed(runs: Runs, tmp_path: Path) -> None:
-    go_on = tmp_path / "go on"
-    tmp_path.chmod(0o755)
-    script = f"echo begun; until test -e '{go_on}'; do sleep 0.01; done; echo ended"
+def test_a_run_goes_on_when_who_follows_it_is_killed(runs: Runs) -> None:
+    go_on = runs.workspace.directory / "go on"
+    script = "echo begun; until test -e 'go on'; do sleep 0.01; done; echo ended"
     spec = runs.spec("sh", "-c", script)
     with followed(runs, spec) as called:
         runs.wait_for_output(spec["runId"], b"begun\n")
