@@ -79,8 +79,9 @@ class Announcer:
                 log.exception("run_not_announced", run_id=str(run_id))
 
 
-LATER_SECONDS = 1.0
-"""How long the message of a run is kept whose workers were told of it another way."""
+LATER_SECONDS = 0.25
+"""How long the message of a run is kept whose workers were told of it another way. Behind a pooler
+through which no notification comes, this is what an exec waits for."""
 
 _announcer, _late_announcer = Announcer(0.0), Announcer(LATER_SECONDS)
 
@@ -94,7 +95,7 @@ def announce_run(run_id: uuid.UUID) -> None:
 
 
 def announce_run_later(run_id: uuid.UUID) -> None:
-    """As :func:`announce_run`, a second later: of most execs the end is known before that."""
+    """As :func:`announce_run`, a moment later: of short commands the end is known before that."""
     _late_announcer.announce(run_id)
 
 

@@ -1,6 +1,6 @@
 """Execs: a command that somebody waits for, or not. Each one is a one-shot run.
 
-The workers are told of it with the commit that makes it, and by a message of the queue a second
+The workers are told of it with the commit that makes it, and by a message of the queue a moment
 later, unless it has ended by then: who waits for a command does not wait for the broker, nor for
 what a message costs.
 """

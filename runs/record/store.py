@@ -217,7 +217,9 @@ def _locked(run_number: int) -> RunHead:
 def _locked_by_holder(run_number: int, fence: Fence) -> RunHead:
     """Return the locked head; raise ``LeaseLost`` unless the lease is the run's present one."""
     given = {"number": run_number, **asdict(fence)}
-    head = next(iter(RunHead.objects.raw(_LOCK_BY_HOLDER, given)))
+    head = next(iter(RunHead.objects.raw(_LOCK_BY_HOLDER, given)), None)
+    if head is None:
+        raise RunHead.DoesNotExist(f"run {run_number} has no record")
     if not vars(head).pop("is_held"):
         raise lease_lost(fence)
     return head
