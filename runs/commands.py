@@ -17,7 +17,7 @@ from runs.input.sealed import StartInput
 from runs.models import Run
 from runs.services import NewRun
 from workspaces.harnesses import HARNESSES
-from workspaces.lifecycle.reasons import require_ready
+from workspaces.lifecycle.reasons import find_ready, require_ready
 from workspaces.models import Attempt, Workspace
 from workspaces.services import get_workspace
 
@@ -63,10 +63,12 @@ def new_exec(
 
     Raises ``NotFound`` (``workspace-not-found``) and ``Conflict`` (``workspace-not-ready``).
     """
-    workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
-    attempt = _attempt(workspace, None)
-    require_ready(attempt)
-    assert attempt is not None
+    attempt = find_ready(workspace_id, owner_user_id=owner_user_id)
+    if attempt is None:
+        workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
+        attempt, _ = require_ready(_attempt(workspace, None))
+    else:
+        workspace = attempt.workspace
     executable, *args = values["command"]
     given = _given(values)
     members: dict[str, Any] = {"cwd": values["cwd"]} if "cwd" in values else {}

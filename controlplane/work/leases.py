@@ -33,7 +33,8 @@ class Fence:
     count: int
 
 
-def _lost(fence: Fence) -> LeaseLost:
+def lease_lost(fence: Fence) -> LeaseLost:
+    """Return the error for a lease that is not the present one any more."""
     return LeaseLost(f"{fence.row_id} is not held by {fence.worker_id} any more")
 
 
@@ -113,17 +114,17 @@ class LeasedQuerySet(models.QuerySet[Row]):
     def require(self, fence: Fence) -> None:
         """Raise :class:`LeaseLost` unless the holder may still write."""
         if not self.writable(fence).exists():
-            raise _lost(fence)
+            raise lease_lost(fence)
 
     def lock(self, fence: Fence) -> None:
         """Lock the row for writes in the present transaction; raise :class:`LeaseLost` if lost."""
         if not list(self.writable(fence).select_for_update(of=("self",)).values_list("pk")):
-            raise _lost(fence)
+            raise lease_lost(fence)
 
     def write(self, fence: Fence, **values: Any) -> None:
         """Write to the row and so lock it; raise :class:`LeaseLost` when the lease is lost."""
         if not self.writable(fence).update(**values):
-            raise _lost(fence)
+            raise lease_lost(fence)
 
     def renew(self, fence: Fence, *, lease: timedelta, wait: bool = True) -> bool:
         """Renew a lease; False when it is lost, and the work has to stop.

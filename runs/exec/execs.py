@@ -1,7 +1,8 @@
 """Execs: a command that somebody waits for, or not. Each one is a one-shot run.
 
-The workers are told of it with the commit that makes it, and by a message of the queue soon after:
-who waits for a command does not wait for the broker.
+The workers are told of it with the commit that makes it, and by a message of the queue a moment
+later, unless it has ended by then: who waits for a command does not wait for the broker, nor for
+what a message costs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from runs.exec.serializers import OUTPUT_BYTES
 from runs.exec.waiting import Ending
 from runs.models import Run, RunRequest
 from runs.record.reading.beginnings import Output, beginnings
-from runs.run_messages import QUEUED, announce_run
+from runs.run_messages import QUEUED, announce_run_later, withdraw_run
 from runs.services import NewRun, store_run
 
 
@@ -63,7 +64,7 @@ def start_exec(new_run: NewRun, *, key: str | None, request_hash: str) -> Starte
         if earlier is None:
             raise
         return earlier
-    announce_run(run.pk)
+    announce_run_later(run.pk)
     return StartedExec(run, replayed=False, ending=ending)
 
 
@@ -91,9 +92,12 @@ def ended_soon(started: StartedExec) -> bool:
     if not places.acquire(blocking=False):
         return started.run.status in Run.TERMINAL
     try:
-        return started.ending.wait(SOON_SECONDS)
+        has_ended = started.ending.wait(SOON_SECONDS)
     finally:
         places.release()
+    if has_ended:
+        withdraw_run(started.run.pk)
+    return has_ended
 
 
 # ---------------------------------------------------------------- the answer

@@ -30,7 +30,8 @@ def seal(run: Run, head: RunHead) -> None:
         cursor.execute("SELECT now()")
         (sealed_at,) = cursor.fetchone()
     losses = RunLoss.objects.filter(run_number=run.number).order_by("position")
-    lines = (export_format.loss_line(loss) for loss in losses.iterator())
+    found = losses.iterator() if head.loss_count else ()
+    lines = (export_format.loss_line(loss) for loss in found)
     told = export_format.seal_of(export_format.header_line(run), lines, head, sealed_at, run.pk)
     head.sealed_at, head.seal = sealed_at, told
     private = signing_key()

@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.db import connection, transaction
 
 from controlplane.metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
+from controlplane.work.leases import Fence, lease_lost
 from controlplane.work.notifications import announce
 from runs.agent.record import frames
 from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method
@@ -91,30 +92,30 @@ def open_source(run_number: int, source_id: str) -> int:
     """
     with transaction.atomic():
         head = _locked(run_number)
-        if head.source_id == source_id:
-            return head.last_sequence - head.source_base
-        if head.sealed_at is not None:
-            raise RecordSealed(f"the record of run {run_number} has ended")
-        if source_id in head.past_sources:
-            raise SourceMismatch(f"another source has followed {source_id} in run {run_number}")
-        _ensure_partition(run_number)
-        losses = [] if head.source_ended else [_early(head, "the next source began")]
-        tables.add_losses(head, losses)
-        _begin_source(head, source_id)
-        head.source_ended = False
-        head.save()
-        return 0
+        if _open(head, source_id):
+            head.save()
+        return head.last_sequence - head.source_base
 
 
-def append(run_number: int, source_id: str, contents: Sequence[bytes]) -> Appended:
+def append(
+    run_number: int,
+    source_id: str,
+    contents: Sequence[bytes],
+    *,
+    fence: Fence | None = None,
+    opening: bool = False,
+) -> Appended:
     """Store the contents of a source's frames that are not stored yet; all or nothing.
 
     ``contents`` carry the source's numbers, in order. Numbers that are missing become a loss span.
-    With ``recordSealed`` the record is sealed and the run settled. Raises ``SourceMismatch``,
-    ``RecordSealed`` and, after what could be stored was stored, ``SourceRefused``.
+    With ``recordSealed`` the record is sealed and the run settled. With ``opening`` the source is
+    let write first, as :func:`open_source` does it. Raises ``SourceMismatch``, ``RecordSealed``
+    and, after what could be stored was stored, ``SourceRefused``; with a ``fence`` ``LeaseLost``
+    when that is not the lease on the run any more.
     """
     with transaction.atomic():
-        head = _locked(run_number)
+        head = _locked(run_number) if fence is None else _locked_by_holder(run_number, fence)
+        is_opened = opening and _open(head, source_id)
         if head.source_id != source_id:
             if head.sealed_at is not None:
                 raise RecordSealed(f"the record of run {run_number} has ended")
@@ -122,9 +123,14 @@ def append(run_number: int, source_id: str, contents: Sequence[bytes]) -> Append
         if head.sealed_at is not None:
             return _stored_already(head, contents)
         batch = _store(head, contents)
+        if not batch.stored and is_opened:
+            head.save()
         if batch.sealed is not None:
-            run = _seal(head)
+            run = Run.objects.get(number=run_number)
+            _seal(run, head)
             settlement.ended(run, metas.read(batch.sealed.meta)).settle(run_number)
+        if batch.stored:
+            _save(head, sealed=batch.sealed is not None)
         last = head.last_sequence - head.source_base
     if batch.refused:
         raise SourceRefused(f"after event {last} of the source: {batch.refused}")
@@ -208,9 +214,46 @@ def _locked(run_number: int) -> RunHead:
     return RunHead.objects.select_for_update().get(pk=run_number)
 
 
+def _locked_by_holder(run_number: int, fence: Fence) -> RunHead:
+    """Return the locked head; raise ``LeaseLost`` unless the lease is the run's present one."""
+    given = {"number": run_number, **asdict(fence)}
+    head = next(iter(RunHead.objects.raw(_LOCK_BY_HOLDER, given)), None)
+    if head is None:
+        raise RunHead.DoesNotExist(f"run {run_number} has no record")
+    if not vars(head).pop("is_held"):
+        raise lease_lost(fence)
+    return head
+
+
+# The lease as `RunQuerySet.writable` has it.
+_LOCK_BY_HOLDER = """
+    SELECT head.*, EXISTS (
+        SELECT FROM runs_run WHERE id = %(row_id)s AND worker_id = %(worker_id)s
+            AND claim_count = %(count)s AND lease_expires_at IS NOT NULL
+    ) AS is_held
+    FROM run_head AS head WHERE run_number = %(number)s FOR UPDATE OF head
+"""
+
+
 def _ensure_partition(run_number: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT run_event_ensure_partition(%s, %s)", [run_number, PARTITION_RUNS])
+
+
+def _open(head: RunHead, source_id: str) -> bool:
+    """Let a source write behind a locked head, which is to be saved; False: it may already."""
+    if head.source_id == source_id:
+        return False
+    if head.sealed_at is not None:
+        raise RecordSealed(f"the record of run {head.run_number} has ended")
+    if source_id in head.past_sources:
+        raise SourceMismatch(f"another source has followed {source_id} in run {head.run_number}")
+    _ensure_partition(head.run_number)
+    losses = [] if head.source_ended else [_early(head, "the next source began")]
+    tables.add_losses(head, losses)
+    _begin_source(head, source_id)
+    head.source_ended = False
+    return True
 
 
 def _begin_source(head: RunHead, source_id: str) -> None:
@@ -239,7 +282,10 @@ def _stored_already(head: RunHead, contents: Sequence[bytes]) -> Appended:
 
 
 def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
-    """Store contents behind a locked head, with all that follows from them but the seal."""
+    """Store contents behind a locked head, with all that follows from them but the seal.
+
+    The head is to be saved then, when anything was stored.
+    """
     batch = Batch(
         run_number=head.run_number,
         source_base=head.source_base,
@@ -261,9 +307,6 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
     head.source_ended = batch.source_ended
     head.coverage = batch.derived.coverage
     tables.add_derived(head, batch.derived)
-    tables.add_checkpoint(head)
-    head.save()
-    _announce(head.run_number, head.last_sequence, sealed=batch.sealed is not None)
     transaction.on_commit(lambda: _count(batch))
     return batch
 
@@ -301,22 +344,21 @@ def _end(head: RunHead, *, reason: str, exit_: Mapping[str, Any] | None, detail:
     )
     _ensure_partition(head.run_number)
     _store(head, [frames.content_of(event)])
-    _seal(head)
+    _seal(Run.objects.get(number=head.run_number), head)
+    _save(head, sealed=True)
 
 
-def _seal(head: RunHead) -> Run:
-    run = Run.objects.get(number=head.run_number)
+def _seal(run: Run, head: RunHead) -> None:
     seal.seal(run, head)
-    head.save()
     room.count_sealed(head)
-    return run
+
+
+def _save(head: RunHead, *, sealed: bool) -> None:
+    """Save the head behind a batch, with its checkpoint, and announce it."""
+    told = {"runNumber": head.run_number, "lastSequence": head.last_sequence, "sealed": sealed}
+    tables.save_head(head, channel=CHANNEL, told=json.dumps(told))
 
 
 def announce_end(run: Run) -> None:
     """Announce, as ends of records are, the end of a run that has no record."""
-    _announce(run.number, 0, sealed=False)
-
-
-def _announce(run_number: int, last_sequence: int, *, sealed: bool) -> None:
-    told = {"runNumber": run_number, "lastSequence": last_sequence, "sealed": sealed}
-    announce(CHANNEL, json.dumps(told))
+    announce(CHANNEL, json.dumps({"runNumber": run.number, "lastSequence": 0, "sealed": False}))

@@ -41,6 +41,8 @@ BATCH_SHARE = 3
 """After a batch it gathers for so many times as long as that took to store."""
 FIRST_SECONDS = 0.02
 """How long the first events of a run, which say how it began, wait for some that say more."""
+SURE_SECONDS = 1.0
+"""For so long after a claim the lease is taken to be held, where it lasts longer."""
 LOOK_SECONDS = 5.0
 """How often a recorder without news looks whether a run that should have ended is silent."""
 IDLE_SECONDS = 1.0
@@ -74,7 +76,9 @@ class Recorder:
         adapter: RuntimeAdapter,
         limits: RecordLimits,
         connections: Connections | None = None,
+        claimed: float | None = None,
     ) -> None:
+        """Take a run whose claim was asked for at ``claimed`` (monotonic), if that is known."""
         assert run.attempt is not None
         self._run = run
         self._boot_run_id = run.attempt.run_id
@@ -98,6 +102,7 @@ class Recorder:
         self._stop_again_at = 0.0
         # Nothing can be stored of what nobody has claimed before.
         self._is_new = run.mode == Run.Mode.ONE_SHOT and run.claim_count == 1
+        self._claimed = claimed
         self._to_open = ""
 
     def record(self) -> None:
@@ -163,6 +168,14 @@ class Recorder:
             log.exception("record_not_understood")
             return self._give_up_sometime()
 
+    def _is_held_surely(self) -> bool:
+        """Whether the lease is so young that nobody else can have the run."""
+        if self._claimed is None or time.monotonic() - self._claimed > SURE_SECONDS:
+            return False
+        claimed_at, until = self._run.claimed_at, self._run.lease_expires_at
+        assert claimed_at is not None
+        return until is not None and (until - claimed_at).total_seconds() > SURE_SECONDS
+
     def _has_ended(self) -> bool:
         return self._database(lambda: self._endings.head().sealed_at is not None)
 
@@ -179,7 +192,8 @@ class Recorder:
             if self._control.cancelled.is_set():
                 # Somebody may have started it before us: then it is there to be stopped.
                 return False
-            self._database(lambda: Run.objects.require(self._fence))
+            if not (new and self._is_held_surely()):
+                self._database(lambda: Run.objects.require(self._fence))
             started = execution.start(self._adapter, self._run, self._limits)
         except LaunchError:
             raise
@@ -306,15 +320,20 @@ class Recorder:
         Run.objects.require(self._fence)
         with transaction.atomic():
             stored = store.open_source(self._run.number, spool_id)
-            Run.objects.filter(pk=self._run.pk, sealed_input__isnull=False).update(
-                sealed_input=None
-            )
+            self._erase_input()
+        self._note_start()
+        return stored
+
+    def _erase_input(self) -> None:
+        if self._run.sealed_input is not None:
+            Run.objects.filter(pk=self._run.pk).update(sealed_input=None)
+
+    def _note_start(self) -> None:
         if not self._start_known:
             # Until here it counted from the claim, which may be long before the workspace answers.
             begun_for = 0.0 if self._to_open else self._endings.begun_for().total_seconds()
             self._last_moment = time.monotonic() - begun_for + self._seconds_allowed()
             self._start_known = True
-        return stored
 
     def _open_now(self) -> None:
         self._open_source(self._to_open)
@@ -323,17 +342,23 @@ class Recorder:
     def _append(self, spool_id: str, contents: list[bytes]) -> store.Appended:
         if self._to_open:
             return self._append_first(spool_id, contents)
-        Run.objects.require(self._fence)
-        return store.append(self._run.number, spool_id, contents)
+        return store.append(self._run.number, spool_id, contents, fence=self._fence)
 
     def _append_first(self, spool_id: str, contents: list[bytes]) -> store.Appended:
-        with transaction.atomic():
-            self._open_source(spool_id)
-            try:
-                return store.append(self._run.number, spool_id, contents)
-            except store.SourceRefused as exc:
-                refused = exc  # what came before is stored
-        raise refused
+        """Open the source with its first events, in one transaction."""
+        number = self._run.number
+        try:
+            appended = store.append(number, spool_id, contents, fence=self._fence, opening=True)
+        except store.SourceRefused:
+            self._has_opened()  # what came before is stored
+            raise
+        self._has_opened()
+        return appended
+
+    def _has_opened(self) -> None:
+        # A crash before this leaves the input to whoever follows, or to the end of the run.
+        self._erase_input()
+        self._note_start()
 
     # ------------------------------------------------------------ what the worker and time ask
 

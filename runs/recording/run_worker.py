@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -242,6 +243,7 @@ class RunWorker(Worker):
             return
         held = None
         try:
+            asked = time.monotonic()
             run = claims.claim(run_id, worker_id=self.worker_id, lease=self.times.lease)
             if run is None:
                 log.info("run_not_claimable", run_id=str(run_id))
@@ -253,7 +255,7 @@ class RunWorker(Worker):
             self._slots.hold(run_id, held)
             # A daemon: the second signal does not wait for it.
             thread = threading.Thread(
-                target=self._record, args=(run, held), name=f"run {run_id}", daemon=True
+                target=self._record, args=(run, held, asked), name=f"run {run_id}", daemon=True
             )
             try:
                 thread.start()
@@ -290,7 +292,7 @@ class RunWorker(Worker):
 
     # ------------------------------------------------------------ recorders
 
-    def _record(self, run: Run, held: Held) -> None:
+    def _record(self, run: Run, held: Held, claimed: float) -> None:
         """On the run's own thread: record it to its end, or give it back. Nothing may escape."""
         with structlog.contextvars.bound_contextvars(
             run_id=str(run.pk), worker_id=self.worker_id, claim_count=run.claim_count
@@ -302,6 +304,7 @@ class RunWorker(Worker):
                     adapter=self._adapter,
                     limits=self._limits,
                     connections=self._connections,
+                    claimed=claimed,
                 ).record()
                 log.info("run_recorded")
             except LeaseLost:

@@ -11,7 +11,9 @@ are kept for those that come.
 
 from __future__ import annotations
 
+import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,9 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 0.5
 """How often who waits looks whether it is to give up."""
+FRESH_SECONDS = 1.0
+"""A kept connection is asked whether it is alive, unless it was used so short a time ago and the
+database has not spoken since, as it does before it goes away."""
 
 
 class StoppedError(Exception):
@@ -47,7 +52,7 @@ class Connections:
     def __init__(self, limit: int, *, kept: int = 0) -> None:
         self._free = limit
         self._room = kept
-        self._kept: list[BaseDatabaseWrapper] = []
+        self._kept: list[tuple[BaseDatabaseWrapper, float]] = []
         self._lock = threading.Lock()
         self._waiting: deque[threading.Event] = deque()
 
@@ -80,16 +85,17 @@ class Connections:
         with self._lock:
             if len(self._kept) < self._room:
                 made.inc_thread_sharing()
-                self._kept.append(made)
+                self._kept.append((made, time.monotonic()))
                 del connections[DEFAULT_DB_ALIAS]
 
     def adopt(self) -> None:
         """Have this thread use a connection that was kept, if there is one."""
         with self._lock:
-            kept = self._kept.pop() if self._kept else None
+            kept, kept_at = self._kept.pop() if self._kept else (None, 0.0)
         if kept is None:
             return
-        if not kept.is_usable():  # the database was away meanwhile
+        is_fresh = time.monotonic() - kept_at < FRESH_SECONDS and _is_silent(kept)
+        if not is_fresh and not kept.is_usable():  # the database was away meanwhile
             kept.close()
             return
         connection.close()
@@ -109,7 +115,7 @@ class Connections:
         """Close what is kept."""
         with self._lock:
             kept, self._kept = self._kept, []
-        for each in kept:
+        for each, _ in kept:
             each.close()
 
     def give_back(self) -> None:
@@ -119,6 +125,13 @@ class Connections:
                 self._waiting.popleft().set()
             else:
                 self._free += 1
+
+
+def _is_silent(kept: BaseDatabaseWrapper) -> bool:
+    """Whether nothing has come over a connection that nobody uses, its end included."""
+    poll = select.poll()
+    poll.register(kept.connection.fileno(), select.POLLIN)
+    return not poll.poll(0)
 
 
 class Database:

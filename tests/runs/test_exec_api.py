@@ -28,7 +28,8 @@ from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, record
 from tests.stack.worker_process import eventually
-from workspaces.models import Attempt
+from workspaces.lifecycle.reasons import find_ready
+from workspaces.models import Attempt, BuildJob, RuntimeInstance
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -256,6 +257,35 @@ def test_an_owner_has_to_be_named_where_that_is_required(
     settings.SVC_REQUIRE_OWNER = True
     answer = api.post(path, {"command": ["true"]}, expect=400)
     assert answer.codes == {"/ownerUserId": "required"}
+
+
+@pytest.mark.parametrize("missing", ["job", "runtime", "row"])
+def test_an_exec_needs_all_of_a_ready_workspace(
+    api: Api, attempt: Attempt, path: str, missing: str
+) -> None:
+    assert find_ready(attempt.workspace_id, owner_user_id=OWNER) == attempt
+    runtimes = RuntimeInstance.objects.filter(attempt=attempt)
+    if missing == "job":
+        BuildJob.objects.filter(attempt=attempt).update(
+            status=BuildJob.Status.QUEUED, finished_at=None
+        )
+    elif missing == "runtime":
+        runtimes.update(status=RuntimeInstance.Status.STOPPING)
+    else:
+        runtimes.delete()
+    assert find_ready(attempt.workspace_id, owner_user_id=OWNER) is None
+    answer = api.post(path, {"command": ["true"]}, expect=409)
+    assert answer.body["code"] == "workspace-not-ready"
+    assert not one_shot()
+
+
+def test_only_the_latest_attempt_of_an_owner_s_workspace_can_be_entered(attempt: Attempt) -> None:
+    assert find_ready(attempt.workspace_id, owner_user_id="usr_another") is None
+    assert find_ready(uuid.uuid4(), owner_user_id=None) is None
+    Attempt.objects.create(
+        sandbox_id=attempt.sandbox_id, workspace_id=attempt.workspace_id, spec=attempt.spec
+    )
+    assert find_ready(attempt.workspace_id, owner_user_id=OWNER) is None
 
 
 def test_a_workspace_that_is_not_ready_says_why(api: Api) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from pytest_django.fixtures import Settings
 
+from controlplane.work import amqp
 from controlplane.work.amqp import MalformedMessage
-from runs.run_messages import RUN_REQUESTED
+from runs.run_messages import RUN_REQUESTED, Announcer
+from tests.stack.worker_process import eventually, messages_in
 
 RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
 
@@ -36,3 +39,23 @@ def test_a_message_holds_the_id_and_nothing_else() -> None:
 def test_anything_else_belongs_to_the_dead_letters(body: bytes) -> None:
     with pytest.raises(MalformedMessage):
         RUN_REQUESTED.from_bytes(body)
+
+
+def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance_id: str) -> None:
+    settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
+    topology = RUN_REQUESTED.topology()
+    late = Announcer(0.2)
+    first, ended, other = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
+    RUN_REQUESTED.publish(first)
+    try:
+        late.announce(ended)
+        late.announce(other)
+        late.withdraw(ended)
+        late.withdraw(first)  # it was told already
+        eventually(lambda: len(messages_in(topology.queue)) == 2, what="two messages")
+        told = [RUN_REQUESTED.from_bytes(body) for _, body in messages_in(topology.queue)]
+        assert told == [first, other]
+        late.announce(first)
+        eventually(lambda: len(messages_in(topology.queue)) == 3, what="another message")
+    finally:
+        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=60)

@@ -13,11 +13,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
+from django.db import connection
 
 from controlplane.errors import Conflict
 from controlplane.http.serializers import format_timestamp
 from controlplane.work.models import Heartbeat
-from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition, Workspace
 from workspaces.status import SurfacedStatus, surfaced_status
 
 QUEUE_POSITIONS_SHOWN = 1_000
@@ -187,6 +188,39 @@ def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
             "next": reason.next,
         }
     raise error
+
+
+def find_ready(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Attempt | None:
+    """Return the latest attempt of a workspace that can be entered, with its workspace.
+
+    One statement, for those who wait. None: `get_workspace` or :func:`require_ready` says why. Of
+    the workspace only id and owner are loaded.
+    """
+    given = {"workspace": workspace_id, "owner": owner_user_id}
+    attempt = next(iter(Attempt.objects.raw(_FIND_READY, given)), None)
+    if attempt is None:
+        return None
+    told = vars(attempt)
+    owner, job, runtime = (told.pop(name) for name in ("owner", "job_status", "runtime_status"))
+    if surfaced_status(attempt=attempt.status, job=job, runtime=runtime) != SurfacedStatus.READY:
+        return None
+    known = (attempt.workspace_id, owner)
+    attempt.workspace = Workspace.from_db(connection.alias, ["id", "owner_user_id"], known)
+    return attempt
+
+
+_FIND_READY = """
+    SELECT attempt.*, workspace.owner_user_id AS owner,
+        (SELECT status FROM workspaces_buildjob AS job WHERE job.attempt_id = attempt.id
+            ORDER BY job.id DESC LIMIT 1) AS job_status,
+        (SELECT status FROM workspaces_runtimeinstance AS runtime
+            WHERE runtime.attempt_id = attempt.id LIMIT 1) AS runtime_status
+    FROM workspaces_workspace AS workspace
+        JOIN workspaces_attempt AS attempt ON attempt.workspace_id = workspace.id
+    WHERE workspace.id = %(workspace)s
+        AND (%(owner)s::text IS NULL OR workspace.owner_user_id = %(owner)s)
+    ORDER BY attempt.id DESC LIMIT 1
+"""
 
 
 def _living_workers(jobs: Iterable[BuildJob]) -> int:

@@ -10,6 +10,7 @@ memory with PID 1. Only root may connect, and root may call the agent anyway.
 from __future__ import annotations
 
 import array
+import gc
 import json
 import os
 import signal
@@ -244,11 +245,14 @@ def _import_for(subcommand: str) -> None:
 
     A workspace in which nothing is executed does not have it in its memory.
     """
-    if subcommand == "exec":
+    if subcommand == "exec" and "ctypes" not in sys.modules:
         import ctypes  # noqa: F401
 
         from ..execution import exec_command  # noqa: F401
         from ..record import follow  # noqa: F401
+
+        # A collection in a process forked from here would write to all of this, and so copy it.
+        gc.freeze()
 
 
 def _name_process(name: str) -> None:

@@ -1,7 +1,8 @@
 """`agent exec`: a one-shot run under a supervisor that outlives whoever started it.
 
-The supervisor answers over a pipe once the record exists durably and the program has been started,
-or when there will be no run. Its caller passes the answer on; that the caller dies changes nothing.
+The supervisor answers over a pipe once the run's spool exists durably and the program has been
+started, or when there will be no run. Its caller passes the answer on; that the caller dies
+changes nothing.
 With `--then tail` the caller then is the run's `tail`, so that one call does for the whole run.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 from typing import Any, Callable, Dict, List, NoReturn
 
@@ -38,12 +40,13 @@ def execute(config_path: str, state_directory: str, *, follow: bool = False) -> 
     except ConfigError as error:
         return _print({"state": "refused", "message": str(error)})
     answer_read, answer_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    # Nobody waits for the supervisor here: the kernel reaps it, or PID 1 does when we are gone.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(answer_read)
         _detach(lambda: _supervise(spec, config, state_directory, answer_write))
     os.close(answer_write)
-    os.waitpid(pid, 0)
     with os.fdopen(answer_read, "rb") as pipe:
         line = pipe.readline()
     if not line:
@@ -112,17 +115,16 @@ def _print(answer: Dict[str, Any], code: int = EXIT_REFUSED) -> int:
 
 
 def _detach(work: Callable[[], None]) -> NoReturn:
-    """Do the work in a process that has no terminal, no parent and no descriptor of the caller."""
+    """Do the work in a forked process: without the caller's session, terminal and descriptors."""
     try:
         os.setsid()
-        if os.fork() == 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):
-                os.dup2(null, fd)
-            os.close(null)
-            os.chdir("/")
-            os.umask(0o022)
-            work()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        os.chdir("/")
+        os.umask(0o022)
+        work()
     finally:
         os._exit(0)
 

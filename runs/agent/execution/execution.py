@@ -95,7 +95,8 @@ class Execution:
     def begin(self) -> None:
         """Start the record, and with it a one-shot run's program, or the failure to start it.
 
-        When this returns the record is durable. A session must `observe` before its first program.
+        The spool itself is durable already; what is in it soon is, and of a session when this
+        returns. A session must `observe` before its first program.
         """
         if self.spec.record is not None:
             meta = record_started(
@@ -107,7 +108,10 @@ class Execution:
             leader = self.start_leader(self.spec.program, Audience())
             if leader.exit is None and self.spec.time_seconds is not None:
                 self._time_limit = leader.started_at + self.spec.time_seconds
-        self.recording.sync()
+            # Whoever waits for a short program would wait for the disk first.
+            self.recording.flush()
+        else:
+            self.recording.sync()
 
     def observe(self) -> None:
         """Take the baseline, and begin to watch."""

@@ -60,6 +60,10 @@ class Recording:
         """How many have been recorded."""
         return self.writer.last_sequence
 
+    def flush(self) -> None:
+        """Everything until now can be read when this returns, and is durable soon after."""
+        self.writer.flush()
+
     def sync(self) -> None:
         """Everything until now is durable when this returns."""
         self.writer.sync()

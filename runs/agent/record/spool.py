@@ -30,6 +30,7 @@ from .spool_folder import (
     discard,
     folder_of,
     limits_of,
+    make_durable,
     new_folder,
     put_in_place,
     take_lock,
@@ -99,9 +100,10 @@ class SpoolWriter:
         directory = open_folder(path)
         writer = cls(directory, take_lock(directory), identity, limits)
         try:
-            writer._files.begin(1)
+            writer._files.begin(1, durably=False)
             if not writer._reserve.take():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            make_durable(directory)
         except (OSError, SpoolFailed):
             writer._let_go()
             raise

@@ -38,7 +38,7 @@ class SegmentFiles:
     def closed(self) -> int:
         return len(self._closed)
 
-    def begin(self, first: int) -> None:
+    def begin(self, first: int, *, durably: bool = True) -> None:
         """Go on in a new segment, whose name is durable then; raises OSError."""
         name = segment_name(first)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -47,7 +47,8 @@ class SegmentFiles:
             self._closed.append((self._name, self.size))
             os.close(self._fd)
         self._fd, self._name, self.size = fd, name, 0
-        os.fsync(self._directory)
+        if durably:
+            os.fsync(self._directory)
 
     def resume(self, name: str, size: int) -> int:
         """Go on behind the first `size` bytes of the last segment there is; what follows is cut.

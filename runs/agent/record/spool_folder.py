@@ -59,7 +59,7 @@ def new_folder(
 ) -> Tuple[str, Dict[str, Any]]:
     """Begin a folder beside those of the runs; returns its path and whose spool it will be.
 
-    Raises SpoolExists and SpoolFailed.
+    Nothing of it is durable before `make_durable`. Raises SpoolExists and SpoolFailed.
     """
     spool_id = random_uuid()
     fresh = os.path.join(root, ".new-" + spool_id)
@@ -76,16 +76,28 @@ def new_folder(
         os.makedirs(os.path.join(root, DONE), mode=0o700, exist_ok=True)
         _refuse_existing(root, run_id)
         os.mkdir(fresh, 0o700)
-        # Its name becomes durable with that of the first segment, before others see the folder.
         directory = open_folder(fresh)
         try:
-            replace_in(directory, IDENTITY, json.dumps(identity).encode("ascii"))
+            _write_in(directory, IDENTITY, json.dumps(identity).encode("ascii"))
         finally:
             os.close(directory)
     except OSError as error:
         discard(fresh)
         raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error
     return fresh, identity
+
+
+def make_durable(directory: int) -> None:
+    """Wait until the disk has a new folder, before others see it; raises OSError.
+
+    At once for all that is in it, as each wait is one more for who waits for the run.
+    """
+    fd = os.open(IDENTITY, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    os.fsync(directory)
 
 
 def put_in_place(root: str, run_id: str, fresh: str) -> None:
@@ -140,16 +152,21 @@ def take_lock(directory: int, *, timeout: float = 0.0) -> int:
 def replace_in(directory: int, name: str, content: bytes) -> None:
     """Replace a file of the folder by a whole one; the name is durable with the folder."""
     temporary = name + ".new"
+    _write_in(directory, temporary, content, durably=True)
+    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _write_in(directory: int, name: str, content: bytes, *, durably: bool = False) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(temporary, flags, 0o600, dir_fd=directory)
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
     try:
         left = memoryview(content)
         while left:
             left = left[os.write(fd, left) :]
-        os.fdatasync(fd)
+        if durably:
+            os.fdatasync(fd)
     finally:
         os.close(fd)
-    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def unlink_in(directory: int, name: str) -> bool:

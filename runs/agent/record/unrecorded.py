@@ -22,6 +22,9 @@ class Unrecorded(Recording):
     def events(self) -> int:
         return 0
 
+    def flush(self) -> None:
+        pass
+
     def sync(self) -> None:
         pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from controlplane.metrics.families import RECORD_LOSSES
 from runs.models import RunHead
@@ -35,6 +35,11 @@ ON CONFLICT (run_number, process_number) DO UPDATE SET
     ended_us = excluded.ended_us, exit_code = excluded.exit_code,
     exit_signal = excluded.exit_signal, exit_reason = excluded.exit_reason
 WHERE run_process.ended_us IS NULL"""
+_SAVE = """
+WITH checkpoint AS (
+    INSERT INTO run_checkpoint (run_number, sequence, chain_head) VALUES (%s, %s, %s)
+)
+UPDATE run_head SET {} WHERE run_number = %s RETURNING pg_notify(%s, %s)"""
 _CHANGE = """
 INSERT INTO run_change (run_number, position, path, old_path, change, "binary", added_lines,
     removed_lines, size_before, size_after, mode_before, mode_after, patch, patch_truncated)
@@ -105,16 +110,29 @@ def add_derived(head: RunHead, derived: Derived) -> None:
     head.process_count = max(head.process_count, derived.highest_process)
 
 
-def add_checkpoint(head: RunHead) -> None:
-    """Store where the chain stands after a batch."""
+def save_head(head: RunHead, *, channel: str, told: str) -> None:
+    """Save what a batch changed of the head and where the chain stands; announce it.
+
+    One statement, since somebody waits for each of them.
+    """
+    fields = [field for field in RunHead._meta.concrete_fields if not field.primary_key]
+    values: list[Any] = [
+        field.get_db_prep_save(getattr(head, field.attname), connection) for field in fields
+    ]
+    changes = ", ".join(f"{field.column} = %s" for field in fields)
     with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO run_checkpoint (run_number, sequence, chain_head) VALUES (%s, %s, %s)",
-            [head.run_number, head.last_sequence, bytes(head.chain_head)],
-        )
+        number, chain_head = head.run_number, bytes(head.chain_head)
+        given = [number, head.last_sequence, chain_head, *values, number, channel, told]
+        cursor.execute(_SAVE.format(changes), given)
+        if cursor.rowcount != 1:
+            raise DatabaseError(f"run {number} has no head any more")
 
 
 def _many(statement: str, lines: Sequence[tuple[Any, ...]]) -> None:
-    if lines:
-        with connection.cursor() as cursor:
+    if not lines:
+        return
+    with connection.cursor() as cursor:
+        if len(lines) == 1:  # the pipeline of many costs more than it
+            cursor.execute(statement, lines[0])
+        else:
             cursor.executemany(statement, lines)

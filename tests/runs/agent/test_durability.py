@@ -81,9 +81,9 @@ def test_a_new_spool_is_durable_with_all_names_when_it_is_there(
 ) -> None:
     run(strace, CREATE + 'told(b"created")', tmp_path / "runs")
     Trace(tmp_path).assert_order(
-        r"^fdatasync\(.*/spool\.json\.new>",
-        r"^rename.*spool\.json\.new.*spool\.json",
+        r"^write\(.*/\.new-[^/]*/spool\.json>",
         rf"^openat\(.*{SEGMENT}.*O_CREAT",
+        r"^fdatasync\(.*/\.new-[^/]*/spool\.json>",
         r"^fsync\(.*/\.new-",
         rf"^rename\(.*\.new-.*{RUN}",
         r"^fsync\(\d+<[^>]*/runs>",

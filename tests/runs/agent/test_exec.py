@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,39 @@ def test_a_run_that_is_over_at_once_loses_nothing(runs: Runs) -> None:
         record = runs.run("echo", "short")
         assert record.stream(Stream.STDOUT) == b"short\n"
         assert record.seal["processes"] == 1
+
+
+@contextmanager
+def followed(runs: Runs, spec: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """`agent exec --then tail`, whose input stays open."""
+    content = json.dumps(spec).encode()
+    command = [*runs.command("exec"), "--then", "tail"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as called:
+        assert called.stdin is not None
+        called.stdin.write(struct.pack("!I", len(content)) + content)
+        called.stdin.flush()
+        yield called
+
+
+def test_the_supervisor_of_a_run_that_is_followed_leaves_nothing_behind(runs: Runs) -> None:
+    spec = runs.spec("echo", "hello")
+    with followed(runs, spec) as called:
+        assert runs.sealed(spec["runId"]).stream(Stream.STDOUT) == b"hello\n"
+        children = Path(f"/proc/{called.pid}/task/{called.pid}/children")
+        eventually(lambda: not children.read_text())
+
+
+def test_a_run_goes_on_when_who_follows_it_is_killed(runs: Runs) -> None:
+    go_on = runs.workspace.directory / "go on"
+    script = "echo begun; until test -e 'go on'; do sleep 0.01; done; echo ended"
+    spec = runs.spec("sh", "-c", script)
+    with followed(runs, spec) as called:
+        runs.wait_for_output(spec["runId"], b"begun\n")
+        called.kill()
+    go_on.touch()
+    record = runs.sealed(spec["runId"])
+    assert record.stream(Stream.STDOUT) == b"begun\nended\n"
+    assert record.exit == {"code": 0, "signal": None, "reason": "exited"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
+from controlplane.work.leases import Fence, LeaseLost
 from runs.agent.record.frames import Kind, Stream
 from runs.models import Run, RunEvent, RunHead, RunLoss, RunProcess
 from runs.record import store
@@ -218,3 +220,67 @@ def test_what_comes_behind_the_end_is_not_stored() -> None:
     with pytest.raises(store.RecordSealed):
         store.open_source(run.number, "another")
     assert source.open() == len(source.contents)
+
+
+def sealed_source(run: Run) -> Source:
+    source = Source(run)
+    source.started()
+    source.exited(source.process())
+    source.sealed()
+    return source
+
+
+def test_a_source_is_opened_with_its_first_events() -> None:
+    run = make_run()
+    source = sealed_source(run)
+    first, rest = source.contents[:2], source.contents[2:]
+    stored = store.append(run.number, source.source_id, first, opening=True)
+    assert (stored.last_sequence, stored.sealed, stored.events) == (2, False, 2)
+    # Told again, as after a lost answer, nothing is stored twice.
+    assert store.append(run.number, source.source_id, first, opening=True).events == 0
+    assert store.append(run.number, source.source_id, rest, opening=True).sealed
+    run.refresh_from_db()
+    assert (run.status, verify_run(run).ok) == ("completed", True)
+    assert losses_of(run) == []
+
+
+def test_a_source_whose_first_events_are_none_is_open_nevertheless() -> None:
+    run = make_run()
+    source = Source(run)
+    with pytest.raises(store.SourceRefused):
+        store.append(run.number, source.source_id, [b"no event"], opening=True)
+    head = RunHead.objects.get(pk=run.number)
+    assert (head.source_id, head.source_ended, head.event_count) == (source.source_id, False, 0)
+
+
+def test_a_source_that_another_one_followed_is_not_opened_by_its_events() -> None:
+    run = make_run()
+    late, source = sealed_source(run), Source(run)
+    store.open_source(run.number, late.source_id)
+    source.open()
+    with pytest.raises(store.SourceMismatch):
+        store.append(run.number, late.source_id, late.contents, opening=True)
+    assert not RunEvent.objects.filter(run_number=run.number).exists()
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"worker_id": "another"},
+        {"claim_count": 2},
+        {"lease_expires_at": None},
+    ],
+)
+def test_nothing_is_stored_for_a_worker_that_lost_its_lease(lost: dict[str, Any]) -> None:
+    held = {"worker_id": "one", "claim_count": 1, "lease_expires_at": timezone.now()}
+    run = make_run(**{**held, **lost})
+    source, fence = sealed_source(run), Fence(run.pk, "one", 1)
+    with pytest.raises(LeaseLost):
+        store.append(run.number, source.source_id, source.contents, fence=fence, opening=True)
+    head = RunHead.objects.get(pk=run.number)
+    assert (head.source_id, head.event_count) == ("", 0)
+    Run.objects.filter(pk=run.pk).update(**held)
+    appended = store.append(
+        run.number, source.source_id, source.contents, fence=fence, opening=True
+    )
+    assert appended.sealed

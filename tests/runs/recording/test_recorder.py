@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
@@ -474,6 +475,48 @@ def test_a_recorder_that_lost_its_lease_writes_nothing() -> None:
 
     assert RunHead.objects.get(pk=run.number).event_count == 0
     assert [call for call in agent.calls if call[0] == "exec"] == []
+
+
+@pytest.mark.parametrize(
+    ("lease", "seconds_ago"), [(0.5, 0.0), (60.0, 5.0)], ids=["short lease", "long ago"]
+)
+def test_a_claim_that_may_be_another_ones_by_now_starts_nothing(
+    lease: float, seconds_ago: float
+) -> None:
+    run = make_executable()
+    stale = claim(run, lease=timedelta(seconds=lease))
+    Run.objects.filter(pk=run.pk).update(lease_expires_at=Now())
+    claim(run, "worker-b")
+    agent = ScriptedAgent(spools={run.pk: whole(run)})
+    recorder = Recorder(
+        stale,
+        RunControl(),
+        adapter=agent,
+        limits=LIMITS,
+        claimed=time.monotonic() - seconds_ago,
+    )
+
+    with pytest.raises(LeaseLost):
+        recorder.record()
+
+    assert [call for call in agent.calls if call[0] == "exec"] == []
+
+
+def test_what_a_worker_starts_that_has_just_lost_its_lease_is_stored_by_the_other_one() -> None:
+    run = make_executable()
+    stale = claim(run, lease=timedelta(minutes=1))
+    Run.objects.filter(pk=run.pk).update(lease_expires_at=Now())
+    current = claim(run, "worker-b")
+    agent = ScriptedAgent(to_execute={run.pk: whole(run)})
+    late = Recorder(stale, RunControl(), adapter=agent, limits=LIMITS, claimed=time.monotonic())
+
+    with pytest.raises(LeaseLost):
+        late.record()
+    head = RunHead.objects.get(pk=run.number)
+    assert (head.source_id, head.event_count, agent.spools[run.pk].acknowledged) == ("", 0, 0)
+
+    Recorder(current, RunControl(), adapter=agent, limits=LIMITS).record()
+    assert_whole(run)
 
 
 class OvertakenAgent(ScriptedAgent):
