@@ -88,9 +88,9 @@ class Callers:
         return client
 
     def token_of(self, client: AsyncClient, sandbox_id: str) -> str:
-        """Return the token that opens a sandbox of an owner."""
+        """Return the token that opens a sandbox of an owner; it begins with the sandbox's id."""
         said = f"{sandbox_id}\0{client.owner}".encode()
-        return hmac.digest(self._settings.key, said, "sha256").hex()
+        return f"{sandbox_id}.{hmac.digest(self._settings.key, said, 'sha256').hex()}"
 
     def refuse_pages(self, exchange: Exchange) -> None:
         """Raise ``Refused`` for what a page in a browser has asked: SDKs never look like that."""
@@ -109,9 +109,9 @@ class Callers:
 
         Whoever calls has to have the sandbox's token, which create and connect tell.
         """
-        sandbox_id = self._named(exchange)
-        client = self.client_of(exchange)
         token = exchange.headers.get("x-access-token", "").partition(",")[0].strip()
+        sandbox_id = self._named(exchange, token)
+        client = self.client_of(exchange)
         if not hmac.compare_digest(
             token.encode("utf-8", "replace"), self.token_of(client, sandbox_id).encode()
         ):
@@ -141,9 +141,11 @@ class Callers:
                 return client.workspace(info.id)
         raise wrong
 
-    def _named(self, exchange: Exchange) -> str:
+    def _named(self, exchange: Exchange, token: str) -> str:
         found = _SANDBOX_HOST.fullmatch(_name(exchange.headers.get("host", "")))
-        named = exchange.headers.get("e2b-sandbox-id", "").partition(",")[0].strip()
+        # Some releases do not say which sandbox it is after they have connected to one.
+        told = exchange.headers.get("e2b-sandbox-id") or token.partition(".")[0]
+        named = told.partition(",")[0].strip()
         port = exchange.headers.get("e2b-sandbox-port", ENVD_PORT).partition(",")[0].strip()
         if found is not None:
             port, named = found[1], found[2]

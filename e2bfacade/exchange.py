@@ -118,8 +118,10 @@ class Exchange:
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do ``work``, and give it up when the client leaves; tell whether it was done.
 
-        All of the request has to be read before.
+        What is left of the request is read before, and ignored.
         """
+        async for _ in self.body():
+            pass
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._receive())
         try:

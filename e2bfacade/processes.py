@@ -38,6 +38,7 @@ from e2bfacade.watches import WATCHER
 T = TypeVar("T")
 
 MAX_KNOWN = 4096
+START_GRACE_SECONDS = 15.0
 MOST_PING_SECONDS, PING_SECONDS = 300, 50
 _SIGNALS = {"SIGNAL_SIGTERM": "TERM", "SIGNAL_SIGKILL": "KILL", 15: "TERM", 9: "KILL"}
 _USERS = {"", "user", "workspace"}
@@ -104,17 +105,26 @@ class Processes:
             timeout=milliseconds / 1000 if milliseconds else None,
         )
         self._remember(workspace, run)
-        await self._stream(exchange, run, None)
+        # The run itself is ended at its limit; that it was is told a moment later.
+        await self._stream(exchange, run, None, grace=START_GRACE_SECONDS)
 
     async def _connect(self, exchange: Exchange, workspace: AsyncWorkspace) -> None:
         body = await one_message(exchange)
         known = await self._selected(workspace, member(body, "process"))
-        await self._stream(exchange, AsyncRun(known.run._connection, known.run.id), "latest")
+        run = AsyncRun(known.run._connection, known.run.id)
+        await self._stream(exchange, run, "latest", grace=0)
 
-    async def _stream(self, exchange: Exchange, run: AsyncRun, after: str | None) -> None:
+    async def _stream(
+        self, exchange: Exchange, run: AsyncRun, after: str | None, *, grace: float
+    ) -> None:
         every = number(exchange.headers, "keepalive-ping-interval", PING_SECONDS)
         values = process_events(run, after)
-        seconds = min(max(every, 1), MOST_PING_SECONDS)
+        seconds: float = min(max(every, 1), MOST_PING_SECONDS)
+        limit = number(exchange.headers, "connect-timeout-ms") / 1000
+        if limit:
+            # Some SDKs take so long a silence for the end of their time, and raise another error.
+            seconds = min(seconds, limit / 2)
+            values = until(values, limit + grace)
         keepalive: dict[str, Any] = {"event": {"keepalive": {}}}
         # A client that leaves has stopped to listen; what it has started goes on.
         async with aclosing(with_pings(values, seconds, keepalive)) as told:
@@ -264,6 +274,16 @@ def _end(info: RunInfo) -> dict[str, Any]:
     why = info.error or f"The command ended as {info.status}."
     refused = "invalid_argument" if info.error_code == "run-start-failed" else "unknown"
     raise Refused(STATUS_OF_CODE[refused], refused, f"{why} ({info.error_code})")
+
+
+async def until(values: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T, None]:
+    """Give ``values`` for so many seconds. Raises ``Refused`` after that."""
+    try:
+        async with aclosing(values), asyncio.timeout(seconds):
+            async for value in values:
+                yield value
+    except TimeoutError:
+        raise Refused(504, "deadline_exceeded", "The time for this call is over.") from None
 
 
 async def with_pings(

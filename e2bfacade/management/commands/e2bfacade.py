@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -41,6 +42,8 @@ class Command(BaseCommand):
         from e2bfacade.facade import run_facade
         from e2bfacade.facade_settings import configured
 
+        # Its lines would hold the addresses of all requests, and so the paths of files.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         allow_many_open_files()
         facade_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         chosen = configured()
