@@ -1,7 +1,8 @@
 """The Connect protocol's envelopes with JSON, the one encoding that E2B's SDKs use.
 
-A call without a stream is a JSON document both ways. One with a stream consists of envelopes: a byte
-of flags, four of length, and a JSON document; the last one has the flag ``END`` and holds the error.
+A call without a stream is a JSON document both ways. One with a stream consists of envelopes: a
+byte of flags, four of length, and a JSON document; the last one has the flag ``END`` and holds the
+error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from e2bfacade.exchange import MAX_JSON_BYTES, Exchange, json_object
-from e2bfacade.refusals import STATUS_OF_CODE, Refused
+from e2bfacade.http_call import MAX_JSON_BYTES, Exchange, json_object
+from e2bfacade.refused import STATUS_OF_CODE, Refused
 
 STREAM_TYPE = "application/connect+json"
 COMPRESSED, END = 0x01, 0x02

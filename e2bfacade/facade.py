@@ -14,15 +14,15 @@ import structlog
 import uvicorn
 
 from controlplane_client import ControlPlaneError, NotFound
-from e2bfacade.callers import Callers
 from e2bfacade.connect_protocol import answer_error
-from e2bfacade.exchange import ClientGone, Exchange, Receive, Send
 from e2bfacade.facade_settings import FacadeSettings
-from e2bfacade.filesystem import Filesystem
-from e2bfacade.processes import Processes
-from e2bfacade.refusals import Refused, not_running, refusal_of, unsupported
+from e2bfacade.file_calls import Filesystem
+from e2bfacade.http_call import ClientGone, Exchange, Receive, Send
+from e2bfacade.process_calls import Processes
+from e2bfacade.refused import Refused, not_running, refusal_of, unsupported
 from e2bfacade.releases import check_release
-from e2bfacade.sandboxes import Sandboxes
+from e2bfacade.sandbox_access import Callers
+from e2bfacade.sandbox_calls import Sandboxes
 from e2bfacade.transfers import Transfers
 from e2bfacade.watches import Watches
 

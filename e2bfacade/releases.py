@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from e2bfacade.refusals import Refused
+from e2bfacade.refused import Refused
 
 Version = tuple[int, int, int]
 
@@ -41,8 +41,8 @@ def check_release(headers: Mapping[str, str], *, required: bool) -> None:
         raise Refused(
             400,
             "invalid_argument",
-            f"This release of E2B's SDK ({language} {version[:40] or 'unknown'}) was not tested with "
-            f"this service. Install a tested one: {served}.",
+            f"This release of E2B's SDK ({language} {version[:40] or 'unknown'}) was not tested "
+            f"with this service. Install a tested one: {served}.",
         )
 
 

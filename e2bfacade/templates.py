@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from e2bfacade.refusals import Refused
+from e2bfacade.refused import Refused
 
 BUILT_IN: dict[str, dict[str, Any]] = {"base": {"harness": {"id": "shell"}}}
 """What there is without a file: E2B's default template, as an empty workspace with a shell."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from controlplane_client import AsyncWorkspace, Problem
-from e2bfacade.callers import Callers, Signature
-from e2bfacade.exchange import Exchange
-from e2bfacade.filesystem import absolute
-from e2bfacade.processes import check_user
-from e2bfacade.refusals import Refused, refusal_of, unsupported
+from e2bfacade.file_calls import absolute
+from e2bfacade.http_call import Exchange
+from e2bfacade.process_calls import check_user
+from e2bfacade.refused import Refused, refusal_of, unsupported
+from e2bfacade.sandbox_access import Callers, Signature
 
 MAX_PARTS = 1_000
 _HEAD_BYTES = 16 * 1024

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from controlplane_client import AsyncRun, AsyncWorkspace, ControlPlaneError
-from e2bfacade.refusals import Refused, refusal_of
+from e2bfacade.refused import Refused, refusal_of
 
 WATCHER = "e2b-watch"
 """An argument by which the program is known among others."""
@@ -30,8 +30,8 @@ top, recursive = sys.argv[2], sys.argv[3] == "1"
 fd = libc.inotify_init1(0o2000000)
 CREATE, DELETE, MODIFY, FROM, TO, ATTRIB = 0x100, 0x200, 0x2, 0x40, 0x80, 0x4
 ISDIR, IGNORED, OVERFLOW = 0x40000000, 0x8000, 0x4000
-KINDS = ((CREATE, "CREATE"), (TO, "CREATE"), (MODIFY, "WRITE"), (DELETE, "REMOVE"), (FROM, "RENAME"),
-         (ATTRIB, "CHMOD"))
+KINDS = ((CREATE, "CREATE"), (TO, "CREATE"), (MODIFY, "WRITE"), (DELETE, "REMOVE"),
+         (FROM, "RENAME"), (ATTRIB, "CHMOD"))
 folders = {}
 def tell(**what):
     sys.stdout.write(json.dumps(what) + "\n")

@@ -23,7 +23,7 @@ def told(name: str, value: Any) -> None:
     TOLD[name] = value
 
 
-def fails(call: Any, *args: Any, **options: Any) -> Exception:
+def fails(call: Any, *args: Any, **options: Any) -> Any:
     """Return the exception that a call raises."""
     try:
         call(*args, **options)
@@ -34,7 +34,7 @@ def fails(call: Any, *args: Any, **options: Any) -> Exception:
 
 def first_page(**options: Any) -> list[Any]:
     """Return the first page of a list of sandboxes."""
-    return Sandbox.list(**options).next_items()
+    return list(Sandbox.list(**options).next_items())
 
 
 def commands(sandbox: Any) -> None:

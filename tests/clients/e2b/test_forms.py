@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2bfacade.refusals import Refused
+from e2bfacade.refused import Refused
 from e2bfacade.transfers import Slice, parts_of
 
 HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="%s"\r\n\r\n'

@@ -148,7 +148,7 @@ def test_an_api_that_does_not_answer_is_said_to_be_the_one(facade: E2BProcess) -
     [
         ({"SVC_E2B_PORT": "0"}, "The E2B facade is off"),
         ({"WORKSPACE_SSH_GATEWAY_TOKEN": ""}, "WORKSPACE_SSH_GATEWAY_TOKEN is not set"),
-        ({"SVC_BIND_HOST": "0.0.0.0"}, "is no loopback address"),
+        ({"SVC_PUBLISHED_HOST": "192.0.2.1"}, "is no loopback address"),
     ],
 )
 def test_it_does_not_start_where_anybody_would_be_the_owner(

@@ -9,11 +9,11 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from controlplane_client import AsyncWorkspace, Conflict, FileInfo, NotFound, Problem
-from e2bfacade.callers import spec_of
 from e2bfacade.connect_protocol import answer_stream, one_message
-from e2bfacade.exchange import Exchange, number, text
-from e2bfacade.processes import MOST_PING_SECONDS, PING_SECONDS, check_user, with_pings
-from e2bfacade.refusals import Refused, unsupported
+from e2bfacade.http_call import Exchange, number, text
+from e2bfacade.process_calls import MOST_PING_SECONDS, PING_SECONDS, check_user, with_pings
+from e2bfacade.refused import Refused, unsupported
+from e2bfacade.sandbox_access import spec_of
 from e2bfacade.watches import Watches
 
 MAX_ENTRIES = 100_000

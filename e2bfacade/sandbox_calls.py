@@ -1,7 +1,7 @@
 """The control plane's calls: sandboxes are workspaces that were made here.
 
-What E2B knows of a sandbox and we do not is kept in environment variables of its blueprint, which are
-no part of its image: its template, its metadata, and what becomes of it when its time is over.
+What E2B knows of a sandbox and we do not is kept in environment variables of its blueprint, which
+are no part of its image: its template, its metadata, and what becomes of it at its time's end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from controlplane_client import (
     WorkspaceInfo,
     default_repository,
 )
-from e2bfacade.callers import Callers
-from e2bfacade.exchange import Exchange, member, number, text, texts
 from e2bfacade.facade_settings import FacadeSettings
-from e2bfacade.refusals import Refused, sandbox_not_found, unsupported
+from e2bfacade.http_call import Exchange, member, number, text, texts
+from e2bfacade.refused import Refused, sandbox_not_found, unsupported
+from e2bfacade.sandbox_access import Callers
 from e2bfacade.templates import Templates
 
 ENVD_VERSION = "0.5.7"
@@ -424,8 +424,8 @@ def _not_persistent(template: str) -> Refused:
     return Refused(
         409,
         "failed_precondition",
-        f"A sandbox of the template {template} loses its files when it is paused. The operator gives "
-        'its blueprint "runtime": {"persistence": "persistent"} to allow that.',
+        f"A sandbox of the template {template} loses its files when it is paused. The operator "
+        'gives its blueprint "runtime": {"persistence": "persistent"} to allow that.',
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from e2bfacade.refusals import Refused
+from e2bfacade.refused import Refused
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -48,7 +48,7 @@ class Exchange:
         self._read_all = False
 
     async def body(self, silence: float | None = SILENCE_SECONDS) -> AsyncIterator[bytes]:
-        """Give what is sent, as it comes. Raises ``ClientGone``; ``Refused`` after a long silence."""
+        """Give what is sent, as it comes. Raises ``ClientGone``, and ``Refused`` after silence."""
         while not self._read_all:
             try:
                 message = await asyncio.wait_for(self._receive(), silence)

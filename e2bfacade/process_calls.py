@@ -1,7 +1,7 @@
-"""``process.Process``: commands and terminals. Each is a run, and its number is made of the run's id.
+"""``process.Process``: commands and terminals. Each is a run, whose id its number is made of.
 
-A number is no process id of the sandbox. It means the same to every facade at every time, so nothing
-has to be remembered; the table of those that go on is what the API says.
+A number is no process id of the sandbox. It means the same to every facade at every time, so
+nothing has to be remembered; the table of those that go on is what the API says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from controlplane_client import (
     RunInfo,
     StreamEvent,
 )
-from e2bfacade.callers import spec_of
 from e2bfacade.connect_protocol import (
     STREAM_TYPE,
     answer_stream,
@@ -31,8 +30,9 @@ from e2bfacade.connect_protocol import (
     messages,
     one_message,
 )
-from e2bfacade.exchange import Exchange, member, number, text, texts
-from e2bfacade.refusals import STATUS_OF_CODE, Refused, refusal_of, unsupported
+from e2bfacade.http_call import Exchange, member, number, text, texts
+from e2bfacade.refused import STATUS_OF_CODE, Refused, refusal_of, unsupported
+from e2bfacade.sandbox_access import spec_of
 from e2bfacade.watches import WATCHER
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ async def check_user(
         raise Refused(
             400,
             "invalid_argument",
-            f"Everything in this sandbox runs as its user {own}, not as {name[:40]}; sudo may help.",
+            f"Everything in this sandbox runs as its user {own}, not as {name[:40]}.",
         )
 
 

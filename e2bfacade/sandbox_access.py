@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane_client import AsyncClient, AsyncWorkspace, NotFound
-from e2bfacade.exchange import Exchange
 from e2bfacade.facade_settings import FacadeSettings
-from e2bfacade.refusals import Refused, not_running
+from e2bfacade.http_call import Exchange
+from e2bfacade.refused import Refused, not_running
 
 ENVD_PORT = "49983"
 """Under this port the SDKs reach what is in a sandbox; here it is only part of a name."""
@@ -75,7 +75,7 @@ class Callers:
                 )
         client = self._clients.get(owner)
         if client is None:
-            # Those of the least recent callers are left to the garbage collector: one may be in use.
+            # The least recent ones are left to the garbage collector: they may be in use.
             while len(self._clients) >= _MAX_CLIENTS:
                 self._clients.popitem(last=False)
             client = self._clients[owner] = AsyncClient(
