@@ -33,8 +33,8 @@ class Command(BaseCommand):
             )
         if not (is_loopback(settings.SVC_PUBLISHED_HOST) or settings.SVC_TRUSTED_OWNER_HEADER):
             raise CommandError(
-                f"{settings.SVC_PUBLISHED_HOST} is no loopback address, and E2B's API keys "
-                "name nobody here: everybody who reaches the port would act as the same owner. Put a proxy "
+                f"{settings.SVC_PUBLISHED_HOST} is no loopback address, and E2B's API keys name "
+                "nobody here: all who reach the port would act as the same owner. Put a proxy "
                 "before it that authenticates people, and set SVC_TRUSTED_OWNER_HEADER."
             )
         # The facade is a user of the API like others, and uses the client that they use.
