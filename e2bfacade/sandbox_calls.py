@@ -361,9 +361,7 @@ def _is_there(info: WorkspaceInfo) -> bool:
 
 def _has_expired(info: WorkspaceInfo) -> bool:
     """Tell whether it was stopped because its time was over, not because somebody asked for it."""
-    ended = info.raw.get("finishedAt") or info.raw.get("updatedAt")
-    expires = info.raw.get("expiresAt")
-    return info.status == "stopped" and bool(ended and expires) and str(ended) >= str(expires)
+    return info.status == "stopped" and info.reason is not None and info.reason.code == "expired"
 
 
 def _left(info: WorkspaceInfo) -> float:

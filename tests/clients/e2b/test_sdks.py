@@ -175,8 +175,11 @@ def check_record(client: Client, sandbox: str) -> None:
     assert "/bin/bash -i -l" in told
     first = next(info for info in runs if "echo out; echo err" in " ".join(info.command or ()))
     assert client.run(first.id).scrollback("stderr") == b"err\n"
-    types = {event["type"] for event in client.workspace(sandbox).events()}
-    assert any("file" in each.lower() for each in types), types
+    boot = next(iter(client.workspace(sandbox).runs(mode="boot")))
+    accesses = [event["ref"] for event in client.run(boot.id).timeline(kinds=["fileAccessed"])]
+    assert {("write", "notes/a b.txt"), ("read", "notes/a b.txt")} <= {
+        (each["action"], each["path"]) for each in accesses
+    }
 
 
 def test_the_range_that_is_served_is_the_one_that_is_tested() -> None:
