@@ -177,7 +177,7 @@ def check_record(client: Client, sandbox: str) -> None:
     assert client.run(first.id).scrollback("stderr") == b"err\n"
     boot = next(iter(client.workspace(sandbox).runs(mode="boot")))
     accesses = [event["ref"] for event in client.run(boot.id).timeline(kinds=["fileAccessed"])]
-    assert {("write", "notes/a b.txt"), ("read", "notes/a b.txt")} <= {
+    assert {(each, "/workspace/repo/notes/a b.txt") for each in ("write", "read")} <= {
         (each["action"], each["path"]) for each in accesses
     }
 
