@@ -305,6 +305,11 @@ SVC_PREVIEW_MAX_CONNECTIONS = positive("SVC_PREVIEW_MAX_CONNECTIONS", 128)
 SVC_PREVIEW_MAX_UNADMITTED = positive("SVC_PREVIEW_MAX_UNADMITTED", 1024)
 SVC_PREVIEW_MAX_UNADMITTED_PER_ADDRESS = positive("SVC_PREVIEW_MAX_UNADMITTED_PER_ADDRESS", 64)
 
+# ---------------------------------------------------------------- the E2B facade
+SVC_E2B_PORT = port_or_none("SVC_E2B_PORT", 0)
+SVC_E2B_OWNER: str = env.str("SVC_E2B_OWNER", "usr_local", validate=validate.Length(1, 200))
+SVC_E2B_TEMPLATES_DIR: str = env.str("SVC_E2B_TEMPLATES_DIR", "")
+
 # ---------------------------------------------------------------- limits of one build and launch
 WORKSPACE_SOURCE_TIMEOUT_MS = positive("WORKSPACE_SOURCE_TIMEOUT_MS", 300_000)
 WORKSPACE_SOURCE_MAX_BYTES = positive("WORKSPACE_SOURCE_MAX_BYTES", 2 * 1024**3)
@@ -409,6 +414,7 @@ INSTALLED_APPS = [
     "registries.apps.RegistriesConfig",
     "scm.apps.ScmConfig",
     "builds.apps.BuildsConfig",
+    "e2bfacade.apps.E2BFacadeConfig",
 ]
 MIDDLEWARE = [
     "controlplane.metrics.latency.LatencyMiddleware",

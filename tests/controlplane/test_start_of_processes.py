@@ -43,6 +43,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("runs", "runworker"),
         ("runs", "sshgateway"),
         ("runs", "previewgateway"),
+        ("e2bfacade", "e2bfacade"),
         ("workspaces", "engineproxy"),
     ],
 )

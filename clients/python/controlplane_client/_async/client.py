@@ -73,6 +73,7 @@ class AsyncClient:
         name: str | None = None,
         ttl: int | None = None,
         members: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
         wait: bool = True,
         timeout: float | None = None,
         on_output: Callable[[str], object] | None = None,
@@ -82,7 +83,8 @@ class AsyncClient:
 
         Its image is published as ``repository``:``tag``; without a repository, in one of the
         owner's own. ``ttl`` is after how many seconds it is stopped. ``members`` are added to the
-        request, like ``credentials``. ``on_output`` is told what build and boot print meanwhile.
+        request, like ``credentials``. Under the same ``idempotency_key`` it is created once. What
+        build and boot print meanwhile is told to ``on_output``.
         Raises ``NotReady`` when it fails, ``WaitTimeout`` after ``timeout`` seconds.
         """
         body: dict[str, Any] = {
@@ -99,7 +101,7 @@ class AsyncClient:
             "/v1/workspaces",
             body,
             repeatable=True,
-            headers={"idempotency-key": str(uuid.uuid4())},
+            headers={"idempotency-key": idempotency_key or str(uuid.uuid4())},
         )
         workspace = AsyncWorkspace(self._connection, started["workspaceId"])
         if wait:

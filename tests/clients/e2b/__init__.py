@@ -1,0 +1,1 @@
+"""E2B's own SDKs, unmodified, before a real facade."""
