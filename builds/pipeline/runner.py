@@ -15,7 +15,7 @@ from builds.pipeline.build import ImageBuilder
 from builds.pipeline.job_metrics import counted
 from builds.pipeline.job_slots import BuildSlotNeeded
 from builds.pipeline.job_state import JobState, ShutdownError
-from builds.pipeline.launch import JobCredentials, WorkspaceLauncher
+from builds.pipeline.launch import JobCredentials, WorkspaceLauncher, egress_of
 from builds.planner import Catalogue, plan
 from workspaces.blueprint import Blueprint
 from workspaces.models import LeaseLost
@@ -68,7 +68,13 @@ class JobRunner:
         if not job.is_built:
             # Accounts that do not open fail the job here, and not after a long build.
             outbound = blueprint.runtime.network.outbound
-            self.builder.build(job, image_plan, masks=credentials.masks(), outbound=outbound)
+            self.builder.build(
+                job,
+                image_plan,
+                masks=credentials.masks(),
+                outbound=outbound,
+                egress=egress_of(job.attempt, blueprint),
+            )
         self.launcher.launch(job, blueprint, image_plan, credentials)
 
     def tidy(self, grace: timedelta) -> None:

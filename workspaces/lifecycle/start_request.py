@@ -13,6 +13,7 @@ from django.conf import settings
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.idempotency import hash_of
 from workspaces.blueprint import Blueprint
+from workspaces.egress.presets import read_presets
 from workspaces.env_warnings import env_warnings
 from workspaces.models import BuildJob, Sandbox
 from workspaces.packages.standardization import standardize_with_index
@@ -86,6 +87,25 @@ def check_ceilings(blueprint: Blueprint) -> None:
             ("pids", resources.pids, settings.WORKSPACE_MAX_PIDS),
         )
         if wanted is not None and wanted > ceiling
+    ]
+    if faults:
+        raise ValidationFailed(faults)
+
+
+def check_egress(blueprint: Blueprint) -> None:
+    """Raise ``ValidationFailed`` for presets that this installation does not have."""
+    egress = blueprint.runtime.network.egress
+    if egress is None or not egress.presets:
+        return
+    presets = read_presets(settings.SVC_EGRESS_PRESETS)
+    faults = [
+        Fault(
+            "unknown-preset",
+            f"There is no preset {name}. There are: {', '.join(sorted(presets.by_name))}.",
+            pointer=f"/spec/runtime/network/egress/presets/{number}",
+        )
+        for number, name in enumerate(egress.presets)
+        if presets.find(name) is None
     ]
     if faults:
         raise ValidationFailed(faults)

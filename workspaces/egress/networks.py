@@ -1,0 +1,109 @@
+"""Whose network a connection comes from, and what was agreed for it.
+
+A network's row is found by the name of its bridge, which is never used again; its gateway's address
+may be another network's tomorrow. So what is remembered holds only while that bridge has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+from collections.abc import Callable
+
+import structlog
+from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
+
+from workspaces.blueprint import Egress
+from workspaces.egress.policy import Policy, UnknownPreset
+from workspaces.egress.presets import PresetsError, read_presets
+from workspaces.egress.proxy import Network
+from workspaces.models import Attempt, EgressNetwork
+from workspaces.runtimes.base import LaunchError
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
+
+log = structlog.get_logger(__name__)
+
+
+class KnownNetworks:
+    """The networks of this machine whose bridges begin with ``prefix``."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._known: dict[str, tuple[str, Network]] = {}
+        self._asking = asyncio.Semaphore(4)
+
+    async def whose(self, gateway: str) -> Network | None:
+        """Return the network whose gateway has an address; None when there is none.
+
+        Also None when the database cannot be asked: then nothing passes.
+        """
+        known = self._known.get(gateway)
+        if known is not None and address_of(known[0]) == gateway:
+            return known[1]
+        async with self._asking:
+            known = self._known.get(gateway)  # somebody else may have asked meanwhile
+            if known is not None and address_of(known[0]) == gateway:
+                return known[1]
+            self._known = {at: one for at, one in self._known.items() if address_of(one[0]) == at}
+            bridge = self._bridge_with(gateway)
+            network = await asyncio.to_thread(_of_bridge, bridge) if bridge else None
+            if network is not None:
+                self._known[gateway] = (bridge, network)
+            return network
+
+    def _bridge_with(self, gateway: str) -> str:
+        names = (name for _, name in socket.if_nameindex() if name.startswith(self._prefix))
+        return next((name for name in names if address_of(name) == gateway), "")
+
+
+def _of_bridge(bridge: str) -> Network | None:
+    close_old_connections()
+    try:
+        row = EgressNetwork.objects.filter(pk=bridge).first()
+        return row and Network(row.attempt_id, Policy.from_wire(row.policy))
+    except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError):
+        log.exception("egress_policy_not_read", bridge=bridge)
+        return None
+    finally:
+        close_old_connections()
+
+
+def address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface of this machine; empty when it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            told = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(told[20:24])
+
+
+def registrar(
+    attempt: Attempt, egress: Egress | None, presets_file: str
+) -> Callable[[str], None] | None:
+    """Return what is to be called with the name of a bridge before its network is made.
+
+    None when there is no policy. Raises ``egress-not-enforced`` when a preset is unknown by now.
+    """
+    if egress is None:
+        return None
+    try:
+        policy = Policy.of(egress, read_presets(presets_file)).to_wire()
+    except (UnknownPreset, PresetsError) as error:
+        raise LaunchError(
+            "egress-not-enforced", f"The presets of the egress policy cannot be used: {error}"
+        ) from error
+
+    def register(bridge: str) -> None:
+        try:
+            with transaction.atomic():
+                EgressNetwork.objects.update_or_create(
+                    bridge=bridge, defaults={"attempt_id": attempt.pk, "policy": policy}
+                )
+        finally:
+            close_old_connections()
+
+    return register
