@@ -44,6 +44,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("runs", "sshgateway"),
         ("runs", "previewgateway"),
         ("workspaces", "engineproxy"),
+        ("workspaces", "egressproxy"),
     ],
 )
 def test_a_process_without_pages_reads_none(app: str, command: str) -> None:

@@ -2,22 +2,25 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import json
 import socket
 import ssl
 import struct
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 WAIT = 4
 
 
-def connected(address, port):
+def connected(address: str, port: int) -> socket.socket:
     """A connection to a name or an address."""
     return socket.create_connection((address, port), timeout=WAIT)
 
 
-def said(connection):
+def said(connection: socket.socket) -> bytes:
     """All that comes back."""
     told = b""
     try:
@@ -31,14 +34,14 @@ def said(connection):
     return told
 
 
-def raw(address, port, text):
+def raw(address: str, port: int, text: str) -> bytes:
     """Bytes of ours as they are."""
     with connected(address, port) as connection:
         connection.sendall(text.encode("latin-1"))
         return said(connection)
 
 
-def pieces(address, port, text):
+def pieces(address: str, port: int, text: str) -> bytes:
     """The same, byte by byte."""
     with connected(address, port) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -47,7 +50,7 @@ def pieces(address, port, text):
         return said(connection)
 
 
-def context():
+def context() -> ssl.SSLContext:
     """TLS that trusts everybody: what is judged is who is reached."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False
@@ -55,7 +58,7 @@ def context():
     return made
 
 
-def tls(address, port, sni, text="hello\n"):
+def tls(address: str, port: int, sni: str | None, text: str = "hello\n") -> bytes:
     """TLS with some server name, or none."""
     with connected(address, port) as connection:
         wrapped = context().wrap_socket(connection, server_hostname=sni)
@@ -64,18 +67,16 @@ def tls(address, port, sni, text="hello\n"):
             return said(wrapped)
 
 
-def hello_of(sni):
+def hello_of(sni: str | None) -> bytes:
     """The first message of TLS for a server name."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context().wrap_bio(incoming, outgoing, server_hostname=sni)
-    try:
+    with contextlib.suppress(ssl.SSLWantReadError):
         client.do_handshake()
-    except ssl.SSLWantReadError:
-        pass
     return outgoing.read()
 
 
-def with_extension(hello, kind, content):
+def with_extension(hello: bytes, kind: int, content: bytes) -> bytes:
     """The message with one more extension, its lengths put right."""
     body = bytearray(hello[5:])
     at = 4 + 2 + 32
@@ -90,7 +91,7 @@ def with_extension(hello, kind, content):
     return hello[:3] + len(body).to_bytes(2, "big") + bytes(body)
 
 
-def crafted(address, port, what):
+def crafted(address: str, port: int, what: str) -> bytes:
     """A first message of TLS that is not as usual; any answer of a server counts."""
     hello = hello_of("allowed.test")
     if what == "ech":
@@ -110,7 +111,7 @@ def crafted(address, port, what):
         return b"welcome" if answer[:1] == b"\x16" else answer
 
 
-def udp(address, port, text="hello"):
+def udp(address: str, port: int, text: str = "hello") -> bytes:
     """A datagram."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         datagrams.settimeout(WAIT)
@@ -119,19 +120,19 @@ def udp(address, port, text="hello"):
         return b"welcome"
 
 
-def query(name, kind):
+def query(name: str, kind: int) -> bytes:
     """A query of DNS."""
     labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split("."))
     return b"\x12\x34\1\0\0\1\0\0\0\0\0\0" + labels + b"\0" + struct.pack("!HH", kind, 1)
 
 
-def answered(reply):
+def answered(reply: bytes) -> bytes:
     """Whether an answer has records."""
     count = int.from_bytes(reply[6:8], "big")
     return b"welcome" if count else f"code {reply[3] & 15}, no records".encode()
 
 
-def dns(address, name, kind, over="udp"):
+def dns(address: str, name: str, kind: int, over: str = "udp") -> bytes:
     """Ask some server for a name."""
     if over == "tcp":
         with connected(address, 53) as connection:
@@ -144,7 +145,7 @@ def dns(address, name, kind, over="udp"):
         return answered(datagrams.recv(4096))
 
 
-def ping(address):
+def ping(address: str) -> bytes:
     """ICMP, without privileges where the kernel allows it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as icmp:
         icmp.settimeout(WAIT)
@@ -153,7 +154,7 @@ def ping(address):
         return b"welcome"
 
 
-def protocol(address, number):
+def protocol(address: str, number: int) -> bytes:
     """Packets of another protocol."""
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, number) as packets:
         packets.settimeout(WAIT)
@@ -162,7 +163,7 @@ def protocol(address, number):
         return b"welcome"
 
 
-def v6(address, port):
+def v6(address: str, port: int) -> bytes:
     """A connection over IPv6."""
     with socket.socket(socket.AF_INET6) as connection:
         connection.settimeout(WAIT)
@@ -170,14 +171,14 @@ def v6(address, port):
         return said(connection)
 
 
-def silent(address, port):
+def silent(address: str, port: int) -> bytes:
     """Somebody who waits for the server to speak."""
     with connected(address, port) as connection:
         connection.settimeout(2)
         return said(connection)
 
 
-def late(address, port, sni):
+def late(address: str, port: int, sni: str | None) -> bytes:
     """Two server names on one connection: the second when the first was accepted."""
     with connected(address, port) as connection:
         connection.sendall(hello_of("allowed.test"))
@@ -187,10 +188,10 @@ def late(address, port, sni):
         return b"welcome" if b"welcome" in answer else b"refused"
 
 
-def many(address, port, text, count):
+def many(address: str, port: int, text: str, count: int) -> bytes:
     """The same at once, many times: how many succeeded."""
 
-    def one(_):
+    def one(_: int) -> bool:
         try:
             return b"welcome" in raw(address, port, text)
         except OSError:
@@ -200,13 +201,13 @@ def many(address, port, text, count):
         return b"welcome" if all(pool.map(one, range(count))) else b"some failed"
 
 
-KINDS = {
+KINDS: dict[str, Callable[..., bytes]] = {
     each.__name__: each
     for each in (raw, pieces, tls, crafted, udp, dns, ping, protocol, v6, silent, late, many)
 }
 
 
-def outcome(attempt):
+def outcome(attempt: list[Any]) -> str:
     """What came of it."""
     kind, *arguments = attempt
     try:
@@ -219,4 +220,4 @@ if __name__ == "__main__":
     attempts = json.loads(base64.b64decode(sys.argv[1]))
     threading.stack_size(1 << 18)
     with concurrent.futures.ThreadPoolExecutor(24) as pool:
-        print(json.dumps(list(pool.map(outcome, attempts))))
+        sys.stdout.write(json.dumps(list(pool.map(outcome, attempts))))

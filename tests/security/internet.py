@@ -34,7 +34,7 @@ TLS_PORTS, HTTP_PORTS, OTHER_PORTS = (443, 853, 8443), (80, 8080), (22, 53, 9000
 _INTERNET = """
 import json, socket, ssl, sys, threading
 import dns.message, dns.rcode, dns.rrset, dns.flags
-names, certificate, key, notes = json.loads(sys.argv[1])
+names, certificate, key, notes, with_tls, without = json.loads(sys.argv[1])
 said = []
 def noted(**what):
     with lock:
@@ -53,7 +53,8 @@ def authority():
         reply = dns.message.make_response(asked)
         reply.flags |= dns.flags.AA
         if name in names:
-            reply.answer.append(dns.rrset.from_text(asked.question[0].name, 0, "IN", "A", names[name]))
+            question = asked.question[0].name
+            reply.answer.append(dns.rrset.from_text(question, 0, "IN", "A", names[name]))
         else:
             reply.set_rcode(dns.rcode.NXDOMAIN)
         udp.sendto(reply.to_wire(), sender)
@@ -81,7 +82,7 @@ def serve(port, tls):
                 if b"POST" in said:
                     while b"the-end" not in said:
                         said += client.recv(65536)
-                answer = b"HTTP/1.1 200 OK\\r\\nContent-Length: 7\\r\\nConnection: close\\r\\n\\r\\nwelcome"
+                answer = b"HTTP/1.1 200 OK\\r\\nContent-Length: 7\\r\\n\\r\\nwelcome"
             elif said.startswith(b"SSH-"):
                 answer = b"SSH-2.0-welcome\\r\\n"
             else:
@@ -117,13 +118,13 @@ def capture():
         noted(protocol=head[9], to=socket.inet_ntoa(head[16:20]), to_port=port)
 for target, arguments in (
     [(authority, ()), (capture, ())]
-    + [(serve, (port, True)) for port in %r]
-    + [(serve, (port, False)) for port in %r]
+    + [(serve, (port, True)) for port in with_tls]
+    + [(serve, (port, False)) for port in without]
 ):
     threading.Thread(target=target, args=arguments, daemon=True).start()
 print("ready", flush=True)
 sys.stdin.read()
-""" % (TLS_PORTS, (*HTTP_PORTS, *OTHER_PORTS))
+"""
 
 
 @dataclass
@@ -173,7 +174,9 @@ def internet(folder: Path) -> Iterator[Internet]:
     with ExitStack() as stack:
         stack.enter_context(outside_world())
         ip("-n", namespace, "address", "add", f"{OTHER}/24", "dev", "eth0")
-        given = json.dumps([NAMES, str(certificate), str(key), str(notes)])
+        without_tls = (*HTTP_PORTS, *OTHER_PORTS)
+        places = (str(certificate), str(key), str(notes))
+        given = json.dumps([NAMES, *places, TLS_PORTS, without_tls])
         process = stack.enter_context(
             subprocess.Popen(
                 ["ip", "netns", "exec", namespace, sys.executable, "-c", _INTERNET, given],

@@ -210,8 +210,10 @@ REFUSED: dict[str, list[Any]] = {
         "raw",
         "allowed.test",
         80,
-        "GET /open/a HTTP/1.1\r\nHost: allowed.test\r\nContent-Length: 4\r\n"
-        "Content-Length: 40\r\n\r\nabcd",
+        (
+            "GET /open/a HTTP/1.1\r\nHost: allowed.test\r\n"
+            "Content-Length: 4\r\nContent-Length: 40\r\n\r\nabcd"
+        ),
     ],
     # DNS
     "a name of no rule, asked": ["dns", "192.0.2.53", "other.test", 1],
@@ -388,13 +390,14 @@ def test_programs_that_know_nothing_of_a_proxy_work_and_get_a_reason_for_what_is
     assert (problem["rule"], problem["host"], problem["port"]) == ("rules/1", "allowed.test", 80)
     assert "/closed" in problem["detail"]
     suggested = problem["allowedBy"]["runtime"]["network"]["egress"]["rules"][0]
-    assert Egress.model_validate_json(json.dumps({"rules": [suggested]}))
+    Egress.model_validate_json(json.dumps({"rules": [suggested]}))
 
 
 def test_what_an_author_installs_in_a_build_is_held_to_the_policy_and_packages_are_not(
     place: Place, tmp_path: Path
 ) -> None:
-    reach = "exec 3<>/dev/tcp/{}/80 && printf 'GET /open/a HTTP/1.1\\r\\nHost: {}\\r\\n\\r\\n' >&3 && cat <&3"
+    request = "GET /open/a HTTP/1.1\\r\\nHost: {}\\r\\n\\r\\n"
+    reach = f"exec 3<>/dev/tcp/{{}}/80 && printf '{request}' >&3 && cat <&3"
     install = "\n".join(
         [
             "set -e",

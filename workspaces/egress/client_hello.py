@@ -72,12 +72,13 @@ def _handshake_message(data: bytes) -> bytes | None:
         if len(data) > at + 1 and data[at + 1] != 3:
             raise NotTls("It is not TLS.")
         if len(data) < at + 5:
-            return _or_too_long(data)
+            _refuse_too_long(data)
+            return None
         length = int.from_bytes(data[at + 3 : at + 5], "big")
         if not 0 < length <= 1 << 14:
             raise NotTls("A record has a length that TLS does not know.")
         message += data[at + 5 : at + 5 + length]
-        if message[0] != 1:
+        if message[:1] not in (b"", b"\1"):
             raise NotTls("The first message is no ClientHello.")
         if len(message) >= 4:
             wanted = int.from_bytes(message[1:4], "big")
@@ -89,10 +90,11 @@ def _handshake_message(data: bytes) -> bytes | None:
                 return message[4:]
         at += 5 + length
         if len(data) < at:
-            return _or_too_long(data)
+            _refuse_too_long(data)
+            return None
 
 
-def _or_too_long(data: bytes) -> None:
+def _refuse_too_long(data: bytes) -> None:
     if len(data) > MAX_BYTES:
         raise NotTls("The ClientHello is too long.")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
@@ -191,11 +191,8 @@ class DecisionLog:
 
 
 def _with(decision: Decision, total: _Sum) -> Decision:
-    return Decision(
-        *(decision.attempt_id, *decision.key),  # type: ignore[arg-type]  # in this order
-        connections=total.connections,
-        sent=total.sent,
-        received=total.received,
+    return replace(
+        decision, connections=total.connections, sent=total.sent, received=total.received
     )
 
 

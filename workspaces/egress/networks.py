@@ -63,7 +63,7 @@ def _of_bridge(bridge: str) -> Network | None:
     close_old_connections()
     try:
         row = EgressNetwork.objects.filter(pk=bridge).first()
-        return row and Network(row.attempt_id, Policy.from_wire(row.policy))
+        return None if row is None else Network(row.attempt_id, Policy.from_wire(row.policy))
     except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError):
         log.exception("egress_policy_not_read", bridge=bridge)
         return None

@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from django.conf import settings
 
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.idempotency import hash_of
 from workspaces.blueprint import Blueprint
-from workspaces.egress.presets import read_presets
+from workspaces.egress.presets import PresetsError, read_presets
 from workspaces.env_warnings import env_warnings
 from workspaces.models import BuildJob, Sandbox
 from workspaces.packages.standardization import standardize_with_index
 from workspaces.status import SurfacedStatus
 
 NAME_MAX_LENGTH = 120
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,14 @@ def check_egress(blueprint: Blueprint) -> None:
     egress = blueprint.runtime.network.egress
     if egress is None or not egress.presets:
         return
-    presets = read_presets(settings.SVC_EGRESS_PRESETS)
+    try:
+        presets = read_presets(settings.SVC_EGRESS_PRESETS)
+    except PresetsError as error:
+        log.error("egress_presets_not_read", reason=str(error))
+        detail = "The presets of this installation cannot be read; its operator has to mend them."
+        raise ValidationFailed(
+            [Fault("unknown-preset", detail, pointer="/spec/runtime/network/egress/presets")]
+        ) from error
     faults = [
         Fault(
             "unknown-preset",

@@ -36,9 +36,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until stopped."""
-        if not settings.SVC_EGRESS_PORT:
-            raise CommandError("SVC_EGRESS_PORT is 0: egress policies are switched off.")
+        """Serve until stopped; without a port it only waits for that."""
         allow_many_open_files()  # two for each connection
         proxy_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
@@ -54,6 +52,10 @@ async def _serve(decisions: DecisionLog, port: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    if not port:
+        log.info("egress_proxy_off", reason="SVC_EGRESS_PORT is 0")
+        await stopped.wait()
+        return
     networks = KnownNetworks(egress_prefix(settings.SVC_INSTANCE_ID))
     reachable = ReachableAddresses(
         map(IPv4Network, settings.SVC_WORKSPACE_ALLOWED_NETWORKS),
