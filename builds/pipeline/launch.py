@@ -26,7 +26,7 @@ from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, CommandForeground, Step
 from workspaces.credentials.documents import document_of, note_delivered
 from workspaces.credentials.upkeep import keep_renewed
-from workspaces.egress.networks import registrar
+from workspaces.egress.known_networks import egress_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
 
@@ -146,7 +146,7 @@ class WorkspaceLauncher:
             ),
             working_directory=runtime.working_directory,
             outbound=runtime.network.outbound,
-            egress=egress_of(attempt, blueprint),
+            egress=egress_of(attempt, blueprint.runtime.network.egress),
             memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
             cpus=resources.cpus or settings.WORKSPACE_CPUS,
             pids=resources.pids or settings.WORKSPACE_PIDS,
@@ -162,12 +162,6 @@ class WorkspaceLauncher:
             credentials=credentials.document if given else None,
             before_discard=partial(keep_renewed, self.adapter, attempt.run_id),
         )
-
-
-def egress_of(attempt: Attempt, blueprint: Blueprint) -> Callable[[str], None] | None:
-    """Return what makes the policy of a new network known; None when the blueprint has none."""
-    egress = blueprint.runtime.network.egress
-    return registrar(attempt, egress, settings.SVC_EGRESS_PRESETS)
 
 
 def boot_configuration(

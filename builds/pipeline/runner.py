@@ -15,9 +15,10 @@ from builds.pipeline.build import ImageBuilder
 from builds.pipeline.job_metrics import counted
 from builds.pipeline.job_slots import BuildSlotNeeded
 from builds.pipeline.job_state import JobState, ShutdownError
-from builds.pipeline.launch import JobCredentials, WorkspaceLauncher, egress_of
+from builds.pipeline.launch import JobCredentials, WorkspaceLauncher
 from builds.planner import Catalogue, plan
 from workspaces.blueprint import Blueprint
+from workspaces.egress.known_networks import egress_of
 from workspaces.models import LeaseLost
 
 
@@ -73,7 +74,7 @@ class JobRunner:
                 image_plan,
                 masks=credentials.masks(),
                 outbound=outbound,
-                egress=egress_of(job.attempt, blueprint),
+                egress=egress_of(job.attempt, blueprint.runtime.network.egress),
             )
         self.launcher.launch(job, blueprint, image_plan, credentials)
 

@@ -37,8 +37,8 @@ from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from tests.workspaces.runtimes.test_docker_adapter_isolation import own_address
 from workspaces.blueprint import Blueprint, Egress
-from workspaces.egress.addresses import address_for
-from workspaces.egress.networks import registrar
+from workspaces.egress.known_networks import egress_of
+from workspaces.egress.name_addresses import address_for
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError
 from workspaces.runtimes.docker.network_guard import NetworkGuard
@@ -85,7 +85,7 @@ class Place:
 
     def launch(self, policy: Mapping[str, Any]) -> tuple[LaunchedRuntime, Attempt]:
         attempt = ready_attempt()
-        egress = registrar(attempt, Egress.model_validate_json(json.dumps(policy)), "")
+        egress = egress_of(attempt, Egress.model_validate_json(json.dumps(policy)))
         request = self.launcher.request(outbound=True, egress=egress)
         return self.launcher.launch(request), attempt
 
@@ -434,7 +434,7 @@ def test_what_an_author_installs_in_a_build_is_held_to_the_policy_and_packages_a
             labels={},
             log=bench,
             cancelled=NEVER,
-            egress=registrar(attempt, blueprint.runtime.network.egress, ""),
+            egress=egress_of(attempt, blueprint.runtime.network.egress),
         )
         bench.built.append(built)
     finally:

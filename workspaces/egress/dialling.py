@@ -11,7 +11,7 @@ import dns.asyncresolver
 import dns.exception
 import dns.resolver
 
-from workspaces.egress.addresses import ReachableAddresses
+from workspaces.egress.name_addresses import ReachableAddresses
 
 LOOK_UP_SECONDS = 8.0
 CONNECT_SECONDS = 15.0

@@ -17,8 +17,8 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from workspaces.egress.addresses import AskedNames, is_host_name
-from workspaces.egress.policy import Policy, Verdict
+from workspaces.egress.host_policy import Policy, Verdict
+from workspaces.egress.name_addresses import AskedNames, is_host_name
 
 TTL_SECONDS = 60
 MAX_QUERY_BYTES = 512

@@ -1,8 +1,8 @@
 """Decides on every connection of workspaces with a policy, dials, and passes bytes on.
 
 The network guard redirects connections here; the kernel tells where each was going. An address
-stands for a name (:mod:`.addresses`), which the client has to say again: as the host of TLS or of
-an HTTP request. What the proxy dials it has looked up itself.
+stands for a name (:mod:`.name_addresses`), which the client has to say again: as the host of TLS or
+of an HTTP request. What the proxy dials it has looked up itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from uuid import UUID
 import structlog
 
 from workspaces.egress import name_server, web
-from workspaces.egress.addresses import STANDING_FOR_NAMES, AskedNames, address_for, is_host_name
 from workspaces.egress.client_hello import HANDSHAKE, NotTls, read_client_hello
 from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler, Unreachable
-from workspaces.egress.policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
+from workspaces.egress.host_policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
+from workspaces.egress.name_addresses import NAME_ADDRESSES, AskedNames, address_for, is_host_name
 
 FIRST_BYTES_SECONDS = 15.0
 IDLE_SECONDS = 3600.0
@@ -81,7 +81,7 @@ class Connection:
 
     def require_asked(self, host: str) -> None:
         """Raise unless the client has connected to the address that stands for this name."""
-        if self.address not in STANDING_FOR_NAMES:
+        if self.address not in NAME_ADDRESSES:
             reason = f"{self.address} is an address: only names are reached."
             raise Refused(Verdict(False, "names-only", reason), host)
         if not is_host_name(host) or address_for(host) != self.address:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from workspaces.blueprint import Egress
 from workspaces.egress import name_server
-from workspaces.egress.addresses import (
+from workspaces.egress.client_hello import NotTls, read_client_hello
+from workspaces.egress.host_policy import Policy, Verdict
+from workspaces.egress.name_addresses import (
     MAX_NAMES,
-    STANDING_FOR_NAMES,
+    NAME_ADDRESSES,
     AskedNames,
     ReachableAddresses,
     address_for,
 )
-from workspaces.egress.client_hello import NotTls, read_client_hello
-from workspaces.egress.policy import Policy, Verdict
 from workspaces.egress.presets import read_presets
 
 POOL = IPv4Network("10.213.0.0/16")
@@ -67,7 +67,7 @@ def test_a_name_has_the_same_address_after_a_restart_and_its_own_memory_is_bound
     names = AskedNames()
     address = names.asked("a.test")
     assert address == address_for("a.test")
-    assert address in STANDING_FOR_NAMES
+    assert address in NAME_ADDRESSES
     assert names.only_name_at(address) == "a.test"
     for number in range(MAX_NAMES):
         names.asked(f"n{number}.test")

@@ -16,10 +16,10 @@ from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.logging import named_process
 from controlplane.open_files import allow_many_open_files
-from workspaces.egress.addresses import ReachableAddresses
 from workspaces.egress.decisions import DecisionLog
 from workspaces.egress.dialling import Dialler
-from workspaces.egress.networks import KnownNetworks
+from workspaces.egress.known_networks import KnownNetworks
+from workspaces.egress.name_addresses import ReachableAddresses
 from workspaces.egress.proxy import EgressProxy
 from workspaces.runtimes.docker.networks import egress_prefix
 

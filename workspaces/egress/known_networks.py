@@ -13,10 +13,11 @@ import struct
 from collections.abc import Callable
 
 import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from workspaces.blueprint import Egress
-from workspaces.egress.policy import Policy, UnknownPreset
+from workspaces.egress.host_policy import Policy, UnknownPreset
 from workspaces.egress.presets import PresetsError, read_presets
 from workspaces.egress.proxy import Network
 from workspaces.models import Attempt, EgressNetwork
@@ -81,29 +82,26 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(told[20:24])
 
 
-def registrar(
-    attempt: Attempt, egress: Egress | None, presets_file: str
-) -> Callable[[str], None] | None:
-    """Return what is to be called with the name of a bridge before its network is made.
+def egress_of(attempt: Attempt, egress: Egress | None) -> Callable[[str], None] | None:
+    """Return what makes the policy of a new network known, by the name of its bridge.
 
-    None when there is no policy. Raises ``egress-not-enforced`` when a preset is unknown by now.
+    None when there is no policy. Raises ``egress-not-enforced`` when its presets cannot be used.
     """
     if egress is None:
         return None
     try:
-        policy = Policy.of(egress, read_presets(presets_file)).to_wire()
-    except (UnknownPreset, PresetsError) as error:
+        policy = Policy.of(egress, read_presets(settings.SVC_EGRESS_PRESETS)).to_wire()
+    except UnknownPreset as error:
         raise LaunchError(
-            "egress-not-enforced", f"The presets of the egress policy cannot be used: {error}"
+            "egress-not-enforced", f"This installation has no preset {error} any more."
+        ) from error
+    except PresetsError as error:
+        log.error("egress_presets_not_read", reason=str(error))
+        raise LaunchError(
+            "egress-not-enforced", "The presets of this installation cannot be read."
         ) from error
 
     def register(bridge: str) -> None:
-        try:
-            with transaction.atomic():
-                EgressNetwork.objects.update_or_create(
-                    bridge=bridge, defaults={"attempt_id": attempt.pk, "policy": policy}
-                )
-        finally:
-            close_old_connections()
+        EgressNetwork.objects.create(bridge=bridge, attempt_id=attempt.pk, policy=policy)
 
     return register

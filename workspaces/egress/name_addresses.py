@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv4Network
 
 from workspaces.runtimes.docker.network_guard.rules import NEVER
 
-STANDING_FOR_NAMES = IPv4Network("198.18.0.0/15")
+NAME_ADDRESSES = IPv4Network("198.18.0.0/15")
 """Set aside for tests of networks (RFC 2544): nobody is reached there."""
 MAX_NAMES = 4096
 
@@ -33,8 +33,8 @@ def is_host_name(text: str) -> bool:
 def address_for(host: str) -> IPv4Address:
     """Return the address that stands for a name; the same after a restart."""
     number = int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big")
-    usable = STANDING_FOR_NAMES.num_addresses - 2
-    return STANDING_FOR_NAMES[1 + number % usable]
+    usable = NAME_ADDRESSES.num_addresses - 2
+    return NAME_ADDRESSES[1 + number % usable]
 
 
 class AskedNames:
