@@ -1,6 +1,6 @@
 """What workspaces with a policy reach: a name server and a proxy, which are their only way out.
 
-- :mod:`.host_policy`  what a policy says of a host; :mod:`.presets` the lists that the operator keeps
+- :mod:`.host_policy`  what a policy says of a host; :mod:`.presets` lists that the operator keeps
 - :mod:`.name_addresses`  which address stands for a name, and which addresses nobody may reach
 - :mod:`.name_server`  answers for allowed names only, out of nothing but the policy
 - :mod:`.client_hello`  which host a TLS client asks for; :mod:`.web`  one HTTP request

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 import structlog
-from django.db import DatabaseError, IntegrityError, InterfaceError, close_old_connections
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    close_old_connections,
+    transaction,
+)
 
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.services import Event, record_events
@@ -115,6 +120,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._waiting: dict[UUID, _Waiting] = {}
+        self._unwritten: dict[UUID, list[Event]] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="egress decisions")
@@ -133,45 +139,32 @@ class DecisionLog:
             self._waiting.setdefault(decision.attempt_id, _Waiting()).add(decision)
 
     def flush(self) -> None:
-        """Write what waits; what cannot be written now waits on."""
+        """Write what waits; what cannot be written now is written the next time."""
         with self._lock:
-            due = {who: waiting for who, waiting in self._waiting.items() if not waiting.is_idle}
-            self._waiting = due
-            sums = {who: waiting.sums.copy() for who, waiting in due.items()}
-            beyond = {who: waiting.beyond.copy() for who, waiting in due.items()}
-            events = {who: waiting.taken() for who, waiting in due.items()}
-        for who, told in events.items():
-            if told and not self._write(who, told):
-                with self._lock:
-                    self._put_back(who, sums[who], beyond[who])
-
-    def _put_back(
-        self,
-        who: UUID,
-        sums: Mapping[tuple[object, ...], tuple[Decision, _Sum]],
-        beyond: Mapping[bool, _Sum],
-    ) -> None:
-        waiting = self._waiting.setdefault(who, _Waiting())
-        waiting.beyond = {}  # the sums of before hold what exceeded
-        for decision, total in sums.values():
-            waiting.add(_with(decision, total))
-        for allowed, total in beyond.items():
-            known = waiting.beyond.setdefault(allowed, _Sum())
-            known.connections += total.connections
-            known.sent += total.sent
-            known.received += total.received
+            idle = [who for who, waiting in self._waiting.items() if waiting.is_idle]
+            for who in idle:
+                del self._waiting[who]
+            for who, waiting in self._waiting.items():
+                # Until these are written, more of it is summed up in bounded memory.
+                if who not in self._unwritten and (events := waiting.taken()):
+                    self._unwritten[who] = events
+        for who, events in list(self._unwritten.items()):
+            if self._write(who, events):
+                del self._unwritten[who]
 
     def _write(self, attempt_id: UUID, events: list[Event]) -> bool:
         try:
             attempt = Attempt.objects.filter(pk=attempt_id).first()
             if attempt is not None:  # its workspace may have been erased
-                record_events(attempt, events)
-        except IntegrityError:
-            return True
-        except (DatabaseError, InterfaceError) as error:
+                with transaction.atomic():
+                    record_events(attempt, events)
+        except (OperationalError, InterfaceError) as error:
             log.warning("egress_decisions_wait", reason=type(error).__name__)
             close_old_connections()
             return False
+        except (DatabaseError, ValueError):
+            # Erased meanwhile, or a fault of ours: the next time would not be better.
+            log.exception("egress_decisions_lost", attempt_id=str(attempt_id), events=len(events))
         return True
 
     def _run(self) -> None:

@@ -161,7 +161,7 @@ class EgressProxy:
                     network.attempt_id,
                     allowed=False,
                     protocol="dns",
-                    host=host[:253],
+                    host=_shown(host),
                     address="",
                     port=DNS_PORT,
                     rule=verdict.rule,
@@ -364,7 +364,7 @@ class EgressProxy:
                 connection.network.attempt_id,
                 allowed=verdict.allowed,
                 protocol=connection.protocol,
-                host=host[:253],
+                host=_shown(host),
                 address=address or str(connection.address),
                 port=connection.port,
                 rule=verdict.rule,
@@ -442,6 +442,11 @@ def _wanted(client: socket.socket) -> tuple[IPv4Address, int]:
         return IPv4Address(address), int(port)
     port, packed = struct.unpack_from("!2xH4s", told)
     return IPv4Address(packed), int(port)
+
+
+def _shown(host: str) -> str:
+    """Return what a client has said as a host, as it can be stored."""
+    return "".join(each if each.isascii() and each.isprintable() else "?" for each in host[:253])
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -128,10 +128,10 @@ def refusal(*, host: str, port: int, rule: str, reason: str) -> bytes:
         "code": "egress-refused",
         "detail": f"{reason} The workspace's policy (runtime.network.egress) decides what it "
         "reaches.",
-        "host": host,
+        "host": host[:253],
         "port": port,
         "rule": rule,
-        "allowedBy": {"runtime": {"network": {"egress": {"rules": [_rule(host, port)]}}}},
+        "allowedBy": {"runtime": {"network": {"egress": {"rules": [_rule(host[:253], port)]}}}},
     }
     body = json.dumps(problem).encode() + b"\n"
     head = (

@@ -32,7 +32,7 @@ from docker.utils import version_lt
 
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError, ObservedRuntime
-from workspaces.runtimes.docker.networks import BRIDGE_NAME, free_subnets, new_bridge_name
+from workspaces.runtimes.docker.networks import free_subnets, network_options, new_bridge_name
 
 OLDEST_API = "1.41"
 """Spoken by Docker 20.10, the oldest engine that is supported."""
@@ -218,7 +218,7 @@ class Engine:
                     driver="bridge",
                     ipam=IPAMConfig(pool_configs=[ipam]),
                     labels=dict(labels),
-                    options={BRIDGE_NAME: bridge or new_bridge_name(self.instance_id)},
+                    options=network_options(bridge or new_bridge_name(self.instance_id)),
                 )
             except APIError as error:
                 # Another launch was quicker, or something that the engine does not list is there.

@@ -36,6 +36,15 @@ def new_bridge_name(instance_id: str, *, egress: bool = False) -> str:
     return f"{prefix}{secrets.token_hex(4)}"
 
 
+def network_options(bridge: str) -> dict[str, str]:
+    """Return the engine's options of a network with this bridge."""
+    if not bridge.startswith("e"):
+        return {BRIDGE_NAME: bridge}
+    # The proxy connects in its place. Should the rules be away after a restart of the machine, no
+    # answer from elsewhere finds its way back.
+    return {BRIDGE_NAME: bridge, "com.docker.network.bridge.enable_ip_masquerade": "false"}
+
+
 def free_subnets(pool: IPv4Network, taken: Iterable[str], *, start: int) -> Iterator[IPv4Network]:
     """Yield every /28 of ``pool`` that overlaps none of ``taken``, each once.
 
