@@ -56,15 +56,18 @@ def _milliseconds(value: int) -> timedelta:
     return timedelta(milliseconds=value)
 
 
-def _step_limits(require_isolation: Callable[[], None]) -> StepLimits:
+def _step_limits(isolation: IsolationTask) -> StepLimits:
     adapter = configured_adapter()
     longest = settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000
 
-    def network() -> AbstractContextManager[str]:
-        require_isolation()
+    def network(egress: Callable[[str], None] | None) -> AbstractContextManager[str]:
+        isolation.require()
+        if egress is not None:
+            isolation.require_egress()
         pids = settings.WORKSPACE_BUILD_PIDS
         # Two builds, one after the other, and the clocks of two machines.
-        return adapter.build_network(uuid4(), pids=pids, oldest=2 * longest + 3600)
+        oldest = 2 * longest + 3600
+        return adapter.build_network(uuid4(), pids=pids, oldest=oldest, egress=egress)
 
     return StepLimits(
         network=network,
@@ -96,7 +99,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
                 push_lock=advisory_lock,
                 username=settings.REGISTRY_USERNAME or None,
                 password=settings.REGISTRY_PASSWORD or None,
-                limits=_step_limits(isolation.require),
+                limits=_step_limits(isolation),
             ),
             registry=registry,
             sources=source_policy(),
@@ -114,6 +117,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             instance_id=settings.SVC_INSTANCE_ID,
             timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
             require_isolation=isolation.require,
+            require_egress=isolation.require_egress,
         ),
     )
 

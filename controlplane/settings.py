@@ -40,6 +40,7 @@ from controlplane.settings_environment import (
     image,
     image_or_none,
     is_loopback,
+    name_servers,
     network,
     networks,
     not_above,
@@ -345,6 +346,11 @@ SVC_NETWORK_GUARD: str = env.str(
 SVC_NETWORK_GUARD_IMAGE: str = env.str("SVC_NETWORK_GUARD_IMAGE", "", validate=image_or_none) or ""
 SVC_WORKSPACE_ALLOWED_NETWORKS: list[str] = env.list(
     "SVC_WORKSPACE_ALLOWED_NETWORKS", [], subcast=str.strip, validate=allowed_networks
+)
+SVC_EGRESS_PORT: int = env.int("SVC_EGRESS_PORT", 4053, validate=validate.Range(min=0, max=65535))
+SVC_EGRESS_PRESETS: str = env.str("SVC_EGRESS_PRESETS", "")
+SVC_EGRESS_RESOLVERS: list[str] = env.list(
+    "SVC_EGRESS_RESOLVERS", [], subcast=str.strip, validate=name_servers
 )
 SVC_SOURCE_ALLOW_FILE: bool = env.bool("SVC_SOURCE_ALLOW_FILE", False)
 SVC_SOURCE_ALLOW_PRIVATE: bool = env.bool("SVC_SOURCE_ALLOW_PRIVATE", False)

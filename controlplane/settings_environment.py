@@ -358,6 +358,18 @@ def allowed_networks(values: list[str]) -> None:
                 raise ValidationError(f"{value} holds {never}, which no workspace may reach.")
 
 
+def name_servers(values: list[str]) -> None:
+    """Refuse what is no IPv4 address, with or without a port."""
+    for value in values:
+        address, _, port = value.partition(":")
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError as exc:
+            raise ValidationError(str(exc)) from exc
+        if ":" in value and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise ValidationError(f"{value} has no usable port.")
+
+
 def image_or_none(value: str) -> None:
     """Refuse what names no image; unset is allowed."""
     if value and not is_image(value):

@@ -22,3 +22,4 @@ class WorkspacesConfig(AppConfig):
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)
         readiness.register("isolation", isolation.check, required=isolation.bound_wide)
+        readiness.register("egress", isolation.check_egress, required=False)

@@ -52,10 +52,12 @@ class PublishedImage:
 class StepLimits:
     """What each step of a build may use, and the network it is in.
 
-    ``network`` makes one for a build, which is there for the block; its name is the result.
+    ``network`` makes one for a build, which is there for the block; its name is the result. What it
+    is called with is None, or makes known that the network is under an egress policy: then it is
+    called with the name of the bridge.
     """
 
-    network: Callable[[], AbstractContextManager[str]]
+    network: Callable[[Callable[[str], None] | None], AbstractContextManager[str]]
     memory_mb: int
     cpus: float
 
@@ -149,13 +151,14 @@ class Compiler(EngineImages):
         log: ProgramLog,
         cancelled: threading.Event,
         outbound: bool = True,
+        egress: Callable[[str], None] | None = None,
     ) -> BuiltImage:
         """Build the image of ``plan``; :meth:`discard` it when it is no longer needed.
 
         ``labels`` become part of the image, so what differs between jobs does not belong there.
         ``log`` gets the builder's output as it appears, with whatever secrets are in it. Without
-        ``outbound`` nothing that the blueprint's author wrote has a network. Raises
-        :class:`BuildError`.
+        ``outbound`` nothing that the blueprint's author wrote has a network; with ``egress`` it has
+        one under the author's policy. Raises :class:`BuildError`.
         """
         tag = f"{LOCAL_REPOSITORY}/{job_id}:{attempt_count}"
         with self._workplace("build", job_id, attempt_count) as place, ExitStack() as on_failure:
@@ -173,13 +176,17 @@ class Compiler(EngineImages):
                 options += ["--label", f"{name}={value}"]
             # A builder that is stopped late may have named its image already.
             on_failure.callback(self.docker.untag, tag)
-            packages, theirs = (plan.dockerfile, "") if outbound else split_dockerfile(plan)
-            with self._network() as network:
+            whole = outbound and egress is None
+            packages, theirs = (plan.dockerfile, "") if whole else split_dockerfile(plan)
+            with self._network(None) as network:
                 if theirs:
                     base = run(packages, [], network=network)
-                    image_id = run(f"FROM {base}\n{theirs}", options, network="none")
                 else:
                     image_id = run(packages, options, network=network)
+            if theirs:
+                dockerfile = f"FROM {base}\n{theirs}"
+                with self._network(egress) if outbound else nullcontext("none") as network:
+                    image_id = run(dockerfile, options, network=network)
             on_failure.pop_all()
         return BuiltImage(image_id, tag)
 
@@ -217,14 +224,15 @@ class Compiler(EngineImages):
         return _read_image_id(iidfile)
 
     @contextmanager
-    def _network(self) -> Iterator[str]:
+    def _network(self, egress: Callable[[str], None] | None) -> Iterator[str]:
         """Have a network for a build, and say what it is called."""
         if self._limits is None:
-            yield "default"
+            # Who has no networks of their own has no policy either.
+            yield "default" if egress is None else "none"
             return
         with ExitStack() as held:
             try:
-                name = held.enter_context(self._limits.network())
+                name = held.enter_context(self._limits.network(egress))
             except JobError as error:
                 raise BuildError(error.code, error.message) from error
             yield name

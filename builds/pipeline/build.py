@@ -6,7 +6,7 @@ commits, so these are resolved first; they are fetched only when something has t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -51,11 +51,18 @@ class ImageBuilder:
     instance_id: str
 
     def build(
-        self, job: JobState, plan: ImagePlan, *, masks: Sequence[str], outbound: bool
+        self,
+        job: JobState,
+        plan: ImagePlan,
+        *,
+        masks: Sequence[str],
+        outbound: bool,
+        egress: Callable[[str], None] | None = None,
     ) -> None:
         """Publish the image of ``plan`` under the job's tag, and write that to the job.
 
-        Without ``outbound`` only packages are installed with a network. ``masks`` must not be in
+        Without ``outbound`` only packages are installed with a network; with ``egress`` the rest is
+        under a policy (``Compiler.build``). ``masks`` must not be in
         the record of the build, whoever prints them.
         """
         ours = [settings.REGISTRY_PASSWORD] if settings.REGISTRY_PASSWORD else []
@@ -64,7 +71,7 @@ class ImageBuilder:
             require_repository(job, claim=False)
             with recording(job.boot_run(), job.row, secrets, cancelled=job.cancelled) as record:
                 built = self._resumed(job, record) or self._publish(
-                    job, plan, record, outbound=outbound
+                    job, plan, record, outbound=outbound, egress=egress
                 )
             job.finish_build(built)
 
@@ -86,7 +93,13 @@ class ImageBuilder:
         return BuiltImage(image=image, plan_hash=earlier.plan_hash, reused=True)
 
     def _publish(
-        self, job: JobState, plan: ImagePlan, record: BuildRecord, *, outbound: bool
+        self,
+        job: JobState,
+        plan: ImagePlan,
+        record: BuildRecord,
+        *,
+        outbound: bool,
+        egress: Callable[[str], None] | None,
     ) -> BuiltImage:
         """Return an image of ``plan``: one that is there already, else a new one."""
         fetcher = SourceFetcher(job, self.sources, record)
@@ -102,7 +115,9 @@ class ImageBuilder:
         reused = image is not None
         if image is None:
             job.require_build_slot()
-            image = self._compile_and_push(job, plan, fetcher, resolved, record, outbound=outbound)
+            image = self._compile_and_push(
+                job, plan, fetcher, resolved, record, outbound=outbound, egress=egress
+            )
         else:
             record.state("An image of the same plan already exists; no build is needed.")
             BUILDS_REUSED.count()
@@ -150,6 +165,7 @@ class ImageBuilder:
         record: BuildRecord,
         *,
         outbound: bool,
+        egress: Callable[[str], None] | None,
     ) -> PublishedImage:
         with self._source_folder(job) as folder:
             checkouts = fetcher.checkout(resolved, folder)
@@ -168,6 +184,7 @@ class ImageBuilder:
                     log=record,
                     cancelled=job.cancelled,
                     outbound=outbound,
+                    egress=egress,
                 )
         try:
             with measured("push"):

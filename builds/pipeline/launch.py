@@ -26,6 +26,7 @@ from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, CommandForeground, Step
 from workspaces.credentials.documents import document_of, note_delivered
 from workspaces.credentials.upkeep import keep_renewed
+from workspaces.egress.known_networks import egress_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
 
@@ -103,6 +104,8 @@ class WorkspaceLauncher:
     timeout: float
     require_isolation: Callable[[], None]
     """Returns when a workspace with a network reaches nothing that is not its own."""
+    require_egress: Callable[[], None]
+    """Returns when a workspace with an egress policy reaches only what that names."""
 
     def launch(
         self, job: JobState, blueprint: Blueprint, plan: ImagePlan, credentials: JobCredentials
@@ -116,6 +119,8 @@ class WorkspaceLauncher:
             try:
                 if request.outbound:
                     self.require_isolation()
+                if request.egress is not None:
+                    self.require_egress()
                 launched = self.adapter.launch(request, cancelled=job.cancelled)
             except JobError as exc:
                 raise credentials.without_secrets(exc) from exc
@@ -142,6 +147,7 @@ class WorkspaceLauncher:
             ),
             working_directory=runtime.working_directory,
             outbound=runtime.network.outbound,
+            egress=egress_of(attempt, blueprint.runtime.network.egress),
             memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
             cpus=resources.cpus or settings.WORKSPACE_CPUS,
             pids=resources.pids or settings.WORKSPACE_PIDS,

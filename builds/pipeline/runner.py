@@ -18,6 +18,7 @@ from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.launch import JobCredentials, WorkspaceLauncher
 from builds.planner import Catalogue, plan
 from workspaces.blueprint import Blueprint
+from workspaces.egress.known_networks import egress_of
 from workspaces.models import LeaseLost
 
 
@@ -68,7 +69,13 @@ class JobRunner:
         if not job.is_built:
             # Accounts that do not open fail the job here, and not after a long build.
             outbound = blueprint.runtime.network.outbound
-            self.builder.build(job, image_plan, masks=credentials.masks(), outbound=outbound)
+            self.builder.build(
+                job,
+                image_plan,
+                masks=credentials.masks(),
+                outbound=outbound,
+                egress=egress_of(job.attempt, blueprint.runtime.network.egress),
+            )
         self.launcher.launch(job, blueprint, image_plan, credentials)
 
     def tidy(self, grace: timedelta) -> None:

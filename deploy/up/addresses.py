@@ -33,7 +33,8 @@ API = Listener("api", "SVC_API_PORT", 4000, "the API")
 SSH = Listener("sshgateway", "SVC_SSH_PORT", 2222, "the SSH gateway")
 PREVIEW = Listener("previewgateway", "SVC_PREVIEW_PORT", 4080, "the preview gateway")
 WEB = Listener("web", "SVC_WEB_PORT", 3000, "the web")
-LISTENERS = (API, SSH, PREVIEW, WEB)
+EGRESS = Listener("egressproxy", "SVC_EGRESS_PORT", 4053, "the egress proxy")
+LISTENERS = (API, SSH, PREVIEW, WEB, EGRESS)
 
 
 def remembered_ports(layout: Layout) -> dict[str, str]:
@@ -114,7 +115,7 @@ def _settle(
 ) -> int:
     setting = listener.setting
     port = _port(environ, listener)
-    if listener is WEB and port == 0:
+    if listener in (WEB, EGRESS) and port == 0:
         return port  # the operator wants none
     # The processes of a moment ago may still be letting go of it.
     if wait_until(lambda: is_free(port, _host(environ)), 3):

@@ -40,6 +40,7 @@ PROCESSES: tuple[Process, ...] = (
     Process("runworker", "{bin}/python manage.py runworker", 20),
     Process("sshgateway", "{bin}/python manage.py sshgateway", 30),
     Process("previewgateway", "{bin}/python manage.py previewgateway", 30),
+    Process("egressproxy", "{bin}/python manage.py egressproxy", 10),
 )
 
 

@@ -123,6 +123,7 @@ PROCESSES = {
     "the run worker": ["manage.py", "runworker"],
     "the SSH gateway": ["manage.py", "sshgateway"],
     "the preview gateway": ["manage.py", "previewgateway"],
+    "the egress proxy": ["manage.py", "egressproxy"],
     "the engine's proxy": ["manage.py", "engineproxy"],
     "the migration": ["manage.py", "migrate", "--noinput", "--skip-checks"],
 }

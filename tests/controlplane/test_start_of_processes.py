@@ -45,6 +45,7 @@ def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("runs", "previewgateway"),
         ("e2bfacade", "e2bfacade"),
         ("workspaces", "engineproxy"),
+        ("workspaces", "egressproxy"),
     ],
 )
 def test_a_process_without_pages_reads_none(app: str, command: str) -> None:

@@ -14,7 +14,8 @@ FOLDER = CHECKOUT / "deploy" / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 _PROGRAMS = "/opt/svc/venv/bin/"
 EDGE = {"svc-runworker.service", "svc-sshgateway.service", "svc-previewgateway.service"}
-"""Whose account has nothing else."""
+"""Whose account has nothing else, and who reaches workspaces through the engine proxy."""
+EGRESS = "svc-egressproxy.service"
 
 
 def _values(unit: str, name: str) -> list[str]:
@@ -72,10 +73,18 @@ def test_only_the_worker_and_the_proxy_are_in_the_engines_group(unit: str) -> No
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_nobody_runs_as_root_or_becomes_it(unit: str) -> None:
-    edge = unit in EDGE
+    edge = unit in EDGE | {EGRESS}
     assert _values(unit, "User") == (["svc-runs"] if edge else ["svc"])
     assert _values(unit, "NoNewPrivileges") == ["yes"]
     assert _values(unit, "CapabilityBoundingSet") == [""]
+
+
+def test_the_egress_proxy_knows_no_secret_of_the_accounts_and_nothing_of_the_engine() -> None:
+    (unset,) = _values(EGRESS, "UnsetEnvironment")
+    assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "SVC_RECORD_SIGNING_KEY"} <= set(
+        unset.split()
+    )
+    assert "DOCKER_HOST" not in (FOLDER / EGRESS).read_text()
 
 
 @pytest.mark.parametrize("unit", sorted(EDGE))

@@ -38,7 +38,9 @@ def confined(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Bench
 
     def make(*, memory_mb: int = 1024, cpus: float = 1.0, pids: int = 512) -> Bench:
         limits = StepLimits(
-            network=lambda: launcher.adapter.build_network(uuid4(), pids=pids, oldest=3600),
+            network=lambda egress: launcher.adapter.build_network(
+                uuid4(), pids=pids, oldest=3600, egress=egress
+            ),
             memory_mb=memory_mb,
             cpus=cpus,
         )

@@ -6,6 +6,7 @@ again: what a blueprint holds is bounded, trimmed and free of control characters
 
 - :mod:`.grammar` what kinds of text there are
 - :mod:`.contents`  what is in the workspace; :mod:`.running` how it starts and runs;
+  :mod:`.egress` what it reaches;
   :mod:`.blueprint` both together
 - :mod:`.ignored`  what only other planners know
 - :mod:`.faults`  what can be wrong, and how it is said
@@ -24,6 +25,7 @@ from .contents import (
     Sources,
     Tooling,
 )
+from .egress import Egress, EgressRule
 from .ignored import MEMBER_IGNORED, warnings_of
 from .running import (
     CommandForeground,
@@ -44,6 +46,8 @@ __all__ = [
     "Credentials",
     "CustomHarness",
     "Customization",
+    "Egress",
+    "EgressRule",
     "HarnessForeground",
     "InputSource",
     "Lifecycle",

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from .egress import Egress
 from .grammar import EnvName, EnvValue, Label, Script, StepDirectory, WorkspaceDirectory
 from .part import Many, Part, tuple_of_array
 
@@ -121,6 +122,19 @@ class Network(Part):
     outbound: bool = Field(
         default=True, description="Whether the workspace may open connections to other machines."
     )
+    egress: Egress | None = Field(
+        default=None,
+        description="Which hosts it may reach, by name. Absent: every public address.",
+    )
+
+    @field_validator("egress")
+    @classmethod
+    def _has_a_network(cls, egress: Egress | None, info: ValidationInfo) -> Egress | None:
+        if egress is not None and info.data.get("outbound") is False:
+            raise PydanticCustomError(
+                "not-allowed", "cannot be used with outbound false: nothing is reached then."
+            )
+        return egress
 
 
 class Resources(Part):

@@ -41,6 +41,7 @@ class IsolationTask:
             allowed=settings.SVC_WORKSPACE_ALLOWED_NETWORKS,
             image=settings.SVC_NETWORK_GUARD_IMAGE,
             base_image=settings.SVC_BASE_IMAGES["debian"],
+            egress_port=settings.SVC_EGRESS_PORT,
         )
         self._told = ""
 
@@ -53,7 +54,14 @@ class IsolationTask:
             enforced, detail = True, self._guard.ensure()
         except LaunchError as error:
             enforced, detail = False, error.message
-        NetworkGuardReport.objects.report(engine_id, enforced=enforced, detail=detail)
+        try:
+            egress = ""
+            self.require_egress()
+        except LaunchError as error:
+            egress = error.message
+        NetworkGuardReport.objects.report(
+            engine_id, enforced=enforced, detail=detail, egress=egress
+        )
         if detail != self._told:
             log.log(20 if enforced else 40, "network_guard_checked", ok=enforced, detail=detail)
             self._told = detail
@@ -65,6 +73,37 @@ class IsolationTask:
         """
         if settings.SVC_NETWORK_GUARD == "on":
             self._guard.require()
+
+    def require_egress(self) -> None:
+        """Return when a policy of hosts would be kept on this engine's machine.
+
+        Raises ``egress-not-enforced`` or ``network-not-guarded``.
+        """
+        if settings.SVC_NETWORK_GUARD != "on":
+            raise LaunchError(
+                "egress-not-enforced",
+                "Egress policies need the rules of this installation: SVC_NETWORK_GUARD is "
+                f"{settings.SVC_NETWORK_GUARD}.",
+            )
+        self._guard.require_egress()
+
+
+def check_egress() -> str:
+    """Say that every engine with a build worker enforces egress policies.
+
+    Raises ``NotIsolatedError`` with the reason if not: workspaces with a policy do not start then.
+    """
+    if not settings.SVC_EGRESS_PORT:
+        return "Egress policies are switched off: SVC_EGRESS_PORT is 0."
+    if settings.SVC_NETWORK_GUARD != "on":
+        return "Egress policies are not enforced: SVC_NETWORK_GUARD is not on."
+    reports = list(NetworkGuardReport.objects.fresh(within=FRESH))
+    if not reports:
+        raise NotIsolatedError("No build worker reports whether egress policies are enforced.")
+    for report in reports:
+        if report.egress:
+            raise NotIsolatedError(report.egress)
+    return "The egress proxy runs beside every engine."
 
 
 def bound_wide() -> bool:

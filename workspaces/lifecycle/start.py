@@ -34,6 +34,7 @@ from workspaces.lifecycle.start_request import (
     StartedSandbox,
     answer_of,
     check_ceilings,
+    check_egress,
     check_registry,
     infer_name,
     resolve_spec,
@@ -64,6 +65,7 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
     )
     blueprint = selected.blueprint
     check_ceilings(blueprint)
+    check_egress(blueprint)
     refuse_taken(request.registry_id, request.repository, owner_user_id=request.owner_user_id)
     credentials = choose_credentials(
         blueprint,

@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from django.conf import settings
 
 from controlplane.errors import Fault, NotFound, ValidationFailed
 from controlplane.http.idempotency import hash_of
 from workspaces.blueprint import Blueprint
+from workspaces.egress.presets import PresetsError, read_presets
 from workspaces.env_warnings import env_warnings
 from workspaces.models import BuildJob, Sandbox
 from workspaces.packages.standardization import standardize_with_index
 from workspaces.status import SurfacedStatus
 
 NAME_MAX_LENGTH = 120
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,32 @@ def check_ceilings(blueprint: Blueprint) -> None:
             ("pids", resources.pids, settings.WORKSPACE_MAX_PIDS),
         )
         if wanted is not None and wanted > ceiling
+    ]
+    if faults:
+        raise ValidationFailed(faults)
+
+
+def check_egress(blueprint: Blueprint) -> None:
+    """Raise ``ValidationFailed`` for presets that this installation does not have."""
+    egress = blueprint.runtime.network.egress
+    if egress is None or not egress.presets:
+        return
+    try:
+        presets = read_presets(settings.SVC_EGRESS_PRESETS)
+    except PresetsError as error:
+        log.error("egress_presets_not_read", reason=str(error))
+        detail = "The presets of this installation cannot be read; its operator has to mend them."
+        raise ValidationFailed(
+            [Fault("unknown-preset", detail, pointer="/spec/runtime/network/egress/presets")]
+        ) from error
+    faults = [
+        Fault(
+            "unknown-preset",
+            f"There is no preset {name}. There are: {', '.join(sorted(presets.by_name))}.",
+            pointer=f"/spec/runtime/network/egress/presets/{number}",
+        )
+        for number, name in enumerate(egress.presets)
+        if presets.find(name) is None
     ]
     if faults:
         raise ValidationFailed(faults)

@@ -13,6 +13,7 @@ from workspaces.models.core import (
     Workspace,
     WorkspaceEvent,
 )
+from workspaces.models.egress_networks import EgressNetwork
 from workspaces.models.guards import NetworkGuardReport
 from workspaces.models.repositories import PublishedRepository
 from workspaces.models.transition import Transition
@@ -25,6 +26,7 @@ __all__ = [
     "Attempt",
     "BuildJob",
     "CredentialReference",
+    "EgressNetwork",
     "Fence",
     "LeaseLost",
     "NetworkGuardReport",

@@ -387,6 +387,8 @@ class WorkspaceEvent(models.Model):
         CREDENTIALS_DELIVERED = "credentials.delivered"
         CREDENTIALS_WITHDRAWN = "credentials.withdrawn"
         CREDENTIALS_RENEWED = "credentials.renewed"
+        EGRESS_ALLOWED = "egress.allowed"
+        EGRESS_REFUSED = "egress.refused"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     workspace = models.ForeignKey(Workspace, on_delete=models.CASCADE, related_name="events")

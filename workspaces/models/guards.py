@@ -11,9 +11,9 @@ from django.db.models.functions import Now
 class NetworkGuardReportQuerySet(models.QuerySet["NetworkGuardReport"]):
     """The latest report of each engine. Database time only."""
 
-    def report(self, engine_id: str, *, enforced: bool, detail: str) -> None:
+    def report(self, engine_id: str, *, enforced: bool, detail: str, egress: str = "") -> None:
         """Write what a worker of the engine has just seen."""
-        told = {"enforced": enforced, "detail": detail, "checked_at": Now()}
+        told = {"enforced": enforced, "detail": detail, "egress": egress, "checked_at": Now()}
         self.update_or_create(engine_id=engine_id, defaults=told)
 
     def fresh(self, *, within: timedelta) -> NetworkGuardReportQuerySet:
@@ -27,6 +27,9 @@ class NetworkGuardReport(models.Model):
     engine_id = models.CharField(primary_key=True, max_length=128)
     enforced = models.BooleanField()
     detail = models.TextField()
+    egress = models.TextField(
+        blank=True, help_text="Why no policy of hosts can be enforced; empty: they are."
+    )
     checked_at = models.DateTimeField()
 
     objects = NetworkGuardReportQuerySet.as_manager()

@@ -11,6 +11,7 @@ launched. The codes a launch can fail with:
 ``oci-runtime-missing`` the engine does not know the OCI runtime that was asked for
 ``launch-refused``      the engine refused to create or start the container or its network
 ``network-not-guarded`` the engine's machine does not keep workspaces from reaching it
+``egress-not-enforced`` the workspace has an egress policy, and nobody would keep it
 ``network-pool-empty``  no free subnet is left in the configured pool
 ``agent-silent``        the container lives, and the agent in it does not answer
 ``credentials-refused`` the agent would not take the credentials, could not keep them, or has no
@@ -97,6 +98,9 @@ class LaunchRequest:
     """True: the engine starts the runtime again when it ends or the machine restarts."""
     oci_runtime: Literal["runc", "runsc"]
     timeout: float
+    egress: Callable[[str], None] | None = field(default=None, repr=False)
+    """None: every public address is reached. Else the egress proxy only, and it is called with the
+    name of the network's bridge before that is made, so that the policy is known by then."""
     volumes: Sequence[Volume] = ()
     """What is kept of the workspace from one attempt to the next; none may be inside another."""
     fresh_volumes: bool = False

@@ -8,7 +8,7 @@ import functools
 import ipaddress
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from uuid import UUID
 
 from docker.errors import APIError, NotFound
@@ -87,21 +87,35 @@ class DockerAdapter:
             engine.require_recent()
 
     def build_network(
-        self, build_id: UUID, *, pids: int, oldest: float
+        self,
+        build_id: UUID,
+        *,
+        pids: int,
+        oldest: float,
+        egress: Callable[[str], None] | None = None,
     ) -> contextlib.AbstractContextManager[str]:
         """Have a network for the steps of one build, each with a limit of processes.
 
+        ``egress`` is that of ``LaunchRequest``.
         Networks that builds left more than ``oldest`` seconds ago are removed.
         """
-        return build_network(self._connect, build_id, pool=self._pool, pids=pids, oldest=oldest)
+        return build_network(
+            self._connect, build_id, pool=self._pool, pids=pids, oldest=oldest, egress=egress
+        )
 
     def network_guard(
-        self, *, allowed: Iterable[str] = (), image: str = "", base_image: str = ""
+        self,
+        *,
+        allowed: Iterable[str] = (),
+        image: str = "",
+        base_image: str = "",
+        egress_port: int = 0,
     ) -> NetworkGuard:
         """Return what keeps workspaces away from the engine's machine and from each other.
 
         ``allowed`` are private IPv4 networks that workspaces may reach nevertheless; ``image`` has
-        nftables, without it one is built from ``base_image``.
+        nftables, without it one is built from ``base_image``. ``egress_port`` is where the egress
+        proxy listens on the engine's machine; 0: workspaces with a policy reach nothing.
         """
         return NetworkGuard(
             self._connect,
@@ -110,6 +124,7 @@ class DockerAdapter:
             allowed=tuple(map(ipaddress.IPv4Network, allowed)),
             image=image,
             base_image=base_image,
+            egress_port=egress_port,
         )
 
     def disk_use(

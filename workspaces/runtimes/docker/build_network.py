@@ -22,6 +22,7 @@ from docker.models.networks import Network
 
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.engine_api import TICK_SECONDS, Engine, engine_errors, labels_of
+from workspaces.runtimes.docker.networks import new_bridge_name
 
 BUILD_LABEL = "svc.build"
 BEGAN_LABEL = "svc.build-began"
@@ -39,9 +40,12 @@ def build_network(
     pool: ipaddress.IPv4Network,
     pids: int,
     oldest: float,
+    egress: Callable[[str], None] | None = None,
 ) -> Iterator[str]:
     """Return the name of a network that is there for the block, and limits what connects to it.
 
+    With ``egress`` it reaches the egress proxy only; that is called with the name of the bridge
+    before the network is made.
     Networks of builds that nobody removed within ``oldest`` seconds go now.
     """
     with connect() as engine:
@@ -52,7 +56,10 @@ def build_network(
             BEGAN_LABEL: str(int(time.time())),
         }
         name = f"svc-build-{build_id}"
-        network = engine.create_network(name, labels, pool=pool, start=build_id.int)
+        bridge = new_bridge_name(engine.instance_id, egress=egress is not None)
+        if egress is not None:
+            egress(bridge)
+        network = engine.create_network(name, labels, pool=pool, start=build_id.int, bridge=bridge)
         try:
             # Connected by the time that the block begins: the first step is limited as well.
             with _limited(engine, str(network.id), pids):

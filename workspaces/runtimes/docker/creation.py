@@ -16,6 +16,8 @@ from workspaces.runtimes.docker.engine_api import Engine, container_name
 
 AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 """What the agent needs as root: to own files for the user, to become the user, to end processes."""
+ASKED_NAME_SERVER = "192.0.2.53"
+"""What workspaces with a policy ask: an address that nobody has (RFC 5737)."""
 SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
 """What else sudo and package managers use. NET_RAW and SETFCAP stay out together: without the
 second, packages such as ping install themselves so that they work without the first."""
@@ -35,6 +37,7 @@ class NetworkInTheMaking:
         *,
         pool: IPv4Network,
         start: int,
+        bridge: str = "",
     ) -> None:
         self.name = name
         self._error: BaseException | None = None
@@ -42,7 +45,7 @@ class NetworkInTheMaking:
         def create() -> None:
             try:
                 with connect() as engine:
-                    engine.create_network(name, labels, pool=pool, start=start)
+                    engine.create_network(name, labels, pool=pool, start=start, bridge=bridge)
             except BaseException as error:
                 self._error = error
 
@@ -78,6 +81,8 @@ def create_container(
         network=network,
         network_mode=None if network else "none",
         # Without a network nobody answers for the host's own name, and sudo would complain.
+        # All that is asked of name servers is answered by the egress proxy, whatever they are.
+        dns=[ASKED_NAME_SERVER] if request.egress else None,
         extra_hosts=None if network else {hostname: "127.0.1.1"},
         tty=False,
         stdin_open=False,

@@ -32,7 +32,7 @@ from docker.utils import version_lt
 
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError, ObservedRuntime
-from workspaces.runtimes.docker.networks import BRIDGE_NAME, free_subnets, new_bridge_name
+from workspaces.runtimes.docker.networks import free_subnets, network_options, new_bridge_name
 
 OLDEST_API = "1.41"
 """Spoken by Docker 20.10, the oldest engine that is supported."""
@@ -192,9 +192,18 @@ class Engine:
         ]
 
     def create_network(
-        self, name: str, labels: Mapping[str, str], *, pool: ipaddress.IPv4Network, start: int
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        *,
+        pool: ipaddress.IPv4Network,
+        start: int,
+        bridge: str = "",
     ) -> Network:
-        """Create a bridge network on a free subnet of ``pool``; ``start`` spreads the choice."""
+        """Create a bridge network on a free subnet of ``pool``; ``start`` spreads the choice.
+
+        ``bridge`` is the name of its bridge, which decides about its rules; empty: a new one.
+        """
         taken = [
             part.get("Subnet") or ""
             for network in self.client.networks.list()
@@ -209,7 +218,7 @@ class Engine:
                     driver="bridge",
                     ipam=IPAMConfig(pool_configs=[ipam]),
                     labels=dict(labels),
-                    options={BRIDGE_NAME: new_bridge_name(self.instance_id)},
+                    options=network_options(bridge or new_bridge_name(self.instance_id)),
                 )
             except APIError as error:
                 # Another launch was quicker, or something that the engine does not list is there.

@@ -48,6 +48,7 @@ from workspaces.runtimes.docker.engine_api import (
     refused,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
+from workspaces.runtimes.docker.networks import new_bridge_name
 from workspaces.runtimes.docker.pulling import pull
 
 UNSTARTED_SECONDS = 10.0
@@ -328,7 +329,12 @@ class Launch:
         name = f"{self._name}-{self._token[:8]}"
         labels = labels_for(self._request)
         start = self._request.run_id.int
-        return NetworkInTheMaking(name, labels, self._connect, pool=self._pool, start=start)
+        bridge = new_bridge_name(self._engine.instance_id, egress=self._request.egress is not None)
+        if self._request.egress is not None:
+            self._request.egress(bridge)
+        return NetworkInTheMaking(
+            name, labels, self._connect, pool=self._pool, start=start, bridge=bridge
+        )
 
     # ---------------------------------------------------------------------- waiting for the agent
 

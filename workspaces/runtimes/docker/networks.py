@@ -22,9 +22,27 @@ def bridge_prefix(instance_id: str) -> str:
     return f"w{hashlib.sha256(instance_id.encode()).hexdigest()[:6]}"
 
 
-def new_bridge_name(instance_id: str) -> str:
-    """Return a name for a bridge; 15 characters are what Linux has room for."""
-    return f"{bridge_prefix(instance_id)}{secrets.token_hex(4)}"
+def egress_prefix(instance_id: str) -> str:
+    """Return how the bridges begin whose workspaces reach the egress proxy only: 7 characters."""
+    return f"e{bridge_prefix(instance_id)[1:]}"
+
+
+def new_bridge_name(instance_id: str, *, egress: bool = False) -> str:
+    """Return a name for a bridge; 15 characters are what Linux has room for.
+
+    With ``egress`` the rules let it reach the egress proxy only, from its first packet on.
+    """
+    prefix = egress_prefix(instance_id) if egress else bridge_prefix(instance_id)
+    return f"{prefix}{secrets.token_hex(4)}"
+
+
+def network_options(bridge: str) -> dict[str, str]:
+    """Return the engine's options of a network with this bridge."""
+    if not bridge.startswith("e"):
+        return {BRIDGE_NAME: bridge}
+    # The proxy connects in its place. Should the rules be away after a restart of the machine, no
+    # answer from elsewhere finds its way back.
+    return {BRIDGE_NAME: bridge, "com.docker.network.bridge.enable_ip_masquerade": "false"}
 
 
 def free_subnets(pool: IPv4Network, taken: Iterable[str], *, start: int) -> Iterator[IPv4Network]:

@@ -25,7 +25,7 @@ from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.boot import one_line
 from workspaces.runtimes.docker.engine_api import Engine
 from workspaces.runtimes.docker.network_guard.rules import GuardRules, resolvers_in
-from workspaces.runtimes.docker.networks import BRIDGE_NAME, bridge_prefix
+from workspaces.runtimes.docker.networks import BRIDGE_NAME, bridge_prefix, egress_prefix
 
 GUARD_LABEL = "svc.network-guard"
 ASK_RESOLVERS_SECONDS = 300.0
@@ -64,6 +64,7 @@ class NetworkGuard:
         allowed: tuple[IPv4Network, ...] = (),
         image: str = "",
         base_image: str = "",
+        egress_port: int = 0,
     ) -> None:
         self._connect = connect
         self._instance_id = instance_id
@@ -71,6 +72,7 @@ class NetworkGuard:
         self._allowed = allowed
         self._image = image
         self._base_image = base_image
+        self._egress_port = egress_port
         self._resolvers: tuple[IPv4Address, ...] = ()
         self._asked = float("-inf")
         self._held = float("-inf")
@@ -99,6 +101,29 @@ class NetworkGuard:
             if time.monotonic() - self._held > RECENT_SECONDS:
                 with self._connect() as engine:
                     self._hold(engine)
+
+    def require_egress(self) -> None:
+        """Return when the egress proxy listens where the rules send workspaces with a policy.
+
+        Raises ``egress-not-enforced`` with the reason, ``network-not-guarded`` as :meth:`require`.
+        """
+        if not self._egress_port:
+            raise LaunchError(
+                "egress-not-enforced",
+                "This installation enforces no egress policy: SVC_EGRESS_PORT is 0.",
+            )
+        self.require()
+        with self._lock, self._connect() as engine:
+            container = engine.named(self.container_name)
+            if container is None:
+                raise _failed("the container that keeps the rules has gone")
+            _, output = container.exec_run(["cat", "/proc/net/tcp"], demux=False)
+        if not _listens(cast("bytes", output or b"").decode(errors="replace"), self._egress_port):
+            raise LaunchError(
+                "egress-not-enforced",
+                "The egress proxy does not run on the engine's machine (manage.py egressproxy, "
+                f"port {self._egress_port}), so the workspace would reach nothing.",
+            )
 
     def remove(self) -> None:
         """Take the rules away, and the container that kept them."""
@@ -130,7 +155,13 @@ class NetworkGuard:
         self._held = time.monotonic()
 
     def _rules(self) -> GuardRules:
-        return GuardRules(self._instance_id, self._pool, self._resolvers, self._allowed)
+        return GuardRules(
+            self._instance_id,
+            self._pool,
+            self._resolvers,
+            self._allowed,
+            egress_port=self._egress_port,
+        )
 
     def _ready_image(self, engine: Engine) -> str:
         """Return an image with nftables; the first time it is built or pulled."""
@@ -234,9 +265,9 @@ class NetworkGuard:
 
     def _told(self, engine: Engine) -> str:
         """Say what holds; raise when there are networks for which it does not."""
-        prefix = bridge_prefix(self._instance_id)
+        prefixes = (bridge_prefix(self._instance_id), egress_prefix(self._instance_id))
         outside = sum(
-            not str((network.attrs.get("Options") or {}).get(BRIDGE_NAME, "")).startswith(prefix)
+            not str((network.attrs.get("Options") or {}).get(BRIDGE_NAME, "")).startswith(prefixes)
             for network in engine.networks()
         )
         if outside:
@@ -254,6 +285,12 @@ def _failed(reason: str) -> LaunchError:
         "The engine's machine does not stop workspaces from reaching it: "
         f"{one_line(reason)[:500] or 'no reason given'}",
     )
+
+
+def _listens(sockets: str, port: int) -> bool:
+    """Tell whether ``/proc/net/tcp`` has a socket that listens at every address of the machine."""
+    wanted = [f"00000000:{port:04X}", "0A"]
+    return any([words[1], words[3]] == wanted for words in map(str.split, sockets.splitlines()[1:]))
 
 
 def _dockerfile(base_image: str) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-from workspaces.runtimes.docker.networks import bridge_prefix
+from workspaces.runtimes.docker.networks import bridge_prefix, egress_prefix
 
 NEVER = tuple(
     IPv4Network(text)
@@ -37,17 +37,29 @@ NEVER = tuple(
 
 
 @dataclass(frozen=True, slots=True)
+class _Chain:
+    name: str
+    kind: str
+    hook: str
+    priority: int
+    rules: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class GuardRules:
     """The rules of one installation.
 
     ``resolvers`` answer the names that workspaces ask for, at port 53 and nowhere else; ``allowed``
-    are networks that the operator lets workspaces reach although they are private.
+    are networks that the operator lets workspaces reach although they are private. Networks with a
+    policy, whose bridges have another prefix, reach the egress proxy and nothing else.
     """
 
     instance_id: str
     pool: IPv4Network
     resolvers: tuple[IPv4Address, ...] = ()
     allowed: tuple[IPv4Network, ...] = ()
+    egress_port: int = 0
+    """Where the egress proxy listens; 0: networks with a policy reach nothing."""
 
     @property
     def table(self) -> str:
@@ -57,43 +69,104 @@ class GuardRules:
     @property
     def digest(self) -> str:
         """Stands for these rules and no others."""
-        told = "\n".join([self.table, *self._rules()])
+        told = "\n".join([self.table, *(rule for chain in self._chains() for rule in chain.rules)])
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def text(self) -> str:
         """Return what ``nft -f -`` reads: the whole table is replaced at once."""
-        rules = "".join(
-            f'    {rule} comment "{self.digest} {number}"\n'
-            for number, rule in enumerate(self._rules())
-        )
+        chains = ""
+        for chain in self._chains():
+            rules = "".join(
+                f'    {rule} comment "{self.digest} {chain.name} {number}"\n'
+                for number, rule in enumerate(chain.rules)
+            )
+            chains += (
+                f"  chain {chain.name} {{\n"
+                f"    type {chain.kind} hook {chain.hook} priority {chain.priority};"
+                f" policy accept;\n{rules}  }}\n"
+            )
         return (
             # The first line makes sure that there is something to delete.
             f"table inet {self.table}\ndelete table inet {self.table}\n"
-            f"table inet {self.table} {{\n  chain from_workspaces {{\n"
-            # After connections are known (-200), before addresses are changed (-100).
-            "    type filter hook prerouting priority -155; policy accept;\n"
-            f"{rules}  }}\n}}\n"
+            f"table inet {self.table} {{\n{chains}}}\n"
         )
 
     def are_in(self, listing: str) -> bool:
         """Tell whether ``nft -j list table`` lists exactly these rules, where they take effect."""
         try:
             things = json.loads(listing)["nftables"]
-            chains = [thing["chain"] for thing in things if "chain" in thing]
             told = [thing["rule"].get("comment", "") for thing in things if "rule" in thing]
-            hooked = [
-                (chain.get("hook"), chain.get("prio"), chain.get("policy")) for chain in chains
-            ]
+            hooked = {
+                (chain.get("type"), chain.get("hook"), chain.get("prio"), chain.get("policy"))
+                for chain in (thing["chain"] for thing in things if "chain" in thing)
+            }
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
-        wanted = [f"{self.digest} {number}" for number in range(len(self._rules()))]
-        return hooked == [("prerouting", -155, "accept")] and told == wanted
+        chains = self._chains()
+        wanted = [
+            f"{self.digest} {chain.name} {number}"
+            for chain in chains
+            for number in range(len(chain.rules))
+        ]
+        places = {(chain.kind, chain.hook, chain.priority, "accept") for chain in chains}
+        return hooked == places and sorted(told) == sorted(wanted)
+
+    def _chains(self) -> Sequence[_Chain]:
+        """Return the chains; without an egress proxy the first one is all there is."""
+        # After connections are known (-200), before addresses are changed (-100).
+        chains = [_Chain("from_workspaces", "filter", "prerouting", -155, self._rules())]
+        if not self.egress_port:
+            return chains
+        theirs = f'iifname "{egress_prefix(self.instance_id)}*"'
+        port = self.egress_port
+        return [
+            *chains,
+            # Before Docker's own, which lead to published ports.
+            _Chain(
+                "to_egress_proxy",
+                "nat",
+                "prerouting",
+                -110,
+                [
+                    f"{theirs} meta l4proto tcp redirect to :{port}",
+                    f"{theirs} udp dport 53 redirect to :{port}",
+                ],
+            ),
+            # Whatever became of the redirection: they reach the proxy, and nobody through us.
+            _Chain(
+                "to_the_machine",
+                "filter",
+                "input",
+                -10,
+                [
+                    f"{theirs} ct direction reply accept",
+                    f"{theirs} meta l4proto {{ tcp, udp }} th dport {port} accept",
+                    f"{theirs} drop",
+                ],
+            ),
+            _Chain("through_the_machine", "filter", "forward", -10, [f"{theirs} drop"]),
+        ]
+
+    def _egress_rules(self) -> list[str]:
+        theirs = f'iifname "{egress_prefix(self.instance_id)}*"'
+        if not self.egress_port:
+            return [f"{theirs} drop"]
+        return [
+            # Who sends for somebody else would have it put down to them.
+            f"{theirs} fib saddr . iif oif missing drop",
+            f"{theirs} meta nfproto ipv6 drop",
+            f"{theirs} ct direction reply accept",
+            f"{theirs} meta l4proto tcp accept",
+            f"{theirs} udp dport 53 accept",
+            f"{theirs} drop",
+        ]
 
     def _rules(self) -> list[str]:
         blocked = ipaddress.collapse_addresses([*NEVER, self.pool])
         single = [each for each in self.allowed if each.num_addresses == 1]
         wider = [each for each in self.allowed if each.num_addresses > 1]
         return [
+            *self._egress_rules(),
             f'iifname != "{bridge_prefix(self.instance_id)}*" accept',
             # What the machine itself began: without an answer it would reach no workspace.
             "ct direction reply accept",

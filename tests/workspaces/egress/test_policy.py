@@ -1,0 +1,170 @@
+"""What a policy says of hosts, ports and requests, and which policies are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from controlplane.errors import ValidationFailed
+from workspaces.blueprint import Blueprint, Egress
+from workspaces.egress.host_policy import Policy, UnknownPreset
+from workspaces.egress.presets import PresetsError, read_presets
+
+
+def egress(told: dict[str, Any], **network: Any) -> Egress:
+    spec = {"harness": {"id": "shell"}, "runtime": {"network": {"egress": told, **network}}}
+    found = Blueprint.parse(spec).runtime.network.egress
+    assert found is not None
+    return found
+
+
+def policy(**told: Any) -> Policy:
+    return Policy.of(egress(told), read_presets())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "allowed"),
+    [
+        ("example.org", "example.org", True),
+        ("Example.ORG.", "example.org", True),
+        ("example.org", "www.example.org", False),
+        ("example.org", "example.org.evil.net", False),
+        ("example.org", "notexample.org", False),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", "a.example.org", True),
+        ("*.example.org", "a.b.example.org", True),
+        ("*.example.org", "aexample.org", False),
+    ],
+)
+def test_a_rule_is_about_exactly_the_hosts_that_it_names(
+    pattern: str, host: str, allowed: bool
+) -> None:
+    assert policy(rules=[{"hosts": [pattern]}]).about_connection(host, 443).allowed is allowed
+
+
+def test_a_named_host_is_reached_as_its_rules_say_even_when_all_others_are_allowed() -> None:
+    found = policy(default="allow", rules=[{"hosts": ["a.test"], "ports": [8443]}])
+    assert not found.about_connection("a.test", 443).allowed
+    assert found.about_connection("a.test", 8443).rule == "rules/0"
+    assert found.about_connection("b.test", 1234).rule == "default"
+    assert not policy().about_name("b.test").allowed
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/a/b", True),
+        ("POST", "/a/b", False),
+        ("GET", "/c", True),
+        ("GET", "/cc", False),
+        ("GET", "/a/../d", False),
+        ("GET", "/a/%2e%2e/d", False),
+        ("GET", "/a//d", False),
+        ("GET", "/a/\\..\\d", False),
+    ],
+)
+def test_a_request_has_to_fit_method_and_path_of_one_rule(
+    method: str, path: str, allowed: bool
+) -> None:
+    rule = {"hosts": ["a.test"], "ports": [80], "methods": ["GET"], "paths": ["/a/*", "/c"]}
+    found = policy(rules=[rule])
+    assert found.about_request("a.test", 80, method, path).allowed is allowed
+
+
+def test_a_policy_that_was_stored_says_the_same() -> None:
+    found = policy(default="allow", presets=["python", "debian@1"], rules=[{"hosts": ["a.test"]}])
+    assert Policy.from_wire(found.to_wire()) == found
+    assert found.about_connection("pypi.org", 443).rule == "presets/python@1/0"
+
+
+def test_presets_of_the_operator_are_added_and_replace_ours(tmp_path: Path) -> None:
+    theirs = tmp_path / "our presets.toml"
+    theirs.write_text(
+        '[python.7]\nrules = [{ hosts = ["pypi.internal"] }]\n'
+        '[house.1]\nrules = [{ hosts = ["a.internal"] }]\n'
+        '[house.2]\nrules = [{ hosts = ["b.internal"], ports = [22, 443] }]\n'
+    )
+    presets = read_presets(str(theirs))
+
+    def hosts(name: str) -> tuple[str, tuple[str, ...]]:
+        found = presets.find(name)
+        assert found is not None
+        return found[0], found[1][0].hosts
+
+    assert hosts("python") == ("python@7", ("pypi.internal",))
+    assert hosts("house") == ("house@2", ("b.internal",))
+    assert hosts("house@1") == ("house@1", ("a.internal",))
+    assert presets.find("npm") is not None
+    assert presets.find("house@3") is None
+    with pytest.raises(UnknownPreset):
+        Policy.of(egress({"presets": ["python@1"]}), presets)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        'a = "b"',
+        "[a.x]\nrules = []",
+        "[a.1]\n",
+        '[a.1]\nrules = [{ hosts = ["1.2.3.4"] }]',
+        '[a.1]\nrules = [{ hosts = ["a.test"], port = [1] }]',
+    ],
+)
+def test_a_file_of_presets_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "presets.toml").write_text(text)
+    with pytest.raises(PresetsError):
+        read_presets(str(tmp_path / "presets.toml"))
+    with pytest.raises(PresetsError):
+        read_presets(str(tmp_path / "missing.toml"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "member"),
+    [
+        ({"hosts": []}, "/hosts"),
+        ({"hosts": ["*"]}, "/hosts/0"),
+        ({"hosts": ["*.org"]}, "/hosts/0"),
+        ({"hosts": ["a.*.org"]}, "/hosts/0"),
+        ({"hosts": ["1.2.3.4"]}, "/hosts/0"),
+        ({"hosts": ["::1"]}, "/hosts/0"),
+        ({"hosts": ["a.1"]}, "/hosts/0"),
+        ({"hosts": ["https://a.test"]}, "/hosts/0"),
+        ({"hosts": ["a.test:80"]}, "/hosts/0"),
+        ({"hosts": ["münchen.test"]}, "/hosts/0"),
+        ({"hosts": [f"{'a' * 64}.test"]}, "/hosts/0"),
+        ({"hosts": ["a.test"], "ports": [0]}, "/ports/0"),
+        ({"hosts": ["a.test"], "ports": [65536]}, "/ports/0"),
+        ({"hosts": ["a.test"], "methods": ["GET"]}, "/methods"),
+        ({"hosts": ["a.test"], "ports": [80, 443], "paths": ["/"]}, "/paths"),
+        ({"hosts": ["a.test"], "ports": [80], "methods": ["get"]}, "/methods/0"),
+        ({"hosts": ["a.test"], "ports": [80], "paths": ["a"]}, "/paths/0"),
+        ({"hosts": ["a.test"], "ports": [80], "paths": ["/a/../b"]}, "/paths/0"),
+        ({"hosts": ["a.test"], "credential": "work"}, "/credential"),
+        ({"hosts": ["a.test"], "host": "b.test"}, "/host"),
+    ],
+)
+def test_a_rule_that_cannot_be_kept_is_refused_where_it_is_wrong(
+    rule: dict[str, Any], member: str
+) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        egress({"rules": [rule]})
+    assert f"/spec/runtime/network/egress/rules/0{member}" in {
+        fault.pointer for fault in caught.value.errors
+    }
+
+
+def test_a_policy_without_a_network_is_refused() -> None:
+    with pytest.raises(ValidationFailed):
+        egress({}, outbound=False)
+
+
+def test_the_presets_of_ours_are_all_policies() -> None:
+    presets = read_presets()
+    for name in presets.by_name:
+        assert Policy.of(Egress(presets=(name,)), presets).rules
+    with pytest.raises(ValidationError):
+        Egress(presets=("Python",))

@@ -1,0 +1,230 @@
+"""Decisions as events of the workspace: what was reached and what was refused.
+
+Equal decisions of one second are one event with a count. A workspace that asks for a new host with
+each packet gets events at a bounded rate, too: what exceeds it is counted, and told as a count.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import structlog
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    close_old_connections,
+    transaction,
+)
+
+from workspaces.models import Attempt, WorkspaceEvent
+from workspaces.services import Event, record_events
+
+FLUSH_SECONDS = 1.0
+BURST = 100
+PER_SECOND = 0.5
+MAX_PENDING = 200
+Kind = WorkspaceEvent.Type
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One connection or name that was allowed or refused.
+
+    A connection that is allowed is told twice: when it begins, with one connection and no bytes,
+    and when it ends, with no connection and its bytes.
+    """
+
+    attempt_id: UUID
+    allowed: bool
+    protocol: str
+    host: str
+    address: str
+    port: int
+    rule: str
+    reason: str
+    connections: int
+    sent: int = 0
+    received: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What decisions have in common that are told together."""
+        told = (self.allowed, self.protocol, self.host, self.address, self.port)
+        return (*told, self.rule, self.reason)
+
+
+@dataclass(slots=True)
+class _Sum:
+    connections: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def add(self, decision: Decision) -> None:
+        self.connections += decision.connections
+        self.sent += decision.sent
+        self.received += decision.received
+
+
+class _Waiting:
+    """What is still to be told of one attempt, and how much may be."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[object, ...], tuple[Decision, _Sum]] = {}
+        self.beyond: dict[bool, _Sum] = {}
+        self.room = float(BURST)
+        self.filled = time.monotonic()
+
+    def add(self, decision: Decision) -> None:
+        if decision.key not in self.sums and len(self.sums) >= MAX_PENDING:
+            self.beyond.setdefault(decision.allowed, _Sum()).add(decision)
+            return
+        _, total = self.sums.setdefault(decision.key, (decision, _Sum()))
+        total.add(decision)
+
+    def taken(self) -> list[Event]:
+        """Return the events that may be written now, and forget them."""
+        now = time.monotonic()
+        self.room = min(BURST, self.room + (now - self.filled) * PER_SECOND)
+        self.filled = now
+        events = []
+        for decision, total in self.sums.values():
+            if self.room < 2:  # one is kept for what exceeds
+                self.beyond.setdefault(decision.allowed, _Sum()).add(_with(decision, total))
+                continue
+            self.room -= 1
+            events.append(_event(decision, total))
+        self.sums = {}
+        for allowed in list(self.beyond):
+            if self.room >= 1:
+                self.room -= 1
+                events.append(_count(allowed, self.beyond.pop(allowed)))
+        return events
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost if it were forgotten."""
+        return not self.sums and not self.beyond and self.room >= BURST - 1
+
+
+class DecisionLog:
+    """Writes decisions from a thread of its own; :meth:`add` never waits.
+
+    While the database is away decisions wait, in bounded memory.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[UUID, _Waiting] = {}
+        self._unwritten: dict[UUID, list[Event]] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="egress decisions")
+
+    def __enter__(self) -> DecisionLog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def add(self, decision: Decision) -> None:
+        """Have a decision written."""
+        with self._lock:
+            self._waiting.setdefault(decision.attempt_id, _Waiting()).add(decision)
+
+    def flush(self) -> None:
+        """Write what waits; what cannot be written now is written the next time."""
+        with self._lock:
+            idle = [who for who, waiting in self._waiting.items() if waiting.is_idle]
+            for who in idle:
+                del self._waiting[who]
+            for who, waiting in self._waiting.items():
+                # Until these are written, more of it is summed up in bounded memory.
+                if who not in self._unwritten and (events := waiting.taken()):
+                    self._unwritten[who] = events
+        for who, events in list(self._unwritten.items()):
+            if self._write(who, events):
+                del self._unwritten[who]
+
+    def _write(self, attempt_id: UUID, events: list[Event]) -> bool:
+        try:
+            attempt = Attempt.objects.filter(pk=attempt_id).first()
+            if attempt is not None:  # its workspace may have been erased
+                with transaction.atomic():
+                    record_events(attempt, events)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("egress_decisions_wait", reason=type(error).__name__)
+            close_old_connections()
+            return False
+        except (DatabaseError, ValueError):
+            # Erased meanwhile, or a fault of ours: the next time would not be better.
+            log.exception("egress_decisions_lost", attempt_id=str(attempt_id), events=len(events))
+        return True
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(FLUSH_SECONDS):
+                close_old_connections()
+                self._guarded_flush()
+            self._guarded_flush()
+        finally:
+            close_old_connections()
+
+    def _guarded_flush(self) -> None:
+        try:
+            self.flush()
+        except Exception:
+            log.exception("egress_decisions_not_written")
+
+
+def _with(decision: Decision, total: _Sum) -> Decision:
+    return replace(
+        decision, connections=total.connections, sent=total.sent, received=total.received
+    )
+
+
+def _event(decision: Decision, total: _Sum) -> Event:
+    place = f"{decision.host or decision.address} port {decision.port}"
+    counted = f"{total.connections} connections" if total.connections != 1 else "1 connection"
+    if not decision.allowed:
+        what = f"The name {decision.host}" if decision.protocol == "dns" else place
+        message = f"Refused: {what}. {decision.reason}"
+    elif total.connections:
+        message = f"Reached {place}, allowed by {decision.rule}: {counted}."
+    else:
+        message = f"Closed {place}: {total.sent} bytes sent, {total.received} received."
+    kind = Kind.EGRESS_ALLOWED if decision.allowed else Kind.EGRESS_REFUSED
+    return Event(
+        kind,
+        message,
+        {
+            "protocol": decision.protocol,
+            "host": decision.host,
+            "address": decision.address,
+            "port": decision.port,
+            "rule": decision.rule,
+            "reason": decision.reason,
+            **_counts(total),
+        },
+    )
+
+
+def _count(allowed: bool, total: _Sum) -> Event:
+    kind = Kind.EGRESS_ALLOWED if allowed else Kind.EGRESS_REFUSED
+    what = "allowed" if allowed else "refused"
+    message = f"{total.connections} more were {what}; there were too many to name each."
+    return Event(kind, message, {"unnamed": True, **_counts(total)})
+
+
+def _counts(total: _Sum) -> dict[str, int]:
+    return {
+        "connections": total.connections,
+        "bytesSent": total.sent,
+        "bytesReceived": total.received,
+    }

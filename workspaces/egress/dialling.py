@@ -1,0 +1,83 @@
+"""Looks a host up and connects to it, never to what is private or our own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address
+
+import dns.asyncresolver
+import dns.exception
+import dns.resolver
+
+from workspaces.egress.name_addresses import ReachableAddresses
+
+LOOK_UP_SECONDS = 8.0
+CONNECT_SECONDS = 15.0
+TRIED_ADDRESSES = 4
+CHUNK = 64 * 1024
+
+
+class Unreachable(Exception):
+    """A host was not connected to; the text says why, ``rule`` what that is called."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
+class Dialler:
+    """Connects to hosts by their names.
+
+    ``resolvers`` are name servers as ``address`` or ``address:port``; without any the machine's own
+    are asked (``/etc/resolv.conf``).
+    """
+
+    def __init__(self, reachable: ReachableAddresses, resolvers: Sequence[str] = ()) -> None:
+        self._reachable = reachable
+        self._resolver = dns.asyncresolver.Resolver(configure=not resolvers)
+        if resolvers:
+            servers = [server.partition(":") for server in resolvers]
+            self._resolver.nameservers = [address for address, _, _ in servers]
+            self._resolver.nameserver_ports = {
+                address: int(port) for address, _, port in servers if port
+            }
+        self._resolver.cache = dns.resolver.LRUCache(4096)
+
+    async def dial(
+        self, host: str, port: int
+    ) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the address that was connected to, and the connection; raises ``Unreachable``."""
+        found = await self._look_up(host)
+        addresses = [address for address in found if self._reachable.may_reach(address)]
+        if not addresses:
+            raise Unreachable(
+                "private-address",
+                f"{host} resolves to {found[0]}, which workspaces may not reach."
+                " The operator can list it in SVC_WORKSPACE_ALLOWED_NETWORKS.",
+            )
+        fault: Exception | None = None
+        for address in addresses[:TRIED_ADDRESSES]:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    reader, writer = await asyncio.open_connection(
+                        str(address), port, family=socket.AF_INET, limit=CHUNK
+                    )
+            except (OSError, TimeoutError) as error:
+                fault = error
+            else:
+                return str(address), reader, writer
+        reason = getattr(fault, "strerror", None) or "it did not answer in time"
+        raise Unreachable("not-connected", f"{host} could not be connected to: {reason}.")
+
+    async def _look_up(self, host: str) -> list[IPv4Address]:
+        try:
+            answer = await self._resolver.resolve(
+                f"{host}.", "A", lifetime=LOOK_UP_SECONDS, search=False
+            )
+        except dns.exception.DNSException as error:
+            raise Unreachable(
+                "not-resolved", f"{host} could not be looked up: {type(error).__name__}."
+            ) from error
+        return [IPv4Address(record.address) for record in answer]
