@@ -20,9 +20,9 @@ from controlplane import settings
 from controlplane.errors import RequestTimeout, ServiceUnavailable
 from controlplane.http.body_limits import body_limit, is_spooled
 from controlplane.http.spooled_body import SpooledBody
+from controlplane.serving.client_limits import Limits
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
-from controlplane.serving.client_limits import Limits
 from controlplane.serving.short_answers import send_at_once, send_last
 from controlplane.serving.streaming import Streams
 
