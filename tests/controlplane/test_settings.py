@@ -223,7 +223,7 @@ def test_the_gateways_host_key_lies_in_the_data_directory(tmp_path: Path) -> Non
         (
             {"REGISTRY_USERNAME": "a:b", "REGISTRY_PASSWORD": "x"},
             "REGISTRY_USERNAME",
-            "must not contain a colon",
+            "Must not contain a colon",
         ),
         ({"REGISTRY_BASE_URL": "https://robot:x@registry.example"}, "REGISTRY_BASE_URL", "account"),
         ({"REGISTRY_BASE_URL": "registry.example:5000"}, "REGISTRY_BASE_URL", "http or https"),
