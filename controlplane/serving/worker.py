@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -30,7 +31,7 @@ from controlplane.security.addresses import is_trusted_proxy
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
 from controlplane.serving.lanes import Lanes, Place, lane_of
-from controlplane.serving.short_answers import send_at_once, send_last
+from controlplane.serving.short_answers import refusal_of, send_at_once, send_last
 from controlplane.serving.streaming import Application, Streams, taking_streams
 
 log = structlog.get_logger(__name__)
@@ -272,6 +273,15 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         except Exception as error:
             self.handle_error(request, connection.sock, connection.client, error)
         return False
+
+    def handle_error(self, request: Any, client: Any, address: Any, error: Exception) -> None:
+        """Answer what is no request, or made a thread fail, with a problem like any other."""
+        told = refusal_of(error)
+        if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.log.exception("Error handling request")
+        else:
+            log.info("request_refused", code=told.code, address=(address or ("",))[0])
+        send_last(client, told)
 
     def finish_request(self, connection: Connection, done: Future[bool]) -> None:
         """Go on with a connection whose request a thread has answered."""
