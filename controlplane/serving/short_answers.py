@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from gunicorn.http.errors import (
     ExpectationFailed as ExpectedMore,
+)
+from gunicorn.http.errors import (
     LimitRequestHeaders,
     LimitRequestLine,
     ParseException,

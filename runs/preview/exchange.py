@@ -16,7 +16,12 @@ import h11
 import structlog
 
 from runs.preview.admission import Admission, Headers, Place
-from runs.preview.message_heads import RawHeaders, request_headers, response_headers
+from runs.preview.message_heads import (
+    RawHeaders,
+    page_headers,
+    request_headers,
+    response_headers,
+)
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
 from runs.preview.workspace_ports import PortClosed, PortConnection, WorkspacePorts, Workspaces
@@ -493,6 +498,7 @@ class _Passing:
 
     def _begin(self, event: h11.Response, body: asyncio.Task[None] | None) -> bytes:
         headers = response_headers(event.headers, self._admission)
+        headers += page_headers(headers)
         if body is not None and not body.done():
             # Who answers early may never take the rest.
             headers.append((b"connection", b"close"))
