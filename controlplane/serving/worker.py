@@ -24,7 +24,7 @@ from gunicorn.http.errors import NoMoreData
 from gunicorn.workers.gthread import ThreadWorker
 
 from controlplane import settings
-from controlplane.errors import RequestTimeout, ServiceUnavailable
+from controlplane.errors import BadRequest, RequestTimeout, ServiceUnavailable
 from controlplane.http.body_limits import body_limit, is_spooled
 from controlplane.http.spooled_body import SpooledBody
 from controlplane.security.addresses import is_trusted_proxy
@@ -49,6 +49,11 @@ _PROGRESS_BYTES = 4 * 1024 * 1024
 _QUEUED_SECONDS = 60.0
 """How long a call of a workspace's files may wait for a thread."""
 _QUEUE_AGAIN_SECONDS = 5
+_HALF_CLOSED = BadRequest(
+    "Nothing was done: the client ended its side of the connection while the call waited for its "
+    "turn. Keep it open until the answer is there.",
+    code="connection-half-closed",
+)
 _HELD_BYTES = 256 * 1024 * 1024
 """What all connections of a process may keep in memory."""
 
@@ -236,6 +241,8 @@ class RequestWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             if connection.sock.client_left():
                 starting.extend(self.lanes.leave(connection))
                 connection.enter(Phase.LINGERING, 0)
+                # Who has only ended its own side still reads; who is gone does not mind.
+                send_last(connection.socket, _HALF_CLOSED, connection.incoming.path)
                 self._close(connection)
             else:
                 self._give_thread(connection)
