@@ -529,8 +529,8 @@ the owner may be left out, unless the installation requires it.
 page. Rows that are added meanwhile change no later page.
 
 **Requests.** `x-request-id` is taken from you or made for you, and comes back with every answer.
-Bodies are JSON of at most 1 MiB unless the operator says otherwise; unknown members are refused, and
-one that is null counts as absent.
+Bodies are JSON of at most 1 MiB unless the operator says otherwise; unknown members are refused,
+and one that is null counts as absent.
 """
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
