@@ -14,8 +14,10 @@
     ├── PreconditionFailed       412 precondition-failed  a condition of the request does not hold
     ├── PayloadTooLarge          413 body-too-large
     ├── RangeNotSatisfiable      416 range-not-satisfiable
+    ├── ExpectationFailed        417 expectation-failed
     ├── UpgradeRequired          426 upgrade-required     this is for a WebSocket
     ├── OwnerLimitReached        429 owner-limit-reached  the owner has all that one may have
+    ├── HeadTooLarge             431 head-too-large       request line and headers
     ├── BadGateway               502 upstream-failed      another system answered wrongly or not
     ├── ServiceUnavailable       503 service-unavailable  we are not set up for this
     └── InsufficientStorage      507 workspace-disk-full  the workspace has no room for it
@@ -155,6 +157,18 @@ class RangeNotSatisfiable(ControlPlaneError):
     """What is there is shorter than the range that was asked for."""
 
     status, code, title = 416, "range-not-satisfiable", "Range not satisfiable"
+
+
+class ExpectationFailed(ControlPlaneError):
+    """The header ``Expect`` asks for what the server does not do."""
+
+    status, code, title = 417, "expectation-failed", "Expectation failed"
+
+
+class HeadTooLarge(ControlPlaneError):
+    """Request line and headers are larger than the server reads."""
+
+    status, code, title = 431, "head-too-large", "Request header fields too large"
 
 
 class UpgradeRequired(ControlPlaneError):

@@ -545,7 +545,8 @@ exist. Requests by id may leave the owner out, unless the installation requires 
 page. Rows added in the meantime do not change later pages.
 
 **Requests.** Your `x-request-id`, or a generated one, is in every answer.
-Bodies are JSON of at most 1 MiB unless the operator says otherwise; unknown members are refused.
+Bodies are JSON of at most 1 MiB unless the operator says otherwise; unknown members are refused,
+and a member that is null counts as absent.
 """
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],

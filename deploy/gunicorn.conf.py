@@ -47,6 +47,8 @@ threads = settings.SVC_API_THREADS
 timeout = 60
 graceful_timeout = 30
 keepalive = 75
+# The path of a file takes thrice its bytes in a query. The worker's loop limits the whole head.
+limit_request_line = 0
 # The heartbeat file of each worker: memory where there is some, so that a busy disk kills nobody.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
 # The application logs every request itself, with its request id.

@@ -194,4 +194,4 @@ SCROLLBACK_RESPONSES: dict[Any, Any] = {
 }
 EXPORT_RESPONSES: dict[Any, Any] = {
     (200, media.split(";")[0]): OpenApiTypes.STR for media in CONTENT_TYPES.values()
-} | {(200, CONTENT_TYPES["otlp"]): OpenApiTypes.OBJECT}
+} | {(200, CONTENT_TYPES[name]): OpenApiTypes.OBJECT for name in ("otlp", "in-toto")}

@@ -26,6 +26,7 @@ LONG_FIRST = (
     "tests/chaos/",
     "tests/deploy/test_compose.py",
     "tests/e2e/",
+    "tests/security/cases/",
     "tests/clients/",
     "tests/runs/gateway/",
     "tests/docs/",

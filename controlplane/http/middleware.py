@@ -16,6 +16,7 @@ from django.utils.encoding import escape_uri_path
 from controlplane.database.ids import uuid7
 from controlplane.errors import BadRequest, PayloadTooLarge, ServiceUnavailable
 from controlplane.http.body_limits import body_limit
+from controlplane.http.origins import may_be_preview
 from controlplane.http.problems import problem_response
 
 log = structlog.get_logger(__name__)
@@ -93,7 +94,16 @@ class BodyLimitMiddleware:
 
 
 class PreflightMiddleware(CorsMiddleware):
-    """``corsheaders``, answering preflights with 204: there is no content."""
+    """``corsheaders``, answering preflights with 204: there is no content.
+
+    Pages of previews are allowed nothing, whatever ``SVC_CORS_ALLOWED_ORIGINS`` says.
+    """
+
+    def is_enabled(self, request: HttpRequest) -> bool:
+        """Tell whether CORS is for this path, and this page."""
+        if may_be_preview(request.headers.get("origin", "")):
+            return False
+        return bool(super().is_enabled(request))
 
     def check_preflight(self, request: HttpRequest) -> HttpResponseBase | None:
         """Return the answer to a preflight; None for every other request."""

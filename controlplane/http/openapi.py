@@ -15,6 +15,7 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.viewsets import ViewSet
 
+from controlplane.database.ids import OWNER_MAX_LENGTH
 from controlplane.http.gateway_token import HEADER, PRINCIPAL_HEADER
 from controlplane.http.serializers import (
     InputSerializer,
@@ -23,13 +24,14 @@ from controlplane.http.serializers import (
     camel_case,
 )
 
+_OWNER = {"type": "string", "minLength": 1, "maxLength": OWNER_MAX_LENGTH}
 OWNER_QUERY = OpenApiParameter(
     "ownerUserId",
-    str,
+    _OWNER,
     description="The owner; `userId` is a synonym. The installation may require it.",
 )
 OWNER_REQUIRED = OpenApiParameter(
-    "ownerUserId", str, required=True, description="The owner; `userId` is a synonym."
+    "ownerUserId", _OWNER, required=True, description="The owner; `userId` is a synonym."
 )
 CREATED_LOCATION = OpenApiParameter(
     "Location", str, OpenApiParameter.HEADER, description="Its own path.", response=[201]

@@ -7,6 +7,7 @@ from (``Origin``, ``Sec-Fetch-Site``); other clients do not, and are not asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -75,6 +76,8 @@ def _may_write(request: HttpRequest) -> bool:
     origin = request.headers.get("origin")
     if origin is None:
         return request.headers.get("sec-fetch-site") != "cross-site"
+    if may_be_preview(origin):
+        return False
     # The host was checked before: a page cannot give itself one of our names.
     own = {f"{request.scheme}://{request.get_host()}", origin_of(settings.SVC_WEB_URL)}
     return origin in own or any(_covers(each, origin) for each in settings.CSRF_TRUSTED_ORIGINS)
@@ -88,6 +91,23 @@ def origin_of(url: str) -> str:
     host = f"[{host}]" if ":" in host else host
     place = host if parts.port in (None, customary) else f"{host}:{parts.port}"
     return f"{parts.scheme}://{place}"
+
+
+_PREVIEW_LABEL = re.compile(r"\d{1,5}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def may_be_preview(origin: str) -> bool:
+    """Tell whether a page of ``origin`` may come from a workspace: whoever works there writes it.
+
+    A page of a preview can make itself one of no origin (``null``), such as a frame in a sandbox.
+    """
+    if origin.strip().lower() == "null":
+        return True
+    host = origin.partition("://")[2].lower().rpartition("@")[2]
+    host = re.sub(r":\d*\Z", "", host).rstrip(".")
+    domain = settings.SVC_PREVIEW_DOMAIN.partition(":")[0]
+    label, _, rest = host.partition(".")
+    return bool(domain) and rest == domain and _PREVIEW_LABEL.fullmatch(label) is not None
 
 
 def _covers(trusted: str, origin: str) -> bool:

@@ -6,7 +6,36 @@ import json
 import socket
 from contextlib import suppress
 
-from controlplane.errors import ControlPlaneError
+from gunicorn.http.errors import (
+    ExpectationFailed as ExpectedMore,
+)
+from gunicorn.http.errors import (
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+    UnsupportedTransferCoding,
+)
+
+from controlplane.errors import BadRequest, ControlPlaneError, ExpectationFailed, HeadTooLarge
+
+
+def refusal_of(error: Exception) -> ControlPlaneError:
+    """Return what a client is told of a request that could not be read, or not be answered.
+
+    Nothing of what was sent is repeated.
+    """
+    match error:
+        case LimitRequestLine() | LimitRequestHeaders():
+            return HeadTooLarge("The request line and the headers are too large.")
+        case ExpectedMore():
+            return ExpectationFailed("Only 100-continue can be expected.")
+        case UnsupportedTransferCoding():
+            told = "Only the transfer coding chunked is read."
+            return BadRequest(told, code="malformed-request")
+        case ParseException():
+            return BadRequest("This is no sound HTTP request.", code="malformed-request")
+        case _:
+            return ControlPlaneError("An unexpected error occurred.")
 
 
 def send_last(sock: socket.socket, error: ControlPlaneError, path: str = "") -> None:

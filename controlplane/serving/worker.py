@@ -12,24 +12,33 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
+import structlog
 from gunicorn import http
 from gunicorn.http.errors import NoMoreData
 
-from controlplane.errors import ServiceUnavailable
+from controlplane.errors import BadRequest, ServiceUnavailable
 from controlplane.http.body_limits import body_limit
 from controlplane.serving.client_loop import LINGER_SECONDS, ClientLoop
 from controlplane.serving.connections import Connection, Phase
 from controlplane.serving.framing import Incoming
 from controlplane.serving.lanes import Lanes, Place, lane_of
-from controlplane.serving.short_answers import send_last
+from controlplane.serving.short_answers import refusal_of, send_last
 from controlplane.serving.streaming import Application, taking_streams
+
+log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 0.25
 _QUEUED_SECONDS = 60.0
 """How long a call of a workspace's files may wait for a thread."""
 _QUEUE_AGAIN_SECONDS = 5
+_HALF_CLOSED = BadRequest(
+    "Nothing was done: the client ended its side of the connection while the call waited for its "
+    "turn. Keep it open until the answer is there.",
+    code="connection-half-closed",
+)
 
 
 class RequestWorker(ClientLoop):
@@ -105,6 +114,8 @@ class RequestWorker(ClientLoop):
             if connection.sock.client_left():
                 starting.extend(self.lanes.leave(connection))
                 connection.enter(Phase.LINGERING, 0)
+                # Who has only ended its own side still reads; who is gone does not mind.
+                send_last(connection.socket, _HALF_CLOSED, connection.incoming.path)
                 self.close_connection(connection)
             else:
                 self._give_thread(connection)
@@ -152,6 +163,15 @@ class RequestWorker(ClientLoop):
         except Exception as error:
             self.handle_error(request, connection.sock, connection.client, error)
         return False
+
+    def handle_error(self, request: Any, client: Any, address: Any, error: Exception) -> None:
+        """Answer what is no request, or made a thread fail, with a problem like any other."""
+        told = refusal_of(error)
+        if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.log.error("Error handling request", exc_info=error)
+        else:
+            log.info("request_refused", code=told.code, address=(address or ("",))[0])
+        send_last(client, told)
 
     def finish_request(self, connection: Connection, done: Future[bool]) -> None:
         """Go on with a connection whose request a thread has answered."""

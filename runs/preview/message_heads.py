@@ -94,6 +94,23 @@ def response_headers(
     return passed
 
 
+def page_headers(answered: RawHeaders) -> RawHeaders:
+    """Return what a browser is told besides, where the workspace's server has not decided it.
+
+    Previews below one domain are one site to a browser, cookies included: without this, a page of
+    one workspace could show another one's in a frame, or hold on to its window.
+    """
+    told = {name for name, _ in answered}
+    policies = [value.lower() for name, value in answered if name == b"content-security-policy"]
+    added: RawHeaders = []
+    if b"x-frame-options" not in told and not any(b"frame-ancestors" in each for each in policies):
+        # Beside another policy it holds as well: a browser keeps to all of them.
+        added.append((b"content-security-policy", b"frame-ancestors 'self'"))
+    if b"cross-origin-opener-policy" not in told:
+        added.append((b"cross-origin-opener-policy", b"same-origin-allow-popups"))
+    return added
+
+
 def _named_in_connection(headers: RawHeaders) -> frozenset[bytes]:
     found = [value for name, value in headers if name == b"connection"]
     if not found:

@@ -22,7 +22,7 @@ from runs.preview.http_messages import (
     response_body,
     response_bytes,
 )
-from runs.preview.message_heads import response_headers
+from runs.preview.message_heads import page_headers, response_headers
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
 from runs.preview.server_connection import PortClosed, ServerConnection
@@ -192,6 +192,7 @@ class Passing:
             # Who answers early may never take the rest.
             self.lasts = False
         headers = response_headers(head.headers, self._admission)
+        headers += page_headers(headers)
         if chunked:
             headers.append((b"transfer-encoding", b"chunked"))
         if not self.lasts:

@@ -95,17 +95,27 @@ def test_the_server_lives_on_after_requests_that_are_no_http(port: int) -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
         b"%sTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" % POST,
         b"%sTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n" % POST,
-        b"GET /v1/workspaces?" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /v1/workspaces?" + b"a" * 80_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\x00b\r\n\r\n",
     ):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
             raw.sendall(garbage)
             raw.shutdown(socket.SHUT_WR)
             answer = raw.recv(65536)
-        assert not answer or answer.split(b" ")[1].startswith(b"4"), (garbage, answer[:200])
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"Content-Type: application/problem+json" in head, (garbage, answer[:200])
+        assert head.split(b" ")[1] == str(json.loads(body)["status"]).encode(), garbage
+        assert json.loads(body)["code"] in {"malformed-request", "head-too-large"}, garbage
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_parameter_is_as_long_as_the_description_allows(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", f"/v1/workspaces/0/files?pathBase64={'a' * 16_384}")
+    assert connection.getresponse().status == 404
     connection.close()
 
 

@@ -82,6 +82,38 @@ def test_reading_is_for_cors_to_decide(api: Api, settings: Settings) -> None:
     assert "access-control-allow-origin" not in api.get("/healthz", headers=headers).headers
 
 
+PREVIEWS = [
+    f"http://8080-{MISSING}.localhost:3001",
+    f"http://8080-{MISSING}.LOCALHOST.:3001",
+    f"https://1-{MISSING}.localhost",
+    "null",
+]
+
+
+@pytest.mark.parametrize("origin", PREVIEWS)
+def test_a_page_of_a_preview_reads_nothing_whatever_cors_says(
+    api: Api, settings: Settings, origin: str
+) -> None:
+    settings.CORS_ALLOWED_ORIGIN_REGEXES = [".*"]
+    settings.CORS_ALLOWED_ORIGINS = [origin]
+    answer = api.get("/v1/system/setup-state", headers={"origin": origin})
+    assert "access-control-allow-origin" not in answer.headers
+    asked = {"origin": origin, "access-control-request-method": "POST"}
+    preflight = api.request("OPTIONS", "/v1/sandboxes", headers=asked)
+    assert "access-control-allow-origin" not in preflight.headers
+    other = api.get("/v1/system/setup-state", headers={"origin": EVIL})
+    assert other.headers["access-control-allow-origin"] in {EVIL, "*"}
+
+
+@pytest.mark.parametrize("origin", PREVIEWS)
+def test_a_page_of_a_preview_writes_nothing_though_its_domain_is_trusted(
+    api: Api, settings: Settings, origin: str
+) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = ["http://*.localhost:3001", "https://*.localhost"]
+    answer = api.post("/v1/sandboxes", {}, headers={"origin": origin}, expect=403)
+    assert answer.body["code"] == "origin-not-trusted"
+
+
 def test_a_refused_write_can_be_read_where_cors_allows_it(api: Api) -> None:
     answer = api.post("/v1/sandboxes", {}, headers={"origin": EVIL}, expect=403)
     assert answer.headers["access-control-allow-origin"] == EVIL

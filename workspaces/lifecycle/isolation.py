@@ -131,7 +131,10 @@ def check() -> str:
     stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
     alive = Heartbeat.objects.build().alive(stale=stale).exclude(engine_id="")
     engines = set(alive.values_list("engine_id", flat=True))
-    reports = {row.pk: row for row in NetworkGuardReport.objects.fresh(within=FRESH)}
+    # What was told before this machine was started again tells nothing: its rules may be gone.
+    up_for = timedelta(seconds=time.clock_gettime(time.CLOCK_BOOTTIME))
+    fresh = NetworkGuardReport.objects.fresh(within=min(FRESH, up_for))
+    reports = {row.pk: row for row in fresh}
     if not engines:
         raise NotIsolatedError("No build worker has reported whether workspaces are isolated.")
     for engine_id in sorted(engines):

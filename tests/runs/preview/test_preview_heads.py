@@ -11,7 +11,7 @@ from controlplane.security.preview_links import TOKEN_PARAMETER, Grant, sign, si
 from runs.preview.admission import Admission, Place
 from runs.preview.client_connection import ClientConnection
 from runs.preview.exchange import Hall
-from runs.preview.message_heads import response_headers
+from runs.preview.message_heads import page_headers, response_headers
 from runs.preview.preview_settings import PreviewSettings
 
 WORKSPACE = "019af2c0-0000-7000-8000-00000000000a"
@@ -66,6 +66,17 @@ def test_no_server_of_a_workspace_speaks_for_the_whole_domain() -> None:
     ]
     passed = response_headers(told, Admission(SETTINGS))
     assert [name for name, _ in passed] == [b"content-length"]
+
+
+def test_no_other_preview_shows_a_page_in_a_frame_unless_its_server_allows_it() -> None:
+    own = b"frame-ancestors 'self'"
+    opener = (b"cross-origin-opener-policy", b"same-origin-allow-popups")
+    policy = b"content-security-policy"
+    assert page_headers([]) == [(policy, own), opener]
+    assert page_headers([(policy, b"default-src 'self'")]) == [(policy, own), opener]
+    assert page_headers([(policy, b"Frame-Ancestors https://a.example")]) == [opener]
+    assert page_headers([(b"x-frame-options", b"DENY")]) == [opener]
+    assert page_headers([(b"cross-origin-opener-policy", b"unsafe-none")]) == [(policy, own)]
 
 
 def test_a_head_that_comes_byte_by_byte_is_cut_off() -> None:

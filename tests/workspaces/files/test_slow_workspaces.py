@@ -178,6 +178,26 @@ def test_calls_of_a_workspace_that_stands_still_leave_threads_to_others(
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
+def test_who_ends_its_side_while_its_call_waits_is_told_that_nothing_was_done(
+    box: Box, server: ApiProcess
+) -> None:
+    container = box.launcher.container(box.runtime)
+    container.kill(signal="STOP")
+    with connect(server.port) as first, connect(server.port) as second:
+        first.sendall(asking(box, "."))
+        second.sendall(asking(box, "."))
+        second.shutdown(socket.SHUT_WR)
+        assert server.get("/healthz")[0] == 200  # both have arrived
+        container.kill(signal="CONT")
+        assert ended(first).startswith(b"HTTP/1.1 200 ")
+        head, _, body = ended(second).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["code"] == "connection-half-closed"
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
 def test_more_calls_than_may_wait_are_told_to_come_later(box: Box, server: ApiProcess) -> None:
     box.run("truncate -s 500G large")
     with ExitStack() as stack:

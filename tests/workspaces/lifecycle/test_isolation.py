@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -64,6 +65,30 @@ def test_every_engine_with_a_worker_has_to_isolate(api: Api) -> None:
     assert isolation(api.request("GET", "/readyz"))[0]
     NetworkGuardReport.objects.filter(pk="one").update(checked_at=Now() - FRESH)
     assert not isolation(api.request("GET", "/readyz"))[0]
+
+
+def asked_on_a_machine_that_runs_for(seconds: int) -> str:
+    """Return what is said of isolation on this machine, had it been started so long ago."""
+    uptime = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+    program = "from workspaces.lifecycle.isolation import check; print(check())"
+    asked = subprocess.run(
+        ["unshare", "--time", f"--boottime={seconds - uptime}", "--fork",
+         sys.executable, "manage.py", "shell", "--no-imports", "-c", program],
+        env=environment(SVC_NETWORK_GUARD="on"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    return asked.stdout + asked.stderr
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_report_from_before_the_machine_was_started_again_counts_for_nothing() -> None:
+    for up_for, said in ((3600, "Workspaces reach neither"), (1, "No build worker of the engine")):
+        worker_of("one")
+        told("one")
+        NetworkGuardReport.objects.update(checked_at=Now() - timedelta(seconds=10))
+        assert said in asked_on_a_machine_that_runs_for(up_for)
 
 
 @pytest.mark.parametrize("bound", ["0.0.0.0", "10.0.0.7", "::"])  # noqa: S104 - not bound

@@ -1,0 +1,22 @@
+"""Calls of accounts, registries, packages and the like are answered as described."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.security.cases.calls import Call, Calls, description
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
+schema = description(
+    "connectedAccounts", "packages", "profiles", "registries", "scm", "sshKeys", "system"
+)
+
+
+@schema.exclude(method="DELETE").parametrize()
+def test_every_call_is_answered_as_described(case: Call, calls: Calls) -> None:
+    calls.check(case)
+
+
+@schema.include(method="DELETE").parametrize()
+def test_every_deletion_is_answered_as_described(case: Call, calls: Calls) -> None:
+    calls.check(case)
