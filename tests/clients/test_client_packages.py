@@ -42,7 +42,8 @@ def test_the_service_imports_no_client() -> None:
         for path in (ROOT / package).rglob("*.py")
         if imported(path) & packages
     ]
-    assert found == []
+    # The E2B facade is no part of the service: it is a client of its API, through this package.
+    assert [path for path in found if ROOT / "e2bfacade" not in path.parents] == []
 
 
 def test_what_is_for_threads_is_made_of_what_is_for_asyncio() -> None:
