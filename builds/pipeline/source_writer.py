@@ -63,12 +63,12 @@ class SourceWriter:
     def open(self, kind: int, meta: Mapping[str, Any]) -> None:
         """Open the source and store its first event, before anything happens that it tells of."""
 
+        self.event(kind, meta)
+        contents, self._buffer, self._size = self._buffer, [], 0
+
         def write() -> None:
-            self._sequence = store.open_source(self._run_number, self._source_id)
-            if self._sequence == 0:  # otherwise it is stored, and only the answer was lost
-                self.event(kind, meta)
-                contents, self._buffer, self._size = self._buffer, [], 0
-                store.append(self._run_number, self._source_id, contents)
+            # What is stored already, because only the answer was lost, is not stored again.
+            store.append(self._run_number, self._source_id, contents, opening=True)
 
         try:
             self._persistently(write)
