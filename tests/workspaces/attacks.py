@@ -67,7 +67,21 @@ WHOLE_SPEC: dict[str, Any] = {
         "workingDirectory": "/workspace/repo",
         "persistence": "ephemeral",
         "ociRuntime": "runc",
-        "network": {"outbound": True},
+        "network": {
+            "outbound": True,
+            "egress": {
+                "default": "deny",
+                "presets": ["python"],
+                "rules": [
+                    {
+                        "hosts": ["api.example.com"],
+                        "ports": [80],
+                        "methods": ["GET"],
+                        "paths": ["/v1/*"],
+                    }
+                ],
+            },
+        },
         "resources": {"memoryMb": 512, "cpus": 1, "pids": 100},
     },
     "target": {

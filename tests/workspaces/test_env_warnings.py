@@ -30,7 +30,7 @@ def test_what_looks_like_a_secret_is_warned_about_without_its_value(name: str, v
     assert (warning["code"], warning["pointer"]) == ("secret-in-env", f"/spec/runtime/env/{name}")
     assert name in warning["detail"]
     assert value not in warning["detail"] or len(value) == 1
-    assert "Connect an account" in warning["detail"]
+    assert "Connect a generic account" in warning["detail"]
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_the_command_lists_what_is_known() -> None:
     said = command("--list")
     assert f"{GONE}: running: 1, stopping: 1, waiting stops and deletes: 1," in said
     assert "live build workers: 0, last heard: not known" in said
-    assert "\nengine: running: 1, stopping: 0, waiting stops and deletes: 0, build work" in said
+    assert "\nengine: running: 1, stopping: 0, waiting stops and deletes: 0, live build" in said
 
 
 @pytest.mark.django_db

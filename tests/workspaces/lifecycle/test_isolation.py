@@ -84,7 +84,7 @@ def asked_on_a_machine_that_runs_for(seconds: int) -> str:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_report_from_before_the_machine_was_started_again_counts_for_nothing() -> None:
-    for up_for, said in ((3600, "Workspaces reach neither"), (1, "No build worker of the engine")):
+    for up_for, said in ((3600, "Workspaces cannot reach"), (1, "No build worker of the engine")):
         worker_of("one")
         told("one")
         NetworkGuardReport.objects.update(checked_at=Now() - timedelta(seconds=10))
