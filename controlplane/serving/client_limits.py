@@ -63,7 +63,7 @@ class Limits:
         """Choose slow readers until at most half of the threads wait for one."""
         waiting = [each for each in present if each.sock.waiting]
         waiting.sort(key=lambda each: each.sock.progressed_at)
-        longest = waiting[: len(waiting) - self._most_kept_threads]
+        longest = waiting[: max(0, len(waiting) - self._most_kept_threads)]
         chosen = [each for each in longest if now - each.sock.progressed_at > _STALLED_SECONDS]
         self.closed["slow_reader"] += len(chosen)
         return chosen

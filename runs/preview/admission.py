@@ -103,7 +103,7 @@ class Admission:
                 401,
                 "preview-link-required",
                 "Open this preview with a link: POST "
-                "/v1/workspaces/{place.workspace_id}/ports/{place.port}/links makes one.",
+                f"/v1/workspaces/{place.workspace_id}/ports/{place.port}/links makes one.",
             )
         refused: PreviewRefused | None = None
         for token in cookies:

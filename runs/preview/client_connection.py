@@ -87,19 +87,22 @@ class ClientConnection(ByteStream):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up what is under way for it."""
         super().connection_lost(exc)
-        if self._task is None:
-            self._host.left(self)
-        else:
+        if self._task is not None:
             self._task.cancel()
+        self._host.left(self)
 
     def close(self) -> None:
         """Close it, after what was written."""
-        if self._transport is not None:
-            self._transport.close()
+        if self._transport is None or self._lost:
+            return
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            # A client that takes nothing would hold it open for ever.
+            self._loop.call_later(self._host.settings.stall, self.abort)
 
     def abort(self) -> None:
         """Close it without what was not sent yet."""
-        if self._transport is not None:
+        if self._transport is not None and not self._lost:
             self._transport.abort()
 
     def reset(self) -> None:
@@ -120,7 +123,6 @@ class ClientConnection(ByteStream):
             logger.error("preview_failed", exc_info=error)
             self.abort()
         self.close()
-        self._host.left(self)
 
 
 _AT_ONCE = b"\1\0\0\0\0\0\0\0"

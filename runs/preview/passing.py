@@ -118,7 +118,11 @@ class Passing:
 
     @property
     def _body_is_sent(self) -> bool:
-        return self._sending is None or self._sending.done()
+        """Whether the server has all of it; of one that failed it never will."""
+        sending = self._sending
+        if sending is None:
+            return True
+        return sending.done() and not sending.cancelled() and sending.exception() is None
 
     def _encoded(self, content: bytes) -> bytes:
         if not self._body.chunked:
@@ -216,7 +220,7 @@ class Passing:
                     out = b""
                 data = await self._more(connection)
                 if not data:
-                    if body.until_closed and not body.chunked:
+                    if body.until_closed and not body.chunked and not connection.is_cut_off:
                         break
                     raise BadMessage("it ends before its end")
         except BadMessage:

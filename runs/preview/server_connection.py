@@ -38,6 +38,10 @@ class ServerConnection(Protocol):
         """Whether the server takes nothing more."""
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended because the workspace went away, and not because its server said so."""
+
+    @property
     def is_idle(self) -> bool:
         """Whether it could take another request: nothing has come, and nothing has ended."""
 
@@ -63,6 +67,8 @@ class ChannelUser:
     def __init__(self) -> None:
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.channel: Channel | None = None
+        self.is_cut_off = False
+        """Whether the workspace went away before the server ended it."""
         self._over = False
 
     def attach(self, channel: Channel) -> None:
@@ -99,6 +105,7 @@ class ChannelUser:
         """Know that the workspace is gone, and this with it."""
         if not self.answered.done():
             self.answered.set_exception(unreachable("its agent has ended"))
+        self.is_cut_off = not self._over
         self._end()
 
     def _end(self) -> None:
@@ -180,7 +187,11 @@ class DirectConnection(ByteStream, ChannelUser):
             self._transport.close()
             if self._transport.get_write_buffer_size():
                 # A server that takes nothing would hold it open for ever.
-                self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
+                self._loop.call_later(CLOSE_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._transport is not None and not self._lost:
+            self._transport.abort()
 
     def _tell_end(self) -> None:
         if self.on_end is not None:
@@ -224,11 +235,15 @@ class RelayedConnection(ChannelUser):
 
     async def write(self, data: bytes, seconds: float) -> None:
         """Send, and wait until more may come. Raises ``PortClosed`` and ``TimeoutError``."""
-        if self._over or self.channel is None:
+        if self.channel is None:
             raise PortClosed
-        if self.channel.write(data):
-            return
-        while self.channel.full and not self._over:
+        # Before it, too: many connections share the link, and what all of them add at once is much.
+        await self._until_writable(self.channel, seconds)
+        if not self.channel.write(data):
+            await self._until_writable(self.channel, seconds)
+
+    async def _until_writable(self, channel: Channel, seconds: float) -> None:
+        while channel.full and not self._over:
             self._writable = asyncio.get_running_loop().create_future()
             async with asyncio.timeout(seconds):
                 await self._writable

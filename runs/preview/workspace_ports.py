@@ -137,7 +137,8 @@ class WorkspacePorts:
             return None
         except (OSError, TimeoutError) as error:
             connection.close()
-            why = getattr(error, "strerror", None) or "it takes too long to answer"
+            slow = isinstance(error, TimeoutError)
+            why = "it takes too long to answer" if slow else error.strerror or str(error)
             detail = f"The server on port {port} does not take the connection: {why}."
             raise PreviewRefused(502, "connect-failed", detail) from None
         except BaseException:
@@ -249,6 +250,7 @@ class WorkspacePorts:
             link.close()
             raise
         self._container_id = target.endpoint.rpartition("/")[2]
+        self._pid = None
         if _takes_direct(link.told):
             self._pid = await first_process(
                 self._container_id, self._settings.docker_host, ENGINE_SECONDS

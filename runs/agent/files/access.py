@@ -47,14 +47,23 @@ class AccessLog:
         if not self.report({"action": action, "path": text_of(path), **members}):
             raise _not_recorded()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is gone, so that nothing can be recorded over it any more."""
+        return self._connection.fileno() < 0
+
     def report(self, told: Dict[str, Any]) -> bool:
         """Record an event of the call's own; False when that cannot be done."""
         line = json.dumps({**told, **self._told}).encode("ascii") + b"\n"
         try:
             self._connection.sendall(line)
-            return self._connection.recv(1) == b"+"
+            answer = self._connection.recv(1)
         except OSError:
-            return False
+            answer = b""
+        if answer not in (b"+", b"-"):
+            # An answer that comes later would be taken for that to another line.
+            self._connection.close()
+        return answer == b"+"
 
 
 def _not_recorded() -> Refusal:

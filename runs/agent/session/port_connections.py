@@ -86,13 +86,24 @@ class _PortRecord:
     """The workspace's record, as forwards write to it; PID 1 masks what it is told."""
 
     def __init__(self, state_directory: str) -> None:
+        self._state_directory = state_directory
         self._log = AccessLog(state_directory, {})
 
     def mask_text(self, text: str) -> str:
         return text
 
     def event(self, kind: int, meta: Dict[str, Any], *, method: int) -> bool:
-        return self._log.report({"event": KIND_NAMES[kind], **meta})
+        told = {"event": KIND_NAMES[kind], **meta}
+        if self._log.report(told):
+            return True
+        if not self._log.is_closed:
+            return False
+        # It was too slow once. The end of what has begun is told again; the rest is not done.
+        try:
+            self._log = AccessLog(self._state_directory, {})
+        except NotRecorded:
+            return False
+        return kind == Kind.FORWARD_CLOSED and self._log.report(told)
 
 
 class PortConnections(FrameConnection):

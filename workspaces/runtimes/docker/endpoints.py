@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -276,11 +277,18 @@ async def _directly(
     pid = await first_process(container_id, docker_host, timeout)
     if pid is None:
         return None
-    calling = asyncio.ensure_future(
-        asyncio.to_thread(agent_socket.call_process, pid, list(arguments))
+    # A thread of its own: a workspace that does not answer must keep nobody else waiting.
+    pool = ThreadPoolExecutor(1, "agent-call")
+    calling = asyncio.get_running_loop().run_in_executor(
+        pool, agent_socket.call_process, pid, list(arguments)
     )
+    pool.shutdown(wait=False)
     try:
-        called = await asyncio.shield(calling)
+        async with asyncio.timeout(timeout):
+            called = await asyncio.shield(calling)
+    except TimeoutError:
+        calling.add_done_callback(_hang_up)
+        return None
     except asyncio.CancelledError:
         calling.add_done_callback(_hang_up)
         raise

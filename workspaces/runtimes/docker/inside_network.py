@@ -38,31 +38,30 @@ async def connect_inside(
     # Its thread is in another network afterwards, so it serves nobody else.
     pool = ThreadPoolExecutor(1, "inside-network")
     try:
-        families = [family for family, _ in addresses[:MOST_ADDRESSES]]
-        made = await loop.run_in_executor(pool, _sockets, pid, container_id, families)
+        wanted = addresses[:MOST_ADDRESSES]
+        made = await loop.run_in_executor(pool, _sockets, pid, container_id, wanted)
     finally:
         pool.shutdown(wait=False)
     failure: OSError | None = None
     try:
         async with asyncio.timeout(timeout):
-            for (_, address), sock in zip(addresses, made, strict=False):
+            for address, sock in list(made.items()):
                 try:
                     await loop.sock_connect(sock, (address, port))
                 except OSError as error:
                     failure = failure or error
                     continue
-                made.remove(sock)
+                del made[address]
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return sock
     finally:
-        for sock in made:
+        for sock in made.values():
             sock.close()
     raise failure or OSError("there is no address")
 
 
-def _sockets(
-    pid: int, container_id: str, families: Sequence[socket.AddressFamily]
-) -> list[socket.socket]:
+def _sockets(pid: int, container_id: str, addresses: Sequence[Address]) -> dict[str, socket.socket]:
+    """Return a socket for each address, but for those of a family that the kernel does not have."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -76,7 +75,13 @@ def _sockets(
             raise NoWayInside(os.strerror(ctypes.get_errno()))
     finally:
         os.close(network)
-    made = []
-    for family in families:
-        made.append(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+    made: dict[str, socket.socket] = {}
+    failure: OSError | None = None
+    for family, address in addresses:
+        try:
+            made[address] = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            failure = error
+    if failure is not None and not made:
+        raise failure
     return made
