@@ -128,7 +128,7 @@ def test_files_and_folders_are_copied_both_ways(
         "a": "one\n",
         "b": "two\n",
     }
-    assert "one of both" in svc("cp", "a", "b", code=2).stderr
+    assert "exactly one of the two" in svc("cp", "a", "b", code=2).stderr
 
 
 def test_ports_are_listed(svc: Svc, workspace: Workspace) -> None:
@@ -165,7 +165,7 @@ def test_a_run_is_replayed_compared_and_verified(
     export.write_bytes(content)
     assert json.loads(svc("verify", "--json", str(export)).stdout)["ok"] is True
     export.write_bytes(content.replace(b'"process":', b'"Process":', 1))
-    assert "not as it was written" in svc("verify", str(export), code=1).stdout
+    assert "was altered" in svc("verify", str(export), code=1).stdout
 
 
 # ---------------------------------------------------------------- life

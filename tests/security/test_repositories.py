@@ -55,7 +55,7 @@ def test_a_request_for_another_owners_repository_is_refused_with_what_to_do(
     answer = api.post(path, {**request_body, "tag": "another"}, expect=409)
     assert answer.body["code"] == "repository-taken"
     assert answer.codes == {"/repository": "repository-taken"}
-    assert "name another one" in answer.body["detail"]
+    assert "choose another one" in answer.body["detail"]
     assert "usr_first" not in str(answer.body)
     assert not Workspace.objects.exists()
     api.post(path, {**request_body, "ownerUserId": "usr_first"}, expect=202)

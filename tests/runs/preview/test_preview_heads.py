@@ -13,6 +13,7 @@ from runs.preview.client_connection import ClientConnection
 from runs.preview.exchange import Hall
 from runs.preview.message_heads import page_headers, response_headers
 from runs.preview.preview_settings import PreviewSettings
+from runs.preview.refusal_pages import PreviewRefused
 
 WORKSPACE = "019af2c0-0000-7000-8000-00000000000a"
 SETTINGS = PreviewSettings(
@@ -54,6 +55,11 @@ def test_the_token_of_a_link_never_reaches_the_server(target: str, passed: str) 
     assert admission.target(target.format(**known)) == passed.format(**known)
     opened = admission.opened(Place(WORKSPACE, 8000), "POST", f"/?{token}")
     assert opened is None
+
+
+def test_who_has_no_link_is_told_how_to_get_one() -> None:
+    with pytest.raises(PreviewRefused, match=f"POST /v1/workspaces/{WORKSPACE}/ports/8000/links"):
+        Admission(SETTINGS).admit(Place(WORKSPACE, 8000), "GET", {})
 
 
 def test_no_server_of_a_workspace_speaks_for_the_whole_domain() -> None:
