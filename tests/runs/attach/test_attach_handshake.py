@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from django.db import connection as database
 
 from tests.runs.attach.test_attach_served import end, given, opened, write
 from tests.runs.record_factory import make_run
@@ -36,6 +37,27 @@ def api(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Iter
     log = tmp_path_factory.mktemp("api") / "api.log"
     with api_process(log, SVC_WEB_TRUSTED_ORIGINS=PAGE) as process:
         yield process
+
+
+@pytest.fixture(autouse=True)
+def quiet(api: ApiProcess) -> Iterator[None]:
+    """Wait after each test until the server reads nothing: the rows of the test are removed then.
+
+    A handshake leaves it looking at a run for a moment after its client has gone.
+    """
+    yield
+    working = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        " AND (state <> 'idle' OR state_change > clock_timestamp() - interval '150 ms')"
+    )
+
+    def is_quiet() -> bool:
+        with database.cursor() as cursor:
+            cursor.execute(working)
+            return cursor.fetchone() == (0,)
+
+    eventually(is_quiet, what="the server reads nothing any more")
 
 
 def asked(api: ApiProcess, path: str, **headers: str | None) -> tuple[int, bytes]:

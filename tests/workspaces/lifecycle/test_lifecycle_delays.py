@@ -197,7 +197,9 @@ def test_every_command_of_a_workspace_that_answers_is_asked_to_end() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_launch_asks_whether_it_is_still_wanted_before_it_empties_volumes() -> None:
     """Pulling may take an hour, and a worker that sleeps meanwhile is not told of a stop."""
-    job = claim(make_job())
+    job = claim(
+        make_job(spec={"harness": {"id": "shell"}, "runtime": {"persistence": "persistent"}})
+    )
     engine = HoldingEngine()
     asked: list[str] = []
 
