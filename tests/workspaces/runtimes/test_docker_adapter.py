@@ -325,7 +325,7 @@ def test_nothing_of_another_installation_is_seen_or_removed(
     assert ours.adapter.observe(request.run_id) is None
     assert ours.adapter.remove(request.run_id) is False
     assert ours.adapter.sweep_networks(()) == 0
-    with pytest.raises(LaunchError, match="not ours") as caught:
+    with pytest.raises(LaunchError, match="another program") as caught:
         ours.launch(ours.request(request.run_id))
     assert caught.value.code == "launch-refused"
     assert theirs.container(runtime).status == "running"
