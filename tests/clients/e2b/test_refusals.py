@@ -117,7 +117,9 @@ def test_a_body_that_is_wrong_is_refused(facade: E2BProcess, body: Any, status: 
 def test_a_page_in_a_browser_is_refused(facade: E2BProcess) -> None:
     origin = {"origin": "https://evil.example"}
     assert ask(facade, "GET", "/sandboxes", headers=SDK | origin)[0] == 403
-    assert ask(facade, "GET", "/sandboxes", headers=SDK | {"host": "evil.example"})[0] == 400
+    for name in ("evil.example", f"49983-{SANDBOX}.evil.example", f"49983-{SANDBOX}.evil:80"):
+        for path in ("/sandboxes", "/health", "/files?path=a"):
+            assert ask(facade, "GET", path, headers=SDK | {"host": name})[0] == 400
     text = {"content-type": "text/plain"}
     assert ask(facade, "POST", "/sandboxes", {"templateID": "base"}, SDK | text)[0] == 415
 
@@ -131,7 +133,12 @@ def test_a_sandbox_is_opened_by_its_own_token_only(facade: E2BProcess, call: str
         assert (status, told["code"]) == (401, "unauthenticated")
 
 
-@pytest.mark.parametrize("until", ["1", "-1", "x", "9" * 30])
+def test_a_sandbox_has_a_name_below_the_names_of_the_service(facade: E2BProcess) -> None:
+    name = {"host": f"49983-{SANDBOX}.localhost:{facade.port}"}
+    assert ask(facade, "GET", "/health", headers=name)[0] == 401
+
+
+@pytest.mark.parametrize("until", ["1", "-1", "x", "%C2%B2", "9" * 30])
 def test_a_signed_address_that_has_expired_is_refused(facade: E2BProcess, until: str) -> None:
     path = f"/files?path=a&signature=v1_x&signature_expiration={until}"
     assert ask(facade, "GET", path)[0] == 401
