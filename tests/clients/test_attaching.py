@@ -215,27 +215,26 @@ def test_input_that_a_broken_connection_lost_is_given_again_once(
     assert b"".join(parts) == content
 
 
+@pytest.mark.parametrize("terminal", [None, (80, 24)])
 def test_the_end_of_input_and_a_size_that_were_lost_are_said_again(
-    relay: CuttingRelay, workspace: Workspace
+    relay: CuttingRelay, workspace: Workspace, terminal: tuple[int, int] | None
 ) -> None:
-    # Both are said on a connection that is broken, and nobody has noticed yet.
+    script = "head -c 50000 /dev/zero; read line; stty size; cat"
+    spawned = workspace.spawn(["bash", "-c", script], stdin=not terminal, terminal=terminal)
     with Client(relay.url, OWNER) as client:
-        for terminal in (None, (80, 24)):
-            script = "head -c 50000 /dev/zero; stty size; read line; stty size; cat"
-            spawned = workspace.spawn(["bash", "-c", script], stdin=not terminal, terminal=terminal)
-            run, before = client.run(spawned.id), relay.cut
-            relay.cuts = [20_000]
-            with run.attach() as attached:
-                eventually(lambda: relay.cut > before, what="the connection is cut")
-                if terminal:
-                    attached.resize(90, 30)
-                    attached.write("\n\x04")
-                else:
-                    attached.end_input()
-                shown = b"".join(each.content for each in attached.output())
-                assert attached.end is not None
-                assert attached.end.exit_code == 0
-            assert not terminal or b"30 90" in shown
+        run, before = client.run(spawned.id), relay.cut
+        relay.cuts = [20_000]
+        with run.attach() as attached:
+            eventually(lambda: relay.cut > before, what="the connection is cut")
+            if terminal:
+                attached.resize(90, 30)
+                attached.write("\n\x04")
+            else:
+                attached.end_input()
+            shown = b"".join(each.content for each in attached.output())
+            assert attached.end is not None
+            assert attached.end.exit_code == 0
+    assert not terminal or b"30 90" in shown
 
 
 def test_who_leaves_while_a_connection_is_made_again_is_not_connected_again(

@@ -27,9 +27,13 @@ def test_a_call_is_over_after_its_time_though_each_value_is_asked_for_by_another
         ended: list[bool] = []
         found: list[int] = []
         values = with_pings(until(counted(ended), 0.2), 3600, -1)
-        with pytest.raises(Refused) as refused:
+
+        async def read() -> None:
             async for value in values:
                 found.append(value)
+
+        with pytest.raises(Refused) as refused:
+            await read()
         assert refused.value.code == "deadline_exceeded"
         assert (found, ended) == ([0, 1, 2], [True])
 
@@ -51,9 +55,12 @@ def test_what_never_waits_is_ended_too() -> None:
         while True:
             yield 1
 
+    async def read() -> None:
+        async for _ in until(always(), 0.05):
+            pass
+
     async def work() -> None:
         with pytest.raises(Refused):
-            async for _ in until(always(), 0.05):
-                pass
+            await read()
 
     asyncio.run(asyncio.wait_for(work(), 60))
