@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hmac
 import http.client
 import json
 from collections.abc import Iterator
@@ -150,12 +152,71 @@ def test_an_api_that_does_not_answer_is_said_to_be_the_one(facade: E2BProcess) -
     assert "does not answer" in told["message"]
 
 
+def own_token() -> str:
+    """Return what opens the sandbox, as create would tell."""
+    key = hmac.digest(
+        GATEWAY_TOKEN.encode(), b"access to sandboxes through the E2B facade", "sha256"
+    )
+    return f"{SANDBOX}.{hmac.digest(key, f'{SANDBOX}{chr(0)}usr_local'.encode(), 'sha256').hex()}"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (gzip.compress(b"x"), 503),
+        (b"", 503),
+        (gzip.compress(b"x") + b"more", 400),
+        (gzip.compress(b"x") + bytes(8 * 1024 * 1024), 400),
+        (gzip.compress(b"x") * 2, 400),
+        (gzip.compress(b"x")[:-1], 400),
+        (gzip.compress(b"x")[:5], 400),
+        (b"plain", 400),
+    ],
+    ids=["sound", "empty", "more", "much more", "twice", "cut off", "head only", "plain"],
+)
+def test_a_compressed_body_is_one_whole_gzip_and_nothing_else(
+    facade: E2BProcess, content: bytes, status: int
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", facade.port, timeout=60)
+    sent = {"x-access-token": own_token(), "content-encoding": "gzip"}
+    try:
+        connection.request("POST", "/files?path=a", content, sent)
+        assert connection.getresponse().status == status
+    finally:
+        connection.close()
+
+
+def test_an_owner_may_have_any_name(tmp_path: Path) -> None:
+    made = E2BProcess(
+        tmp_path / "log",
+        api=NOBODY,
+        WORKSPACE_SSH_GATEWAY_TOKEN=GATEWAY_TOKEN,
+        SVC_TRUSTED_OWNER_HEADER="X-Owner",
+        SVC_TRUSTED_PROXIES="127.0.0.1",
+    )
+    try:
+        named = SDK | {"x-owner": "jörg".encode().decode("latin-1")}
+        status, told = ask(made, "GET", f"/sandboxes/{SANDBOX}", headers=named)
+        assert (status, "does not answer" in told["message"]) == (503, True)
+        assert ask(made, "GET", f"/sandboxes/{SANDBOX}", headers=SDK)[0] == 401
+    finally:
+        assert made.stop() == 0, made.told
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"SVC_E2B_PORT": "0"}, "The E2B facade is off"),
         ({"WORKSPACE_SSH_GATEWAY_TOKEN": ""}, "WORKSPACE_SSH_GATEWAY_TOKEN is not set"),
         ({"SVC_PUBLISHED_HOST": "192.0.2.1"}, "is no loopback address"),
+        (
+            {
+                "SVC_BIND_HOST": "192.0.2.1",
+                "SVC_PUBLISHED_HOST": "127.0.0.1",
+                "SVC_NETWORK_GUARD": "off",
+            },
+            "nothing keeps workspaces from reaching it",
+        ),
     ],
 )
 def test_it_does_not_start_where_anybody_would_be_the_owner(
