@@ -300,7 +300,12 @@ class Tools:
             # It tells what comes from now on: what came since the look before it does not.
             await self._something(run, stream, min(left, LOOK_AGAIN_SECONDS))
             part = await self._part(run, stream, offset, max_bytes)
-        return {**_of_run(await run.refresh()), stream: part}
+        ended = run.info is not None and run.info.ended
+        info = await run.refresh()
+        if info.ended and not ended:
+            # It ended behind the look: who is told so asks for no more.
+            part = await self._part(run, stream, offset, max_bytes)
+        return {**_of_run(info), stream: part}
 
     async def _end(self, run: AsyncRun, stream: str, back: int) -> int:
         part = await run.output(stream, limit=16 * 1024 * 1024)
