@@ -15,6 +15,7 @@ import uvicorn
 
 from controlplane_client import ControlPlaneError, NotFound
 from e2bfacade.connect_protocol import answer_error
+from e2bfacade.connections import IDLE_SECONDS, BoundedConnection
 from e2bfacade.facade_settings import FacadeSettings
 from e2bfacade.file_calls import Filesystem
 from e2bfacade.http_call import ClientGone, Exchange, Receive, Send
@@ -26,7 +27,6 @@ from e2bfacade.sandbox_calls import Sandboxes
 from e2bfacade.transfers import Transfers
 from e2bfacade.watches import Watches
 
-IDLE_SECONDS = 75
 MAX_CONNECTIONS = 2_000
 BACKLOG = 512
 
@@ -144,7 +144,7 @@ async def _run(settings: FacadeSettings) -> None:
     facade = Facade(settings)
     config = uvicorn.Config(
         facade,
-        http="h11",
+        http=BoundedConnection,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -136,6 +136,8 @@ class Processes:
         async with known.lock:
             try:
                 if call == "SendInput":
+                    # Others may have typed since: its place in the input is asked for again.
+                    known.run._input_offset = None
                     await known.run.write(_input(member(body, "input")))
                 elif call == "CloseStdin":
                     await known.run.close_stdin()
@@ -278,12 +280,22 @@ def _end(info: RunInfo) -> dict[str, Any]:
 
 async def until(values: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T, None]:
     """Give ``values`` for so many seconds. Raises ``Refused`` after that."""
-    try:
-        async with aclosing(values), asyncio.timeout(seconds):
-            async for value in values:
-                yield value
-    except TimeoutError:
-        raise Refused(504, "deadline_exceeded", "The time for this call is over.") from None
+    over = Refused(504, "deadline_exceeded", "The time for this call is over.")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    async with aclosing(values):
+        while loop.time() < deadline:
+            try:
+                # Not around all: who asks for each value may be another task, and a time limit
+                # ends the task in which it began.
+                async with asyncio.timeout_at(deadline):
+                    value = await anext(values)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise over from None
+            yield value
+        raise over
 
 
 async def with_pings(

@@ -21,7 +21,7 @@ ENVD_PORT = "49983"
 
 _ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _SANDBOX_ID = re.compile(_ID)
-_SANDBOX_HOST = re.compile(rf"([0-9]{{1,5}})-({_ID})\.[a-z0-9.-]+")
+_SANDBOX_HOST = re.compile(rf"([0-9]{{1,5}})-({_ID})\.([a-z0-9.-]+)")
 _MAX_CLIENTS = 256
 
 
@@ -95,7 +95,7 @@ class Callers:
     def refuse_pages(self, exchange: Exchange) -> None:
         """Raise ``Refused`` for what a page in a browser has asked: SDKs never look like that."""
         host = _name(exchange.headers.get("host", ""))
-        if _SANDBOX_HOST.fullmatch(host) is None and not self._settings.answers_to(host):
+        if not (self._settings.answers_to(host) or self._is_of_sandbox(host)):
             raise Refused(
                 400,
                 "invalid_argument",
@@ -103,6 +103,17 @@ class Callers:
             )
         if "origin" in exchange.headers or "sec-fetch-site" in exchange.headers:
             raise Refused(403, "permission_denied", "Pages in browsers are not served here.")
+
+    def _is_of_sandbox(self, host: str) -> bool:
+        """Tell whether a name is one of a sandbox, below a domain that is ours.
+
+        Under somebody else's domain it could be made to mean this machine in a browser.
+        """
+        found = _SANDBOX_HOST.fullmatch(host)
+        if found is None:
+            return False
+        domain = found[3]
+        return self._settings.answers_to(domain) or domain == _name(self._settings.ports_domain)
 
     def workspace_of(self, exchange: Exchange) -> AsyncWorkspace:
         """Return the workspace that a call into a sandbox is for. Raises ``Refused``.
@@ -123,7 +134,8 @@ class Callers:
     ) -> AsyncWorkspace:
         """Return the workspace whose token an address was signed with. Raises ``Refused``."""
         if signature.expires_at and not (
-            signature.expires_at.isdigit()
+            signature.expires_at.isascii()
+            and signature.expires_at.isdigit()
             and len(signature.expires_at) < 15
             and time.time() < int(signature.expires_at)
         ):

@@ -304,7 +304,9 @@ class Sandboxes:
         async for info in client.workspaces(status="stopped"):
             if str(info.raw.get("repository", "")).startswith(_PREFIX) and _has_expired(info):
                 workspace = client.workspace(info.id)
-                if _env(await workspace.refresh()).get(ON_TIMEOUT) != "pause":
+                fresh = await workspace.refresh()
+                # Somebody may have started it since it was listed.
+                if _has_expired(fresh) and _env(fresh).get(ON_TIMEOUT) != "pause":
                     await workspace.delete(wait=False)
                     logger.info("expired_sandbox_deleted", workspace_id=info.id)
 

@@ -123,21 +123,27 @@ class Transfers:
         if encoding not in {"identity", "gzip"}:
             raise Refused(415, "invalid_argument", "The body may be compressed with gzip only.")
         unpack = zlib.decompressobj(31) if encoding == "gzip" else None
-        size = 0
+        broken = Refused(400, "invalid_argument", "The body is no sound gzip.")
+        size, begun = 0, False
         async for part in exchange.body():
+            begun = True
             while part:
+                if unpack is not None and unpack.eof:
+                    raise broken
                 try:
                     piece = part if unpack is None else unpack.decompress(part, 1024 * 1024)
                 except zlib.error:
-                    raise Refused(400, "invalid_argument", "The body is no sound gzip.") from None
+                    raise broken from None
+                if unpack is not None and unpack.unused_data:
+                    raise broken
                 part = b"" if unpack is None else unpack.unconsumed_tail
                 size += len(piece)
                 if size > self._max_file_bytes:
                     told = f"A file may have {self._max_file_bytes} bytes."
                     raise Refused(413, "invalid_argument", told)
                 await asyncio.to_thread(spool.write, piece)
-        if unpack is not None and size and not unpack.eof:
-            raise Refused(400, "invalid_argument", "The body is no sound gzip.")
+        if unpack is not None and begun and not unpack.eof:
+            raise broken
         await asyncio.to_thread(spool.flush)
 
     async def _write(

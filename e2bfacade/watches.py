@@ -18,7 +18,10 @@ from e2bfacade.refused import Refused, refusal_of
 
 WATCHER = "e2b-watch"
 """An argument by which the program is known among others."""
-MAX_EVENTS = 10_000
+MAX_EVENTS, MAX_EVENT_BYTES = 10_000, 4 * 1024 * 1024
+"""So much waits of one watch until it is fetched."""
+MAX_LINE_BYTES = 64 * 1024
+"""A line of the program; a path has 4096 bytes, each of which JSON writes as six at the most."""
 MAX_WATCHES = 1_000
 IDLE_SECONDS = 900.0
 """A watch for whose events nobody has asked for so long is ended."""
@@ -87,6 +90,7 @@ class Watch:
     def __init__(self, owner: str, workspace_id: str, run: AsyncRun) -> None:
         self.owner, self.workspace_id, self.run = owner, workspace_id, run
         self.events: deque[dict[str, Any]] = deque()
+        self.waiting_bytes = 0
         self.ended: Refused | None = None
         self.asked_at = time.monotonic()
         self.task: asyncio.Task[None] | None = None
@@ -130,7 +134,7 @@ class Watches:
             await ready
         except BaseException:
             watch.task.cancel()
-            await _stop(run)
+            await asyncio.shield(_stop(run))
             raise
         self._watches[run.id] = watch
         return run.id
@@ -141,6 +145,7 @@ class Watches:
         watch.asked_at = time.monotonic()
         found = list(watch.events)
         watch.events.clear()
+        watch.waiting_bytes = 0
         if not found and watch.ended is not None:
             raise watch.ended
         return found
@@ -168,20 +173,27 @@ class Watches:
 
 
 async def _collect(watch: Watch, path: str, ready: asyncio.Future[None]) -> None:
+    """Keep what changes until it is fetched, and settle ``ready``, whatever comes."""
     try:
         async with aclosing(_lines(watch.run)) as lines:
             async for line in lines:
                 if line.get("ready"):
-                    ready.set_result(None)
+                    if not ready.done():
+                        ready.set_result(None)
                     continue
                 watch.events.append(line)
-                if len(watch.events) > MAX_EVENTS:
+                watch.waiting_bytes += len(json.dumps(line))
+                if len(watch.events) > MAX_EVENTS or watch.waiting_bytes > MAX_EVENT_BYTES:
                     raise Refused(429, "resource_exhausted", "Nobody has fetched the events.")
         raise Refused(404, "not_found", f"{path} is there no more.")
-    except Refused as error:
-        watch.ended = error
+    except Exception as error:
+        watch.ended = error if isinstance(error, Refused) else _strange()
         if not ready.done():
-            ready.set_exception(error)
+            ready.set_exception(watch.ended)
+        # Nobody hears what it would tell from now on.
+        await _stop(watch.run)
+    finally:
+        ready.cancel()
 
 
 async def _lines(run: AsyncRun) -> AsyncGenerator[dict[str, Any], None]:
@@ -193,15 +205,34 @@ async def _lines(run: AsyncRun) -> AsyncGenerator[dict[str, Any], None]:
                 if event.stream != "stdout":
                     continue
                 *lines, rest = (rest + event.content).split(b"\n")
+                if len(rest) > MAX_LINE_BYTES:
+                    raise _strange()
                 for line in lines:
-                    told = json.loads(line)
+                    told = _line(line)
                     if told.get("error") == "no-folder":
                         raise Refused(404, "not_found", "There is no such folder to watch.")
                     if "error" in told:
-                        raise Refused(500, "internal", f"It cannot be watched: {told['error']}.")
+                        why = str(told["error"])[:200]
+                        raise Refused(500, "internal", f"It cannot be watched: {why}.")
                     yield told
     except ControlPlaneError as error:
         raise refusal_of(error) from error
+
+
+def _line(line: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(line) if len(line) <= MAX_LINE_BYTES else None
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise _strange()
+    return told
+
+
+def _strange() -> Refused:
+    return Refused(
+        500, "internal", "It cannot be watched: python3 of the sandbox tells what is no event."
+    )
 
 
 async def _stop(run: AsyncRun) -> None:

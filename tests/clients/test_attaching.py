@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from controlplane_cli.attaching import Escape
-from controlplane_client import AsyncClient, Client, NotFound, Run, Workspace
+from controlplane_client import AsyncClient, Client, NotFound, Run, Unreachable, Workspace
+from controlplane_client._sync.attachment import KEPT_BYTES
 from tests.clients.cutting_relay import CuttingRelay, cutting_relay_to
 from tests.clients.places import SVC, Svc
 from tests.conftest import OWNER
@@ -207,8 +208,78 @@ def test_input_that_a_broken_connection_lost_is_given_again_once(
                 attached.write(content[place : place + 1000])
             attached.end_input()
             heard.join(90)
+            assert not heard.is_alive()
+            assert attached.end is not None
+            assert attached.end.exit_code == 0
     assert relay.cut - before >= 2
     assert b"".join(parts) == content
+
+
+@pytest.mark.parametrize("terminal", [None, (80, 24)])
+def test_the_end_of_input_and_a_size_that_were_lost_are_said_again(
+    relay: CuttingRelay, workspace: Workspace, terminal: tuple[int, int] | None
+) -> None:
+    script = "head -c 50000 /dev/zero; read line; stty size; cat"
+    spawned = workspace.spawn(["bash", "-c", script], stdin=not terminal, terminal=terminal)
+    with Client(relay.url, OWNER) as client:
+        run, before = client.run(spawned.id), relay.cut
+        relay.cuts = [20_000]
+        with run.attach() as attached:
+            eventually(lambda: relay.cut > before, what="the connection is cut")
+            if terminal:
+                attached.resize(90, 30)
+                attached.write("\n\x04")
+            else:
+                attached.end_input()
+            shown = b"".join(each.content for each in attached.output())
+            assert attached.end is not None
+            assert attached.end.exit_code == 0
+    assert not terminal or b"30 90" in shown
+
+
+def test_who_leaves_while_a_connection_is_made_again_is_not_connected_again(
+    relay: CuttingRelay, workspace: Workspace
+) -> None:
+    async def work() -> None:
+        run_id = workspace.spawn("head -c 100000 /dev/zero; sleep 600").id
+        async with AsyncClient(relay.url, OWNER, retries=50) as client:
+            run, before = await client.run(run_id), relay.cut
+            relay.cuts = [20_000, *[0] * 4]
+            attached = run.attach()
+            async with attached:
+
+                async def listen() -> None:
+                    async for _ in attached.output():
+                        pass
+
+                heard = asyncio.ensure_future(listen())
+                await asyncio.to_thread(
+                    eventually, lambda: relay.cut - before >= 2, what="it is made again"
+                )
+                await attached.aclose()
+                relay.cuts = []
+                await asyncio.wait_for(heard, 60)
+                assert attached._socket is None
+                assert attached.end is None
+
+    asyncio.run(work())
+
+
+def test_input_that_was_lost_and_is_not_kept_is_an_error(
+    relay: CuttingRelay, workspace: Workspace
+) -> None:
+    run_id = workspace.spawn("head -c 100000 /dev/zero; cat", stdin=True).id
+    with Client(relay.url, OWNER) as client:
+        run, before = client.run(run_id), relay.cut
+        relay.cuts = [20_000]
+        with run.attach() as attached:
+            eventually(lambda: relay.cut > before, what="the connection is cut")
+            # The service has seen nothing of it.
+            for _ in range(3):
+                attached.write(bytes(KEPT_BYTES // 2))
+            with pytest.raises(Unreachable, match="more input was lost"):
+                for _ in attached.output():
+                    pass
 
 
 def test_what_is_known_already_is_left_out(workspace: Workspace, client: Client) -> None:

@@ -16,8 +16,11 @@ import pytest
 from mcp import Client as McpClient
 from mcp import StdioServerParameters, stdio_client
 
-from controlplane_client import Client, Workspace
+from controlplane_cli.mcp_server.tools import Tools
+from controlplane_client import AsyncClient, AsyncRun, Client, Workspace
 from tests.clients.places import SVC
+from tests.conftest import OWNER
+from tests.stack.gateway_process import ApiProcess
 
 pytestmark = pytest.mark.docker
 
@@ -29,6 +32,7 @@ TOOLS = {
     *("read_file", "write_file", "list_files"),
     *("preview_port", "show_record"),
 }
+GOES_ON = {"queued", "running"}
 PAGE_HEADERS = {
     "accept": "application/json, text/event-stream",
     "content-type": "application/json",
@@ -178,9 +182,53 @@ def test_a_program_in_the_background_is_fed_read_and_ended(
         await call("send_input", **given, text="two\n")
         assert (await waiting)["stdout"]["text"] == "two\n"
         await call("send_input", **given, end=True)
-        while (told := await call("read_output", **given))["status"] == "running":
+        while (told := await call("read_output", **given))["status"] in GOES_ON:
             await asyncio.sleep(0.1)
         assert (told["exit_code"], told["stdout"]["text"]) == (0, "one\ntwo\n")
+
+    tools(work)
+
+
+def test_output_that_comes_between_a_look_and_the_wait_is_not_missed(
+    api_process: ApiProcess, workspace: Workspace
+) -> None:
+    class Unlucky(Tools):
+        """The command writes right after the first look."""
+
+        looks = 0
+
+        async def _part(self, run: AsyncRun, *args: Any) -> dict[str, Any]:
+            part = await super()._part(run, *args)
+            self.looks += 1
+            if self.looks == 1:
+                await run.write("late\n")
+                while not (await run.output("stdout")).content:
+                    await asyncio.sleep(0.05)
+            return part
+
+    async def work() -> None:
+        run = workspace.spawn(["cat"], stdin=True)
+        async with AsyncClient(api_process.url, OWNER) as client:
+            told = await Unlucky(client).read_output(run.id, wait_seconds=600)
+            assert told["stdout"]["text"] == "late\n"
+        run.close_stdin()
+
+    asyncio.run(asyncio.wait_for(work(), 120))
+
+
+def test_a_link_is_read_in_pieces_and_its_own_size_is_not_told_for_the_file(
+    tools: Any, workspace: Workspace
+) -> None:
+    async def work(_: McpClient, call: Call) -> None:
+        script = "head -c 2000 /dev/zero | tr '\\0' x >/tmp/linked; ln -s linked /tmp/link"
+        await call("execute", workspace=workspace.id, command=script)
+        link = {"workspace": workspace.id, "path": "/tmp/link"}
+        first = await call("read_file", **link, max_bytes=1000)
+        assert first == {"content": "x" * 1000, "next_offset": 1000}
+        second = await call("read_file", **link, offset=1000, max_bytes=1000)
+        assert second == {"content": "x" * 1000, "next_offset": 2000}
+        assert await call("read_file", **link, offset=2000, max_bytes=1000) == {"content": ""}
+        assert (await call("read_file", **link, offset=1500))["size"] == 2000
 
     tools(work)
 
@@ -191,10 +239,10 @@ def test_a_command_that_takes_long_goes_on_and_can_be_signalled(
     async def work(_: McpClient, call: Call) -> None:
         script = "trap 'echo caught; exit 9' TERM; echo begun; while :; do sleep 0.1; done"
         told = await call("execute", workspace=workspace.id, command=script, wait_seconds=2)
-        assert told["status"] == "running"
+        assert told["status"] in GOES_ON
         await call("read_output", run_id=told["run_id"], wait_seconds=60)
         await call("send_input", run_id=told["run_id"], signal="TERM")
-        while (told := await call("read_output", run_id=told["run_id"]))["status"] == "running":
+        while (told := await call("read_output", run_id=told["run_id"]))["status"] in GOES_ON:
             await asyncio.sleep(0.1)
         assert (told["exit_code"], told["stdout"]["text"]) == (9, "begun\ncaught\n")
 

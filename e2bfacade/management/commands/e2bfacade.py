@@ -37,6 +37,16 @@ class Command(BaseCommand):
                 "nobody here: all who reach the port would act as the same owner. Put a proxy "
                 "before it that authenticates people, and set SVC_TRUSTED_OWNER_HEADER."
             )
+        guarded = settings.SVC_NETWORK_GUARD != "off"
+        if not (
+            is_loopback(settings.SVC_BIND_HOST) or settings.SVC_TRUSTED_OWNER_HEADER or guarded
+        ):
+            raise CommandError(
+                f"{settings.SVC_BIND_HOST} is no loopback address, and nothing keeps workspaces "
+                "from reaching it: they would act as the owner of all sandboxes. Set "
+                "SVC_BIND_HOST to a loopback address, SVC_NETWORK_GUARD, or "
+                "SVC_TRUSTED_OWNER_HEADER."
+            )
         # The facade is a user of the API like others, and uses the client that they use.
         sys.path.append(str(settings.BASE_DIR / "clients" / "python"))
         from e2bfacade.facade import run_facade

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hmac
 import http.client
 import json
 from collections.abc import Iterator
@@ -117,7 +119,9 @@ def test_a_body_that_is_wrong_is_refused(facade: E2BProcess, body: Any, status: 
 def test_a_page_in_a_browser_is_refused(facade: E2BProcess) -> None:
     origin = {"origin": "https://evil.example"}
     assert ask(facade, "GET", "/sandboxes", headers=SDK | origin)[0] == 403
-    assert ask(facade, "GET", "/sandboxes", headers=SDK | {"host": "evil.example"})[0] == 400
+    for name in ("evil.example", f"49983-{SANDBOX}.evil.example", f"49983-{SANDBOX}.evil:80"):
+        for path in ("/sandboxes", "/health", "/files?path=a"):
+            assert ask(facade, "GET", path, headers=SDK | {"host": name})[0] == 400
     text = {"content-type": "text/plain"}
     assert ask(facade, "POST", "/sandboxes", {"templateID": "base"}, SDK | text)[0] == 415
 
@@ -131,7 +135,12 @@ def test_a_sandbox_is_opened_by_its_own_token_only(facade: E2BProcess, call: str
         assert (status, told["code"]) == (401, "unauthenticated")
 
 
-@pytest.mark.parametrize("until", ["1", "-1", "x", "9" * 30])
+def test_a_sandbox_has_a_name_below_the_names_of_the_service(facade: E2BProcess) -> None:
+    name = {"host": f"49983-{SANDBOX}.localhost:{facade.port}"}
+    assert ask(facade, "GET", "/health", headers=name)[0] == 401
+
+
+@pytest.mark.parametrize("until", ["1", "-1", "x", "%C2%B2", "9" * 30])
 def test_a_signed_address_that_has_expired_is_refused(facade: E2BProcess, until: str) -> None:
     path = f"/files?path=a&signature=v1_x&signature_expiration={until}"
     assert ask(facade, "GET", path)[0] == 401
@@ -143,12 +152,71 @@ def test_an_api_that_does_not_answer_is_said_to_be_the_one(facade: E2BProcess) -
     assert "does not answer" in told["message"]
 
 
+def own_token() -> str:
+    """Return what opens the sandbox, as create would tell."""
+    key = hmac.digest(
+        GATEWAY_TOKEN.encode(), b"access to sandboxes through the E2B facade", "sha256"
+    )
+    return f"{SANDBOX}.{hmac.digest(key, f'{SANDBOX}{chr(0)}usr_local'.encode(), 'sha256').hex()}"
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (gzip.compress(b"x"), 503),
+        (b"", 503),
+        (gzip.compress(b"x") + b"more", 400),
+        (gzip.compress(b"x") + bytes(8 * 1024 * 1024), 400),
+        (gzip.compress(b"x") * 2, 400),
+        (gzip.compress(b"x")[:-1], 400),
+        (gzip.compress(b"x")[:5], 400),
+        (b"plain", 400),
+    ],
+    ids=["sound", "empty", "more", "much more", "twice", "cut off", "head only", "plain"],
+)
+def test_a_compressed_body_is_one_whole_gzip_and_nothing_else(
+    facade: E2BProcess, content: bytes, status: int
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", facade.port, timeout=60)
+    sent = {"x-access-token": own_token(), "content-encoding": "gzip"}
+    try:
+        connection.request("POST", "/files?path=a", content, sent)
+        assert connection.getresponse().status == status
+    finally:
+        connection.close()
+
+
+def test_an_owner_may_have_any_name(tmp_path: Path) -> None:
+    made = E2BProcess(
+        tmp_path / "log",
+        api=NOBODY,
+        WORKSPACE_SSH_GATEWAY_TOKEN=GATEWAY_TOKEN,
+        SVC_TRUSTED_OWNER_HEADER="X-Owner",
+        SVC_TRUSTED_PROXIES="127.0.0.1",
+    )
+    try:
+        named = SDK | {"x-owner": "jörg".encode().decode("latin-1")}
+        status, told = ask(made, "GET", f"/sandboxes/{SANDBOX}", headers=named)
+        assert (status, "does not answer" in told["message"]) == (503, True)
+        assert ask(made, "GET", f"/sandboxes/{SANDBOX}", headers=SDK)[0] == 401
+    finally:
+        assert made.stop() == 0, made.told
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"SVC_E2B_PORT": "0"}, "The E2B facade is off"),
         ({"WORKSPACE_SSH_GATEWAY_TOKEN": ""}, "WORKSPACE_SSH_GATEWAY_TOKEN is not set"),
         ({"SVC_PUBLISHED_HOST": "192.0.2.1"}, "is no loopback address"),
+        (
+            {
+                "SVC_BIND_HOST": "192.0.2.1",
+                "SVC_PUBLISHED_HOST": "127.0.0.1",
+                "SVC_NETWORK_GUARD": "off",
+            },
+            "nothing keeps workspaces from reaching it",
+        ),
     ],
 )
 def test_it_does_not_start_where_anybody_would_be_the_owner(

@@ -20,6 +20,8 @@ import requests
 import schemathesis
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from schemathesis.config import HealthCheck, SchemathesisConfig
 from schemathesis.core.transport import Response
 from schemathesis.schemas import BaseSchema
@@ -44,6 +46,11 @@ SAID_BY_SCHEMAS = {"unknown-member", "unknown-parameter", "wrong-type", "max-len
                    "max-value", "min-value", "null", "not-a-choice"}  # fmt: skip
 """Faults that a request without any by its schema cannot have. Others no schema can say: that a
 cursor belongs to another list, or that one of two members has to go."""
+
+# hypothesis draws some values from the constants of our modules that are loaded at that moment,
+# which depends on the tests that ran before in this process: the calls would not be the same ones.
+providers._get_local_constants = lambda: Constants()
+providers.CONSTANTS_CACHE.cache.clear()
 
 
 class Calls:
@@ -98,8 +105,11 @@ class Calls:
         assert not faults & SAID_BY_SCHEMAS, f"a sound request is refused: {problem}"
 
 
-def description(*areas: str) -> BaseSchema:
-    """Return what calls of these areas are made of; an area is the first part of operation ids."""
+def description(*areas: str, method: str | None = None) -> BaseSchema:
+    """Return what calls of these areas are made of; an area is the first part of operation ids.
+
+    ``method`` chooses among them; a further ``include`` would add to them.
+    """
     config = SchemathesisConfig(seed=SEED, suppress_health_check=[HealthCheck.all])
     project = config.projects.default
     project.generation.max_examples = EXAMPLES
@@ -111,7 +121,7 @@ def description(*areas: str) -> BaseSchema:
     project.checks.positive_data_acceptance.expected_statuses += ["400", "426"]
     project.checks.negative_data_rejection.expected_statuses += ["431"]
     schema = schemathesis.openapi.from_dict(_as_read(), config=config)
-    return schema.include(operation_id_regex=rf"({'|'.join(areas)})\.")
+    return schema.include(operation_id_regex=rf"({'|'.join(areas)})\.", method=method)
 
 
 def _as_read() -> dict[str, Any]:

@@ -7,16 +7,14 @@ import pytest
 from tests.security.cases.calls import Call, Calls, description
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-schema = description(
-    "connectedAccounts", "packages", "profiles", "registries", "scm", "sshKeys", "system"
-)
+AREAS = ("connectedAccounts", "packages", "profiles", "registries", "scm", "sshKeys", "system")
 
 
-@schema.exclude(method="DELETE").parametrize()
+@description(*AREAS).exclude(method="DELETE").parametrize()
 def test_every_call_is_answered_as_described(case: Call, calls: Calls) -> None:
     calls.check(case)
 
 
-@schema.include(method="DELETE").parametrize()
+@description(*AREAS, method="DELETE").parametrize()
 def test_every_deletion_is_answered_as_described(case: Call, calls: Calls) -> None:
     calls.check(case)

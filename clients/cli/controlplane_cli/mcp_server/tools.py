@@ -30,6 +30,7 @@ from controlplane_client import (
     AsyncWorkspace,
     ControlPlaneError,
     NotReady,
+    Problem,
     RunInfo,
     WaitTimeout,
     WorkspaceInfo,
@@ -42,6 +43,7 @@ Tool = Callable[P, Awaitable[Told]]
 
 LISTED = 50
 LONGEST_WAIT = 600.0
+LOOK_AGAIN_SECONDS = 2.0
 
 WorkspaceName = Annotated[str, Field(description="Name or id of a workspace.")]
 RunId = Annotated[str, Field(description="The run_id that execute has answered.")]
@@ -290,11 +292,20 @@ class Tools:
             # The end is not told by itself: the parts before it are passed over.
             offset = await self._end(run, stream, -offset)
         part = await self._part(run, stream, offset, max_bytes)
-        live = run.info is not None and not run.info.ended
-        if not part["text"] and live and wait_seconds:
-            await self._something(run, stream, max(0.01, deadline - time.monotonic()))
+        while (
+            not part["text"]
+            and not (run.info is not None and run.info.ended)
+            and (left := deadline - time.monotonic()) > 0
+        ):
+            # It tells what comes from now on: what came since the look before it does not.
+            await self._something(run, stream, min(left, LOOK_AGAIN_SECONDS))
             part = await self._part(run, stream, offset, max_bytes)
-        return {**_of_run(await run.refresh()), stream: part}
+        ended = run.info is not None and run.info.ended
+        info = await run.refresh()
+        if info.ended and not ended:
+            # It ended behind the look: who is told so asks for no more.
+            part = await self._part(run, stream, offset, max_bytes)
+        return {**_of_run(info), stream: part}
 
     async def _end(self, run: AsyncRun, stream: str, back: int) -> int:
         part = await run.output(stream, limit=16 * 1024 * 1024)
@@ -353,23 +364,39 @@ class Tools:
         offset: Offset = 0,
         max_bytes: MaxBytes = DEFAULT_BYTES,
     ) -> Told:
-        """Read a file, or a part of it. What is no text comes as content_base64."""
+        """Read a file, or a part of it. What is no text comes as content_base64.
+
+        Go on with offset=next_offset where there is one; size is told where it is known.
+        """
         there = await self._workspace(workspace)
         info = await there.files.stat(path)
         size = info.size if info.type == "file" else None
-        parts = []
+        content = b""
         if size is None or offset < size:
-            async with aclosing(
-                there.files.stream(path, start=offset, end=offset + max_bytes)
-            ) as stream:
-                parts = [each async for each in stream]
-        content = b"".join(parts)
-        known = offset + len(content) if size is None else size
-        if offset + len(content) < known:
-            content = whole_characters(content)
-        told = {**text_or_base64(content), "size": known}
+            try:
+                async with aclosing(
+                    there.files.stream(path, start=offset, end=offset + max_bytes)
+                ) as stream:
+                    content = b"".join([each async for each in stream])
+            except Problem as problem:
+                # What a link leads to may end there: how long it is, is not known before.
+                if problem.code != "range-not-satisfiable" or size is not None or not offset:
+                    raise
         end = offset + len(content)
-        return told if end >= known else {**told, "next_offset": end}
+        if size is None:
+            more = len(content) == max_bytes
+            if not more and (content or not offset):
+                size = end
+        else:
+            more = end < size
+        if more:
+            content = whole_characters(content)
+            end = offset + len(content)
+        return {
+            **text_or_base64(content),
+            **({} if size is None else {"size": size}),
+            **({"next_offset": end} if more else {}),
+        }
 
     async def write_file(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,11 @@ from controlplane_client.web_sockets import Closed, Refused
 KEPT_BYTES = 1024 * 1024
 """How much input is kept for a connection that breaks: what was not taken is sent again."""
 
+LASTING_SECONDS = 10.0
+"""A connection that has lasted so long is no failure when it breaks."""
+
+_INPUT_END = {"type": "input-end"}
+
 
 class AsyncAttachment:
     """What a command writes, as it comes, and input for it. Use it in a ``with`` block.
@@ -40,10 +46,14 @@ class AsyncAttachment:
         self._seen: dict[str, int | None] = {"stdout": after, "stderr": after_stderr}
         self._stream = "stdout"
         self._socket: AsyncWebSocket | None = None
+        self._connected_at = 0.0
+        self._left = False
         self._lock = AsyncLock()
         self._sent = b""
         self._taken = 0
         self._controls: list[dict[str, Any]] = []
+        self._size: tuple[int, int] | None = None
+        self._input_ended = False
         self.terminal: tuple[int, int] | None = None
         """Columns and rows of its terminal; None when it has none."""
         self.input_open = False
@@ -52,6 +62,7 @@ class AsyncAttachment:
         """How it ended; None while it has not."""
 
     async def __aenter__(self) -> AsyncAttachment:
+        self._left = False
         await self._reconnect()
         return self
 
@@ -65,6 +76,8 @@ class AsyncAttachment:
 
     async def aclose(self) -> None:
         """Leave; the command goes on."""
+        # Said first: a connection that is being made meanwhile is closed by who makes it.
+        self._left = True
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.aclose()
@@ -72,7 +85,8 @@ class AsyncAttachment:
     async def output(self) -> AsyncGenerator[Output, None]:
         """Give what it writes, until it ends; ``end`` says then how.
 
-        Raises ``Problem`` for what the service refuses, ``Unreachable`` when it does not answer.
+        Raises ``Problem`` for what the service refuses, ``Unreachable`` when it does not answer, or
+        when the connection broke with more input under way than is kept.
         """
         failures = 0
         while self.end is None:
@@ -82,8 +96,10 @@ class AsyncAttachment:
             try:
                 message = await socket.receive()
             except Closed:
-                if self._socket is None:
+                if self._left:
                     return
+                if time.monotonic() - self._connected_at >= LASTING_SECONDS:
+                    failures = 0
                 failures += 1
                 if failures > self._connection.retries:
                     raise Unreachable("the connection breaks again and again") from None
@@ -129,18 +145,19 @@ class AsyncAttachment:
 
     async def end_input(self) -> None:
         """Tell it that there is no more input."""
-        await self._control({"type": "input-end"})
+        async with self._lock:
+            self._input_ended = True
+            await self._send(json.dumps(_INPUT_END))
 
     async def resize(self, columns: int, rows: int) -> None:
         """Change the size of its terminal."""
-        self.terminal = (columns, rows)
-        await self._control({"type": "resize", "columns": columns, "rows": rows})
+        async with self._lock:
+            self.terminal = self._size = (columns, rows)
+            await self._send(_resized(columns, rows))
 
     async def signal(self, name: str) -> None:
         """Send a signal to the process group of the command: ``INT``, ``TERM``, ``KILL`` …"""
-        await self._control({"type": "signal", "signal": name.removeprefix("SIG")})
-
-    async def _control(self, told: dict[str, Any]) -> None:
+        told = {"type": "signal", "signal": name.removeprefix("SIG")}
         async with self._lock:
             if not await self._send(json.dumps(told)):
                 # Said once there is a connection again.
@@ -162,40 +179,68 @@ class AsyncAttachment:
             again = self._socket is not None
             if self._socket is not None:
                 await self._socket.aclose()
-            socket, first = await self._connected()
-            if first.get("type") == "start":
-                size = first.get("terminal")
-                self.terminal = None if size is None else (size["columns"], size["rows"])
-                self.input_open = first["inputOpen"]
-                self._stream = "pty" if size is not None else "stdout"
-                await self._given(socket, int(first["inputOffset"]), again=again)
-            else:
-                self._told(first)
-            self._socket = socket
-
-    async def _given(self, socket: AsyncWebSocket, offset: int, *, again: bool) -> None:
-        if again:
-            rest = self._sent[max(0, offset - self._taken) :]
-            try:
-                if rest:
-                    await socket.send(json.dumps({"type": "input", "offset": offset}))
-                    await socket.send(rest)
-                for told in self._controls:
-                    await socket.send(json.dumps(told))
-            except Closed:
+            made = await self._connected()
+            if made is None:
                 return
-        else:
+            socket, first = made
+            try:
+                await self._begun(socket, first, again=again)
+            except BaseException:
+                await socket.aclose()
+                raise
+            self._socket, self._connected_at = socket, time.monotonic()
+            if self._left:
+                # Who left has seen the one before, or none.
+                self._socket = None
+                await socket.aclose()
+
+    async def _begun(self, socket: AsyncWebSocket, first: dict[str, Any], *, again: bool) -> None:
+        if first.get("type") != "start":
+            self._told(first)
+            return
+        size = first.get("terminal")
+        self.terminal = None if size is None else (size["columns"], size["rows"])
+        self.input_open = first["inputOpen"]
+        self._stream = "pty" if size is not None else "stdout"
+        offset = int(first["inputOffset"])
+        if not again:
             self._taken = offset
+        elif offset < self._taken and self.input_open:
+            raise Unreachable("the connection broke, and more input was lost than is kept")
+        try:
+            await self._given(socket, offset)
+        except Closed:
+            # It is noticed once more by who reads.
+            return
         self._controls.clear()
 
-    async def _connected(self) -> tuple[AsyncWebSocket, dict[str, Any]]:
+    async def _given(self, socket: AsyncWebSocket, offset: int) -> None:
+        """Send again what the connection before may have lost."""
+        if self._size is not None and self.terminal is not None:
+            self.terminal = self._size
+            await socket.send(_resized(*self._size))
+        rest = self._sent[offset - self._taken :] if self.input_open else b""
+        if rest:
+            await socket.send(json.dumps({"type": "input", "offset": offset}))
+            await socket.send(rest)
+        for told in self._controls:
+            await socket.send(json.dumps(told))
+        if self._input_ended and self.input_open:
+            await socket.send(json.dumps(_INPUT_END))
+
+    async def _connected(self) -> tuple[AsyncWebSocket, dict[str, Any]] | None:
+        """Return a connection and what was said on it first; None once this was left."""
         attempt = 0
-        while True:
+        while not self._left:
             attempt += 1
             last = attempt > self._connection.retries
             try:
                 socket = await open_web_socket(self._url(), self._connection.headers)
-                return socket, json.loads(await socket.receive())
+                try:
+                    return socket, json.loads(await socket.receive())
+                except BaseException:
+                    await socket.aclose()
+                    raise
             except Refused as refused:
                 problem = problem_of(refused.status, refused.document)
                 if last or not may_repeat_answer(problem.status, problem.code, repeatable=True):
@@ -205,6 +250,7 @@ class AsyncAttachment:
                     url = self._connection.base_url
                     raise Unreachable(f"{url} does not answer: {error}") from error
             await sleep(seconds_before(attempt))
+        return None
 
     def _url(self) -> str:
         stdout, stderr = self._seen["stdout"], self._seen["stderr"]
@@ -216,3 +262,7 @@ class AsyncAttachment:
         scheme, _, rest = self._connection.base_url.partition("://")
         secure = "wss" if scheme == "https" else "ws"
         return f"{secure}://{rest}{self._path}?{urlencode(query)}"
+
+
+def _resized(columns: int, rows: int) -> str:
+    return json.dumps({"type": "resize", "columns": columns, "rows": rows})

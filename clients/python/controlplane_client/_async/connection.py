@@ -43,7 +43,8 @@ class AsyncConnection:
         self._timeout = httpx.Timeout(timeout)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
-            headers=self.headers,
+            # As a proxy has them: bytes, which WSGI and ASGI show as Latin-1.
+            headers=httpx.Headers(self.headers, encoding="latin-1"),
             timeout=self._timeout,
             transport=transport,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
