@@ -12,15 +12,20 @@ import os
 import subprocess
 from pathlib import Path
 from typing import Any, get_args
+from uuid import UUID
 
 import pytest
 from django.conf import settings
 
+from builds.pipeline.build import reach_of
 from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan
 from controlplane.errors import ValidationFailed
-from workspaces.blueprint import Blueprint, PackageRequest
+from workspaces.blueprint import Blueprint, Egress, PackageRequest
 from workspaces.blueprint.contents import ProvidedHarness
 from workspaces.blueprint.running import TargetOs
+from workspaces.egress.host_policy import Policy
+from workspaces.egress.known_networks import AgreedPolicy
+from workspaces.egress.presets import Presets
 from workspaces.families import FAMILIES
 from workspaces.packages.facts import NOTHING
 from workspaces.packages.lookup import UNBUILT
@@ -398,6 +403,22 @@ class TestFingerprint:
     )
     def test_it_covers_what_only_the_worker_knows(self, changes: dict[str, Any]) -> None:
         assert self.of(planned(**RICH)) != self.of(planned(**RICH), **changes)
+
+    def test_it_covers_what_the_steps_of_an_author_may_reach_and_of_nobody_else(self) -> None:
+        theirs = planned(**{**RICH, "harness": HARNESS_MEMBERS["custom"]})
+        deny = AgreedPolicy(UUID(int=1), Policy.of(Egress(), Presets({})).to_wire())
+        allow = AgreedPolicy(UUID(int=2), Policy.of(Egress(default="allow"), Presets({})).to_wire())
+
+        def under(image_plan: ImagePlan, egress: AgreedPolicy | None, *, outbound: bool) -> str:
+            reach = reach_of(image_plan, outbound=outbound, egress=egress)
+            return self.of(image_plan, network=reach)
+
+        reaches = ((None, True), (None, False), (deny, True), (allow, True))
+        told = [under(theirs, egress, outbound=outbound) for egress, outbound in reaches]
+        assert len(set(told)) == 4
+        assert told[0] == self.of(theirs)
+        for egress, outbound in reaches:
+            assert under(planned(), egress, outbound=outbound) == self.of(planned())
 
     @pytest.mark.parametrize(
         "members",
