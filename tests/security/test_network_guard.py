@@ -307,7 +307,7 @@ def test_an_engine_that_cannot_keep_the_rules_is_reported_with_its_reason(
 @pytest.fixture
 def listening() -> Iterator[int]:
     """A port of this machine where somebody listens, as an egress proxy does."""
-    with socket.create_server(("0.0.0.0", 0)) as server:
+    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104
         yield int(server.getsockname()[1])
 
 
@@ -358,7 +358,7 @@ def test_a_kernel_that_cannot_redirect_keeps_all_rules_but_enforces_no_egress_po
     guard = launcher.adapter.network_guard(image=image, egress_port=listening)
     try:
         guard.ensure()
-        with pytest.raises(LaunchError, match="does not redirect.*Not supported") as caught:
+        with pytest.raises(LaunchError, match="does not redirect") as caught:
             guard.require_egress()
         assert caught.value.code == "egress-not-enforced"
         guard.require()

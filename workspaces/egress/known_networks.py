@@ -111,8 +111,7 @@ class AgreedPolicy:
         Waits half a minute for a database that does not answer. May be repeated.
         """
         told = {"attempt_id": self.attempt_id, "policy": self.policy}
-        # A build may have taken long since the database was last asked.
-        close_old_connections()
+        # It also makes a new connection where this one has ended during a long build.
         retry_database(
             lambda: EgressNetwork.objects.update_or_create(bridge=bridge, defaults=told),
             timeout=REGISTER_SECONDS,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import connections
 from pytest_django.fixtures import Settings
 
 from controlplane.readiness import check_all
@@ -16,6 +18,7 @@ from workspaces.blueprint import Egress
 from workspaces.egress import known_networks
 from workspaces.egress.decisions import BURST, Decision, DecisionLog
 from workspaces.egress.known_networks import KnownNetworks, egress_of
+from workspaces.egress.proxy import Network
 from workspaces.lifecycle.isolation import IsolationTask, check_egress
 from workspaces.models import EgressNetwork, NetworkGuardReport, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError
@@ -113,25 +116,33 @@ def test_a_network_that_is_made_known_twice_has_the_policy_of_the_second_time() 
     assert row.policy["rules"][0]["rule"]["hosts"] == ["b.test"]
 
 
+async def known_at_loopback(networks: KnownNetworks) -> Network | None:
+    with ThreadPoolExecutor(1) as one:
+        asyncio.get_running_loop().set_default_executor(one)
+        found = await networks.whose("127.0.0.1")
+        await asyncio.to_thread(connections.close_all)
+    return found
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_network_that_nobody_knows_is_not_looked_up_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_networks, "UNKNOWN_SECONDS", 3600.0)
     asked = KnownNetworks("lo")
-    assert asyncio.run(asked.whose("127.0.0.1")) is None
+    assert asyncio.run(known_at_loopback(asked)) is None
     register = egress_of(ready_attempt(), Egress())
     assert register is not None
     register("lo")
-    assert asyncio.run(asked.whose("127.0.0.1")) is None
-    assert asyncio.run(KnownNetworks("lo").whose("127.0.0.1")) is not None
+    assert asyncio.run(known_at_loopback(asked)) is None
+    assert asyncio.run(known_at_loopback(KnownNetworks("lo"))) is not None
 
     EgressNetwork.objects.all().delete()
     monkeypatch.setattr(known_networks, "UNKNOWN_SECONDS", 0.0)
     asked = KnownNetworks("lo")
-    assert asyncio.run(asked.whose("127.0.0.1")) is None
+    assert asyncio.run(known_at_loopback(asked)) is None
     register("lo")
-    assert asyncio.run(asked.whose("127.0.0.1")) is not None
+    assert asyncio.run(known_at_loopback(asked)) is not None
 
 
 def test_every_decision_is_counted_and_events_are_bounded() -> None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import cast
 from uuid import uuid4
 
 import dns.message
@@ -42,8 +43,7 @@ class Names(asyncio.DatagramProtocol):
     """Says that every name is here."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self.transport = transport
+        self.transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         asked = dns.message.from_wire(data)
@@ -88,7 +88,8 @@ async def served(host: str) -> list[Decision]:
         reader, writer = await asyncio.open_connection(address, port)
         head = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {64 << 20}\r\n\r\n"
         writer.write(head.encode() + b"x" * (32 << 20))
-        assert b"welcome" in await reader.read(1000)
+        told = await reader.read(1000)
+        assert b"welcome" in told, decisions[-1].reason
         while open_to(port):
             await asyncio.sleep(0.05)
         writer.transport.abort()
