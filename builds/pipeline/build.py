@@ -23,7 +23,7 @@ from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_metrics import measured
 from builds.pipeline.job_state import BuiltImage, JobState
 from builds.pipeline.repository import before_push, repository_kept, require_repository
-from builds.planner import ImagePlan, PlannedSource, split_dockerfile
+from builds.planner import ImagePlan, PlannedSource, reach_of
 from controlplane.errors import ControlPlaneError
 from controlplane.metrics.families import BUILDS_REUSED
 from registries.client import RegistryClient
@@ -110,7 +110,7 @@ class ImageBuilder:
             self.compiler.base_image_id(plan.base_image),
             agent_digest(),
             self.extra_ca,
-            reach_of(plan, outbound=outbound, egress=egress),
+            reach_of(plan, outbound=outbound, policy=egress.policy if egress else None),
         )
         job.require_lease()
         image = self._same_plan(job, plan_hash)
@@ -215,19 +215,6 @@ class ImageBuilder:
                     f"{exc.strerror or 'unknown error'}.",
                 ) from exc
             yield folder
-
-
-def reach_of(
-    plan: ImagePlan, *, outbound: bool, egress: AgreedPolicy | None
-) -> Mapping[str, object] | None:
-    """Return what the author's own steps may reach, if that can make a difference to the image.
-
-    Otherwise somebody with a policy would get what a build without one has fetched.
-    """
-    _, theirs = split_dockerfile(plan)
-    if not theirs or (outbound and egress is None):
-        return None
-    return {"outbound": outbound, "egress": None if egress is None else egress.policy}
 
 
 class SourceFetcher:

@@ -422,7 +422,7 @@ def test_what_an_author_installs_in_a_build_is_held_to_the_policy_and_packages_a
     reach = f"exec 3<>/dev/tcp/{{}}/80 && printf '{request}' >&3 && cat <&3"
     install = "\n".join(
         [
-            "set -e",
+            f"set -e  # {uuid4()}: no step of an earlier build is taken",
             f"({reach.format('allowed.test', 'allowed.test')}) | grep welcome",
             f"! ({reach.format('other.test', 'other.test')}) | grep welcome",
             f"! ({reach.format(OTHER, OTHER)}) | grep welcome",

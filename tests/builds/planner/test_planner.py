@@ -12,19 +12,16 @@ import os
 import subprocess
 from pathlib import Path
 from typing import Any, get_args
-from uuid import UUID
 
 import pytest
 from django.conf import settings
 
-from builds.pipeline.build import reach_of
-from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan
+from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan, reach_of
 from controlplane.errors import ValidationFailed
 from workspaces.blueprint import Blueprint, Egress, PackageRequest
 from workspaces.blueprint.contents import ProvidedHarness
 from workspaces.blueprint.running import TargetOs
 from workspaces.egress.host_policy import Policy
-from workspaces.egress.known_networks import AgreedPolicy
 from workspaces.egress.presets import Presets
 from workspaces.families import FAMILIES
 from workspaces.packages.facts import NOTHING
@@ -406,11 +403,11 @@ class TestFingerprint:
 
     def test_it_covers_what_the_steps_of_an_author_may_reach_and_of_nobody_else(self) -> None:
         theirs = planned(**{**RICH, "harness": HARNESS_MEMBERS["custom"]})
-        deny = AgreedPolicy(UUID(int=1), Policy.of(Egress(), Presets({})).to_wire())
-        allow = AgreedPolicy(UUID(int=2), Policy.of(Egress(default="allow"), Presets({})).to_wire())
+        deny = Policy.of(Egress(), Presets({})).to_wire()
+        allow = Policy.of(Egress(default="allow"), Presets({})).to_wire()
 
-        def under(image_plan: ImagePlan, egress: AgreedPolicy | None, *, outbound: bool) -> str:
-            reach = reach_of(image_plan, outbound=outbound, egress=egress)
+        def under(image_plan: ImagePlan, policy: dict[str, Any] | None, *, outbound: bool) -> str:
+            reach = reach_of(image_plan, outbound=outbound, policy=policy)
             return self.of(image_plan, network=reach)
 
         reaches = ((None, True), (None, False), (deny, True), (allow, True))

@@ -63,9 +63,11 @@ async def served(host: str) -> list[Decision]:
     """Upload to a server that answers at once and never reads what is uploaded."""
     decisions: list[Decision] = []
     address = str(address_for(host))
+    full = asyncio.Event()
     ended = asyncio.Event()
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await full.wait()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nwelcome")
         writer.write_eof()
         await ended.wait()
@@ -88,6 +90,10 @@ async def served(host: str) -> list[Decision]:
         reader, writer = await asyncio.open_connection(address, port)
         head = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {64 << 20}\r\n\r\n"
         writer.write(head.encode() + b"x" * (32 << 20))
+        before = -1
+        while before != (before := writer.transport.get_write_buffer_size()):
+            await asyncio.sleep(0.3)
+        full.set()
         told = await reader.read(1000)
         assert b"welcome" in told, decisions[-1].reason
         while open_to(port):
