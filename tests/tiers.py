@@ -19,6 +19,7 @@ FULL = (
     "tests/chaos/",
     "tests/deploy/test_compose.py",
     "tests/deploy/test_install.py",
+    "tests/security/test_egress.py",
 )
 """Folders and files that are for ``make test-full`` as a whole."""
 

@@ -6,7 +6,7 @@ commits, so these are resolved first; they are fetched only when something has t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,13 +23,14 @@ from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_metrics import measured
 from builds.pipeline.job_state import BuiltImage, JobState
 from builds.pipeline.repository import before_push, repository_kept, require_repository
-from builds.planner import ImagePlan, PlannedSource
+from builds.planner import ImagePlan, PlannedSource, reach_of
 from controlplane.errors import ControlPlaneError
 from controlplane.metrics.families import BUILDS_REUSED
 from registries.client import RegistryClient
 from runs.agent_archive import agent_archive, agent_digest
 from scm import git
 from scm.selections import SourceToken, source_token
+from workspaces.egress.known_networks import AgreedPolicy
 from workspaces.lifecycle.sources import references_of
 from workspaces.models import BuildJob, Sandbox
 
@@ -57,7 +58,7 @@ class ImageBuilder:
         *,
         masks: Sequence[str],
         outbound: bool,
-        egress: Callable[[str], None] | None = None,
+        egress: AgreedPolicy | None = None,
     ) -> None:
         """Publish the image of ``plan`` under the job's tag, and write that to the job.
 
@@ -99,7 +100,7 @@ class ImageBuilder:
         record: BuildRecord,
         *,
         outbound: bool,
-        egress: Callable[[str], None] | None,
+        egress: AgreedPolicy | None,
     ) -> BuiltImage:
         """Return an image of ``plan``: one that is there already, else a new one."""
         fetcher = SourceFetcher(job, self.sources, record)
@@ -109,6 +110,7 @@ class ImageBuilder:
             self.compiler.base_image_id(plan.base_image),
             agent_digest(),
             self.extra_ca,
+            reach_of(plan, outbound=outbound, policy=egress.policy if egress else None),
         )
         job.require_lease()
         image = self._same_plan(job, plan_hash)
@@ -165,7 +167,7 @@ class ImageBuilder:
         record: BuildRecord,
         *,
         outbound: bool,
-        egress: Callable[[str], None] | None,
+        egress: AgreedPolicy | None,
     ) -> PublishedImage:
         with self._source_folder(job) as folder:
             checkouts = fetcher.checkout(resolved, folder)

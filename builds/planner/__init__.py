@@ -16,7 +16,7 @@ from workspaces.harnesses import HARNESSES, Harness
 
 from .catalogue import Catalogue
 from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
-from .planner import DOTFILES_DESTINATION, plan, split_dockerfile
+from .planner import DOTFILES_DESTINATION, plan, reach_of, split_dockerfile
 
 __all__ = [
     "DOTFILES_DESTINATION",
@@ -28,5 +28,6 @@ __all__ = [
     "PlannedSource",
     "UnsupportedError",
     "plan",
+    "reach_of",
     "split_dockerfile",
 ]

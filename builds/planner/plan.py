@@ -81,6 +81,7 @@ class ImagePlan:
         base_image_id: str,
         agent_digest: str,
         extra_ca: bytes,
+        network: Mapping[str, object] | None = None,
     ) -> str:
         """Return the plan hash: SHA-256 (hex) over everything that decides the image.
 
@@ -89,6 +90,8 @@ class ImagePlan:
 
         :param commits: the resolved commit of each of :attr:`sources`, by source id.
         :param base_image_id: the content address of :attr:`base_image` in the engine.
+        :param network: what the author's own steps may reach, as JSON; None where it is as always,
+            or where there are no such steps.
         :raises KeyError: a source has no commit.
         """
         deciding = {
@@ -105,6 +108,7 @@ class ImagePlan:
             "user": [self.user, self.uid, self.gid, self.home, self.shell],
             "agent": agent_digest,
             "extraCa": hashlib.sha256(extra_ca).hexdigest(),
+            **({} if network is None else {"network": network}),
         }
         canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -6,7 +6,7 @@ The Dockerfile is the same for all that share a family; the decisions are in fil
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -89,6 +89,19 @@ def split_dockerfile(image_plan: ImagePlan) -> tuple[str, str]:
         file.path == f"install/{_CUSTOM_SCRIPT}" and file.content for file in image_plan.files
     )
     return (f"{ours}\n", mark.lstrip() + theirs) if written else (image_plan.dockerfile, "")
+
+
+def reach_of(
+    image_plan: ImagePlan, *, outbound: bool, policy: Mapping[str, object] | None
+) -> Mapping[str, object] | None:
+    """Return what the author's own steps may reach, if that can make a difference to the image.
+
+    Otherwise somebody with a policy would get what a build without one has fetched.
+    """
+    _, theirs = split_dockerfile(image_plan)
+    if not theirs or (outbound and policy is None):
+        return None
+    return {"outbound": outbound, "egress": policy}
 
 
 def plan(blueprint: Blueprint, os_family: str, catalogue: Catalogue) -> ImagePlan:

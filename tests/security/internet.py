@@ -20,6 +20,8 @@ from tests.security.surroundings import METADATA, PRIVATE, PUBLIC, ip, outside_w
 
 OTHER = "198.51.100.3"
 MACHINE = "198.51.100.1"
+SECOND = "198.51.100.9"
+"""Another address of the machine's interface, from which the kernel would not send."""
 NAMES = {
     "allowed.test": PUBLIC,
     "files.wild.test": PUBLIC,
@@ -27,6 +29,7 @@ NAMES = {
     "private.test": PRIVATE,
     "metadata.test": METADATA,
     "machine.test": MACHINE,
+    "second.test": SECOND,
     "loopback.test": "127.0.0.1",
 }
 TLS_PORTS, HTTP_PORTS, OTHER_PORTS = (443, 853, 8443), (80, 8080), (22, 53, 9000)
@@ -34,7 +37,7 @@ TLS_PORTS, HTTP_PORTS, OTHER_PORTS = (443, 853, 8443), (80, 8080), (22, 53, 9000
 _INTERNET = """
 import json, socket, ssl, sys, threading
 import dns.message, dns.rcode, dns.rrset, dns.flags
-names, certificate, key, notes, with_tls, without = json.loads(sys.argv[1])
+names, certificate, key, notes, with_tls, without, ours = json.loads(sys.argv[1])
 said = []
 def noted(**what):
     with lock:
@@ -114,8 +117,11 @@ def capture():
             continue
         head = frame[14:]
         size = (head[0] & 15) * 4
+        to = socket.inet_ntoa(head[16:20])
+        if to not in ours or (head[9] == 1 and head[size] == 3):
+            continue  # what the machine says by itself
         port = int.from_bytes(head[size + 2 : size + 4], "big") if head[9] in (6, 17) else 0
-        noted(protocol=head[9], to=socket.inet_ntoa(head[16:20]), to_port=port)
+        noted(protocol=head[9], to=to, to_port=port)
 for target, arguments in (
     [(authority, ()), (capture, ())]
     + [(serve, (port, True)) for port in with_tls]
@@ -145,7 +151,7 @@ class Internet:
 
     @property
     def packets(self) -> set[tuple[int, str, int]]:
-        """Protocol number, address and port of every packet that came."""
+        """Protocol number, address and port of every packet that came to one of its addresses."""
         return {
             (note["protocol"], note["to"], note["to_port"])
             for note in self._all()
@@ -174,9 +180,11 @@ def internet(folder: Path) -> Iterator[Internet]:
     with ExitStack() as stack:
         stack.enter_context(outside_world())
         ip("-n", namespace, "address", "add", f"{OTHER}/24", "dev", "eth0")
+        ip("address", "add", f"{SECOND}/24", "dev", f"{namespace}h")
         without_tls = (*HTTP_PORTS, *OTHER_PORTS)
         places = (str(certificate), str(key), str(notes))
-        given = json.dumps([NAMES, *places, TLS_PORTS, without_tls])
+        theirs = (PUBLIC, OTHER, PRIVATE, METADATA)
+        given = json.dumps([NAMES, *places, TLS_PORTS, without_tls, theirs])
         process = stack.enter_context(
             subprocess.Popen(
                 ["ip", "netns", "exec", namespace, sys.executable, "-c", _INTERNET, given],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv4Network
@@ -300,6 +302,68 @@ def test_an_engine_that_cannot_keep_the_rules_is_reported_with_its_reason(
         guard.remove()
     assert caught.value.code == "network-not-guarded"
     assert "nft" in caught.value.message
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    """A port of this machine where somebody listens, as an egress proxy does."""
+    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104
+        yield int(server.getsockname()[1])
+
+
+def connects(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_nobody_but_networks_with_a_policy_reaches_the_egress_proxy(
+    launcher: Launcher, listening: int
+) -> None:
+    guard = launcher.adapter.network_guard(base_image=BASE_IMAGE, egress_port=listening)
+    places = ("127.0.0.1", own_address())
+    assert all(connects(address, listening) for address in places)
+    try:
+        guard.ensure()
+        guard.require_egress()
+        assert not any(connects(address, listening) for address in places)
+    finally:
+        guard.remove()
+    assert all(connects(address, listening) for address in places)
+
+
+def test_a_kernel_that_cannot_redirect_keeps_all_rules_but_enforces_no_egress_policy(
+    launcher: Launcher, listening: int, publish: Callable[[str], str]
+) -> None:
+    keeper = launcher.adapter.network_guard(base_image=BASE_IMAGE)
+    try:
+        keeper.ensure()
+        made = launcher.client.containers.get(keeper.container_name).image
+        assert made is not None
+    finally:
+        keeper.remove()
+    # What nft says there, from a kernel without the module.
+    program = (
+        '[ "$1" = -f ] || exec /usr/sbin/nft "$@"; rules=$(cat); case $rules in *"type nat"*) '
+        'echo "Error: Could not process rule: Not supported" >&2; exit 1;; esac; '
+        'printf "%s\\n" "$rules" | exec /usr/sbin/nft -f -'
+    )
+    told = base64.b64encode(f"#!/bin/sh\n{program}\n".encode()).decode()
+    image = publish(
+        f"FROM {made.tags[0]}\nRUN echo {told} | base64 -d > /usr/local/sbin/nft"
+        " && chmod 755 /usr/local/sbin/nft\n"
+    )
+    guard = launcher.adapter.network_guard(image=image, egress_port=listening)
+    try:
+        guard.ensure()
+        with pytest.raises(LaunchError, match="does not redirect") as caught:
+            guard.require_egress()
+        assert caught.value.code == "egress-not-enforced"
+        guard.require()
+    finally:
+        guard.remove()
 
 
 def test_a_network_that_is_not_under_the_rules_is_reported(

@@ -69,11 +69,11 @@ def _method(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    if not re.fullmatch(r"/[!-~]*", text) or set(text) & set("?#\\%") or "*" in text[:-1]:
+    if not re.fullmatch(r"/[!-~]*", text) or set(text) & set("?#\\%;") or "*" in text[:-1]:
         raise PydanticCustomError(
             "malformed",
-            "must be a path that begins with '/', without '%', '?' and '#'; '*' at its end stands "
-            "for anything.",
+            "must be a path that begins with '/', without '%', '?', '#' and ';'; '*' at its end "
+            "stands for anything.",
         )
     if {".", ".."} & set(text.split("/")) or "//" in text:
         raise PydanticCustomError("malformed", "must not have '.', '..' or empty parts.")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 HANDSHAKE = 22
 MAX_BYTES = 64 * 1024
+MAX_RECORDS = 32
+"""Each read starts at the first record again, so many small ones would cost much time."""
 _SERVER_NAME, _ENCRYPTED_HELLO = 0, 0xFE0D
 
 
@@ -66,7 +68,7 @@ def _handshake_message(data: bytes) -> bytes | None:
     """Put the message together out of the records that it may be spread over."""
     message = b""
     at = 0
-    while True:
+    for _ in range(MAX_RECORDS):
         if len(data) > at and data[at] != HANDSHAKE:
             raise NotTls("It is not TLS.")
         if len(data) > at + 1 and data[at + 1] != 3:
@@ -92,6 +94,7 @@ def _handshake_message(data: bytes) -> bytes | None:
         if len(data) < at:
             _refuse_too_long(data)
             return None
+    raise NotTls(f"The ClientHello is spread over more than {MAX_RECORDS} records.")
 
 
 def _refuse_too_long(data: bytes) -> None:

@@ -193,7 +193,8 @@ def _event(decision: Decision, total: _Sum) -> Event:
     place = f"{decision.host or decision.address} port {decision.port}"
     counted = f"{total.connections} connections" if total.connections != 1 else "1 connection"
     if not decision.allowed:
-        what = f"The name {decision.host}" if decision.protocol == "dns" else place
+        name = f"The name {decision.host}" if decision.host else "A query for a name"
+        what = name if decision.protocol == "dns" else place
         message = f"Refused: {what}. {decision.reason}"
     elif total.connections:
         message = f"Reached {place}, allowed by {decision.rule}: {counted}."

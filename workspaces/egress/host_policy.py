@@ -128,7 +128,7 @@ def _path_fits(rule: EgressRule, path: str) -> bool:
     if rule.paths is None:
         return True
     # What a server may take for another path than it looks fits no rule.
-    if "%" in path or "\\" in path or "//" in path or {".", ".."} & set(path.split("/")):
+    if set(path) & set("%\\;#") or "//" in path or {".", ".."} & set(path.split("/")):
         return False
     return any(
         path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern

@@ -10,12 +10,16 @@ import asyncio
 import fcntl
 import socket
 import struct
-from collections.abc import Callable
+import time
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
 import structlog
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
+from controlplane.database.retries import retry_database
 from workspaces.blueprint import Egress
 from workspaces.egress.host_policy import Policy, UnknownPreset
 from workspaces.egress.presets import PresetsError, read_presets
@@ -23,6 +27,9 @@ from workspaces.egress.proxy import Network
 from workspaces.models import Attempt, EgressNetwork
 from workspaces.runtimes.base import LaunchError
 
+UNKNOWN_SECONDS = 1.0
+"""How long nobody asks again for a network that was not found."""
+REGISTER_SECONDS = 30.0
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
 
 log = structlog.get_logger(__name__)
@@ -34,12 +41,14 @@ class KnownNetworks:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._known: dict[str, tuple[str, Network]] = {}
+        self._unknown_until: dict[str, float] = {}
         self._asking = asyncio.Semaphore(4)
 
     async def whose(self, gateway: str) -> Network | None:
         """Return the network whose gateway has an address; None when there is none.
 
-        Also None when the database cannot be asked: then nothing passes.
+        Also None when the database cannot be asked: then nothing passes, and it is asked again a
+        second later.
         """
         known = self._known.get(gateway)
         if known is not None and address_of(known[0]) == gateway:
@@ -50,9 +59,16 @@ class KnownNetworks:
                 return known[1]
             self._known = {at: one for at, one in self._known.items() if address_of(one[0]) == at}
             bridge = self._bridge_with(gateway)
-            network = await asyncio.to_thread(_of_bridge, bridge) if bridge else None
+            now = time.monotonic()
+            if not bridge or self._unknown_until.get(bridge, now) > now:
+                return None
+            network = await asyncio.to_thread(_of_bridge, bridge)
             if network is not None:
                 self._known[gateway] = (bridge, network)
+            else:
+                now = time.monotonic()
+                kept = {at: until for at, until in self._unknown_until.items() if until > now}
+                self._unknown_until = {**kept, bridge: now + UNKNOWN_SECONDS}
             return network
 
     def _bridge_with(self, gateway: str) -> str:
@@ -65,8 +81,8 @@ def _of_bridge(bridge: str) -> Network | None:
     try:
         row = EgressNetwork.objects.filter(pk=bridge).first()
         return None if row is None else Network(row.attempt_id, Policy.from_wire(row.policy))
-    except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError):
-        log.exception("egress_policy_not_read", bridge=bridge)
+    except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
+        log.warning("egress_policy_not_read", bridge=bridge, reason=type(error).__name__)
         return None
     finally:
         close_old_connections()
@@ -82,7 +98,27 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(told[20:24])
 
 
-def egress_of(attempt: Attempt, egress: Egress | None) -> Callable[[str], None] | None:
+@dataclass(frozen=True, slots=True)
+class AgreedPolicy:
+    """The policy of an attempt's networks, with the rules of its presets filled in, as JSON."""
+
+    attempt_id: UUID
+    policy: dict[str, Any]
+
+    def __call__(self, bridge: str) -> None:
+        """Make the policy of a new network known, by the name of its bridge.
+
+        Waits half a minute for a database that does not answer. May be repeated.
+        """
+        told = {"attempt_id": self.attempt_id, "policy": self.policy}
+        # It also makes a new connection where this one has ended during a long build.
+        retry_database(
+            lambda: EgressNetwork.objects.update_or_create(bridge=bridge, defaults=told),
+            timeout=REGISTER_SECONDS,
+        )
+
+
+def egress_of(attempt: Attempt, egress: Egress | None) -> AgreedPolicy | None:
     """Return what makes the policy of a new network known, by the name of its bridge.
 
     None when there is no policy. Raises ``egress-not-enforced`` when its presets cannot be used.
@@ -100,8 +136,4 @@ def egress_of(attempt: Attempt, egress: Egress | None) -> Callable[[str], None] 
         raise LaunchError(
             "egress-not-enforced", "The presets of this installation cannot be read."
         ) from error
-
-    def register(bridge: str) -> None:
-        EgressNetwork.objects.create(bridge=bridge, attempt_id=attempt.pk, policy=policy)
-
-    return register
+    return AgreedPolicy(attempt.pk, policy)

@@ -95,8 +95,8 @@ def is_our_own(address: IPv4Address) -> bool:
     """Tell whether an address is one of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Nothing is sent: the kernel looks for a way and says where from.
-            probe.connect((str(address), 9))
+            # Only what the machine has itself can be bound to, secondary addresses too.
+            probe.bind((str(address), 0))
         except OSError:
             return False
-        return bool(probe.getsockname()[0] == str(address))
+        return True

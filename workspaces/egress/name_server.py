@@ -6,6 +6,7 @@ workspace leaves the machine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import dns.exception
@@ -23,6 +24,26 @@ from workspaces.egress.name_addresses import AskedNames, is_host_name
 TTL_SECONDS = 60
 MAX_QUERY_BYTES = 512
 PAYLOAD_BYTES = 1232
+BURST = 200
+PER_SECOND = 50.0
+
+
+class QueryAllowance:
+    """How many queries of one network are answered: 200 at once, then 50 a second."""
+
+    def __init__(self) -> None:
+        self._room = float(BURST)
+        self._filled = time.monotonic()
+
+    def take(self) -> bool:
+        """Count one query; False when there are too many."""
+        now = time.monotonic()
+        self._room = min(BURST, self._room + (now - self._filled) * PER_SECOND)
+        self._filled = now
+        if self._room < 1:
+            return False
+        self._room -= 1
+        return True
 
 
 def answer(

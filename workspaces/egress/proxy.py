@@ -44,6 +44,7 @@ class Network:
     attempt_id: UUID
     policy: Policy
     names: AskedNames = field(default_factory=AskedNames)
+    queries: name_server.QueryAllowance = field(default_factory=name_server.QueryAllowance)
 
 
 Whose = Callable[[str], Awaitable[Network | None]]
@@ -105,7 +106,8 @@ class EgressProxy:
     async def serving(self, port: int, *, host: str = "0.0.0.0") -> AsyncIterator[int]:  # noqa: S104
         """Listen for connections and name queries at one port; 0: a free one, which is returned.
 
-        The network guard lets nobody but workspaces with a policy reach it.
+        Only workspaces and builds with a policy get an answer. The network guard drops what others
+        send to the port of the installation; without it their connections are reset.
         """
         server = await asyncio.start_server(self._serve, host, port, limit=CHUNK, backlog=1024)
         port = server.sockets[0].getsockname()[1]
@@ -117,9 +119,10 @@ class EgressProxy:
         try:
             udp.bind((host, port))
             loop.add_reader(udp.fileno(), self._datagrams, udp)
-            async with server:
-                yield port
+            yield port
         finally:
+            # Not "async with": from Python 3.12.1 on that waits until every client has gone.
+            server.close()
             loop.remove_reader(udp.fileno())
             udp.close()
 
@@ -170,6 +173,10 @@ class EgressProxy:
                 )
             )
 
+        if not network.queries.take():
+            reason = f"More than {name_server.PER_SECOND:g} names a second were asked for."
+            refused("", Verdict(False, "queries", reason))
+            return None
         return name_server.answer(query, network.policy, network.names, refused)
 
     async def _names_over_tcp(self, connection: Connection) -> None:
@@ -203,24 +210,35 @@ class EgressProxy:
             writer.close()
 
     async def _counted(self, connection: Connection) -> None:
+        """Serve a connection; it counts until its socket and buffers have gone."""
         who = connection.network.attempt_id
         self._open[who] += 1
         try:
-            if connection.port == DNS_PORT:
-                async with asyncio.timeout(FIRST_BYTES_SECONDS):
-                    await self._names_over_tcp(connection)
-                return
-            if self._open[who] > MAX_CONNECTIONS:
-                reason = f"More than {MAX_CONNECTIONS} connections are open."
-                raise Refused(Verdict(False, "connections", reason), "")
-            await self._decide(connection)
-        except Refused as refusal:
-            self._tell(connection, refusal.verdict, refusal.host, connections=1)
-            await self._refuse(connection, refusal)
+            try:
+                await self._served_or_refused(connection)
+            except BaseException:
+                _reset(connection.writer)
+                raise
+            finally:
+                await _closed(connection.writer)
         finally:
             self._open[who] -= 1
             if not self._open[who]:
                 del self._open[who]
+
+    async def _served_or_refused(self, connection: Connection) -> None:
+        try:
+            if self._open[connection.network.attempt_id] > MAX_CONNECTIONS:
+                reason = f"More than {MAX_CONNECTIONS} connections are open."
+                raise Refused(Verdict(False, "connections", reason), "")
+            if connection.port == DNS_PORT:
+                async with asyncio.timeout(FIRST_BYTES_SECONDS):
+                    await self._names_over_tcp(connection)
+                return
+            await self._decide(connection)
+        except Refused as refusal:
+            self._tell(connection, refusal.verdict, refusal.host, connections=1)
+            await self._refuse(connection, refusal)
 
     async def _decide(self, connection: Connection) -> None:
         try:
@@ -325,9 +343,12 @@ class EgressProxy:
         self._tell(connection, verdict, host, address=address, connections=1)
         try:
             await _relay(connection, upstream, out, request)
+        except BaseException:
+            out.transport.abort()
+            raise
         finally:
-            out.close()
             self._tell(connection, verdict, host, address=address, connections=0)
+            await _closed(out)
 
     async def _refuse(self, connection: Connection, refusal: Refused) -> None:
         if connection.protocol == "http":
@@ -447,6 +468,18 @@ def _wanted(client: socket.socket) -> tuple[IPv4Address, int]:
 def _shown(host: str) -> str:
     """Return what a client has said as a host, as it can be stored."""
     return "".join(each if each.isascii() and each.isprintable() else "?" for each in host[:253])
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Close a connection and wait until it has gone; a peer that does not read is cut off."""
+    writer.close()
+    try:
+        async with asyncio.timeout(FIRST_BYTES_SECONDS):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return
+    finally:
+        writer.transport.abort()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

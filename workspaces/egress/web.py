@@ -94,13 +94,19 @@ async def read_request(begun: bytes, reader: asyncio.StreamReader) -> Request:
     if not isinstance(event, h11.Request):
         raise EOFError
     headers = [(bytes(name), bytes(value)) for name, value in event.headers]
+    names = [name for name, _ in headers]
     hosts = [value for name, value in headers if name == b"host"]
     target = bytes(event.target)
     method = event.method.decode("ascii")
     if method == "CONNECT" or not (target.startswith(b"/") or target == b"*"):
         raise BadRequest("Requests to a proxy are not passed on: connect to the host itself.")
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise BadRequest("The request says in two ways how long its body is.")
     if len(hosts) != 1:
         raise BadRequest("The request has no Host.")
+    if any(byte <= 0x20 for byte in hosts[0]):
+        # Some readers of URLs leave out tabs.
+        raise BadRequest("The request's Host cannot be read.")
     try:
         parts = urlsplit(f"//{hosts[0].decode('ascii')}")
         host, port = (parts.hostname or "").removesuffix("."), parts.port

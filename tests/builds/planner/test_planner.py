@@ -16,11 +16,13 @@ from typing import Any, get_args
 import pytest
 from django.conf import settings
 
-from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan
+from builds.planner import HARNESSES, Catalogue, ImagePlan, UnsupportedError, plan, reach_of
 from controlplane.errors import ValidationFailed
-from workspaces.blueprint import Blueprint, PackageRequest
+from workspaces.blueprint import Blueprint, Egress, PackageRequest
 from workspaces.blueprint.contents import ProvidedHarness
 from workspaces.blueprint.running import TargetOs
+from workspaces.egress.host_policy import Policy
+from workspaces.egress.presets import Presets
 from workspaces.families import FAMILIES
 from workspaces.packages.facts import NOTHING
 from workspaces.packages.lookup import UNBUILT
@@ -398,6 +400,22 @@ class TestFingerprint:
     )
     def test_it_covers_what_only_the_worker_knows(self, changes: dict[str, Any]) -> None:
         assert self.of(planned(**RICH)) != self.of(planned(**RICH), **changes)
+
+    def test_it_covers_what_the_steps_of_an_author_may_reach_and_of_nobody_else(self) -> None:
+        theirs = planned(**{**RICH, "harness": HARNESS_MEMBERS["custom"]})
+        deny = Policy.of(Egress(), Presets({})).to_wire()
+        allow = Policy.of(Egress(default="allow"), Presets({})).to_wire()
+
+        def under(image_plan: ImagePlan, policy: dict[str, Any] | None, *, outbound: bool) -> str:
+            reach = reach_of(image_plan, outbound=outbound, policy=policy)
+            return self.of(image_plan, network=reach)
+
+        reaches = ((None, True), (None, False), (deny, True), (allow, True))
+        told = [under(theirs, egress, outbound=outbound) for egress, outbound in reaches]
+        assert len(set(told)) == 4
+        assert told[0] == self.of(theirs)
+        for egress, outbound in reaches:
+            assert under(planned(), egress, outbound=outbound) == self.of(planned())
 
     @pytest.mark.parametrize(
         "members",

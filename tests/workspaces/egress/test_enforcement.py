@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import connections
 from pytest_django.fixtures import Settings
 
 from controlplane.readiness import check_all
@@ -12,8 +15,10 @@ from tests.conftest import OWNER, Api
 from tests.runs.ready import ready_attempt, ready_attempts
 from tests.stack.worker_process import eventually
 from workspaces.blueprint import Egress
+from workspaces.egress import known_networks
 from workspaces.egress.decisions import BURST, Decision, DecisionLog
-from workspaces.egress.known_networks import egress_of
+from workspaces.egress.known_networks import KnownNetworks, egress_of
+from workspaces.egress.proxy import Network
 from workspaces.lifecycle.isolation import IsolationTask, check_egress
 from workspaces.models import EgressNetwork, NetworkGuardReport, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError
@@ -99,6 +104,45 @@ def test_a_network_is_known_with_the_rules_of_its_presets_by_the_name_of_its_bri
     (row,) = EgressNetwork.objects.all()
     assert row.policy["rules"][0]["name"] == "presets/python@1/0"
     assert egress_of(ready_attempt(), None) is None
+
+
+def test_a_network_that_is_made_known_twice_has_the_policy_of_the_second_time() -> None:
+    attempt = ready_attempt()
+    for host in ("a.test", "b.test"):
+        register = egress_of(attempt, Egress.model_validate({"rules": [{"hosts": [host]}]}))
+        assert register is not None
+        register("e0123456789abcd")
+    (row,) = EgressNetwork.objects.all()
+    assert row.policy["rules"][0]["rule"]["hosts"] == ["b.test"]
+
+
+async def known_at_loopback(networks: KnownNetworks) -> Network | None:
+    with ThreadPoolExecutor(1) as one:
+        asyncio.get_running_loop().set_default_executor(one)
+        found = await networks.whose("127.0.0.1")
+        await asyncio.to_thread(connections.close_all)
+    return found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_network_that_nobody_knows_is_not_looked_up_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_networks, "UNKNOWN_SECONDS", 3600.0)
+    asked = KnownNetworks("lo")
+    assert asyncio.run(known_at_loopback(asked)) is None
+    register = egress_of(ready_attempt(), Egress())
+    assert register is not None
+    register("lo")
+    assert asyncio.run(known_at_loopback(asked)) is None
+    assert asyncio.run(known_at_loopback(KnownNetworks("lo"))) is not None
+
+    EgressNetwork.objects.all().delete()
+    monkeypatch.setattr(known_networks, "UNKNOWN_SECONDS", 0.0)
+    asked = KnownNetworks("lo")
+    assert asyncio.run(known_at_loopback(asked)) is None
+    register("lo")
+    assert asyncio.run(known_at_loopback(asked)) is not None
 
 
 def test_every_decision_is_counted_and_events_are_bounded() -> None:

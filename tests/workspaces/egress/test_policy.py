@@ -63,6 +63,9 @@ def test_a_named_host_is_reached_as_its_rules_say_even_when_all_others_are_allow
         ("GET", "/a/../d", False),
         ("GET", "/a/%2e%2e/d", False),
         ("GET", "/a//d", False),
+        ("GET", "/a/..;/d", False),
+        ("GET", "/a/b;c", False),
+        ("GET", "/a/b#c", False),
         ("GET", "/a/\\..\\d", False),
     ],
 )
@@ -143,6 +146,7 @@ def test_a_file_of_presets_that_makes_no_sense_is_refused(text: str, tmp_path: P
         ({"hosts": ["a.test"], "ports": [80], "methods": ["get"]}, "/methods/0"),
         ({"hosts": ["a.test"], "ports": [80], "paths": ["a"]}, "/paths/0"),
         ({"hosts": ["a.test"], "ports": [80], "paths": ["/a/../b"]}, "/paths/0"),
+        ({"hosts": ["a.test"], "ports": [80], "paths": ["/a;b"]}, "/paths/0"),
         ({"hosts": ["a.test"], "credential": "work"}, "/credential"),
         ({"hosts": ["a.test"], "host": "b.test"}, "/host"),
     ],

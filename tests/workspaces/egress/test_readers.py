@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from ipaddress import IPv4Address, IPv4Network
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workspaces.blueprint import Egress
-from workspaces.egress import name_server
+from workspaces.egress import name_server, web
 from workspaces.egress.client_hello import NotTls, read_client_hello
 from workspaces.egress.host_policy import Policy, Verdict
 from workspaces.egress.name_addresses import (
@@ -52,6 +53,21 @@ def test_a_message_without_a_host_is_refused() -> None:
         read_client_hello(hello(None))
 
 
+def test_a_message_in_many_small_records_is_refused_before_it_takes_time() -> None:
+    whole = hello()
+
+    def split(size: int) -> bytes:
+        body = whole[5:]
+        parts = (body[at : at + size] for at in range(0, len(body), size))
+        return b"".join(whole[:3] + len(part).to_bytes(2, "big") + part for part in parts)
+
+    found = read_client_hello(split(len(whole) // 30))
+    assert found is not None
+    assert found.host == "api.example.org"
+    with pytest.raises(NotTls, match="more than 32 records"):
+        read_client_hello(split(1))
+
+
 @given(st.binary(max_size=300), st.integers(0, 600), st.binary(max_size=4))
 def test_no_bytes_make_the_reader_fail_in_another_way(tail: bytes, at: int, put: bytes) -> None:
     whole = hello()
@@ -85,6 +101,8 @@ def test_a_name_has_the_same_address_after_a_restart_and_its_own_memory_is_bound
         ("10.1.2.3", ["10.1.0.0/16"], True),
         ("10.213.4.5", ["10.0.0.0/8"], False),
         ("127.0.0.1", ["127.0.0.0/8"], False),
+        # It is not the address that the kernel would send from.
+        ("127.0.0.2", ["127.0.0.0/8"], False),
     ],
 )
 def test_only_public_and_listed_addresses_are_dialled(
@@ -120,6 +138,33 @@ def test_a_name_of_no_rule_does_not_exist_and_is_told() -> None:
     assert (reply.rcode(), reply.answer) == (dns.rcode.NXDOMAIN, [])
     assert [(name, verdict.rule) for name, verdict in refused] == [("b.test", "default")]
     assert asked(r"a\.b.a.test")[0].rcode() == dns.rcode.NXDOMAIN
+
+
+def test_a_flood_of_queries_gets_a_bounded_number_of_answers() -> None:
+    allowance = name_server.QueryAllowance()
+    taken = sum(allowance.take() for _ in range(2000))
+    assert name_server.BURST <= taken < 1000
+
+
+async def read(head: bytes) -> web.Request:
+    reader = asyncio.StreamReader()
+    reader.feed_eof()
+    return await web.read_request(head, reader)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Host: a\t.test\r\n",
+        b"Host: a .test\r\n",
+        b"Host: a.test\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Host: a.test\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+    ],
+)
+def test_a_request_that_servers_may_read_in_two_ways_is_refused(headers: bytes) -> None:
+    with pytest.raises(web.BadRequest):
+        asyncio.run(read(b"POST / HTTP/1.1\r\n" + headers + b"\r\n"))
+    assert asyncio.run(read(b"POST / HTTP/1.1\r\nHost: a.test\r\n\r\n")).host == "a.test"
 
 
 @given(st.binary(max_size=600))

@@ -30,16 +30,18 @@ from workspaces.runtimes.docker.networks import BRIDGE_NAME, bridge_prefix, egre
 GUARD_LABEL = "svc.network-guard"
 ASK_RESOLVERS_SECONDS = 300.0
 READY_SECONDS = 10.0
+REDIRECT_SECONDS = 3.0
 RECENT_SECONDS = 30.0
 TICK_SECONDS = 0.2
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # SIGHUP has them written at once. SIGUSR1 takes them away. Any other end leaves them: the engine
-# ends the container too when it is started again.
+# ends the container too when it is started again. What redirects may fail by itself.
 _PROGRAM = """
 trap : HUP
-trap 'nft delete table inet "$TABLE"; exit 0' USR1
+trap 'nft delete table ip "$TABLE"; nft delete table inet "$TABLE"; exit 0' USR1
 while :; do
     printf '%s' "$RULES" | nft -f -
+    printf '%s' "$REDIRECT" | nft -f -
     sleep 5 &
     wait $!
 done
@@ -76,6 +78,7 @@ class NetworkGuard:
         self._resolvers: tuple[IPv4Address, ...] = ()
         self._asked = float("-inf")
         self._held = float("-inf")
+        self._not_redirected = ""
         self._lock = threading.Lock()
 
     @property
@@ -114,6 +117,12 @@ class NetworkGuard:
             )
         self.require()
         with self._lock, self._connect() as engine:
+            if self._not_redirected:
+                raise LaunchError(
+                    "egress-not-enforced",
+                    "The kernel of the engine's machine does not redirect connections to the "
+                    f"egress proxy: {self._not_redirected}",
+                )
             container = engine.named(self.container_name)
             if container is None:
                 raise _failed("the container that keeps the rules has gone")
@@ -149,7 +158,9 @@ class NetworkGuard:
                 self._resolvers = self._ask_resolvers(engine, image)
                 self._asked = time.monotonic()
             rules = self._rules()
-            self._confirm(rules, self._running(engine, image, rules))
+            container = self._running(engine, image, rules)
+            self._confirm(rules, container)
+            self._not_redirected = self._redirect_fault(rules, container)
         except (APIError, BuildError, ContainerError) as error:
             raise _failed(str(error)) from error
         self._held = time.monotonic()
@@ -226,7 +237,12 @@ class NetworkGuard:
                 user="0:0",
                 name=self.container_name,
                 labels={"svc.instance": self._instance_id, GUARD_LABEL: rules.digest},
-                environment={"PATH": _PATH, "TABLE": rules.table, "RULES": rules.text()},
+                environment={
+                    "PATH": _PATH,
+                    "TABLE": rules.table,
+                    "RULES": rules.text(),
+                    "REDIRECT": rules.redirect_text(),
+                },
                 network_mode="host",
                 userns_mode="host",
                 cap_drop=["ALL"],
@@ -251,17 +267,31 @@ class NetworkGuard:
     def _confirm(self, rules: GuardRules, container: Container) -> None:
         """Raise unless the kernel of the engine's machine has the rules."""
         deadline = time.monotonic() + READY_SECONDS
-        while True:
-            code, output = container.exec_run(
-                ["nft", "-j", "list", "table", "inet", rules.table], demux=False
-            )
-            said = cast("bytes", output or b"").decode(errors="replace")
-            if code == 0 and rules.are_in(said):
-                return
+        while not rules.are_in(said := self._listed(rules, container, "inet")):
             container.kill(signal="SIGHUP")
             if time.monotonic() > deadline:
-                raise _failed(container.logs(tail=5).decode(errors="replace") or said)
+                raise _failed(container.logs(tail=20).decode(errors="replace") or said)
             time.sleep(TICK_SECONDS)
+
+    def _redirect_fault(self, rules: GuardRules, container: Container) -> str:
+        """Return why networks with a policy do not reach the egress proxy; empty when they do."""
+        if not self._egress_port:
+            return ""
+        deadline = time.monotonic() + REDIRECT_SECONDS
+        while not rules.redirect_in(said := self._listed(rules, container, "ip")):
+            container.kill(signal="SIGHUP")
+            if time.monotonic() > deadline:
+                told = container.logs(tail=20).decode(errors="replace") or said
+                return one_line(told)[:500] or "no reason given"
+            time.sleep(TICK_SECONDS)
+        return ""
+
+    def _listed(self, rules: GuardRules, container: Container, family: str) -> str:
+        """Return what the kernel has of a table; what nft says instead is no listing."""
+        _, output = container.exec_run(
+            ["nft", "-j", "list", "table", family, rules.table], demux=False
+        )
+        return cast("bytes", output or b"").decode(errors="replace")
 
     def _told(self, engine: Engine) -> str:
         """Say what holds; raise when there are networks for which it does not."""

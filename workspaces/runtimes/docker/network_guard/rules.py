@@ -1,9 +1,12 @@
-"""What workspaces and builds may reach, as a table of nftables of the installation's own.
+"""What workspaces and builds may reach, as tables of nftables of the installation's own.
 
 The bridges of an installation have a prefix of their own, so the rules are the same for every
 network that there is or will be, and concern nobody else's. They decide where packets come in:
 before published ports and proxies are looked at, and before Docker's own rules, which the engine
 writes anew when it starts. A packet that is dropped here is not accepted anywhere else.
+
+What leads networks with a policy to the egress proxy is a second table, loaded by itself: a kernel
+that cannot redirect keeps all other rules, and those networks reach nothing.
 """
 
 from __future__ import annotations
@@ -63,19 +66,27 @@ class GuardRules:
 
     @property
     def table(self) -> str:
-        """The name of the table."""
+        """The name of both tables: ``inet`` for what is dropped, ``ip`` for what is redirected."""
         return f"svc_{bridge_prefix(self.instance_id)}"
 
     @property
     def digest(self) -> str:
         """Stands for these rules and no others."""
-        told = "\n".join([self.table, *(rule for chain in self._chains() for rule in chain.rules)])
+        chains = [*self._chains(), *self._redirecting()]
+        told = "\n".join([self.table, *(rule for chain in chains for rule in chain.rules)])
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def text(self) -> str:
         """Return what ``nft -f -`` reads: the whole table is replaced at once."""
+        return self._text("inet", self._chains())
+
+    def redirect_text(self) -> str:
+        """Return what ``nft -f -`` reads for the table that redirects to the egress proxy."""
+        return self._text("ip", self._redirecting())
+
+    def _text(self, family: str, wanted: Sequence[_Chain]) -> str:
         chains = ""
-        for chain in self._chains():
+        for chain in wanted:
             rules = "".join(
                 f'    {rule} comment "{self.digest} {chain.name} {number}"\n'
                 for number, rule in enumerate(chain.rules)
@@ -85,14 +96,20 @@ class GuardRules:
                 f"    type {chain.kind} hook {chain.hook} priority {chain.priority};"
                 f" policy accept;\n{rules}  }}\n"
             )
-        return (
-            # The first line makes sure that there is something to delete.
-            f"table inet {self.table}\ndelete table inet {self.table}\n"
-            f"table inet {self.table} {{\n{chains}}}\n"
-        )
+        # The first line makes sure that there is something to delete.
+        table = f"table {family} {self.table}"
+        made = f"{table} {{\n{chains}}}\n" if chains else ""
+        return f"{table}\ndelete {table}\n{made}"
 
     def are_in(self, listing: str) -> bool:
         """Tell whether ``nft -j list table`` lists exactly these rules, where they take effect."""
+        return self._are_in(listing, self._chains())
+
+    def redirect_in(self, listing: str) -> bool:
+        """Tell the same of the table that redirects."""
+        return self._are_in(listing, self._redirecting())
+
+    def _are_in(self, listing: str, chains: Sequence[_Chain]) -> bool:
         try:
             things = json.loads(listing)["nftables"]
             told = [thing["rule"].get("comment", "") for thing in things if "rule" in thing]
@@ -102,7 +119,6 @@ class GuardRules:
             }
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
-        chains = self._chains()
         wanted = [
             f"{self.digest} {chain.name} {number}"
             for chain in chains
@@ -121,17 +137,6 @@ class GuardRules:
         port = self.egress_port
         return [
             *chains,
-            # Before Docker's own, which lead to published ports.
-            _Chain(
-                "to_egress_proxy",
-                "nat",
-                "prerouting",
-                -110,
-                [
-                    f"{theirs} meta l4proto tcp redirect to :{port}",
-                    f"{theirs} udp dport 53 redirect to :{port}",
-                ],
-            ),
             # Whatever became of the redirection: they reach the proxy, and nobody through us.
             _Chain(
                 "to_the_machine",
@@ -139,13 +144,26 @@ class GuardRules:
                 "input",
                 -10,
                 [
-                    f"{theirs} ct direction reply accept",
+                    "ct direction reply accept",
                     f"{theirs} meta l4proto {{ tcp, udp }} th dport {port} accept",
                     f"{theirs} drop",
+                    # Nobody else has business with the proxy, the machine itself included.
+                    f"meta l4proto {{ tcp, udp }} th dport {port} drop",
                 ],
             ),
             _Chain("through_the_machine", "filter", "forward", -10, [f"{theirs} drop"]),
         ]
+
+    def _redirecting(self) -> Sequence[_Chain]:
+        if not self.egress_port:
+            return []
+        theirs = f'iifname "{egress_prefix(self.instance_id)}*"'
+        rules = [
+            f"{theirs} meta l4proto tcp redirect to :{self.egress_port}",
+            f"{theirs} udp dport 53 redirect to :{self.egress_port}",
+        ]
+        # Before Docker's own, which lead to published ports.
+        return [_Chain("to_egress_proxy", "nat", "prerouting", -110, rules)]
 
     def _egress_rules(self) -> list[str]:
         theirs = f'iifname "{egress_prefix(self.instance_id)}*"'

@@ -1,0 +1,118 @@
+"""The proxy gives back what a connection took: its socket, its buffers, its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import cast
+from uuid import uuid4
+
+import dns.message
+import dns.rrset
+import pytest
+
+from tests.security.surroundings import ip
+from workspaces.blueprint import Egress
+from workspaces.egress import proxy
+from workspaces.egress.decisions import Decision
+from workspaces.egress.dialling import Dialler
+from workspaces.egress.host_policy import Policy
+from workspaces.egress.name_addresses import ReachableAddresses, address_for
+from workspaces.egress.presets import Presets
+from workspaces.egress.proxy import EgressProxy, Network
+
+HERE = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def name_of_this_machine() -> Iterator[str]:
+    """A name whose stand-in is an address of this machine, so that nothing need be redirected."""
+    host = f"h{uuid4().hex}.test"
+    address = f"{address_for(host)}/32"
+    ip("address", "add", address, "dev", "lo")
+    try:
+        yield host
+    finally:
+        ip("address", "del", address, "dev", "lo")
+
+
+class Names(asyncio.DatagramProtocol):
+    """Says that every name is here."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        asked = dns.message.from_wire(data)
+        reply = dns.message.make_response(asked)
+        reply.answer.append(dns.rrset.from_text(asked.question[0].name, 0, "IN", "A", HERE))
+        self.transport.sendto(reply.to_wire(), addr)
+
+
+def open_to(port: int) -> int:
+    """How many sockets some program has open to a port; those that the kernel ends alone not."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    wanted = f"0100007F:{port:04X}"
+    return sum(words[2] == wanted and words[9] != "0" for words in map(str.split, lines))
+
+
+async def served(host: str) -> list[Decision]:
+    """Upload to a server that answers at once and never reads what is uploaded."""
+    decisions: list[Decision] = []
+    address = str(address_for(host))
+    full = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await full.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nwelcome")
+        writer.write_eof()
+        await ended.wait()
+        writer.close()
+
+    upstream = await asyncio.start_server(answer, HERE, 0)
+    port = upstream.sockets[0].getsockname()[1]
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(Names, (HERE, 0))
+    resolver = "{}:{}".format(*transport.get_extra_info("sockname"))
+    egress = Egress.model_validate({"rules": [{"hosts": [host], "ports": [port]}]})
+    network = Network(uuid4(), Policy.of(egress, Presets({})))
+
+    async def whose(gateway: str) -> Network:
+        return network
+
+    reachable = ReachableAddresses([IPv4Network(f"{HERE}/32")], IPv4Network("10.213.0.0/16"))
+    served = EgressProxy(whose, Dialler(reachable, [resolver]), decisions.append)
+    async with served.serving(port, host=address):
+        reader, writer = await asyncio.open_connection(address, port)
+        head = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {64 << 20}\r\n\r\n"
+        writer.write(head.encode() + b"x" * (32 << 20))
+        before = -1
+        while before != (before := writer.transport.get_write_buffer_size()):
+            await asyncio.sleep(0.3)
+        full.set()
+        told = await reader.read(1000)
+        assert b"welcome" in told, decisions[-1].reason
+        while open_to(port):
+            await asyncio.sleep(0.05)
+        writer.transport.abort()
+        # Somebody who is still connected does not keep the proxy from ending.
+        _, idle = await asyncio.open_connection(address, port)
+    idle.close()
+    ended.set()
+    upstream.close()
+    transport.close()
+    return decisions
+
+
+def test_a_server_that_does_not_read_keeps_no_socket_when_the_connection_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "FIRST_BYTES_SECONDS", 2.0)
+    with name_of_this_machine() as host:
+        decisions = asyncio.run(asyncio.wait_for(served(host), 60))
+    assert [decision.connections for decision in decisions] == [1, 0]
+    assert decisions[1].sent > 0
