@@ -168,7 +168,7 @@ class RequestWorker(ClientLoop):
         """Answer what is no request, or made a thread fail, with a problem like any other."""
         told = refusal_of(error)
         if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.log.error("Error handling request", exc_info=error)
+            log.error("request_failed", exc_info=error)
         else:
             log.info("request_refused", code=told.code, address=(address or ("",))[0])
         send_last(client, told)

@@ -27,8 +27,8 @@ from deploy.up.layout import Layout
 from deploy.up.progress import Progress
 from deploy.up.ready import ssh_problem
 
-FREE = {"SVC_PREVIEW_PORT": "0", "SVC_WEB_PORT": "0"}
-PORTS = ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT")
+FREE = {"SVC_PREVIEW_PORT": "0", "SVC_WEB_PORT": "0", "SVC_EGRESS_PORT": "0"}
+PORTS = ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT", "SVC_EGRESS_PORT")
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,7 @@ def test_the_customary_ports_are_used_until_one_is_taken(layout: Layout) -> None
         "SVC_SSH_PORT": "2222",
         "SVC_PREVIEW_PORT": "4080",
         "SVC_WEB_PORT": "3000",
+        "SVC_EGRESS_PORT": "4053",
     }
 
 
@@ -78,6 +79,7 @@ def test_the_customary_ports_are_used_until_one_is_taken(layout: Layout) -> None
         ("SVC_SSH_PORT", "the SSH gateway"),
         ("SVC_PREVIEW_PORT", "the preview gateway"),
         ("SVC_WEB_PORT", "the web"),
+        ("SVC_EGRESS_PORT", "the egress proxy"),
     ],
 )
 def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(

@@ -153,7 +153,7 @@ def test_below_a_closed_directory_services_keep_their_data_elsewhere(tmp_path: P
     tmp_path.chmod(0o700)
     layout = Layout.of(checkout, {}, as_root=True)
     assert layout.services.parent == Path("/var/lib")
-    assert "is closed" in layout.moved_because
+    assert "is not accessible" in layout.moved_because
     tmp_path.chmod(0o755)
     # Data that lies somewhere stays there, also when the reason is gone.
     assert Layout.of(checkout, {}, as_root=True).services == layout.services

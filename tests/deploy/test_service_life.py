@@ -116,7 +116,10 @@ def test_an_api_whose_master_was_killed_is_back_although_a_request_is_half_sent(
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
     """A free port; none is asked for."""
-    for setting in ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT"):
+    for setting in (
+        *("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT"),
+        "SVC_EGRESS_PORT",
+    ):
         monkeypatch.delenv(setting, raising=False)
     return free_ports(1)[0]
 
@@ -141,6 +144,7 @@ def environ_with(port: int) -> dict[str, str]:
         "SVC_SSH_PORT": str(ssh),
         "SVC_PREVIEW_PORT": str(preview),
         "SVC_WEB_PORT": "0",
+        "SVC_EGRESS_PORT": "0",
     }
 
 

@@ -44,7 +44,7 @@ def test_anything_else_belongs_to_the_dead_letters(body: bytes) -> None:
 def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance_id: str) -> None:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = RUN_REQUESTED.topology()
-    late = Announcer(0.2)
+    late = Announcer(3.0)
     first, ended, other = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
     RUN_REQUESTED.publish(first)
     try:
