@@ -338,9 +338,11 @@ def test_the_consumer_waits_longer_after_each_failure_and_begins_anew_once_it_ha
 
 
 def test_the_consumer_comes_back_after_its_queue_is_deleted(topology: amqp.Topology) -> None:
-    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+    with capture_logs() as logs, Inbox(settings.RABBITMQ_URL, topology) as inbox:
         wait_for(lambda: inbox.consumer.consuming)
         amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=30)
+        # The broker may tell nobody of a queue that is made again at once.
+        wait_for(lambda: any(each["event"] == "broker_lost" for each in logs))
         publish(topology, b"1")
         wait_for(lambda: inbox.bodies == [b"1"])
 
