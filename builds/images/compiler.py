@@ -10,6 +10,7 @@ after cancellation, and nothing left behind but the engine's layer cache.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import threading
@@ -27,12 +28,13 @@ from builds.images.docker_program import SHORT_SECONDS, DockerProgram
 from builds.images.engine_images import LOCAL_REPOSITORY, BuiltImage, EngineImages
 from builds.images.program_output import BuildOutput, ProgramLog
 from builds.images.work_folders import sweep_leftovers, workplace
-from builds.planner import ImagePlan, split_dockerfile
+from builds.planner import ImagePlan, reach_of, split_dockerfile
 from controlplane.errors import JobError
 from controlplane.oci_names import is_repository, is_tag
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient, RegistryError
+from workspaces.egress.known_networks import AgreedPolicy
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 
@@ -151,7 +153,7 @@ class Compiler(EngineImages):
         log: ProgramLog,
         cancelled: threading.Event,
         outbound: bool = True,
-        egress: Callable[[str], None] | None = None,
+        egress: AgreedPolicy | None = None,
     ) -> BuiltImage:
         """Build the image of ``plan``; :meth:`discard` it when it is no longer needed.
 
@@ -184,7 +186,11 @@ class Compiler(EngineImages):
                 else:
                     image_id = run(packages, options, network=network)
             if theirs:
-                dockerfile = f"FROM {base}\n{theirs}"
+                # Its layers are taken again only for steps that reach the same.
+                policy = None if egress is None else egress.policy
+                reach = reach_of(plan, outbound=outbound, policy=policy)
+                told = hashlib.sha256(json.dumps(reach, sort_keys=True).encode()).hexdigest()
+                dockerfile = f"FROM {base}\nARG SVC_REACH={told[:32]}\n{theirs}"
                 with self._network(egress) if outbound else nullcontext("none") as network:
                     image_id = run(dockerfile, options, network=network)
             on_failure.pop_all()

@@ -140,6 +140,37 @@ def test_without_outbound_an_authors_installation_has_no_network_while_packages_
     assert b"Successfully built" in bench.printed
 
 
+def test_what_an_author_installs_is_taken_again_only_where_it_reached_the_same(
+    confined: Callable[..., Bench],
+) -> None:
+    install = f"cat /proc/sys/kernel/random/uuid > /made-once # {uuid4()}"
+    blueprint = Blueprint.parse(
+        {"harness": {"id": "custom", "command": ["mine"], "install": install}}
+    )
+    image_plan = replace(plan(blueprint, "debian", CATALOGUE), sources=())
+    bench = confined()
+
+    def built(*, outbound: bool) -> str:
+        image = bench.compiler.build(
+            image_plan,
+            checkouts={},
+            agent=agent_archive(),
+            extra_ca=extra_ca(),
+            job_id=uuid4(),
+            attempt_count=1,
+            labels={},
+            log=bench,
+            cancelled=NEVER,
+            outbound=outbound,
+        )
+        bench.built.append(image)
+        return image.image_id
+
+    online, offline = built(outbound=True), built(outbound=False)
+    assert online != offline
+    assert (built(outbound=True), built(outbound=False)) == (online, offline)
+
+
 def test_a_network_that_a_killed_build_left_goes_and_that_of_a_build_under_way_stays(
     launcher: Launcher,
 ) -> None:
