@@ -324,8 +324,10 @@ async def with_pings(
 
 
 async def _going_on(workspace: AsyncWorkspace) -> list[RunInfo]:
-    found = [info async for info in workspace.runs(status="running")]
-    return found + [info async for info in workspace.runs(status="queued")]
+    # Those that wait first: one that begins in between is among both then, and never among none.
+    found = [info async for info in workspace.runs(status="queued")]
+    found += [info async for info in workspace.runs(status="running")]
+    return list({info.id: info for info in found}.values())
 
 
 def _input(told: dict[str, Any]) -> bytes:

@@ -61,12 +61,11 @@ def authority():
         else:
             reply.set_rcode(dns.rcode.NXDOMAIN)
         udp.sendto(reply.to_wire(), sender)
-def serve(port, tls):
+def serve(listener, port, tls):
     context = None
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-    listener = socket.create_server(("0.0.0.0", port))
     def one(client):
         try:
             client.settimeout(5)
@@ -122,10 +121,12 @@ def capture():
             continue  # what the machine says by itself
         port = int.from_bytes(head[size + 2 : size + 4], "big") if head[9] in (6, 17) else 0
         noted(protocol=head[9], to=to, to_port=port)
+def listening(port):
+    return socket.create_server(("0.0.0.0", port), backlog=128)
 for target, arguments in (
     [(authority, ()), (capture, ())]
-    + [(serve, (port, True)) for port in with_tls]
-    + [(serve, (port, False)) for port in without]
+    + [(serve, (listening(port), port, True)) for port in with_tls]
+    + [(serve, (listening(port), port, False)) for port in without]
 ):
     threading.Thread(target=target, args=arguments, daemon=True).start()
 print("ready", flush=True)

@@ -229,10 +229,10 @@ def database_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The store's writes fail while the event is set."""
     away, append = threading.Event(), store.append
 
-    def refuse(*args: Any) -> store.Appended:
+    def refuse(*args: Any, **options: Any) -> store.Appended:
         if away.is_set():
             raise OperationalError("the database is away")
-        return append(*args)
+        return append(*args, **options)
 
     monkeypatch.setattr(store, "append", refuse)
     yield away
