@@ -55,7 +55,7 @@ def quiet(api: ApiProcess) -> Iterator[None]:
     def is_quiet() -> bool:
         with database.cursor() as cursor:
             cursor.execute(working)
-            return cursor.fetchone() == (0,)
+            return bool(cursor.fetchone() == (0,))
 
     eventually(is_quiet, what="the server reads nothing any more")
 
