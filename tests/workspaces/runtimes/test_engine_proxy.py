@@ -107,9 +107,10 @@ def opened(instance: str) -> Iterator[ServingEngineProxy]:
 
 
 @pytest.fixture
-def adapter(opened: ServingEngineProxy, instance: str) -> DockerAdapter:
+def adapter(opened: ServingEngineProxy, instance: str) -> Iterator[DockerAdapter]:
     """What the run worker has: the adapter, with the proxy in place of the engine."""
-    return DockerAdapter(opened.docker_host, instance)
+    with contextlib.closing(DockerAdapter(opened.docker_host, instance)) as adapter:
+        yield adapter
 
 
 def test_the_agent_answers_through_the_proxy(

@@ -81,6 +81,10 @@ class DockerAdapter:
             else None
         )
 
+    def close(self) -> None:
+        """Close the idle connections to the engine; the next call opens a new one."""
+        self._connections.close_idle()
+
     def check(self) -> None:
         """Raise ``adapter-unavailable`` unless a Linux engine with API 1.41 or later answers."""
         with self._connect() as engine:

@@ -78,7 +78,7 @@ class EngineConnections:
                 yield Engine(client, self._instance_id, timeout)
             except BaseException:
                 client.close()
-                self._close_idle()
+                self.close_idle()
                 raise
             self._keep(client)
 
@@ -102,7 +102,8 @@ class EngineConnections:
                 return
         client.close()
 
-    def _close_idle(self) -> None:
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses; the next call opens a new one."""
         with self._lock:
             idle = self._idle[:]
             self._idle.clear()
