@@ -155,6 +155,8 @@ def test_an_engine_that_is_down_is_called_by_its_name_and_builds_when_it_is_back
 # ---------------------------------------------------------------- the registry's disk
 
 
+# The engine tries a push five times, and waits longer each time.
+@pytest.mark.slow
 def test_a_full_disk_of_the_registry_fails_the_push_and_the_next_one_is_whole(
     bench: Bench, tmp_path: Path, repository: str
 ) -> None:

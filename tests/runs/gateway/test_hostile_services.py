@@ -9,14 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.runs.gateway.conftest import Hall
+from tests.runs.gateway.conftest import Hall, gateway_of
 from tests.runs.gateway.enemy import ACCIDENTS, pss
 from tests.runs.gateway.scripted_engine import CONTAINER
-from tests.stack.ssh import short_folder
+from tests.stack.gateway_process import GatewayProcess
+from tests.stack.ssh import Done, short_folder
 
 BOUND_SECONDS = 150
 Answer = Callable[[socket.socket], None]
@@ -25,9 +27,10 @@ Answer = Callable[[socket.socket], None]
 class Server:
     """Hears one request per connection and answers it as it is told."""
 
-    def __init__(self, listening: socket.socket, answer: Answer) -> None:
+    def __init__(self, listening: socket.socket, url: str, answer: Answer) -> None:
         self._listening = listening
-        self._answer = answer
+        self.url = url
+        self.answer = answer
         self._stopped = threading.Event()
         self._kept: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
@@ -44,7 +47,7 @@ class Server:
     def _one(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             connection.recv(65536)
-            self._answer(connection)
+            self.answer(connection)
 
     def stop(self) -> None:
         """End it."""
@@ -56,12 +59,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def api_that(answer: Answer) -> Iterator[str]:
-    """Serve such an API; yields its address."""
+def api_that(answer: Answer) -> Iterator[Server]:
+    """Serve such an API."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = Server(listening, answer)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = Server(listening, url, answer)
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield server
         finally:
             server.stop()
 
@@ -84,6 +88,12 @@ def drop_by_drop(connection: socket.socket) -> None:
     for _ in range(400):
         time.sleep(0.5)
         connection.sendall(b" ")
+
+
+def hangs(connection: socket.socket) -> None:
+    """Never answer; its client closes."""
+    while connection.recv(65536):
+        pass
 
 
 def without_end(connection: socket.socket) -> None:
@@ -113,42 +123,51 @@ ANSWERS: list[tuple[str, Answer]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def odd_api(whole_hall: Hall) -> Iterator[tuple[Server, GatewayProcess]]:
+    """An API that answers what a test says, and a gateway that asks it."""
+    with api_that(hangs) as server:
+        gateway = gateway_of(
+            *(whole_hall.folder, whole_hall.service, whole_hall.engine),
+            SSH_GATEWAY_API_BASE_URL=server.url,
+        )
+        yield server, gateway
+        gateway.stop()
+
+
 @pytest.mark.parametrize("answer", [a for _, a in ANSWERS], ids=[name for name, _ in ANSWERS])
-def test_an_api_that_answers_nonsense_is_told_in_words(hall: Hall, answer: Answer) -> None:
-    with api_that(answer) as url:
-        gateway = hall.another_gateway(SSH_GATEWAY_API_BASE_URL=url)
-        client = hall.client(gateway=gateway)
-        before = pss(gateway.process.pid)
-        started = time.monotonic()
-        done = client.command("true")
-        assert time.monotonic() - started < BOUND_SECONDS
-        assert done.code == 255
-        assert "Received disconnect" in done.err
-        assert done.err.strip().isprintable()
-        assert pss(gateway.process.pid) - before < 32 * 1024 * 1024
-        assert not [accident for accident in ACCIDENTS if accident in gateway.told]
+def test_an_api_that_answers_nonsense_is_told_in_words(
+    hall: Hall, odd_api: tuple[Server, GatewayProcess], answer: Answer
+) -> None:
+    server, gateway = odd_api
+    server.answer = answer
+    done = refused(hall, gateway)
+    assert done.err.strip().isprintable()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", [drop_by_drop, lambda connection: time.sleep(200)])
-def test_an_api_that_never_finishes_is_given_up_on(hall: Hall, answer: Answer) -> None:
-    with api_that(answer) as url:
-        gateway = hall.another_gateway(SSH_GATEWAY_API_BASE_URL=url)
-        started = time.monotonic()
-        done = hall.client(gateway=gateway).command("true")
-        assert time.monotonic() - started < BOUND_SECONDS
-        assert "the control plane cannot be reached" in done.err
+def refused(hall: Hall, gateway: GatewayProcess) -> Done:
+    """Enter by this gateway, which refuses in words and keeps nothing of what it was sent."""
+    client = hall.client(gateway=gateway)
+    before = pss(gateway.process.pid)
+    started = time.monotonic()
+    done = client.command("true")
+    assert time.monotonic() - started < BOUND_SECONDS
+    assert done.code == 255
+    assert "Received disconnect" in done.err
+    assert pss(gateway.process.pid) - before < 32 * 1024 * 1024
+    assert not [accident for accident in ACCIDENTS if accident in gateway.told]
+    return done
 
 
 @contextlib.contextmanager
-def engine_that(folder: Path, answer: Answer) -> Iterator[str]:
-    """Serve such an engine; yields its address."""
+def engine_that(folder: Path, answer: Answer) -> Iterator[Server]:
+    """Serve such an engine."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "engine"))
         listening.listen(8)
-        server = Server(listening, answer)
+        server = Server(listening, f"unix://{folder / 'engine'}", answer)
         try:
-            yield f"unix://{folder / 'engine'}"
+            yield server
         finally:
             server.stop()
 
@@ -187,27 +206,42 @@ ENGINES: list[tuple[str, Answer]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def odd_engine(whole_hall: Hall) -> Iterator[tuple[Server, GatewayProcess]]:
+    """An engine that answers what a test says, and a gateway that asks it."""
+    with short_folder() as folder, engine_that(folder, hangs) as server:
+        gateway = gateway_of(
+            *(whole_hall.folder, whole_hall.service, whole_hall.engine), DOCKER_HOST=server.url
+        )
+        yield server, gateway
+        gateway.stop()
+
+
 @pytest.mark.parametrize("answer", [a for _, a in ENGINES], ids=[name for name, _ in ENGINES])
-def test_an_engine_that_answers_nonsense_is_told_in_words(hall: Hall, answer: Answer) -> None:
-    with short_folder() as folder, engine_that(folder, answer) as url:
-        gateway = hall.another_gateway(DOCKER_HOST=url)
-        client = hall.client(gateway=gateway)
-        before = pss(gateway.process.pid)
-        started = time.monotonic()
-        done = client.command("true")
-        assert time.monotonic() - started < BOUND_SECONDS
-        assert done.code == 255
-        assert "Received disconnect" in done.err
-        assert "workspace" in done.err
-        assert pss(gateway.process.pid) - before < 32 * 1024 * 1024
-        assert not [accident for accident in ACCIDENTS if accident in gateway.told]
+def test_an_engine_that_answers_nonsense_is_told_in_words(
+    hall: Hall, odd_engine: tuple[Server, GatewayProcess], answer: Answer
+) -> None:
+    server, gateway = odd_engine
+    server.answer = answer
+    assert "workspace" in refused(hall, gateway).err
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_is_given_up_on(hall: Hall) -> None:
-    with short_folder() as folder, engine_that(folder, lambda connection: time.sleep(200)) as url:
-        gateway = hall.another_gateway(DOCKER_HOST=url)
-        started = time.monotonic()
-        done = hall.client(gateway=gateway).command("true")
-        assert time.monotonic() - started < BOUND_SECONDS
-        assert "The Docker Engine does not answer" in done.err
+def test_an_api_or_an_engine_that_never_finishes_is_given_up_on(
+    hall: Hall,
+    odd_api: tuple[Server, GatewayProcess],
+    odd_engine: tuple[Server, GatewayProcess],
+) -> None:
+    odd_api[0].answer = odd_engine[0].answer = hangs
+    with api_that(drop_by_drop) as slow:
+        gateways = [
+            odd_api[1],
+            hall.another_gateway(SSH_GATEWAY_API_BASE_URL=slow.url),
+            odd_engine[1],
+        ]
+        clients = [hall.client(gateway=gateway) for gateway in gateways]
+        with ThreadPoolExecutor() as pool:  # together, as each waits for a time limit
+            *apis, engine = pool.map(lambda client: client.command("true"), clients)
+    for done in apis:
+        assert "the control plane cannot be reached" in done.err
+    assert "The Docker Engine does not answer" in engine.err

@@ -27,6 +27,7 @@ CLOSE_SECONDS = 5.0
 """How long the engine may take to accept what was written before a close."""
 WRITE_BUFFER_BYTES = 256 * 1024
 
+_ANSWER = b"HTTP/1."
 _HEADER = 8
 _STDOUT = 1
 
@@ -216,6 +217,11 @@ class ExecStream(asyncio.Protocol):
         cast("asyncio.Transport", self._transport).write(head.encode() + content)
 
     async def _header(self) -> tuple[int, dict[bytes, bytes]]:
+        while b"\r\n\r\n" not in self._received:
+            if not _ANSWER.startswith(self._received[: len(_ANSWER)]):
+                # Whatever sends something else may never end its header.
+                raise OSError("not an answer of a Docker Engine")
+            await self._more()
         header = await self._until(b"\r\n\r\n")
         answer = re.match(rb"HTTP/1\.[01] (\d{3})", header)
         if answer is None:
