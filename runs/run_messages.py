@@ -42,10 +42,14 @@ class Announcer:
                 return
             self._waiting[run_id] = time.monotonic() + self._after
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._publish_all, name="announcer", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._publish_all, name="announcer", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    # The run is stored: its client must not be told that it failed.
+                    log.warning("run_not_announced", run_id=str(run_id), reason=str(exc))
+                else:
+                    self._thread = thread
             elif len(self._waiting) == 1:
                 self._changed.notify()
 

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from runs.agent.record.frames import FrameError
 from runs.models import Run, RunHead
 from runs.recording import claims
-from runs.recording.tail_channel import NOT_OURS, TailChannel, TailEndedError
+from runs.recording.tail_channel import NO_SUCH_RUN, NOT_OURS, TailChannel, TailEndedError
 from workspaces.models import RuntimeInstance
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
@@ -91,12 +91,19 @@ def _acknowledge_in(adapter: RuntimeAdapter, boot_run_id: uuid.UUID) -> int:
 def _stop(adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID) -> None:
     """Stop what runs of a run that has ended; its spool is removed in a later round."""
     try:
-        adapter.call_agent(
+        answer = adapter.call_agent(
             boot_run_id, ["stop", str(run_id), "--reason", "stop"], timeout=CALL_SECONDS
         )
-        log.warning("unrecorded_run_stopped", run_id=str(run_id))
+        if answer.exit_code == NO_SUCH_RUN:
+            # Nobody is there to be stopped: its writer is dead, and whoever reads a spool seals it.
+            TailChannel.open(adapter, boot_run_id, run_id, 1).close()
+            log.warning("unrecorded_spool_sealed", run_id=str(run_id))
+        else:
+            log.warning("unrecorded_run_stopped", run_id=str(run_id))
     except LaunchError as exc:
         log.info("unrecorded_run_not_stopped", run_id=str(run_id), code=exc.code)
+    except (TailEndedError, FrameError) as exc:
+        log.info("unrecorded_spool_not_sealed", run_id=str(run_id), reason=str(exc)[:500])
 
 
 def _acknowledge(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import psycopg
 from django.db import (
     DEFAULT_DB_ALIAS,
     InterfaceError,
@@ -130,7 +131,10 @@ class Connections:
 def _is_silent(kept: BaseDatabaseWrapper) -> bool:
     """Whether nothing has come over a connection that nobody uses, its end included."""
     poll = select.poll()
-    poll.register(kept.connection.fileno(), select.POLLIN)
+    try:
+        poll.register(kept.connection.fileno(), select.POLLIN)
+    except (psycopg.Error, OSError, ValueError):
+        return False  # the driver has noticed already that it is closed
     return not poll.poll(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 
 import pytest
@@ -39,6 +40,29 @@ def test_a_message_holds_the_id_and_nothing_else() -> None:
 def test_anything_else_belongs_to_the_dead_letters(body: bytes) -> None:
     with pytest.raises(MalformedMessage):
         RUN_REQUESTED.from_bytes(body)
+
+
+def test_a_process_without_room_for_a_thread_stores_its_runs_and_tells_of_them_later(
+    settings: Settings, instance_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
+    topology = RUN_REQUESTED.topology()
+    announcer = Announcer(0.0)
+    first, second = uuid.uuid4(), uuid.uuid4()
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        announcer.announce(first)
+    try:
+        announcer.announce(second)
+        eventually(lambda: len(messages_in(topology.queue)) == 2, what="two messages")
+        told = [RUN_REQUESTED.from_bytes(body) for _, body in messages_in(topology.queue)]
+        assert told == [first, second]
+    finally:
+        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=60)
 
 
 def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance_id: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, NoReturn
 from ..config import Config, ConfigError, load
 from ..credentials.child_environment import account_of
 from ..record.spool import SpoolExists, SpoolFailed, SpoolLimits, SpoolWriter
+from ..record.spool_folder import refuse_existing
 from .execution import Execution
 from .runspec import MAX_BYTES, RecordSpec, RunSpec, parse_one_shot
 
@@ -49,16 +50,31 @@ def execute(config_path: str, state_directory: str, *, follow: bool = False) -> 
     os.close(answer_write)
     with os.fdopen(answer_read, "rb") as pipe:
         line = pipe.readline()
-    if not line:
-        message = "the recorder ended before it could start the run"
-        return _print({"state": "refused", "message": message}, EXIT_NOT_RECORDED)
-    answer = json.loads(line)
+    answer = json.loads(line) if line else _left_by_dead(spec.run_id, state_directory)
     code = _print(answer, EXIT_NOT_RECORDED if answer["state"] == "refused" else 0)
     if not follow or code:
         return code
     from ..record.follow import tail
 
     return tail(runs_root(state_directory), spec.run_id, 1)
+
+
+def _left_by_dead(run_id: str, state_directory: str) -> Dict[str, str]:
+    """What to answer for a supervisor that died without a word: its program may have begun.
+
+    Once there is a spool the run is recorded, and whoever reads it seals it.
+    """
+    try:
+        refuse_existing(runs_root(state_directory), run_id)
+    except SpoolExists as error:
+        return {"state": "exists", "spoolId": error.spool_id}
+    except NotADirectoryError:
+        pass  # there is no folder for spools
+    except OSError:
+        # There is something that cannot be read; its reader says what.
+        return {"state": "exists", "spoolId": ""}
+    message = "the recorder ended before it could start the run"
+    return {"state": "refused", "message": message}
 
 
 def open_spool(spec: RunSpec, record: RecordSpec, state_directory: str) -> SpoolWriter:

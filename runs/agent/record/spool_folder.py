@@ -74,7 +74,7 @@ def new_folder(
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
         os.makedirs(os.path.join(root, DONE), mode=0o700, exist_ok=True)
-        _refuse_existing(root, run_id)
+        refuse_existing(root, run_id)
         os.mkdir(fresh, 0o700)
         directory = open_folder(fresh)
         try:
@@ -109,7 +109,7 @@ def put_in_place(root: str, run_id: str, fresh: str) -> None:
         sync_folder(root)
     except OSError as error:
         discard(fresh)
-        _refuse_existing(root, run_id)
+        refuse_existing(root, run_id)
         raise SpoolFailed(f"the spool cannot be created: {error.strerror}") from error
     if os.path.isdir(os.path.join(root, DONE, run_id)):
         # The run came to its end between the look and the move.
@@ -117,7 +117,8 @@ def put_in_place(root: str, run_id: str, fresh: str) -> None:
         raise SpoolExists(run_id, "")
 
 
-def _refuse_existing(root: str, run_id: str) -> None:
+def refuse_existing(root: str, run_id: str) -> None:
+    """Raise SpoolExists when the run has a spool, or has had one."""
     path = folder_of(root, run_id)
     if os.path.isdir(os.path.join(root, DONE, run_id)):
         raise SpoolExists(run_id, "")

@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from runs.agent.record.frames import Kind, Stream
 from tests.runs.agent.booted import Workspace, eventually
 from tests.runs.agent.recorded import Runs, given, is_alive, meta_of
+from tests.stack.worker_process import ROOT
 
 
 @pytest.fixture
@@ -305,6 +307,46 @@ def test_a_run_that_cannot_be_recorded_is_not_started(runs: Runs) -> None:
     code, answer = runs.execute(runs.spec("touch", "started"))
     assert (code, answer["state"]) == (3, "refused")
     assert not (runs.workspace.directory / "started").exists()
+
+
+KILLED = """
+import os, signal, sys
+from runs.agent.execution import exec_command
+from runs.agent.execution.execution import Execution
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[3] == "without":
+    exec_command.open_spool = killed
+else:
+    Execution.begin = killed
+sys.exit(exec_command.execute(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("with", 0), ("without", 3)])
+def test_a_run_whose_supervisor_died_unanswered_has_begun_once_it_has_a_spool(
+    runs: Runs, when: str, code: int
+) -> None:
+    spec = runs.spec("true")
+    paths = [str(runs.workspace.config_path), str(runs.workspace.state)]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *paths, when],
+        input=json.dumps(spec).encode(),
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
+    )
+    answer = json.loads(done.stdout)
+
+    assert (done.returncode, answer["state"]) == (code, "refused" if code else "exists")
+    if not code:
+        identity = json.loads((runs.root / spec["runId"] / "spool.json").read_text())
+        assert answer["spoolId"] == identity["spoolId"]
+        # Nobody starts it a second time.
+        again, told = runs.execute(spec)
+        assert (again, told["state"], told["spoolId"]) == (0, "exists", answer["spoolId"])
 
 
 def _bytes_in(runs: Runs, run_id: str) -> int:

@@ -42,6 +42,8 @@ class Spool:
     contents: list[bytes]
     acknowledged: int = 0
     sealed: bool = True
+    abandoned: bool = False
+    """Nobody writes it any more: it cannot be stopped, and whoever reads it seals it."""
 
 
 @dataclass(slots=True)
@@ -83,8 +85,8 @@ class ScriptedAgent:
         """Answer ``stop`` and ``runs``."""
         self._reach(arguments)
         if arguments[0] == "stop":
-            found = uuid.UUID(arguments[1]) in self.spools
-            return AgentAnswer(0 if found else 4, b"", b"")
+            found = self.spools.get(uuid.UUID(arguments[1]))
+            return AgentAnswer(4 if found is None or found.abandoned else 0, b"", b"")
         assert list(arguments) == ["runs"]
         if self.runs_answer is not None:
             return AgentAnswer(0, self.runs_answer, b"")
@@ -135,6 +137,8 @@ class ScriptedAgent:
             return Tailed(b"", 4)
         if self.unreadable:
             return Tailed(b"", self.unreadable.pop(0))
+        if spool.abandoned:
+            spool.sealed = True
         hello = {
             "version": 1,
             "runId": run,

@@ -136,6 +136,18 @@ def test_threads_that_come_and_go_use_one_connection_as_long_as_it_lives() -> No
     eventually(lambda: not alive(second), what="the connection is closed", every=0.01)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_kept_connection_that_the_driver_has_closed_is_not_used() -> None:
+    shared = Connections(4, kept=1)
+    first = session_of(shared)
+    [(kept, _)] = shared._kept
+    kept.connection.close()
+
+    assert session_of(shared) != first
+
+    shared.close()
+
+
 def alive(session: int) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [session])

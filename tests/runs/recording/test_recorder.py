@@ -742,6 +742,19 @@ def test_what_still_runs_of_a_run_that_has_ended_is_stopped() -> None:
     assert agent.spools == {}
 
 
+def test_the_spool_of_a_dead_recorder_is_sealed_and_removed_when_its_run_has_ended() -> None:
+    run = make_executable()
+    store.close_early(run.number, reason="record-lost", detail="Lost.")
+    spool = whole(run)
+    spool.sealed, spool.abandoned = False, True
+    agent = ScriptedAgent(spools={run.pk: spool})
+
+    assert sweeper.acknowledge_leftovers(agent) == 0
+    assert sweeper.acknowledge_leftovers(agent) == 1
+
+    assert agent.spools == {}
+
+
 @pytest.mark.parametrize("told", [b"[7]", b"{}", b'[{"runId":1}]', b"[" * 100_000, b"\xff"])
 def test_a_workspace_that_tells_nonsense_of_its_spools_is_passed_over(told: bytes) -> None:
     store.close_early(make_executable().number, reason="record-lost", detail="Lost.")
