@@ -36,6 +36,10 @@ KEEPALIVE_SECONDS = 5.0
 _LOOKS = ((30.0, 0.2, 5.0), (2.0, 0.03, 1.0), (0.0, 0.01, 0.25))
 _BETWEEN_SENDS_SECONDS = 0.005
 _LITTLE_BYTES = 16 * 1024
+# How many little sends go out at once after so long without any: the beginning of a run, its first
+# output and its end are what somebody waits for.
+_HURRIED_SENDS = 3
+_QUIET_SECONDS = 0.05
 _BURST_BYTES = 8 * 1024 * 1024
 _BYTES_PER_SECOND = 16 * 1024 * 1024
 _LOOK_FOR_ROOM_SECONDS = 0.1
@@ -108,6 +112,24 @@ class _Hints:
             return False
 
 
+class Gathering:
+    """How long to wait after a send for what follows, so that it need not be sent alone."""
+
+    def __init__(self) -> None:
+        self._hurried = 0
+        self._sent_at = float("-inf")
+
+    def pause(self, count: int, now: float) -> float:
+        """How long to wait after so many bytes that were sent at `now`."""
+        if now - self._sent_at >= _QUIET_SECONDS:
+            self._hurried = 0
+        self._sent_at = now
+        if count >= _LITTLE_BYTES:
+            return 0.0
+        self._hurried += 1
+        return 0.0 if self._hurried < _HURRIED_SENDS else _BETWEEN_SENDS_SECONDS
+
+
 class _Pace:
     """How fast a record is passed on while its run writes much.
 
@@ -161,6 +183,7 @@ class _Tail:
         self._sealed_at = 0
         self._cut_off_at = 0
         self._send_at = 0.0
+        self._gathering = Gathering()
         self._acked = read_acknowledged(directory)
         self._claimed = 0
         self._ack_at = 0.0
@@ -242,11 +265,9 @@ class _Tail:
         if batch.last >= self._start:
             skipped = self._start - batch.first
             _write(data[_end_of(data, skipped) :] if skipped > 0 else data)
-        pause = self._pace.pause(len(data))
-        if len(data) < _LITTLE_BYTES:
-            # Whoever writes line by line would have each one sent alone.
-            pause = max(pause, _BETWEEN_SENDS_SECONDS)
-        self._send_at = time.monotonic() + pause
+        now = time.monotonic()
+        pause = max(self._pace.pause(len(data)), self._gathering.pause(len(data), now))
+        self._send_at = now + pause
         if batch.sealed:
             # Also when the reader has it already: only the acknowledgement was lost then.
             self._sealed_at = batch.last

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from runs.agent.record.acks import acknowledge, read_acknowledged
+from runs.agent.record.follow import Gathering
 from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
 from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
@@ -378,3 +379,13 @@ def test_much_output_gives_way_while_its_run_goes_on_and_its_spool_has_room(
     assert (took > 0.9) == slow, took
     if not sealed:
         writer.close()
+
+
+def test_little_is_sent_at_once_after_a_pause_and_gathered_while_more_follows() -> None:
+    gathering = Gathering()
+    began = 100.0
+    assert [gathering.pause(40, began + number / 1000) for number in range(2)] == [0.0, 0.0]
+    gathered = [gathering.pause(40, began + 0.002 + number / 100) for number in range(50)]
+    assert all(pause > 0 for pause in gathered)
+    assert gathering.pause(1 << 20, began + 0.51) == 0.0
+    assert gathering.pause(40, began + 1.0) == 0.0
