@@ -11,7 +11,7 @@ from pytest_django.fixtures import Settings
 from controlplane.work import amqp
 from controlplane.work.amqp import MalformedMessage
 from runs.run_messages import RUN_REQUESTED, Announcer
-from tests.stack.worker_process import eventually, messages_in
+from tests.stack.worker_process import declare, eventually, messages_in
 
 RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
 
@@ -49,6 +49,7 @@ def test_a_process_without_room_for_a_thread_stores_its_runs_and_tells_of_them_l
     topology = RUN_REQUESTED.topology()
     announcer = Announcer(0.0)
     first, second = uuid.uuid4(), uuid.uuid4()
+    declare(topology)  # the announcer's thread may come to it later than the first look
 
     def refused(*_: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,7 +16,9 @@ from urllib.parse import quote
 import pika
 from django.conf import settings
 from django.db import connection
+from pika.adapters.blocking_connection import BlockingChannel
 
+from controlplane.work.amqp import Topology
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,21 +110,32 @@ def eventually(
         time.sleep(every)
 
 
-def messages_in(queue: str) -> list[tuple[str | None, bytes]]:
-    """Return message id and body of everything that waits in ``queue``; it stays there."""
+def declare(topology: Topology) -> None:
+    """Make the queues of ``topology``, as the first message that is published does."""
+    with _channel() as channel:
+        topology.declare(channel)
+
+
+@contextlib.contextmanager
+def _channel() -> Iterator[BlockingChannel]:
     parameters: Any = pika.URLParameters(settings.RABBITMQ_URL)
-    found: list[tuple[str | None, bytes]] = []
     broker = pika.BlockingConnection(parameters)
     try:
-        channel = broker.channel()
+        yield broker.channel()
+    finally:
+        broker.close()  # what was not acknowledged goes back
+
+
+def messages_in(queue: str) -> list[tuple[str | None, bytes]]:
+    """Return message id and body of everything that waits in ``queue``; it stays there."""
+    found: list[tuple[str | None, bytes]] = []
+    with _channel() as channel:
         BUILD_REQUESTED.topology().declare(channel)
         while True:
             method, properties, body = channel.basic_get(queue)
             if method is None or properties is None or body is None:
                 return found
             found.append((properties.message_id, body))
-    finally:
-        broker.close()  # what was not acknowledged goes back
 
 
 def dead_letters() -> dict[str | None, bytes]:
