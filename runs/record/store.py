@@ -37,6 +37,10 @@ from runs.record.ingest.meta import INT64_MAX
 CONTROL_PLANE = "control-plane"
 """The source of the end of a record that its own source could not end."""
 
+BATCH_BYTES = 4 * 1024 * 1024
+BATCH_EVENTS = 8192
+"""How much to append at once: a commit costs as much as storing a MiB, or 2,000 small events."""
+
 CHANNEL = "run_events"
 """Where committed batches are announced: a hint, whoever listens asks the tables."""
 

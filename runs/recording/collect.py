@@ -31,8 +31,6 @@ IDENTITY_NAME = "spool.json"
 DRAIN_SECONDS = 60.0
 DATABASE_SECONDS = 30.0
 READ_BYTES = 1024 * 1024
-BATCH_BYTES = 1024 * 1024
-BATCH_EVENTS = 2048
 MAX_IDENTITY_BYTES = 64 * 1024
 MAX_SPOOL_BYTES = 4 * 1024**3
 """No spool is larger; what is more comes from a workspace that wants to keep us busy."""
@@ -162,7 +160,7 @@ class _Drain:
             return
         self._batch.append(content)
         self._size += len(content)
-        if self._size >= BATCH_BYTES or len(self._batch) >= BATCH_EVENTS:
+        if self._size >= store.BATCH_BYTES or len(self._batch) >= store.BATCH_EVENTS:
             self._flush()
 
     def _flush(self) -> None:

@@ -33,8 +33,6 @@ from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
 
-BATCH_BYTES = 1024 * 1024
-BATCH_EVENTS = 2048
 BATCH_SECONDS = 0.1
 """How long what arrives while its run is busy may be gathered for one batch."""
 BATCH_SHARE = 3
@@ -279,7 +277,8 @@ class Recorder:
                 size += sum(map(len, contents))
             elif not batch and now - self._used_at >= IDLE_SECONDS:
                 self._database.leave()
-            if batch and (now >= due or size >= BATCH_BYTES or len(batch) >= BATCH_EVENTS):
+            is_full = size >= store.BATCH_BYTES or len(batch) >= store.BATCH_EVENTS
+            if batch and (now >= due or is_full):
                 if self._store(tail, batch):
                     return True
                 batch, size = [], 0

@@ -18,18 +18,14 @@ if TYPE_CHECKING:
     from tests.bench.figures import Figure
 
 ROUNDS = 7
-BATCH_EVENTS = 2048
-BATCH_BYTES = 1024**2
-"""As the recorder batches."""
-
 FLOOR = "bench_record_floor"
 
 
 def measure() -> list[Figure]:
     """Return the figures of ingest; the default database is the one they are measured in."""
     return [
-        _measured("ingest of 4 KiB events", size=4096, count=24_000, ratio=0.5, rate=0),
-        _measured("ingest of 128 B events", size=128, count=240_000, ratio=0.25, rate=100_000),
+        _measured("ingest of 4 KiB events", size=4096, count=24_000, ratio=0.7, rate=0),
+        _measured("ingest of 128 B events", size=128, count=240_000, ratio=0.4, rate=100_000),
     ]
 
 
@@ -74,7 +70,7 @@ def _record(size: int, count: int) -> tuple[list[bytes], Callable[[list[bytes]],
     for number in range(count):
         start = number * 61 % (len(pool) - size)
         source.output(process, pool[start : start + size])
-    per_batch = min(BATCH_EVENTS, BATCH_BYTES // size)
+    per_batch = min(store.BATCH_EVENTS, store.BATCH_BYTES // size)
 
     def append(contents: list[bytes]) -> None:
         for start in range(0, len(contents), per_batch):
