@@ -12,7 +12,7 @@ from django.db import connection
 
 from controlplane.metrics.exposition import Gauge, single
 from controlplane.work.models import Heartbeat, SlotUsage
-from workspaces.models import BuildJob, Transition
+from workspaces.models import BuildJob, Transition, WarmMember
 
 _QUEUED = """
 SELECT count(*), coalesce(extract(epoch FROM statement_timestamp() - min(queued_at)), 0)
@@ -31,6 +31,7 @@ FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
 _DISKS = """
 SELECT coalesce(sum(disk_bytes), 0), coalesce(max(disk_bytes), 0)
 FROM workspaces_runtimeinstance WHERE status IN ('pending', 'running', 'stopping')"""
+_WARM = "SELECT status, count(*) FROM workspaces_warmmember GROUP BY status"
 _WORKERS = """
 SELECT CASE
     WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
@@ -53,6 +54,8 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         disk_bytes, largest_disk = cursor.fetchone() or (0, 0)
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = dict(cursor.fetchall())
+        cursor.execute(_WARM)
+        warm = dict(cursor.fetchall())
     unused = SlotUsage(capacity=0, in_use=0)
     alive = Heartbeat.objects.build().slots_in_use(stale=stale)
     slots = {lane: alive.get(lane, unused) for lane in BuildJob.Lane.values}
@@ -109,5 +112,11 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "Builds and starts that they were doing at their last heartbeat.",
             ("lane",),
             {(lane,): slots[lane]["in_use"] for lane in slots},
+        ),
+        Gauge(
+            "svc_warm_members",
+            "Containers of the warm pool; claimed: they are a workspace's.",
+            ("status",),
+            {(status,): warm.get(status, 0) for status in WarmMember.Status.values},
         ),
     ]

@@ -33,8 +33,15 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
 
 
 @pytest.fixture(scope="module")
+def worker_settings() -> dict[str, str]:
+    """What a module's worker is told beside the rest."""
+    return {}
+
+
+@pytest.fixture(scope="module")
 def stack(
     transactional_db: None,
+    worker_settings: dict[str, str],
     instance_id: str,
     build_queue: str,
     tmp_path_factory: pytest.TempPathFactory,
@@ -47,6 +54,7 @@ def stack(
             SVC_SOURCE_ALLOW_FILE="true",
             SVC_SOURCE_ALLOW_PRIVATE="true",
             SVC_DATA_DIR=str(folder / "data"),
+            **worker_settings,
         )
         whole = Stack(worker)
         try:

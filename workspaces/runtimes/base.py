@@ -69,12 +69,11 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmMember:
+class ClaimedMember:
     """A container of the warm pool that a run has claimed: it runs, and its agent waits."""
 
     member_id: UUID
     """The run that it was launched as, which is nobody's."""
-    resource_id: str
     engine_id: str
 
 
@@ -133,7 +132,7 @@ class LaunchRequest:
     unbound: bool = False
     """True: for the warm pool, and nobody's yet. It is ready when its agent waits to be bound, and
     ``boot`` says no more than that."""
-    member: WarmMember | None = None
+    member: ClaimedMember | None = None
     """What the run has claimed in the warm pool. It becomes the run's container where it is as it
     should be, and the launch makes a new one otherwise."""
     before_discard: Callable[[], None] | None = field(default=None, repr=False)

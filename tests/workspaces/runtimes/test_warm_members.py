@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from tests.workspaces.conftest import Launcher
-from tests.workspaces.runtimes.test_docker_adapter_races import Racer, only_container
+from tests.workspaces.runtimes.test_docker_adapter_races import only_container
 from workspaces.runtimes import boot
-from workspaces.runtimes.base import LaunchRequest, WarmMember
+from workspaces.runtimes.base import ClaimedMember, LaunchRequest
 
 pytestmark = pytest.mark.docker
 
 
-def warmed(launcher: Launcher) -> WarmMember:
+def warmed(launcher: Launcher) -> ClaimedMember:
     """A container that waits for the run that takes it."""
     member_id = uuid4()
     request = launcher.request(member_id, unbound=True, attempt_count=0, outbound=True)
     runtime = launcher.launch(replace(request, boot=boot.UNBOUND_CONFIGURATION))
-    return WarmMember(member_id, runtime.resource_id, runtime.engine_id)
+    return ClaimedMember(member_id, runtime.engine_id)
 
 
-def taking(launcher: Launcher, member: WarmMember, **changes: object) -> LaunchRequest:
+def taking(launcher: Launcher, member: ClaimedMember, **changes: Any) -> LaunchRequest:
     return launcher.request(outbound=True, member=member, **changes)
 
 
@@ -44,14 +44,14 @@ def test_a_member_waits_and_becomes_the_container_of_the_run_that_takes_it(
     request = taking(launcher, member, boot={"env": {"GREETING": "hello"}})
     runtime = launcher.launch(request)
 
-    assert runtime.resource_id == member.resource_id == only_container(launcher)
+    assert runtime.resource_id == only_container(launcher)
     assert runtime.reference == f"svc-{request.run_id}"
     assert runtime.engine_id == member.engine_id
     assert phase_of(launcher, request.run_id) == "ready"
     assert launcher.adapter.observe(member.member_id) is None
     observed = launcher.adapter.observe(request.run_id)
     assert observed is not None
-    assert observed.resource_id == member.resource_id
+    assert observed.resource_id == runtime.resource_id
     assert [each.run_id for each in launcher.adapter.list()] == [request.run_id]
 
 

@@ -299,10 +299,6 @@ class Engine:
                 if error.status_code != 409:
                     raise
 
-    def rename(self, container_id: str, name: str) -> None:
-        """Give a container a name, which only one can have; raises ``APIError``."""
-        self.client.api.rename(container_id, name)
-
     def remove_network(self, network: Network) -> bool:
         """Remove a network; False when it is gone already or something is connected to it."""
         try:

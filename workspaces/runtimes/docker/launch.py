@@ -138,17 +138,15 @@ class Launch:
         if member is None:
             return None
         self._doing = "a container that was waiting for it was being taken"
+        container = self._engine.named(container_name(member.member_id))
+        if container is None or container.status != "running":
+            return None
         try:
-            self._engine.rename(member.resource_id, self._name)
-            container = self._engine.named(self._name)
+            container.rename(self._name)
         except APIError as error:
             logger.info("warm_member_not_taken", run=self._name, reason=str(error.explanation))
             return None
-        if container is None or container.id != member.resource_id:
-            return None
         try:
-            if container.status != "running":
-                raise LaunchError("runtime-not-running", "It has ended while it waited.")
             self._said = self._bind(container)
         except (LaunchError, APIError) as error:
             logger.warning("warm_member_not_taken", run=self._name, reason=str(error))
