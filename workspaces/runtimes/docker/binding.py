@@ -40,4 +40,7 @@ def bind(
     if answer.exit_code != 0:
         said = boot.one_line(answer.stderr.decode("utf-8", "replace")) or "it gave no reason"
         raise LaunchError("launch-refused", f"The agent did not accept what it is to be: {said}")
-    return boot.parse_status(answer.stdout)
+    status = boot.parse_status(answer.stdout)
+    if status is not None and status.phase == boot.UNBOUND:
+        raise LaunchError("agent-silent", "The agent was told what it is to be and did not go on.")
+    return status

@@ -142,7 +142,8 @@ class Launch:
         if container is None or container.status != "running":
             return None
         try:
-            container.rename(self._name)
+            # By its name: what is another run's already is not found by it any more.
+            self._engine.client.api.rename(container_name(member.member_id), self._name)
         except APIError as error:
             logger.info("warm_member_not_taken", run=self._name, reason=str(error.explanation))
             return None
