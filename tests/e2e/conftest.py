@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -33,7 +34,7 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
 
 
 @pytest.fixture(scope="module")
-def worker_settings() -> dict[str, str]:
+def worker_settings() -> dict[str, Any]:
     """What a module's worker is told beside the rest."""
     return {}
 
@@ -41,7 +42,7 @@ def worker_settings() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def stack(
     transactional_db: None,
-    worker_settings: dict[str, str],
+    worker_settings: dict[str, Any],
     instance_id: str,
     build_queue: str,
     tmp_path_factory: pytest.TempPathFactory,
