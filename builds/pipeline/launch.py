@@ -119,8 +119,7 @@ class WorkspaceLauncher:
         """
         with measured("launch"):
             request = self._request(job, blueprint, plan, credentials)
-            member = self.pool.claim(request, job.write)
-            request = replace(request, member=member)
+            request = replace(request, member=self.pool.claim(request, job.read))
             try:
                 if request.outbound:
                     self.require_isolation()

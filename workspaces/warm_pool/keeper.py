@@ -13,7 +13,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 import structlog
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, IntegrityError, InterfaceError
 
 from controlplane.database.locks import try_advisory_lock
 from controlplane.metrics.families import WARM_CLAIMS, WARM_MEMBERS
@@ -57,25 +57,27 @@ class WarmPool:
     def claim(
         self,
         request: LaunchRequest,
-        held: Callable[[Callable[[], WarmMember | None]], WarmMember | None],
+        ask: Callable[[Callable[[], WarmMember | None]], WarmMember | None],
     ) -> ClaimedMember | None:
         """Give the run a container that waits; None when none does, or none could serve it.
 
-        ``held`` calls what it is given in the transaction that holds the job, so that the claim is
-        of whoever may launch. Another worker that launches the run gets the same one.
+        ``ask`` asks the database. A run has one member at the most, whoever launches it: another
+        worker that does gets the same one, and so does one that slept and is not wanted any more.
         """
         if not self._serves(request) or not self._engine_id:
             return None
-        key = key_of(self._adapter, request)
+        key, members = key_of(self._adapter, request), WarmMember.objects
 
         def claim() -> WarmMember | None:
-            members = WarmMember.objects
-            earlier = request.attempt_count > 1 and members.filter(run_id=request.run_id).first()
-            return earlier or members.claim(
-                key=key, engine_id=self._engine_id, run_id=request.run_id
-            )
+            earlier = members.filter(run_id=request.run_id)
+            if request.attempt_count > 1 and (found := earlier.first()) is not None:
+                return found
+            try:
+                return members.claim(key=key, engine_id=self._engine_id, run_id=request.run_id)
+            except IntegrityError:
+                return earlier.first()  # claimed a moment ago
 
-        member = held(claim)
+        member = ask(claim)
         WARM_CLAIMS.count(outcome="claimed" if member else "empty")
         return None if member is None else ClaimedMember(member.pk, member.engine_id)
 

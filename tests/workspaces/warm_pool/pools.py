@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from django.db import transaction
-
 from controlplane.work.stopping import StopEvent
 from tests.bench.empty_jobs import NoEngine
 from workspaces.models import WarmMember
@@ -111,10 +109,9 @@ def start_of(image: str = IMAGE, **changes: Any) -> LaunchRequest:
     return LaunchRequest(**(values | changes))
 
 
-def held(claim: Callable[[], T]) -> T:
-    """What holds a job while something is claimed for it."""
-    with transaction.atomic():
-        return claim()
+def ask(question: Callable[[], T]) -> T:
+    """What asks the database for a job."""
+    return question()
 
 
 def keep(pool: WarmPool) -> list[uuid.UUID]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connections
 
-from tests.workspaces.warm_pool.pools import Engine, filled, held, keep, start_of
+from tests.workspaces.warm_pool.pools import Engine, ask, filled, keep, start_of
 from workspaces.models import WarmMember
 
 CLAIMS = 50
@@ -26,7 +26,7 @@ def test_fifty_claims_on_a_pool_of_three_have_three_and_nobody_waits() -> None:
         try:
             if number < 10:
                 ready.wait(30)
-            claimed = pool.claim(start_of(), held)
+            claimed = pool.claim(start_of(), ask)
             return None if claimed is None else claimed.member_id
         finally:
             connections.close_all()
@@ -46,7 +46,7 @@ def test_what_is_retired_and_what_is_claimed_at_once_is_never_both() -> None:
 
     def claim(_: int) -> object:
         try:
-            return pool.claim(start_of(), held)
+            return pool.claim(start_of(), ask)
         finally:
             connections.close_all()
 
@@ -65,3 +65,13 @@ def test_what_is_retired_and_what_is_claimed_at_once_is_never_both() -> None:
     assert claimed + gone <= 3
     assert WarmMember.objects.filter(status="claimed").count() == claimed
     assert WarmMember.objects.count() == 3 - gone
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_whose_answer_was_lost_is_made_again_and_is_the_same() -> None:
+    pool = filled(Engine(), 2)
+    request = start_of()
+    first = pool.claim(request, ask)
+    assert first is not None
+    assert pool.claim(request, ask) == first
+    assert WarmMember.objects.filter(status="claimed").count() == 1

@@ -7,7 +7,7 @@ import io
 import pytest
 from django.core.management import CommandError, call_command
 
-from tests.workspaces.warm_pool.pools import Engine, filled, held, start_of
+from tests.workspaces.warm_pool.pools import Engine, ask, filled, start_of
 from workspaces.models import WarmPlan
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +21,7 @@ def told(*arguments: str) -> str:
 
 def test_it_lists_what_was_started_what_waits_and_what_is_in_use() -> None:
     pool = filled(Engine(), 3)
-    pool.claim(start_of(), held)
+    pool.claim(start_of(), ask)
     (line,) = told().splitlines()
     assert "kept: 0, waiting: 2, in use: 1" in line
     assert "256 MB, demand: 3.0" in line

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django.fixtures import Settings
 
 from controlplane.work.stopping import StopEvent
-from tests.workspaces.warm_pool.pools import IMAGE, Engine, filled, held, keep, pool_of, start_of
+from tests.workspaces.warm_pool.pools import IMAGE, Engine, ask, filled, keep, pool_of, start_of
 from workspaces.models import WarmMember, WarmPlan
 from workspaces.warm_pool.readiness import PoolFailsError, check
 
@@ -110,7 +110,7 @@ def test_members_of_another_release_are_retired(settings: Settings) -> None:
     newer.note_start(start_of())
     (member,) = keep(newer)
     assert list(engine.containers) == [member]
-    assert held(lambda: newer.claim(start_of(), held)) is not None
+    assert newer.claim(start_of(), ask) is not None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_has_something_of_its_own_from_the_start_is_not_served(
     engine = Engine()
     pool = filled(engine, 1)
     request = start_of(**change)
-    assert pool.claim(request, held) is None
+    assert pool.claim(request, ask) is None
     pool.note_start(request)
     assert len(keep(pool)) == 1
     assert WarmPlan.objects.count() == 1
@@ -200,7 +200,7 @@ def test_the_row_of_what_was_taken_is_kept_until_its_container_is_gone() -> None
     engine = Engine()
     pool = filled(engine, 1)
     request = start_of()
-    claimed = pool.claim(request, held)
+    claimed = pool.claim(request, ask)
     assert claimed is not None
     keep(pool)
     assert WarmMember.objects.get(run_id=request.run_id).pk == claimed.member_id
@@ -220,7 +220,7 @@ def test_members_of_another_engine_are_left_alone() -> None:
     pool.note_start(start_of())
     keep(pool)
     assert len(other.containers) == len(engine.containers) == 1
-    claimed = pool.claim(start_of(), held)
+    claimed = pool.claim(start_of(), ask)
     assert claimed is not None
     assert claimed.engine_id == "engine"
 
@@ -231,24 +231,24 @@ def test_members_of_another_engine_are_left_alone() -> None:
 def test_another_worker_that_launches_the_run_gets_the_same_one() -> None:
     pool = filled(Engine(), 2)
     request = start_of()
-    first = pool.claim(request, held)
-    again = pool.claim(replace(request, attempt_count=2), held)
+    first = pool.claim(request, ask)
+    again = pool.claim(replace(request, attempt_count=2), ask)
     assert first == again
     assert first is not None
-    assert pool.claim(start_of(), held) != first
+    assert pool.claim(start_of(), ask) != first
 
 
 def test_the_one_that_waits_longest_is_claimed_first_and_an_empty_pool_gives_none() -> None:
     pool = filled(Engine(), 2)
     waiting = keep(pool)
-    claims = [pool.claim(start_of(), held) for _ in range(3)]
+    claims = [pool.claim(start_of(), ask) for _ in range(3)]
     assert [claim and claim.member_id for claim in claims] == [*waiting, None]
 
 
 def test_an_owner_s_image_of_the_same_digest_has_the_same_pool(settings: Settings) -> None:
     pool = filled(Engine(), 1)
-    assert pool.claim(start_of(OTHER), held) is None
-    assert pool.claim(start_of(), held) is not None
+    assert pool.claim(start_of(OTHER), ask) is None
+    assert pool.claim(start_of(), ask) is not None
 
 
 def test_a_member_is_claimed_by_a_run_or_by_nobody() -> None:

@@ -443,7 +443,8 @@ class Launch:
         if self._request.restart:
             policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
             container.update(restart_policy=policy)
-        self._remove_others(container)
+        if self._said is None or self._request.attempt_count > 1:
+            self._remove_others(container)
         return LaunchedRuntime(
             adapter="docker",
             resource_id=str(container.id),
