@@ -17,6 +17,7 @@ from django.test import override_settings
 from runs.exec.waiting import stop_listening
 from tests.conftest import OWNER
 from tests.e2e import test_preview
+from tests.e2e.conftest import stack_of
 from tests.e2e.preview_server import SERVER
 from tests.e2e.test_exec import (
     test_a_command_that_takes_too_long_is_ended as test_a_command_that_takes_too_long_is_ended,
@@ -60,8 +61,16 @@ def waiting_for(started: Started) -> bool:
 
 
 @pytest.fixture(scope="module")
-def worker_settings() -> dict[str, Any]:
-    return {"WORKSPACE_WARM_POOL_SIZE": "2", "WORKER_RECONCILE_INTERVAL_MS": "1000"}
+def stack(
+    transactional_db: None,
+    instance_id: str,
+    build_queue: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stack]:
+    """The service with a warm pool."""
+    told = {"WORKSPACE_WARM_POOL_SIZE": "2", "WORKER_RECONCILE_INTERVAL_MS": "1000"}
+    with stack_of(instance_id, build_queue, tmp_path_factory.mktemp("worker"), **told) as whole:
+        yield whole
 
 
 @pytest.fixture(scope="module")
