@@ -24,14 +24,14 @@ SELECT count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status
 FROM workspaces_buildjob WHERE lease_expires_at IS NOT NULL"""
 _SANDBOXES = """
 SELECT status, count(*) FROM workspaces_sandbox
-WHERE status IN ('queued', 'running', 'ready') GROUP BY status"""
+WHERE status IN ('queued', 'running', 'ready') GROUP BY status
+UNION ALL SELECT 'warm ' || status, count(*) FROM workspaces_warmmember GROUP BY status"""
 _TRANSITIONS = """
 SELECT kind, count(*), extract(epoch FROM statement_timestamp() - min(requested_at))
 FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
 _DISKS = """
 SELECT coalesce(sum(disk_bytes), 0), coalesce(max(disk_bytes), 0)
 FROM workspaces_runtimeinstance WHERE status IN ('pending', 'running', 'stopping')"""
-_WARM = "SELECT status, count(*) FROM workspaces_warmmember GROUP BY status"
 _WORKERS = """
 SELECT CASE
     WHEN seen_at <= statement_timestamp() - make_interval(secs => %s) THEN 'silent'
@@ -54,8 +54,6 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         disk_bytes, largest_disk = cursor.fetchone() or (0, 0)
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = dict(cursor.fetchall())
-        cursor.execute(_WARM)
-        warm = dict(cursor.fetchall())
     unused = SlotUsage(capacity=0, in_use=0)
     alive = Heartbeat.objects.build().slots_in_use(stale=stale)
     slots = {lane: alive.get(lane, unused) for lane in BuildJob.Lane.values}
@@ -117,6 +115,6 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "svc_warm_members",
             "Containers of the warm pool; claimed: they are a workspace's.",
             ("status",),
-            {(status,): warm.get(status, 0) for status in WarmMember.Status.values},
+            {(status,): sandboxes.get(f"warm {status}", 0) for status in WarmMember.Status.values},
         ),
     ]

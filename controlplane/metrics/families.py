@@ -117,8 +117,8 @@ WARM_CLAIMS = Counter(
     labels=("outcome",),
     known={"outcome": ("claimed", "empty")},
 )
-WARM_MEMBERS = Counter(
-    name="svc_warm_members_total",
+WARM_EVENTS = Counter(
+    name="svc_warm_pool_events_total",
     help="Containers of the warm pool: ready, failed to start, lost while waiting, or retired.",
     labels=("outcome",),
     known={"outcome": ("ready", "failed", "lost", "retired")},
@@ -145,6 +145,6 @@ INGEST_LAG = Histogram(
 FAMILIES: tuple[Counter | Histogram, ...] = (
     *(API_SECONDS, API_ANSWERS),
     *(BUILD_JOBS, BUILD_PHASES, BUILDS_REUSED, LEASE_RENEWALS, SWEEPS, FOUND_BY_SWEEPER),
-    *(WARM_CLAIMS, WARM_MEMBERS),
+    *(WARM_CLAIMS, WARM_EVENTS),
     *(RECORD_EVENTS, RECORD_BYTES, RECORD_BATCHES, RECORD_LOSSES, INGEST_LAG),
 )

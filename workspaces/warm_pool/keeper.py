@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 import structlog
 from django.db import DatabaseError, IntegrityError, InterfaceError
 
 from controlplane.database.locks import try_advisory_lock
-from controlplane.metrics.families import WARM_CLAIMS, WARM_MEMBERS
+from controlplane.metrics.families import WARM_CLAIMS, WARM_EVENTS
 from controlplane.work.stopping import StopEvent
 from workspaces.models import PlanDemand, WarmMember, WarmPlan
-from workspaces.runtimes.base import ClaimedMember, LaunchError, LaunchRequest, RuntimeAdapter
+from workspaces.runtimes.base import (
+    ClaimedMember,
+    LaunchError,
+    LaunchRequest,
+    ObservedRuntime,
+    RuntimeAdapter,
+)
 from workspaces.warm_pool.shapes import is_served, key_of, member_request, shape_of
 from workspaces.warm_pool.sizes import LEAST_DEMAND, targets
 
@@ -145,17 +151,23 @@ class WarmPool:
         waiting: Counter[str] = Counter()
         for row in rows:
             if row.status == WarmMember.Status.CLAIMED:
-                if row.pk not in observed and row.run_id not in observed:
-                    WarmMember.objects.give_up(row)
+                self._look_at_claimed(row, observed)
                 continue
             found = observed.get(row.pk)
             waits = row.status == WarmMember.Status.READY and found is not None and found.running
             if waits and waiting[row.plan_id] < wanted.get(row.plan_id, 0):
                 waiting[row.plan_id] += 1
             elif WarmMember.objects.give_up(row):
-                WARM_MEMBERS.count(outcome="retired" if waits else "lost")
+                WARM_EVENTS.count(outcome="retired" if waits else "lost")
                 self._adapter.remove(row.pk)
         return waiting
+
+    def _look_at_claimed(self, row: WarmMember, observed: Mapping[UUID, ObservedRuntime]) -> None:
+        """Forget what is gone; remove what its run did not take and has another container for."""
+        if row.pk not in observed and row.run_id not in observed:
+            WarmMember.objects.give_up(row)
+        elif row.pk in observed and row.run_id in observed and WarmMember.objects.give_up(row):
+            self._adapter.remove(row.pk)
 
     def _add(self, plan: WarmPlan, engine_id: str, stopped: StopEvent) -> bool:
         """Have one more container wait; False when that did not work."""
@@ -169,12 +181,12 @@ class WarmPool:
             WarmMember.objects.give_up(member)
             if not stopped.is_set():
                 WarmPlan.objects.failed(plan.key, error.message)
-                WARM_MEMBERS.count(outcome="failed")
+                WARM_EVENTS.count(outcome="failed")
                 log.warning("warm_member_failed", code=error.code, reason=error.message)
             return False
         if not WarmMember.objects.ready(member.pk):
             self._adapter.remove(member.pk)
             return False
         WarmPlan.objects.worked(plan.key)
-        WARM_MEMBERS.count(outcome="ready")
+        WARM_EVENTS.count(outcome="ready")
         return True

@@ -212,6 +212,19 @@ def test_the_row_of_what_was_taken_is_kept_until_its_container_is_gone() -> None
     assert not WarmMember.objects.filter(run_id=request.run_id).exists()
 
 
+def test_what_a_run_claimed_and_did_not_take_is_removed_once_it_has_another_container() -> None:
+    engine = Engine()
+    pool = filled(engine, 1)
+    request = start_of()
+    claimed = pool.claim(request, ask)
+    assert claimed is not None
+    engine.launch(request, cancelled=StopEvent())
+    aged(timedelta(days=1))
+    keep(pool)
+    assert set(engine.containers) == {request.run_id}
+    assert not WarmMember.objects.exists()
+
+
 def test_members_of_another_engine_are_left_alone() -> None:
     other = Engine(name="other")
     filled(other, 1)
