@@ -39,11 +39,13 @@ from workspaces.lifecycle.transitions import expire_workspaces
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
 from workspaces.runtimes.configured import configured_adapter
+from workspaces.warm_pool.keeper import WarmPool
 
 TRANSITION_THREADS = 3
 """How many workspaces one worker stops or deletes at a time."""
 LOOK_EVERY = timedelta(seconds=2)
 """How often each looks for one, with a query of its own index, when nobody tells of any."""
+KEEP_POOL_EVERY = timedelta(seconds=5)
 LISTEN_AGAIN_AFTER = timedelta(seconds=1)
 
 
@@ -118,7 +120,19 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
             require_isolation=isolation.require,
             require_egress=isolation.require_egress,
+            pool=_warm_pool(isolation),
         ),
+    )
+
+
+def _warm_pool(isolation: IsolationTask) -> WarmPool:
+    return WarmPool(
+        configured_adapter(),
+        instance_id=settings.SVC_INSTANCE_ID,
+        size=settings.WORKSPACE_WARM_POOL_SIZE,
+        memory_mb=settings.WORKSPACE_WARM_POOL_MEMORY_MB,
+        timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
+        require_isolation=isolation.require,
     )
 
 
@@ -126,7 +140,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     """Return a build worker with every setting applied."""
     isolation = IsolationTask(configured_adapter())
     runner = job_runner(isolation)
-    builder, adapter = runner.builder, runner.launcher.adapter
+    builder, adapter, pool = runner.builder, runner.launcher.adapter, runner.launcher.pool
     worker_id = new_worker_id()
     stale = _milliseconds(settings.WORKER_HEARTBEAT_STALE_MS)
     executor = TransitionExecutor(
@@ -224,6 +238,13 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 ).look,
             ),
             PeriodicTask(name="samples", every=EVERY, steps={"samples": sampler.take}),
+            PeriodicTask(
+                name="warm pool",
+                every=KEEP_POOL_EVERY,
+                first=timedelta(0),
+                run=pool.keep,
+                woken=pool.woken,
+            ),
         ],
         max_jobs=max_jobs,
         worker_id=worker_id,

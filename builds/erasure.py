@@ -16,7 +16,7 @@ import structlog
 from django.apps import apps
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from accounts.models import (
@@ -48,6 +48,7 @@ from workspaces.models import (
     PublishedRepository,
     SandboxRequest,
     Transition,
+    WarmPlan,
     Workspace,
 )
 
@@ -75,7 +76,8 @@ class Erased:
 def would_erase(owner: str) -> Erased:
     """Return what :func:`erase_owner` would take away now; nothing is changed."""
     found = Erased()
-    for rows in (*_secrets(owner), *_rest(owner), Workspace.objects.owned_by(owner), _runs(owner)):
+    more = (_warm_plans(owner), Workspace.objects.owned_by(owner), _runs(owner))
+    for rows in (*_secrets(owner), *_rest(owner), *more):
         found.rows[_name(rows)] += rows.count()
     heads = RunHead.objects.filter(owner_user_id=owner, removed_at__isnull=True)
     found.rows["record"] = heads.count()
@@ -94,6 +96,7 @@ def erase_owner(owner: str, *, wait_seconds: float, erased: Erased | None = None
         _delete(rows, erased)
     _end_everything(owner, wait_seconds)
     _remove_records(owner, erased)
+    _delete(_warm_plans(owner), erased)
     _remove_images(owner, erased)
     while _delete_runs(owner, erased) or _delete_workspaces(owner, erased):
         pass
@@ -131,6 +134,19 @@ def _runs(owner: str) -> RunQuerySet:
 def _published(owner: str) -> QuerySet[BuildJob]:
     jobs = BuildJob.objects.with_image().filter(registry_id=settings.REGISTRY_NAME)
     return jobs.filter(attempt__workspace__owner_user_id=owner)
+
+
+def _warm_plans(owner: str) -> QuerySet[WarmPlan]:
+    """Return what the warm pool knows of images in the owner's repositories.
+
+    Containers that wait for a start of one have its sources: without a row the reconciler removes
+    them.
+    """
+    repositories = PublishedRepository.objects.filter(owner_user_id=owner)
+    of_one = Q(pk__in=[])
+    for name in repositories.values_list("name", flat=True):
+        of_one |= Q(shape__image__icontains=f"/{name}@")
+    return WarmPlan.objects.filter(of_one)
 
 
 def _name(rows: QuerySet[Any]) -> str:

@@ -12,7 +12,7 @@ from django.db import connection
 
 from controlplane.metrics.exposition import Gauge, single
 from controlplane.work.models import Heartbeat, SlotUsage
-from workspaces.models import BuildJob, Transition
+from workspaces.models import BuildJob, Transition, WarmMember
 
 _QUEUED = """
 SELECT count(*), coalesce(extract(epoch FROM statement_timestamp() - min(queued_at)), 0)
@@ -24,7 +24,8 @@ SELECT count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status
 FROM workspaces_buildjob WHERE lease_expires_at IS NOT NULL"""
 _SANDBOXES = """
 SELECT status, count(*) FROM workspaces_sandbox
-WHERE status IN ('queued', 'running', 'ready') GROUP BY status"""
+WHERE status IN ('queued', 'running', 'ready') GROUP BY status
+UNION ALL SELECT 'warm ' || status, count(*) FROM workspaces_warmmember GROUP BY status"""
 _TRANSITIONS = """
 SELECT kind, count(*), extract(epoch FROM statement_timestamp() - min(requested_at))
 FROM workspaces_transition WHERE finished_at IS NULL GROUP BY kind"""
@@ -109,5 +110,11 @@ def measure(*, stale: timedelta) -> list[Gauge]:
             "Builds and starts that they were doing at their last heartbeat.",
             ("lane",),
             {(lane,): slots[lane]["in_use"] for lane in slots},
+        ),
+        Gauge(
+            "svc_warm_members",
+            "Containers of the warm pool; claimed: they are a workspace's.",
+            ("status",),
+            {(status,): sandboxes.get(f"warm {status}", 0) for status in WarmMember.Status.values},
         ),
     ]

@@ -7,7 +7,7 @@ the accounts that the workspace is given. The adapter launches and waits until t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from workspaces.credentials.upkeep import keep_renewed
 from workspaces.egress.known_networks import egress_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
+from workspaces.warm_pool.keeper import WarmPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ class WorkspaceLauncher:
     """Returns when a workspace with a network reaches nothing that is not its own."""
     require_egress: Callable[[], None]
     """Returns when a workspace with an egress policy reaches only what that names."""
+    pool: WarmPool
+    """Where containers may wait for it."""
 
     def launch(
         self, job: JobState, blueprint: Blueprint, plan: ImagePlan, credentials: JobCredentials
@@ -116,6 +119,7 @@ class WorkspaceLauncher:
         """
         with measured("launch"):
             request = self._request(job, blueprint, plan, credentials)
+            request = replace(request, member=self.pool.claim(request, job.read))
             try:
                 if request.outbound:
                     self.require_isolation()
@@ -125,6 +129,7 @@ class WorkspaceLauncher:
             except JobError as exc:
                 raise credentials.without_secrets(exc) from exc
         job.finish_launch(launched)
+        self.pool.note_start(request)
 
     def _request(
         self, job: JobState, blueprint: Blueprint, plan: ImagePlan, credentials: JobCredentials

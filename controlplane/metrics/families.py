@@ -111,6 +111,18 @@ FOUND_BY_SWEEPER = Counter(
     labels=("worker",),
     known={"worker": ("build", "run")},
 )
+WARM_CLAIMS = Counter(
+    name="svc_warm_claims_total",
+    help="Starts that the warm pool could serve, by whether a container waited for them.",
+    labels=("outcome",),
+    known={"outcome": ("claimed", "empty")},
+)
+WARM_EVENTS = Counter(
+    name="svc_warm_pool_events_total",
+    help="Containers of the warm pool: ready, failed to start, lost while waiting, or retired.",
+    labels=("outcome",),
+    known={"outcome": ("ready", "failed", "lost", "retired")},
+)
 RECORD_EVENTS = Counter(name="svc_record_events_total", help="Events stored in records of runs.")
 RECORD_BYTES = Counter(
     name="svc_record_bytes_total", help="Bytes of events stored in records of runs."
@@ -133,5 +145,6 @@ INGEST_LAG = Histogram(
 FAMILIES: tuple[Counter | Histogram, ...] = (
     *(API_SECONDS, API_ANSWERS),
     *(BUILD_JOBS, BUILD_PHASES, BUILDS_REUSED, LEASE_RENEWALS, SWEEPS, FOUND_BY_SWEEPER),
+    *(WARM_CLAIMS, WARM_EVENTS),
     *(RECORD_EVENTS, RECORD_BYTES, RECORD_BATCHES, RECORD_LOSSES, INGEST_LAG),
 )

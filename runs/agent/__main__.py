@@ -34,6 +34,12 @@ def _boot(options: SimpleNamespace) -> int:
     return boot(options.config, options.state_dir, main)
 
 
+def _bind(options: SimpleNamespace) -> int:
+    from .boot.binding import bind
+
+    return bind(options.config, options.state_dir, options.wait)
+
+
 def _status(options: SimpleNamespace) -> int:
     from .status_command import show
 
@@ -158,6 +164,11 @@ _SUBCOMMANDS = {
         "start the workspace; the container's entry",
         _boot,
         (_STATE, _CONFIG),
+    ),
+    "bind": Subcommand(
+        "make an unbound workspace that of a run; its configuration is read from stdin",
+        _bind,
+        (_STATE, _CONFIG, Member("--wait", 0.0, convert=float)),
     ),
     "status": Subcommand(
         "print the status of the boot as JSON",

@@ -103,11 +103,15 @@ class Config(NamedTuple):
 
 def load(path: str) -> Config:
     """Read and parse the configuration; raises ConfigError."""
+    return parse(read_json(path))
+
+
+def read_json(path: str) -> object:
+    """The configuration as it stands there, decoded; raises ConfigError."""
     try:
-        value = json.loads(_read(path))
+        return json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
-    return parse(value)
 
 
 def parse(value: object) -> Config:

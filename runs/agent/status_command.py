@@ -18,19 +18,21 @@ EXIT_READY = 0
 EXIT_ENDED = 1
 EXIT_BOOTING = 3
 
-# A boot that waits for its credentials waits for whoever asks here. For a moment it may only not
-# have noticed that they have come.
-_STUCK_PHASE = "credentials"
-_STUCK_SECONDS = 0.5
+# A boot that waits for its credentials, or to be bound, waits for whoever asks here. For a moment
+# it may only not have noticed that they have come.
+_STUCK_SECONDS = {"credentials": 0.5, "unbound": 0.0}
 
 # A look costs one stat() until the file changes. Most boots are over soon, and somebody waits.
-_FIRST_LOOK_SECONDS = 0.01
+_FIRST_LOOK_SECONDS = 0.003
 _FIRST_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 
 
-def show(state_directory: str, wait_seconds: float) -> int:
-    """Print the status as JSON once the boot has ended, wants credentials, or the time is over."""
+def show(state_directory: str, wait_seconds: float, *, passing: Tuple[str, ...] = ()) -> int:
+    """Print the status as JSON once the boot has ended, is stuck, or the time is over.
+
+    It is stuck while it waits for somebody, unless that is one of the phases it is `passing`.
+    """
     # A boot that fails terminates every process of the container at once. This one ends by itself
     # within one look, and has the answer that its caller is waiting for.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -51,7 +53,8 @@ def show(state_directory: str, wait_seconds: float) -> int:
         left = deadline - now
         if status["phase"] in FINAL_PHASES or left <= 0:
             break
-        if status["phase"] == _STUCK_PHASE and now - seen_at >= _STUCK_SECONDS:
+        stuck = _STUCK_SECONDS.get(status["phase"])
+        if stuck is not None and status["phase"] not in passing and now - seen_at >= stuck:
             break
         look = _FIRST_LOOK_SECONDS if now < began + _FIRST_SECONDS else _LOOK_SECONDS
         time.sleep(min(look, left))

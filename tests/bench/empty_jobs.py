@@ -115,6 +115,10 @@ class NoEngine:
         resource = "0" * 64
         return LaunchedRuntime("docker", resource, f"svc-{request.run_id}", f"none://{resource}")
 
+    def warm_key(self, request: LaunchRequest) -> str:
+        """Tell images apart and nothing else."""
+        return request.image
+
     def observe(self, run_id: uuid.UUID) -> ObservedRuntime | None:
         """Know of none."""
         return None

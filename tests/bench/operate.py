@@ -17,7 +17,6 @@ import json
 import os
 import re
 import socketserver
-import subprocess
 import sys
 import tempfile
 import threading
@@ -39,10 +38,10 @@ from django.conf import settings  # noqa: E402 - settings first
 from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 
-from builds.images.docker_program import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
-from tests.bench import recovery  # noqa: E402
+from tests.bench import recovery, warm  # noqa: E402
+from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, free_port, served  # noqa: E402
@@ -66,41 +65,6 @@ MEMORY_MIB = 450
 
 
 # ---------------------------------------------------------------- stop and start
-
-
-class ByHand:
-    """One container of an image, with the engine's own command line."""
-
-    def __init__(self, image: str, *, network: bool = False) -> None:
-        command, _ = find_docker(settings.DOCKER_CLI, os.environ)
-        self._program = command.program
-        self._image = image
-        self._env = {**os.environ, "DOCKER_HOST": settings.DOCKER_HOST}
-        self._name = f"bench-{uuid.uuid4().hex[:12]}"
-        self._network = network
-
-    def start(self) -> None:
-        """``docker run``, where that is wanted after ``docker network create``."""
-        label = f"svc.instance={settings.SVC_INSTANCE_ID}"  # removed with the rest in any case
-        options = ["--detach", "--init", "--name", self._name, "--label", label]
-        if self._network:
-            self._docker("network", "create", "--label", label, self._name)
-            options += ["--network", self._name]
-        self._docker("run", *options, "--entrypoint", "/bin/sleep", self._image, "infinity")
-
-    def stop(self) -> None:
-        """``docker stop`` and ``docker rm``."""
-        self._docker("stop", self._name)
-        self._docker("rm", self._name)
-
-    def tidy(self) -> None:
-        """Remove the network."""
-        if self._network:
-            self._docker("network", "rm", self._name)
-
-    def _docker(self, *arguments: str) -> None:
-        command = [self._program, *arguments]
-        subprocess.run(command, env=self._env, stdout=subprocess.DEVNULL, check=True, timeout=120)
 
 
 def _stop_and_start(api: Api) -> list[Figure]:
@@ -384,6 +348,7 @@ def main() -> int:
     """Measure and print the table."""
     measures = {
         "stop, start and memory": _operating,
+        "warm starts": warm.measure,
         "reconciling": _reconciling,
         "recovery": recovery.measure,
     }

@@ -105,8 +105,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def served() -> Iterator[Api]:
-    """Run gunicorn and a build worker on the benchmark's own database, queue and instance."""
+def served(**told: str) -> Iterator[Api]:
+    """Run gunicorn and a build worker on the benchmark's own database, queue and instance.
+
+    ``told`` are settings of the worker.
+    """
     settings.SVC_INSTANCE_ID = f"bench-{uuid.uuid4().hex[:8]}"
     settings.WORKSPACE_BUILD_QUEUE = f"sandbox-image-builds-{settings.SVC_INSTANCE_ID}"
     with ExitStack() as stack:
@@ -116,7 +119,9 @@ def served() -> Iterator[Api]:
             amqp.purge_and_delete, settings.RABBITMQ_URL, BUILD_REQUESTED.topology(), timeout=5
         )
         stack.callback(remove_all)
-        worker = WorkerProcess(log_folder() / "worker.log", SVC_DATA_DIR=str(folder))
+        worker = WorkerProcess(
+            log_folder() / "worker.log", max_jobs=None, **{"SVC_DATA_DIR": str(folder), **told}
+        )
         stack.callback(worker.stop)
         port = free_port()
         with (log_folder() / "api.log").open("ab") as log:

@@ -34,6 +34,8 @@ from workspaces.models import (
     PublishedRepository,
     Sandbox,
     Transition,
+    WarmMember,
+    WarmPlan,
     Workspace,
 )
 
@@ -142,6 +144,26 @@ def test_nothing_is_left_of_an_owner_and_everything_of_the_others(
     assert 0 < left < events
     again = erase_owner(OWNER, wait_seconds=0)
     assert (sum(again.rows.values()), again.tags) == (0, [])
+
+
+def test_what_waits_with_the_owners_image_is_not_wanted_any_more(
+    place: Place, repository: str
+) -> None:
+    assert PublishedRepository.objects.claim("default", repository, owner_user_id=OWNER)
+    digest = "sha256:" + "0" * 64
+    plans = {
+        name: WarmPlan.objects.create(
+            key=name, shape={"image": f"registry.invalid/{name}@{digest}"}
+        )
+        for name in (repository, f"{repository}-other", "tests/other")
+    }
+    for plan in plans.values():
+        WarmMember.objects.create(plan=plan, engine_id="engine")
+    workers_are_done()
+    erased = erase_owner(OWNER, wait_seconds=0)
+    assert (erased.rows["warm plan"], erased.rows["warm member"]) == (1, 1)
+    assert repository not in set(WarmMember.objects.values_list("plan_id", flat=True))
+    assert WarmMember.objects.count() == 2
 
 
 def test_an_image_that_somebody_else_has_as_well_stays(place: Place, repository: str) -> None:

@@ -6,9 +6,11 @@ rows stay until the module's end, because the worker looks at them all the time.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -40,13 +42,20 @@ def stack(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
     """The service with a running worker; afterwards nothing of it is left."""
-    folder = tmp_path_factory.mktemp("worker")
+    with stack_of(instance_id, build_queue, tmp_path_factory.mktemp("worker")) as whole:
+        yield whole
+
+
+@contextlib.contextmanager
+def stack_of(instance_id: str, build_queue: str, folder: Path, **told: str) -> Iterator[Stack]:
+    """The service with a worker that is ``told`` some settings beside the rest."""
     with override_settings(SVC_INSTANCE_ID=instance_id, WORKSPACE_BUILD_QUEUE=build_queue):
         worker = WorkerProcess(
             folder / "worker.log",
             SVC_SOURCE_ALLOW_FILE="true",
             SVC_SOURCE_ALLOW_PRIVATE="true",
-            SVC_DATA_DIR=str(folder / "data"),
+            max_jobs=None,
+            **{"SVC_DATA_DIR": str(folder / "data"), **told},
         )
         whole = Stack(worker)
         try:

@@ -17,7 +17,7 @@ from django.db.models import Count, Q, QuerySet
 from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat
 from workspaces import services as workspaces
-from workspaces.models import ENGINE_GONE, RuntimeInstance, Transition
+from workspaces.models import ENGINE_GONE, RuntimeInstance, Transition, WarmMember
 
 log = structlog.get_logger(__name__)
 
@@ -150,6 +150,7 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
                 message=MESSAGE,
                 stopping=True,
             )
+    WarmMember.objects.filter(engine_id=engine_id).delete()
     log.warning(
         "engine_forgotten",
         engine_id=engine_id,

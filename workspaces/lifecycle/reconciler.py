@@ -23,7 +23,7 @@ from controlplane.database.locks import try_advisory_lock
 from workspaces import services as workspaces
 from workspaces.credentials.upkeep import keep_renewed
 from workspaces.lifecycle.records import records
-from workspaces.models import Attempt, RuntimeInstance, Workspace
+from workspaces.models import Attempt, RuntimeInstance, WarmMember, Workspace
 from workspaces.runtimes.base import LaunchError, ObservedRuntime, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -161,7 +161,8 @@ def _wanted() -> set[uuid.UUID]:
     live = RuntimeInstance.objects.filter(
         status__in=[RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING]
     )
-    return {*open_attempts.values_list("run_id", flat=True), *live.values_list("run_id", flat=True)}
+    runs = {*open_attempts.values_list("run_id", flat=True), *live.values_list("run_id", flat=True)}
+    return runs | WarmMember.objects.wanted(runs)
 
 
 def _kept(keep_ended: timedelta) -> set[uuid.UUID]:

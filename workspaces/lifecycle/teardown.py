@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 from django.db import DatabaseError, InterfaceError, transaction
+from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
@@ -29,6 +30,7 @@ from workspaces.models import (
     LeaseLost,
     RuntimeInstance,
     Transition,
+    WarmMember,
     Workspace,
     WorkspaceEvent,
 )
@@ -183,7 +185,10 @@ class _Execution:
             return [latest] if latest is not None else []
         there = {each.run_id for each in self._adapter.list(self._transition.workspace_id)}
         mine = Attempt.objects.filter(workspace_id=self._transition.workspace_id)
-        found = self._database(lambda: list(mine.filter(run_id__in=there).order_by("pk")))
+        # A container of the warm pool is not labelled as the workspace's.
+        claimed = WarmMember.objects.filter(run_id=OuterRef("run_id"))
+        left = mine.filter(Q(run_id__in=there) | Exists(claimed)).order_by("pk")
+        found = self._database(lambda: list(left))
         if latest is not None and latest not in found:
             found.append(latest)  # it may have left a network
         return found

@@ -17,6 +17,7 @@ from workspaces.models.egress_networks import EgressNetwork
 from workspaces.models.guards import NetworkGuardReport
 from workspaces.models.repositories import PublishedRepository
 from workspaces.models.transition import Transition
+from workspaces.models.warm_pool import PlanDemand, WarmMember, WarmPlan
 from workspaces.packages.models import Package, PackageIndex, PackageOverride
 
 __all__ = [
@@ -33,12 +34,15 @@ __all__ = [
     "Package",
     "PackageIndex",
     "PackageOverride",
+    "PlanDemand",
     "PublishedRepository",
     "RuntimeInstance",
     "Sandbox",
     "SandboxRequest",
     "SourceReference",
     "Transition",
+    "WarmMember",
+    "WarmPlan",
     "Workspace",
     "WorkspaceEvent",
 ]

@@ -69,6 +69,15 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimedMember:
+    """A container of the warm pool that a run has claimed: it runs, and its agent waits."""
+
+    member_id: UUID
+    """The run that it was launched as, which is nobody's."""
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """One launch of one run. The whole of it, pulling included, may take ``timeout`` seconds."""
 
@@ -120,6 +129,12 @@ class LaunchRequest:
     it returns is not kept. ``boot`` must say ``"credentials": true`` exactly when this is set. What
     it raises goes through to the caller of the launch, which leaves nothing behind then.
     """
+    unbound: bool = False
+    """True: for the warm pool, and nobody's yet. It is ready when its agent waits to be bound, and
+    ``boot`` says no more than that."""
+    member: ClaimedMember | None = None
+    """What the run has claimed in the warm pool. It becomes the run's container where it is as it
+    should be, and the launch makes a new one otherwise."""
     before_discard: Callable[[], None] | None = field(default=None, repr=False)
     """Called while a running container of the run still has its name, before the launch removes it.
 
@@ -231,6 +246,12 @@ class RuntimeAdapter(Protocol):
         """Return a ready runtime for the run, or leave nothing of this launch behind and raise.
 
         A healthy runtime that an earlier launch of the same run left is adopted.
+        """
+
+    def warm_key(self, request: LaunchRequest) -> str:
+        """Return what the containers of the warm pool have in common that the run could take.
+
+        It changes with everything that cannot be changed of a container that exists.
         """
 
     def observe(self, run_id: UUID) -> ObservedRuntime | None:

@@ -20,6 +20,10 @@ from workspaces.runtimes.base import LaunchError
 AGENT = "/usr/lib/svc/agent"
 CONFIG_DIRECTORY = "/etc/svc"
 CONFIG_FILE = "boot.json"
+UNBOUND = "unbound"
+"""The agent's phase while it waits to be told whose its container is."""
+UNBOUND_CONFIGURATION: Mapping[str, object] = {"version": 1, "unbound": True}
+BIND = ("bind",)
 MARKER_DIRECTORY = f"{CONFIG_DIRECTORY}/adopted"
 """Holds one empty file for each later launch that relies on the container."""
 STATUS_FILE = "/var/lib/svc/status.json"
@@ -134,6 +138,12 @@ def config_archive(boot: Mapping[str, object]) -> bytes:
     """Return a tar for ``/`` that holds the agent's configuration, readable by root only."""
     content = json.dumps(boot, ensure_ascii=False, separators=(",", ":")).encode()
     return _archive((CONFIG_DIRECTORY,), f"{CONFIG_DIRECTORY}/{CONFIG_FILE}", content)
+
+
+def binding(marker: str, boot: Mapping[str, object]) -> bytes:
+    """Return the document that binds an unbound container; ``marker`` is that of its launch."""
+    document = {"version": 1, "marker": marker, "config": boot}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def marker_archive(name: str) -> bytes:

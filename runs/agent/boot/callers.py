@@ -149,14 +149,11 @@ class Callers:
             errors, ending = fds
             if not stat.S_ISREG(os.fstat(ending).st_mode):
                 return None  # a write to anything else might take for ever
-            _import_for(arguments[0])
+            import_for(arguments[0])
             # What the process writes comes behind it.
             connection.send(b"+")
             sys.stdout.flush()
             sys.stderr.flush()
-            if arguments[0] == "tail":
-                # In PID 1, so that the processes that live long share it.
-                from ..record import follow  # noqa: F401
             # No handler of ours may run in the child, where it would wake the parent's loop.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
@@ -240,11 +237,14 @@ def _request(connection: socket.socket) -> Tuple[Optional[List[str]], List[int]]
     return arguments, list(fds)
 
 
-def _import_for(subcommand: str) -> None:
+def import_for(subcommand: str) -> None:
     """Import here what each such call would import, from the first one on.
 
     A workspace in which nothing is executed does not have it in its memory.
     """
+    if subcommand == "tail":
+        # In PID 1, so that the processes that live long share it.
+        from ..record import follow
     if subcommand == "exec" and "ctypes" not in sys.modules:
         import ctypes  # noqa: F401
 

@@ -1,10 +1,11 @@
 """`agent boot`: PID 1 of a workspace, from an empty container to `ready`, and until its end.
 
-Phases: credentials (each boot of a workspace that has any, until they come), dotfiles (first boot
-only), setup (each step once per container), startup (each boot), then ready while the foreground
-runs. A boot that fails says so in the status file first, then ends every process and exits 70. A
-foreground that ends takes the workspace with it, and its exit status becomes the container's; a
-stop that meets no foreground exits with 128 + the signal's number.
+Phases: unbound (of a workspace that was started before it is known whose it will be), credentials
+(each boot of a workspace that has any, until they come), dotfiles (first boot only), setup (each
+step once per container), startup (each boot), then ready while the foreground runs. A boot that
+fails says so in the status file first, then ends every process and exits 70. A foreground that ends
+takes the workspace with it, and its exit status becomes the container's; a stop that meets no
+foreground exits with 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..process.signals import STOPPING, name_of
 from ..record.spool import SpoolFailed
 from ..record.tail import bounded_text
 from ..status_file import StatusFile, StepStatus
+from .binding import await_binding
 from .boot_record import BootRecord, Ending, RecordError, ending_of, start_failed
 from .callers import Callers, Serve
 from .markers import DOTFILES_DONE, SETUP_DONE, Markers, setup_step_done
@@ -65,6 +67,10 @@ def boot(config_path: str, state_directory: str, serve: Serve) -> int:
     grace_seconds = _DEFAULT_GRACE_SECONDS
     ending: Ending = {"code": EXIT_FAILED, "signal": None, "reason": "exited"}
     try:
+        stopped_by = await_binding(config_path, status, supervisor)
+        if stopped_by is not None:
+            status.write("stopped", message=f"stopped by {name_of(stopped_by)}")
+            return 128 + stopped_by
         config = load(config_path)
         grace_seconds = config.limits.grace_seconds
         status.run_id = config.run_id

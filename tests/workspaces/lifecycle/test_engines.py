@@ -43,6 +43,8 @@ from workspaces.models import (
     RuntimeInstance,
     Sandbox,
     Transition,
+    WarmMember,
+    WarmPlan,
     Workspace,
     WorkspaceEvent,
 )
@@ -94,6 +96,17 @@ def test_what_ran_there_has_failed_is_told_once_and_the_rest_stays() -> None:
         event = WorkspaceEvent.objects.get(attempt=attempt, type="runtime.failed")
         assert event.data == {"errorCode": "engine-gone"}
     assert state(other) == ("running", "", "ready")
+
+
+@pytest.mark.django_db
+def test_what_waited_there_in_the_warm_pool_is_forgotten_with_it() -> None:
+    worker_of(GONE, seen=DAY)
+    plan = WarmPlan.objects.create(key="one", shape={})
+    WarmMember.objects.create(plan=plan, engine_id=GONE)
+    other = WarmMember.objects.create(plan=plan, engine_id="another")
+    on_the_gone_engine(ready_attempt())
+    forget()
+    assert WarmMember.objects.get() == other
 
 
 @pytest.mark.django_db

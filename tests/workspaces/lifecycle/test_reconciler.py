@@ -21,7 +21,15 @@ from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt, ready_attempts
 from workspaces import services as workspaces
 from workspaces.lifecycle.reconciler import Orphans, Reconciliation, reconcile
-from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
+from workspaces.models import (
+    Attempt,
+    RuntimeInstance,
+    Sandbox,
+    WarmMember,
+    WarmPlan,
+    Workspace,
+    WorkspaceEvent,
+)
 from workspaces.runtimes.base import Collect, LaunchError, ObservedRuntime
 
 pytestmark = pytest.mark.django_db
@@ -104,6 +112,13 @@ def state(attempt: Attempt) -> tuple[str, str, str]:
     """How runtime, its reason and the sandbox stand."""
     runtime = RuntimeInstance.objects.get(attempt=attempt)
     return (runtime.status, runtime.error_code, Sandbox.objects.get(pk=attempt.sandbox_id).status)
+
+
+def member_of(run_id: uuid.UUID | None = None) -> WarmMember:
+    """A container of the warm pool that waits, or that a run has claimed."""
+    plan, _ = WarmPlan.objects.get_or_create(key="one", defaults={"shape": {}})
+    claimed: dict[str, Any] = {"status": "claimed", "run_id": run_id, "claimed_at": Now()}
+    return WarmMember.objects.create(plan=plan, engine_id="engine", **(claimed if run_id else {}))
 
 
 # ---------------------------------------------------------------- what a row wants
@@ -312,3 +327,34 @@ def test_a_thousand_workspaces_take_a_few_queries_however_many_are_lost(lost: in
     statuses = Counter(Sandbox.objects.values_list("status", flat=True))
     assert (statuses["failed"], statuses["ready"]) == (lost, 1000 - lost)
     assert WorkspaceEvent.objects.filter(type="runtime.failed").count() == lost
+
+
+# ---------------------------------------------------------------- the warm pool
+
+
+def test_what_waits_in_the_warm_pool_is_wanted_and_what_has_no_row_is_not() -> None:
+    waits, nobodys = member_of(), uuid.uuid4()
+    engine = Engine({each: running(each) for each in (waits.pk, nobodys)})
+    once(engine)
+    assert engine.removed == [nobodys]
+    assert waits.pk in engine.kept_networks
+
+
+def test_the_network_of_what_a_run_took_is_kept_for_as_long_as_the_run_is_wanted() -> None:
+    attempt = ready_attempt()
+    member = member_of(attempt.run_id)
+    engine = having(attempt)
+    once(engine)
+    assert member.pk in engine.kept_networks
+    RuntimeInstance.objects.update(status="stopped", finished_at=Now())
+    Attempt.objects.update(status="failed", finished_at=Now())
+    once(engine)
+    assert member.pk not in engine.kept_networks
+
+
+def test_what_was_claimed_for_a_run_that_is_over_is_removed() -> None:
+    """Its worker died before it took it, and nobody else went on with the run."""
+    member = member_of(uuid.uuid4())
+    engine = Engine({member.pk: running(member.pk)})
+    once(engine)
+    assert engine.removed == [member.pk]

@@ -29,6 +29,7 @@ from workspaces.runtimes.base import (
 from workspaces.runtimes.docker import agent_socket, disk_use, volumes, wire
 from workspaces.runtimes.docker.agent_socket import KnownPlaces
 from workspaces.runtimes.docker.build_network import build_network
+from workspaces.runtimes.docker.creation import warm_key
 from workspaces.runtimes.docker.engine_api import (
     RUN_LABEL,
     Engine,
@@ -36,6 +37,7 @@ from workspaces.runtimes.docker.engine_api import (
     container_name,
     is_of_a_launch,
     labels_of,
+    launched_as,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.launch import Launch
@@ -161,6 +163,10 @@ class DockerAdapter:
                 calls_directly=self._calls_directly,
             ).run()
 
+    def warm_key(self, request: LaunchRequest) -> str:
+        """Return what the containers of the warm pool have in common that the run could take."""
+        return warm_key(request)
+
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
         """Return the run's container as the engine sees it now, or None."""
         with self._connect() as engine:
@@ -195,8 +201,10 @@ class DockerAdapter:
                     engine.resume_container(container)
                     engine.stop_container(container)
                     collect(self._reader(engine, container))
-            removed.extend(map(engine.remove_container, engine.containers(run_id)))
-            removed.extend(map(engine.remove_network, engine.networks(run_id)))
+            found = engine.containers(run_id)
+            removed.extend(map(engine.remove_container, found))
+            for each in {run_id, *map(launched_as, found)}:
+                removed.extend(map(engine.remove_network, engine.networks(each)))
             return any(removed)
 
     def remove_volumes(self, workspace_id: UUID) -> int:

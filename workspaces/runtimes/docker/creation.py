@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ipaddress import IPv4Network
+from typing import Any
 
 from docker.models.containers import Container
 from docker.types import LogConfig, Mount
 
 from workspaces.runtimes import credentials
 from workspaces.runtimes.base import LaunchRequest
-from workspaces.runtimes.docker.engine_api import Engine, container_name
+from workspaces.runtimes.docker.engine_api import WARM_LABEL, Engine, container_name
 
 AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 """What the agent needs as root: to own files for the user, to become the user, to end processes."""
@@ -70,7 +73,6 @@ def create_container(
 
     The network of that name has to be there when the container is started.
     """
-    memory = f"{request.memory_mb}m"
     hostname = f"ws-{request.workspace_id.hex[-8:]}"
     return engine.client.containers.create(
         request.image,
@@ -81,9 +83,20 @@ def create_container(
         network=network,
         network_mode=None if network else "none",
         # Without a network nobody answers for the host's own name, and sudo would complain.
+        extra_hosts=None if network else {hostname: "127.0.1.1"},
+        tmpfs={credentials.DIRECTORY: credentials.MEMORY}
+        if request.credentials or request.unbound
+        else None,
+        **fixed_options(request),
+    )
+
+
+def fixed_options(request: LaunchRequest) -> dict[str, Any]:
+    """Return what a container is created with, whoever it is for, and keeps for its life."""
+    memory = f"{request.memory_mb}m"
+    return dict(  # noqa: C408 - they are keywords of the SDK
         # All that is asked of name servers is answered by the egress proxy, whatever they are.
         dns=[ASKED_NAME_SERVER] if request.egress else None,
-        extra_hosts=None if network else {hostname: "127.0.1.1"},
         tty=False,
         stdin_open=False,
         init=False,  # the agent is process 1 and reaps
@@ -98,7 +111,6 @@ def create_container(
         log_config=LogConfig(
             type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}
         ),
-        tmpfs={credentials.DIRECTORY: credentials.MEMORY} if request.credentials else None,
         runtime=request.oci_runtime,
         stop_signal="SIGTERM",
         use_config_proxy=False,  # nothing of the operator's own Docker settings gets in
@@ -108,9 +120,29 @@ def create_container(
     )
 
 
+def warm_key(request: LaunchRequest) -> str:
+    """Return what a container of the warm pool has in common with those that this run could take.
+
+    Everything that cannot be changed once it exists: its image, by digest and whatever the
+    repository is called, its options, and whether it has a network.
+    """
+    fixed = {
+        "image": image_digest(request.image),
+        "outbound": request.outbound,
+        **fixed_options(request),
+    }
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def image_digest(reference: str) -> str:
+    """Return the digest of a digest reference; images of the same digest are the same."""
+    return reference.rpartition("@")[2]
+
+
 def labels_for(request: LaunchRequest) -> dict[str, str]:
     """Return the labels of everything that a launch creates."""
     return {
+        **({WARM_LABEL: "true"} if request.unbound else {}),
         "svc.instance": request.instance_id,
         "svc.workspace": str(request.workspace_id),
         "svc.attempt": str(request.attempt_id),

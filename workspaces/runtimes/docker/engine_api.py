@@ -49,7 +49,13 @@ RUN_LABEL = "svc.run"
 have it too, so whatever somebody starts from one by hand inherits it, and the containers that read
 an index of packages have it.
 """
+WARM_LABEL = "svc.warm"
+"""On what was made for the warm pool. Labels stay as they are, so once such a container is a run's,
+its name says of which, and ``RUN_LABEL`` what it was launched as; its network has that, too.
+"""
 STOP_SECONDS = 5
+
+_RUN_NAME = re.compile(r"svc-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-discarded-|\Z)")
 
 logger = structlog.get_logger(__name__)
 
@@ -157,9 +163,20 @@ class Engine:
 
         They know what a list tells: their id, ``attrs["Names"]`` and their status.
         """
-        return self.client.containers.list(
-            all=True, filters={"label": self._label_filter(run_id)}, sparse=True
-        )
+        found = [
+            container
+            for filters in self._filters(run_id)
+            for container in self.client.containers.list(all=True, filters=filters, sparse=True)
+        ]
+        return [each for each in found if run_id is None or _is_of_run(each.attrs, run_id)]
+
+    def _filters(self, run_id: UUID | None) -> list[dict[str, Any]]:
+        """Return which lists of containers together have those of a run, or of all."""
+        labelled = {"label": self._label_filter(run_id)}
+        if run_id is None:
+            return [labelled]
+        warm = [*self._label_filter(None), WARM_LABEL]
+        return [labelled, {"label": warm, "name": f"^/?{container_name(run_id)}"}]
 
     def listed(
         self, run_id: UUID | None = None, workspace_id: UUID | None = None
@@ -169,15 +186,21 @@ class Engine:
         A running one tells all that matters in the list, and there may be a thousand of them.
         """
         found = []
-        for summary in self.client.api.containers(
-            all=True, filters={"label": self._label_filter(run_id, workspace_id)}
-        ):
+        filters = self._filters(run_id)
+        if workspace_id is not None:
+            filters = [{"label": self._label_filter(run_id, workspace_id)}]
+        summaries = [
+            summary
+            for each in filters
+            for summary in self.client.api.containers(all=True, filters=each)
+        ]
+        for summary in summaries:
             if summary.get("State") == "running":
                 runtime = _running(summary)
             else:
                 container = self.named(str(summary["Id"]))
                 runtime = None if container is None else observed(container)
-            if runtime is not None:
+            if runtime is not None and run_id in (None, runtime.run_id):
                 found.append(runtime)
         return found
 
@@ -326,6 +349,36 @@ class Engine:
         return None if data is None else boot.parse_status(data)
 
 
+def run_of(labels: Mapping[str, str], name: str) -> UUID:
+    """Return the run that a container of ours belongs to; raises KeyError or ValueError."""
+    if WARM_LABEL not in labels:
+        return UUID(labels[RUN_LABEL])
+    named = _RUN_NAME.match(name)
+    if named is None:
+        raise ValueError("no name of a run")
+    return UUID(named[1])
+
+
+def launched_as(container: Container) -> UUID:
+    """Return the run that a container of ours was launched as; its network has that one's label."""
+    labels = container.attrs.get("Labels") or labels_of(container)
+    return UUID(labels[RUN_LABEL])
+
+
+def _is_of_run(summary: Mapping[str, Any], run_id: UUID) -> bool:
+    """Whether a line of the engine's list is of a container of that run."""
+    try:
+        return run_of(summary.get("Labels") or {}, _shortest_name(summary)) == run_id
+    except (KeyError, ValueError):
+        return False
+
+
+def _shortest_name(summary: Mapping[str, Any]) -> str:
+    # Links of others are longer.
+    names = [str(name).removeprefix("/") for name in summary.get("Names") or ()]
+    return min(names, key=len, default="")
+
+
 def container_name(run_id: UUID) -> str:
     """Return the name that a run's container has."""
     return f"svc-{run_id}"
@@ -349,7 +402,7 @@ def observed(container: Container) -> ObservedRuntime | None:
     labels, state = labels_of(container), container.attrs["State"]
     try:
         return ObservedRuntime(
-            run_id=UUID(labels[RUN_LABEL]),
+            run_id=run_of(labels, str(container.name)),
             job_id=UUID(labels["svc.job"]),
             attempt_count=int(labels["svc.attempt-count"]),
             resource_id=str(container.id),
@@ -366,22 +419,22 @@ def observed(container: Container) -> ObservedRuntime | None:
 
 def _running(summary: Mapping[str, Any]) -> ObservedRuntime | None:
     """Return what a line of the engine's list says of a container that runs."""
-    names = [str(name).removeprefix("/") for name in summary.get("Names") or ()]
+    name = _shortest_name(summary)
     labels: Mapping[str, str] = summary.get("Labels") or {}
     try:
         return ObservedRuntime(
-            run_id=UUID(labels[RUN_LABEL]),
+            run_id=run_of(labels, name),
             job_id=UUID(labels["svc.job"]),
             attempt_count=int(labels["svc.attempt-count"]),
             resource_id=str(summary["Id"]),
-            reference=min(names, key=len, default=""),  # links of others are longer
+            reference=name,
             running=True,
             exit_code=None,
             oom_killed=False,
             created_at=datetime.fromtimestamp(int(summary["Created"]), UTC),
         )
     except (KeyError, ValueError):
-        logger.warning("foreign_container_passed_over", container=names)
+        logger.warning("foreign_container_passed_over", container=name)
         return None
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import structlog
 from docker.errors import APIError, NotFound
@@ -34,7 +34,13 @@ from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import agent_socket, volumes
-from workspaces.runtimes.docker.creation import NetworkInTheMaking, create_container, labels_for
+from workspaces.runtimes.docker.binding import bind
+from workspaces.runtimes.docker.creation import (
+    NetworkInTheMaking,
+    create_container,
+    image_digest,
+    labels_for,
+)
 from workspaces.runtimes.docker.credential_files import deliver
 from workspaces.runtimes.docker.engine_api import (
     EXEC_GRACE_SECONDS,
@@ -45,6 +51,7 @@ from workspaces.runtimes.docker.engine_api import (
     engine_errors,
     is_of_a_launch,
     labels_of,
+    launched_as,
     refused,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
@@ -91,20 +98,24 @@ class Launch:
         self._doing = "the engine was looked at"
         self._created: set[str] = set()
         self._engine_id = ""
+        self._said: boot.BootStatus | None = None
 
     def run(self) -> LaunchedRuntime:
-        """Create or adopt until one container is ready, in a bounded number of rounds."""
-        self._look_at_engine()
-        self._pull()
+        """Take, create or adopt until one container is ready, in a bounded number of rounds."""
+        taken = self._take_member()
+        if taken is None:
+            self._look_at_engine()
+            self._pull()
         for _ in range(ROUNDS):
-            container = self._adoptable() or self._create()
+            container = taken or self._adoptable() or self._create()
             if container is None:
                 continue
             try:
                 with contextlib.suppress(NotFound):
                     ours = container.id in self._created
                     self._request.on_started()
-                    return self._ready(container, self._deliver(container) if ours else None)
+                    answer = self._deliver(container) if ours and not taken else self._said
+                    return self._ready(container, answer)
             except BaseException as error:
                 self._clean_up(container, in_order=isinstance(error, JobError))
                 raise
@@ -112,6 +123,52 @@ class Launch:
             if container.id in self._created:
                 raise self._displaced()
         raise LaunchError("launch-refused", "Other launches of the workspace kept taking its name.")
+
+    # --------------------------------------------------------------------------- out of the pool
+
+    def _take_member(self) -> Container | None:
+        """Make the claimed member of the warm pool this run's container.
+
+        None when there is none, or when it cannot be: it has ended, does not answer, or the run
+        has a container already. What is taken is this run's alone from the moment of its new name,
+        which the engine gives to one only; then it is adopted as any container is: marker first,
+        name after it.
+        """
+        member = self._request.member
+        if member is None:
+            return None
+        self._doing = "a container that was waiting for it was being taken"
+        container = self._engine.named(container_name(member.member_id))
+        if container is None or container.status != "running":
+            return None
+        try:
+            # By its name: what is another run's already is not found by it any more.
+            self._engine.client.api.rename(container_name(member.member_id), self._name)
+        except APIError as error:
+            logger.info("warm_member_not_taken", run=self._name, reason=str(error.explanation))
+            return None
+        try:
+            self._said = self._bind(container)
+        except (LaunchError, APIError) as error:
+            logger.warning("warm_member_not_taken", run=self._name, reason=str(error))
+            self._clean_up(container, empty=True)
+            self._proceed()
+            return None
+        named = self._engine.named(self._name)
+        if named is None or named.id != container.id:
+            return None
+        self._engine_id = member.engine_id
+        self._created.add(str(container.id))
+        return container
+
+    def _bind(self, container: Container) -> boot.BootStatus | None:
+        """Tell a container that waits whose it is; what its agent then says of the boot."""
+        return bind(
+            functools.partial(self._open_agent, self._engine, container),
+            boot.binding(f"{self._request.attempt_count}-{self._token}", self._request.boot),
+            limit=self._deadline - time.monotonic(),
+            cancelled=self._cancelled.is_set,
+        )
 
     # ----------------------------------------------------------------- before there is a container
 
@@ -177,7 +234,8 @@ class Launch:
                 if time.monotonic() - unstarted[1] < UNSTARTED_SECONDS:
                     time.sleep(TICK_SECONDS)
                     continue
-            same_image = container.attrs["Config"]["Image"] == self._request.image
+            image = container.attrs["Config"]["Image"]
+            same_image = image_digest(image) == image_digest(self._request.image)
             if container.status == "running" and same_image:
                 if self._adopt(container):
                     return container
@@ -204,10 +262,15 @@ class Launch:
             return []
         return boot.archived_markers(chunks)
 
-    def _discard(self, container: Container, *, in_order: bool = False) -> bool:
-        """Remove a container and its network; False when a launch of our rank or above has it."""
+    def _discard(
+        self, container: Container, *, in_order: bool = False, empty: bool = False
+    ) -> bool:
+        """Remove a container and its network; False when a launch of our rank or above has it.
+
+        ``empty``: it was never bound, so that there is nothing in it.
+        """
         try:
-            if self._request.before_discard is not None:
+            if self._request.before_discard is not None and not empty:
                 container.reload()
                 if container.status == "running":
                     self._request.before_discard()
@@ -225,22 +288,24 @@ class Launch:
             # adopter, who found the name missing, has let go of it.
             if error.status_code not in (404, 409):
                 raise
-        self._collect(container, in_order=in_order)
+        if not empty:
+            self._collect(container, in_order=in_order)
         self._engine.remove_container(container)
-        mode = container.attrs["HostConfig"]["NetworkMode"]
-        self._remove_network(mode)
+        self._remove_network(container.attrs["HostConfig"]["NetworkMode"], launched_as(container))
         return True
 
-    def _remove_network(self, mode: str) -> None:
-        for network in self._engine.networks(self._request.run_id):
+    def _remove_network(self, mode: str, run_id: UUID) -> None:
+        for network in self._engine.networks(run_id):
             if mode in (network.name, network.id):
                 self._engine.remove_network(network)
 
-    def _clean_up(self, container: Container, *, in_order: bool = False) -> None:
+    def _clean_up(
+        self, container: Container, *, in_order: bool = False, empty: bool = False
+    ) -> None:
         """Discard after a failure without hiding it: what stays behind is found by its labels."""
         try:
             with engine_errors():
-                self._discard(container, in_order=in_order)
+                self._discard(container, in_order=in_order, empty=empty)
         except LaunchError as error:
             logger.warning("container_left_behind", container=self._name, reason=error.message)
 
@@ -285,7 +350,7 @@ class Launch:
             if network is not None:
                 network.settle()
                 with contextlib.suppress(LaunchError), engine_errors():
-                    self._remove_network(network.name)
+                    self._remove_network(network.name, self._request.run_id)
             if isinstance(error, APIError):
                 if error.status_code == 409:
                     return None
@@ -346,12 +411,15 @@ class Launch:
         self._doing = boot.progress_of(None)
         status: boot.BootStatus | None = answer
         heard = time.monotonic()
-        while status is None or status.phase != "ready":
+        goal = boot.UNBOUND if self._request.unbound else "ready"
+        while status is None or status.phase != goal:
             self._proceed(status)
             if answer is None:
                 left = self._deadline - time.monotonic()
                 answer = self._ask(container, left)
             status = answer or status
+            if status is not None and status.phase == goal:
+                break
             container.reload()
             if status is not None and status.phase in ("failed", "stopped"):
                 raise boot.failure_of(status, out_of_memory=self._out_of_memory(container))
@@ -359,9 +427,12 @@ class Launch:
                 raise self._exited(container)
             if answer is not None:
                 heard = time.monotonic()
-                waits = answer.phase == credentials.PHASE
-                # An adopted container still waits for them, or the engine has restarted ours.
-                answer = self._deliver(container) if waits else None
+                # An adopted container still waits, or the engine has restarted ours.
+                if answer.phase == boot.UNBOUND:
+                    answer = self._bind(container)
+                else:
+                    waits = answer.phase == credentials.PHASE
+                    answer = self._deliver(container) if waits else None
             elif time.monotonic() - heard > self._silence:
                 raise LaunchError(
                     "agent-silent",
@@ -372,7 +443,8 @@ class Launch:
         if self._request.restart:
             policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
             container.update(restart_policy=policy)
-        self._remove_others(container)
+        if self._said is None or self._request.attempt_count > 1:
+            self._remove_others(container)
         return LaunchedRuntime(
             adapter="docker",
             resource_id=str(container.id),
