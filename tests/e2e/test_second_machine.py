@@ -169,6 +169,8 @@ def machines(
         both.stack = Stack(both.processes[0])  # type: ignore[arg-type]
         ended.callback(both.stack.engine.close)
         ended.callback(remove_all, both.stack.engine, instance_id)
+        # The second machine has no way to the mirrors: it takes the image that the first has built.
+        both.stopped(both.stack.ready({}))
         both.typed("manage.py engine add")
         both.start_workers("second")
         eventually(

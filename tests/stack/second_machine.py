@@ -17,7 +17,7 @@ from typing import Any
 
 import docker
 
-from deploy.services.engine import mounts_below, unmount
+from deploy.services.engine import api_version, mounts_below, unmount
 from tests.stack.worker_process import ROOT, eventually
 
 _RELAY = """
@@ -128,7 +128,9 @@ class SecondMachine:
 
     def start_engine(self, configuration: dict[str, Any]) -> None:
         """Start dockerd with this ``daemon.json``, and wait until it answers."""
-        (self.root / "daemon.json").write_text(json.dumps(configuration))
+        # Engines of one machine would share the key by which they name themselves.
+        own = {"deprecated-key-path": f"{self.root}/key.json"}
+        (self.root / "daemon.json").write_text(json.dumps({**configuration, **own}))
         for pid in ("docker.pid", "exec/containerd/containerd.pid"):
             (self.root / pid).unlink(missing_ok=True)
         with (self.root / "dockerd.log").open("ab") as log:
@@ -155,11 +157,7 @@ class SecondMachine:
         return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
     def _answers(self) -> bool:
-        try:
-            with contextlib.closing(self.client()) as client:
-                return bool(client.ping())
-        except Exception:  # not yet
-            return False
+        return api_version(self.url) is not None
 
     def client(self) -> docker.DockerClient:
         """Return a client of its engine; to be closed."""

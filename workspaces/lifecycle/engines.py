@@ -191,7 +191,11 @@ def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: st
             raise EngineRefusedError(f"There is an engine {name} already.")
         twin = present.filter(engine_id=engine_id).values_list("name", flat=True).first()
         if twin is not None:
-            raise EngineRefusedError(f"This engine is known already: it is called {twin}.")
+            raise EngineRefusedError(
+                f"This engine is known already: it is called {twin}. Where it is another machine "
+                "that was copied from that one, remove /etc/docker/key.json and the file engine-id "
+                "in its data folder, and restart it."
+            )
         engine, _ = KnownEngine.objects.update_or_create(
             name=name,
             defaults={

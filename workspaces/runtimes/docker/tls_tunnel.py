@@ -73,6 +73,7 @@ class TlsTunnel:
         self._folder = tempfile.TemporaryDirectory(prefix="svc-engine-", dir="/tmp")
         self._path = str(Path(self._folder.name) / "engine.sock")
         self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
         listening = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(listening,), name="engine tunnel", daemon=True
@@ -84,39 +85,43 @@ class TlsTunnel:
     def close(self) -> None:
         """End it, and the connections over it."""
         with contextlib.suppress(RuntimeError):  # it has ended already
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
         self._folder.cleanup()
 
     def _run(self, listening: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        serving = asyncio.start_unix_server(self._serve, self._path, limit=CHUNK_BYTES)
         try:
-            server = self._loop.run_until_complete(serving)
-            Path(self._path).chmod(0o600)
-            listening.set()
-            self._loop.run_forever()
-            server.close()
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(self._listen(listening))
         finally:
             listening.set()
             self._loop.close()
 
+    async def _listen(self, listening: threading.Event) -> None:
+        server = await asyncio.start_unix_server(self._serve, self._path, limit=CHUNK_BYTES)
+        Path(self._path).chmod(0o600)
+        listening.set()
+        await self._ended.wait()
+        server.close()
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # what was aborted is closed in the loop's next round
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection; it is closed when the engine cannot be reached."""
+        carried = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 carried = await _Carried.to(self._address, self._context)
-        except (OSError, TimeoutError, ssl.SSLError) as error:
-            log.warning("engine_not_reached", host=self._address.host, reason=str(error)[:200])
-            writer.close()
-            return
-        try:
             await carried.carry(reader, writer)
+        except (OSError, TimeoutError) as error:
+            log.warning("engine_not_reached", host=self._address.host, reason=str(error)[:200])
+        except asyncio.CancelledError:
+            pass  # the tunnel ends; asyncio would tell of a task that was cancelled
         finally:
-            carried.close()
+            if carried is not None:
+                carried.close()
             writer.close()
 
 
