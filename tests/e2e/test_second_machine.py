@@ -223,7 +223,7 @@ def test_people_enter_it_by_ssh(machines: TwoMachines) -> None:
         )
         body = {"ownerUserId": OWNER, "publicKey": client.public_key}
         machines.stack.api.post("/v1/ssh-keys", body, expect=201)
-        assert client.said("cat", stdin=b"over two machines") == b"over two machines"
+        assert client.said("echo over two machines") == b"over two machines\n"
     machines.stopped(started)
 
 

@@ -14,6 +14,7 @@ import socket
 import ssl
 import tempfile
 import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -138,6 +139,7 @@ class _Carried:
         self._reader = reader
         self._writer = writer
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._opened: deque[bytes] = deque()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
 
     @classmethod
@@ -184,8 +186,11 @@ class _Carried:
         while data := await reader.read(CHUNK_BYTES):
             self._tls.write(data)
             await self._flush()
-        # The end of this direction alone. What has come was taken off before, so that nothing of
-        # the other one is mistaken for the answer to it.
+        # The end of this direction alone. What has come of the other one is opened before: it would
+        # be taken for a wrong answer to the end, and dropped.
+        with contextlib.suppress(ssl.SSLError):
+            while data := self._tls.read(CHUNK_BYTES):
+                self._opened.append(data)
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         await self._flush()
@@ -193,7 +198,7 @@ class _Carried:
     async def _receive_all(self, writer: asyncio.StreamWriter) -> None:
         while True:
             try:
-                data = self._tls.read(CHUNK_BYTES)
+                data = self._opened.popleft() if self._opened else self._tls.read(CHUNK_BYTES)
             except ssl.SSLWantReadError:
                 await self._flush()  # TLS has something of its own to say now and then
                 await self._take()
