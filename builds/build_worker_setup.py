@@ -30,7 +30,7 @@ from controlplane.work.worker import WorkerTimes, new_worker_id
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
-from workspaces.engines.access import served_adapter, served_docker_host
+from workspaces.engines.engine_adapters import served_adapter, served_docker_host
 from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY

@@ -9,7 +9,7 @@ from django.conf import settings
 from controlplane.work.worker import WorkerTimes
 from runs.recording.program_start import RecordLimits
 from runs.recording.run_worker import RunWorker
-from workspaces.engines.access import served_adapter
+from workspaces.engines.engine_adapters import served_adapter
 
 
 def _milliseconds(value: int) -> timedelta:

@@ -109,20 +109,22 @@ def behind(
         apis = [ApiProcess(folder / f"api-{number}.log", **token) for number in range(2)]
         workers = [RunWorkerProcess(folder / f"worker-{number}.log") for number in range(2)]
         key = folder / "ssh" / "key"
-        for process in (*apis, *workers):
-            ended.callback(process.stop)
+        for api in apis:
+            ended.callback(api.stop)
+        for worker in workers:
+            ended.callback(worker.stop)
         ports = [each.port for each in apis]
-        api = ended.enter_context(load_balancer(folder, API, ports))
+        api_port = ended.enter_context(load_balancer(folder, API, ports))
         gateways: list[GatewayProcess] = []
         for number in range(2):
             # The second one reads the host key that the first has made.
             log = folder / f"gateway-{number}.log"
-            url = f"http://127.0.0.1:{api}"
+            url = f"http://127.0.0.1:{api_port}"
             gateways.append(GatewayProcess(log, api=url, host_key=key, **token))
             ended.callback(gateways[-1].stop)
         ports = [each.port for each in gateways]
         ssh = ended.enter_context(load_balancer(folder, SSH, ports))
-        yield Behind(apis, gateways, workers, api, ssh, started, folder)
+        yield Behind(apis, gateways, workers, api_port, ssh, started, folder)
 
 
 def test_an_api_and_a_run_worker_that_are_killed_under_load_lose_nothing(behind: Behind) -> None:
@@ -200,6 +202,7 @@ def test_a_gateway_that_is_killed_takes_only_its_own_sessions_along(behind: Behi
                 assert _answers(each.process) == b"still there\n"
         assert client.said("echo again") == b"again\n"
         for each in begun:
+            assert each.process.stdin is not None
             each.process.stdin.close()
     runs = Run.objects.filter(
         mode=Run.Mode.INTERACTIVE, attempt_id=behind.started.answer["attemptId"]

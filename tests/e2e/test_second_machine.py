@@ -80,8 +80,8 @@ class TwoMachines:
         """Start the two workers of an engine."""
         own = {**self.settings, "SVC_ENGINE": engine}
         logs = self.folder / f"{engine}-{len(self.processes)}"
-        self.processes.append(WorkerProcess(Path(f"{logs}-build.log"), **own))
-        self.processes.append(RunWorkerProcess(Path(f"{logs}-run.log"), **own))
+        self.processes.append(WorkerProcess(Path(f"{logs}-build.log"), max_jobs=None, **own))
+        self.processes.append(RunWorkerProcess(Path(f"{logs}-run.log"), max_runs=None, **own))
 
     def start_engine(self) -> None:
         """Start the second machine's engine with the page's daemon.json."""
@@ -245,33 +245,30 @@ def test_a_persistent_workspace_stays_on_its_engine_and_waits_while_that_is_drai
     machines.stopped(other)
 
 
-@pytest.mark.parametrize("how", ["cut off", "paused"])
 def test_what_is_on_an_engine_that_does_not_answer_waits_and_goes_on(
-    machines: TwoMachines, how: str
+    machines: TwoMachines,
 ) -> None:
-    away = {
-        "cut off": machines.machine.cut,
-        "paused": lambda: machines.machine.signal_engine(signal.SIGSTOP),
-    }
-    back = {
-        "cut off": machines.machine.mend,
-        "paused": lambda: machines.machine.signal_engine(signal.SIGCONT),
-    }
     started = machines.ready_on_second(PERSISTENT)
     name = f"svc-{started.answer['runId']}"
-    away[how]()
+    machines.machine.cut()
     try:
         eventually(lambda: machines.reason(started) == "engine-lost", what="it says so")
         shown = machines.workspace(started)
         assert (shown["status"], shown["reason"]["engine"]) == ("ready", "second")
-        machines.act(started, "stop")
         other = machines.stack.ready({})
         assert machines.workspace(other)["engine"]["name"] == "local"
+        assert name in machines.there()
+    finally:
+        machines.machine.mend()
+    eventually(lambda: machines.reason(started) is None, what="it is well again")
+    machines.machine.signal_engine(signal.SIGSTOP)
+    try:
+        eventually(lambda: machines.reason(started) == "engine-lost", what="it says so again")
+        machines.act(started, "stop")
         assert machines.reason(started) == "stopping"
         assert "engine-lost" in machines.workspace(started)["reason"]["message"]
     finally:
-        back[how]()
-    assert name in machines.there()
+        machines.machine.signal_engine(signal.SIGCONT)
     eventually(lambda: machines.workspace(started)["status"] == "stopped", what="it is stopped")
     assert name not in machines.there()
     machines.stopped(other)

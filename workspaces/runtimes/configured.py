@@ -10,7 +10,7 @@ from workspaces.runtimes.docker import DockerAdapter
 def configured_adapter(*, docker_host: str = "", engine_name: str = "") -> DockerAdapter:
     """Return the adapter of the configured Docker Engine, or of another one by its address.
 
-    ``engine_name`` is what endpoints call that one (``workspaces.engines.access``).
+    ``engine_name`` is what endpoints call that one (``workspaces.engines.engine_adapters``).
     """
     return DockerAdapter(
         docker_host=docker_host or settings.DOCKER_HOST,

@@ -16,7 +16,7 @@ from controlplane.http.openapi import OWNER_QUERY
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
 from controlplane.http.stream_answers import abandoned_by_client
-from workspaces.engines.access import shared_adapter
+from workspaces.engines.engine_adapters import shared_adapter
 from workspaces.files import openapi
 from workspaces.files.conditions import conditions_of, range_of
 from workspaces.files.port_links import make_link

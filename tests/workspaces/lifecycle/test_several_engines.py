@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
-from django.test import override_settings
+from django.test import Client, override_settings
+from django.urls import reverse
 
 from controlplane.work.models import Heartbeat
 from runs.models import Run
@@ -19,7 +22,7 @@ from tests.factories import LEASE, make_job, make_worker
 from tests.runs.ready import ready_attempt
 from tests.support.engines import STALE, make_engine, persistent, silence
 from tests.workspaces.lifecycle.test_lifecycle_races import asked
-from workspaces.engines import access
+from workspaces.engines import engine_adapters
 from workspaces.engines.certificates import (
     CertificatesError,
     make_certificates,
@@ -291,7 +294,34 @@ def test_an_endpoint_names_its_engine_unless_that_is_the_first_one(tmp_path: Pat
 def test_calls_go_to_the_engine_of_the_workspace(tmp_path: Path) -> None:
     Engine.objects.filter(pk="second").update(url="tcp://127.0.0.1:5")
     with override_settings(SVC_DATA_DIR=tmp_path):
-        assert access.shared_adapter("second") is not access.shared_adapter()
-        assert access.shared_adapter("local") is access.shared_adapter()
+        assert engine_adapters.shared_adapter("second") is not engine_adapters.shared_adapter()
+        assert engine_adapters.shared_adapter("local") is engine_adapters.shared_adapter()
         with pytest.raises(LaunchError, match="There is no engine third"):
-            access.shared_adapter("third")
+            engine_adapters.shared_adapter("third")
+
+
+# ---------------------------------------------------------------- the admin
+
+
+def test_operators_drain_and_give_up_engines_in_the_admin() -> None:
+    staff = Client()
+    staff.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    page = reverse("admin:workspaces_engine_changelist")
+    assert "16.0 GiB" in staff.get(page).content.decode()
+    shown_row = staff.get(reverse("admin:workspaces_engine_change", args=["second"]))
+    assert shown_row.status_code == 200
+    assert "certificates" not in shown_row.content.decode().lower()
+
+    def act(action: str) -> str:
+        data = {"action": action, "_selected_action": ["second"]}
+        answer = staff.post(page, data, follow=True)
+        return " ".join(map(str, answer.context["messages"]))
+
+    assert "takes nothing new" in act("drain")
+    assert Engine.objects.get(pk="second").state == "draining"
+    assert "takes workspaces again" in act("undrain")
+    assert "answers its build worker" in act("forget")
+    silence("second")
+    assert "It is gone" in act("forget")
+    assert Engine.objects.get(pk="second").state == "gone"
+    assert LogEntry.objects.filter(object_id="second").count() == 3

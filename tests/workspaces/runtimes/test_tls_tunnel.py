@@ -118,9 +118,12 @@ def test_both_directions_go_at_once_whichever_is_slow(tmp_path: Path) -> None:
         connected(path) as connection,
     ):
         sent = bytes(range(256)) * 8192
-        writer = threading.Thread(
-            target=lambda: (connection.sendall(sent), connection.shutdown(socket.SHUT_WR))
-        )
+
+        def write() -> None:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+
+        writer = threading.Thread(target=write)
         writer.start()
         assert all_of(connection) == sent
         writer.join()

@@ -16,12 +16,12 @@ from django.db.models import Count, Q
 from controlplane.errors import ControlPlaneError, JobError
 from controlplane.http.serializers import format_timestamp
 from controlplane.settings_environment import is_loopback
-from workspaces.engines.access import engine_id_at
 from workspaces.engines.certificates import (
     make_certificates,
     read_certificates,
     seal_certificates,
 )
+from workspaces.engines.engine_adapters import engine_id_at
 from workspaces.lifecycle import engines
 from workspaces.models import Engine, RuntimeInstance
 from workspaces.models.known_engines import NAME
