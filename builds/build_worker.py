@@ -93,7 +93,7 @@ class BuildWorker(Worker):
     """One build worker process; ``max_jobs`` ends it after so many, done one after the other.
 
     ``engine`` is the name of the engine that it serves, whose jobs alone it claims; without one it
-    claims any. ``report`` writes that the engine answers.
+    claims any. ``report`` writes that the engine answers, and returns how that calls itself.
     """
 
     kind = Heartbeat.Kind.BUILD
@@ -113,7 +113,7 @@ class BuildWorker(Worker):
         worker_id: str | None = None,
         failure_detector: FailureDetector | None = None,
         engine: str = "",
-        report: Callable[[], object] = lambda: None,
+        report: Callable[[], str] = str,
     ) -> None:
         self._runner = runner
         self._engine = engine
@@ -340,8 +340,7 @@ class BuildWorker(Worker):
         self._news.set()
 
     def _remember_engine(self) -> None:
-        super()._remember_engine()
-        self._report()
+        self._engine_id = self._report() or self._ask_engine()
 
     def _place(self) -> None:
         """Place what waits for an engine, where there is a choice."""

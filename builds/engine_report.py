@@ -25,8 +25,8 @@ class EngineReport:
         self._images: list[str] = []
         self._looked_at = 0.0
 
-    def write(self) -> None:
-        """Ask and write; raises ``LaunchError`` while the engine does not answer."""
+    def write(self) -> str:
+        """Ask and write; return what the engine calls itself. Raises ``LaunchError``."""
         facts = self._facts()
         if not self._looked_at or time.monotonic() - self._looked_at > LOOK_AT_IMAGES_SECONDS:
             pulled = self._compiler.pulled_images(self._labels)
@@ -39,3 +39,4 @@ class EngineReport:
             cpus=facts.cpus,
             images=self._images,
         )
+        return facts.engine_id

@@ -281,7 +281,10 @@ def test_an_engine_that_is_gone_for_good_is_forgotten_and_its_workspace_starts_e
     machines.machine.signal_engine(signal.SIGKILL)
     eventually(lambda: machines.reason(started) == "engine-lost", what="it says so")
     for process in machines.processes[2:]:
-        process.stop()
+        for number in (signal.SIGTERM, signal.SIGINT):  # the second one says: at once
+            process.process.send_signal(number)
+    for process in machines.processes[2:]:
+        process.process.wait(60)
     machines.typed("manage.py engine forget")
     shown = machines.workspace(started)
     assert (shown["status"], shown["error"]["code"]) == ("failed", "engine-gone")

@@ -25,7 +25,7 @@ from workspaces.models.known_engines import lost_since
 from workspaces.status import SurfacedStatus, surfaced_status
 
 QUEUE_POSITIONS_SHOWN = 1_000
-ENGINE_LOST = "engine-lost"
+ENGINE_LOST, ENGINE_DRAINING = "engine-lost", "engine-draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,14 +321,7 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
             "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
         )
     if job is not None and job.is_held_back:
-        return Reason(
-            "engine-draining",
-            f"The engine {job.engine_name} takes no starts: it is being drained.",
-            since,
-            "It starts when an operator ends the draining (manage.py engine undrain); it does not "
-            "start on another engine while its files are on this one.",
-            engine=job.engine_name,
-        )
+        return _held_back(job.engine_name, since)
     ahead = job.jobs_ahead if job else None
     place = (
         f"{ahead} job{'' if ahead == 1 else 's'} ahead of it"
@@ -340,6 +333,24 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
         f"The build job is waiting for one of {workers} build workers, {place}.",
         since,
         "A build worker claims it, builds the image, publishes it and launches the workspace.",
+    )
+
+
+def _held_back(engine_name: str, since: datetime) -> Reason:
+    if not engine_name:
+        return Reason(
+            ENGINE_DRAINING,
+            "No engine takes starts: all are being drained.",
+            since,
+            "It starts when an operator ends that (manage.py engine undrain) or adds an engine.",
+        )
+    return Reason(
+        ENGINE_DRAINING,
+        f"The engine {engine_name} takes no starts: it is being drained.",
+        since,
+        "It starts when an operator ends that (manage.py engine undrain); it does not start on "
+        "another engine while its files are on this one.",
+        engine=engine_name,
     )
 
 

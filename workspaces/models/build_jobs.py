@@ -10,9 +10,11 @@ from django.contrib.postgres.expressions import ArraySubquery
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import (
+    BooleanField,
     Case,
     Count,
     Exists,
+    ExpressionWrapper,
     F,
     Func,
     IntegerField,
@@ -28,7 +30,7 @@ from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from controlplane.work.models import Heartbeat
 from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance, Sandbox
-from workspaces.models.known_engines import Engine, here, lost_since, takes_no_start
+from workspaces.models.known_engines import Engine, lost_since, takes_no_start
 
 
 class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
@@ -37,13 +39,16 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
     def of_engine(self, name: str) -> BuildJobQuerySet:
         """Keep the jobs that a worker of the engine ``name`` may claim; "": of any engine.
 
-        A job whose container may exist is of the engine where that is, and of no other one. While
-        the engine takes nothing new, what is queued waits.
+        A job whose container may exist is of the engine where that is, and of no other one. Where
+        there are several, no worker claims a job before it was placed, as its volumes may be on
+        another one. While the engine takes nothing new, what is queued waits.
         """
         if not name:
             return self
-        queued = Q(status=BuildJob.Status.QUEUED)
-        return self.filter(here(name)).exclude(queued, takes_no_start(name))
+        queued, built = Q(status=BuildJob.Status.QUEUED), Q(status=BuildJob.Status.SUCCEEDED)
+        others = Exists(Engine.objects.known().exclude(pk=name))
+        ours = Q(engine_name=name) | Q(engine_name="") & (built | ~Q(others))
+        return self.filter(ours).exclude(queued, takes_no_start(name))
 
     def claim(
         self, job_id: uuid.UUID, *, worker_id: str, lease: timedelta, engine: str = ""
@@ -87,13 +92,17 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         return self.annotate(**ahead)
 
     def with_engines(self, *, stale: timedelta) -> BuildJobQuerySet:
-        """Add how the engines stand that jobs were placed on.
+        """Add how the engines stand that jobs were placed on, or could be.
 
-        ``lost_since`` is None while it answers; ``is_held_back`` while it is drained.
+        ``lost_since`` is None while it answers; ``is_held_back`` while it is drained, or all are.
         """
         name = OuterRef("engine_name")
-        draining = Engine.objects.filter(pk=name, state=Engine.State.DRAINING)
-        added = {"lost_since": lost_since(name, stale=stale), "is_held_back": Exists(draining)}
+        draining = Q(Exists(Engine.objects.filter(pk=name, state=Engine.State.DRAINING)))
+        none = Q(Exists(Engine.objects.all())) & ~Q(
+            Exists(Engine.objects.filter(state=Engine.State.ACTIVE))
+        )
+        held = ExpressionWrapper(draining | Q(engine_name="") & none, BooleanField())
+        added = {"lost_since": lost_since(name, stale=stale), "is_held_back": held}
         return self.annotate(**added)
 
     def give_back(self, fence: Fence) -> int:

@@ -61,7 +61,7 @@ from workspaces.runtimes.base import (
     ObservedRuntime,
 )
 
-FAULTS = int(os.environ.get("ENGINE_FAULTS", "40"))
+FAULTS = int(os.environ.get("ENGINE_FAULTS", "30"))
 """How many; ENGINE_FAULTS=200 by hand."""
 SEED = int(os.environ.get("ENGINE_FAULTS_SEED", "19"))
 NAMES = ("alpha", "beta", "gamma")

@@ -40,10 +40,17 @@ def engine_of(job: BuildJob) -> str:
     return BuildJob.objects.get(pk=job.pk).engine_name
 
 
-def launched_on(job: BuildJob, engine: str) -> None:
-    """Have the workspace of ``job`` run on an engine."""
+def claimed_on(job: BuildJob, engine: str) -> BuildJob:
+    """Have a worker of an engine be at a job that was placed there."""
+    BuildJob.objects.filter(pk=job.pk).update(engine_name=engine)
     claimed = BuildJob.objects.claim(job.pk, worker_id="w", lease=LEASE, engine=engine)
     assert claimed is not None
+    return claimed
+
+
+def launched_on(job: BuildJob, engine: str) -> None:
+    """Have the workspace of ``job`` run on an engine."""
+    claimed_on(job, engine)
     BuildJob.objects.filter(pk=job.pk).update(
         status="succeeded", published_digest="sha256:0", finished_at=Now(), lease_expires_at=None
     )
@@ -205,7 +212,7 @@ def test_where_a_container_may_be_left_the_next_one_goes_too(code: str) -> None:
     make_engine("cut-off", memory=GIB)
     make_engine("other", memory=100 * GIB)
     first = make_job()
-    assert BuildJob.objects.claim(first.pk, worker_id="w", lease=LEASE, engine="cut-off")
+    claimed_on(first, "cut-off")
     workspaces.await_runtime(first.attempt, published={}, engine_name="cut-off")
     workspaces.fail_runtime(first.attempt, code=code, message="Nobody knows.")
     again = start_again(first)
@@ -221,8 +228,7 @@ def test_a_job_at_work_moves_only_when_nobody_is_at_it_and_its_worker_writes_not
     make_engine("one")
     make_engine("two", memory=GIB)
     job = make_job()
-    held = BuildJob.objects.claim(job.pk, worker_id="w", lease=LEASE, engine="one")
-    assert held is not None
+    held = claimed_on(job, "one")
     silence("one")
     assert place() == 0
     BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=Now())

@@ -67,18 +67,20 @@ def engine(*arguments: str) -> str:
 # ---------------------------------------------------------------- who claims what
 
 
-def test_a_worker_claims_the_jobs_of_its_engine_and_those_of_none() -> None:
+def test_a_worker_claims_the_jobs_of_its_engine_and_none_before_it_is_placed() -> None:
     placed, free = make_job(engine_name="second"), make_job()
     given: dict[str, Any] = {"worker_id": "w", "lease": LEASE}
     assert BuildJob.objects.claim(placed.pk, **given, engine="local") is None
     assert BuildJob.objects.claim(placed.pk, **given, engine="second") is not None
+    assert BuildJob.objects.claim(free.pk, **given, engine="local") is None
+    Engine.objects.filter(pk="second").update(state="gone")
     claimed = BuildJob.objects.claim(free.pk, **given, engine="local")
     assert claimed is not None
     assert claimed.engine_name == "local"
 
 
 def test_an_engine_that_is_drained_or_gone_starts_nothing_and_ends_what_it_began() -> None:
-    waiting, launching = make_job(engine_name="second"), make_job()
+    waiting, launching = make_job(engine_name="second"), make_job(engine_name="second")
     given: dict[str, Any] = {"worker_id": "w", "lease": timedelta(), "engine": "second"}
     assert BuildJob.objects.claim(launching.pk, **given) is not None
     for state in ("draining", "gone"):
@@ -166,6 +168,15 @@ def test_a_start_that_waits_for_a_drained_engine_says_so(api: Api) -> None:
     engine("drain", "second")
     reason = shown(api, attempt)["reason"]
     assert (reason["code"], reason["engine"]) == ("engine-draining", "second")
+
+
+def test_a_start_says_when_no_engine_takes_any(api: Api) -> None:
+    make_worker("worker-a")
+    attempt = make_job().attempt
+    assert shown(api, attempt)["reason"]["code"] == "queued"
+    Engine.objects.update(state="draining")
+    reason = shown(api, attempt)["reason"]
+    assert (reason["code"], reason.get("engine")) == ("engine-draining", None)
 
 
 # ---------------------------------------------------------------- the operator's command
@@ -325,3 +336,9 @@ def test_operators_drain_and_give_up_engines_in_the_admin() -> None:
     assert "It is gone" in act("forget")
     assert Engine.objects.get(pk="second").state == "gone"
     assert LogEntry.objects.filter(object_id="second").count() == 3
+
+
+@pytest.mark.parametrize("command", ["buildworker", "runworker"])
+def test_a_worker_of_an_engine_that_nobody_has_added_says_what_to_do(command: str) -> None:
+    with override_settings(SVC_ENGINE="third"), pytest.raises(CommandError, match="engine add"):
+        call_command(command)
