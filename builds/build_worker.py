@@ -41,6 +41,7 @@ from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import Worker, WorkerTimes
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
+from workspaces.lifecycle.placement import place_waiting, several_engines
 from workspaces.lifecycle.reconciler import Orphans, reconcile
 from workspaces.models import BuildJob
 
@@ -89,7 +90,11 @@ class JobMessage:
 
 
 class BuildWorker(Worker):
-    """One build worker process; ``max_jobs`` ends it after so many, done one after the other."""
+    """One build worker process; ``max_jobs`` ends it after so many, done one after the other.
+
+    ``engine`` is the name of the engine that it serves, whose jobs alone it claims; without one it
+    claims any. ``report`` writes that the engine answers, and returns how that calls itself.
+    """
 
     kind = Heartbeat.Kind.BUILD
 
@@ -107,8 +112,14 @@ class BuildWorker(Worker):
         max_jobs: int | None = None,
         worker_id: str | None = None,
         failure_detector: FailureDetector | None = None,
+        engine: str = "",
+        report: Callable[[], str] = str,
     ) -> None:
         self._runner = runner
+        self._engine = engine
+        self._report = report
+        self._several_engines = False
+        self._news = threading.Event()
         self._slots = JobSlots(start=starts, build=builds)
         self._one_at_a_time = max_jobs is not None
         self._reconciler = reconciler
@@ -138,7 +149,9 @@ class BuildWorker(Worker):
             PeriodicTask(
                 name="sweeper",
                 every=times.sweep,
+                woken=self._news,
                 steps={
+                    "place": self._look_at_engines,
                     "sweep": self._sweep_jobs,
                     "repair": job_sweeper.repair_attempts,
                     "sessions": self.end_sessions_of_dead_workers,
@@ -248,11 +261,17 @@ class BuildWorker(Worker):
     ) -> Callable[[Delivery], None]:
         """Return how the message of the job is to be settled."""
         if job is None:
+            self._place()
             slot = self._slots.acquire(BuildJob.Lane.START, stopped=self.draining.is_set)
             if slot is None:
                 return Delivery.requeue
             try:
-                job = JobState.claim(job_id, worker_id=self.worker_id, lease=self.times.lease)
+                job = JobState.claim(
+                    job_id,
+                    worker_id=self.worker_id,
+                    lease=self.times.lease,
+                    engine=self._engine,
+                )
             finally:
                 if job is None:
                     slot.release()
@@ -314,6 +333,26 @@ class BuildWorker(Worker):
         log.info("job_done", duration_ms=round((time.monotonic() - started) * 1000))
         return Delivery.ack
 
+    # ------------------------------------------------------------ several engines
+
+    def wake(self) -> None:
+        """Know that jobs were placed, or that engines have changed."""
+        self._news.set()
+
+    def _remember_engine(self) -> None:
+        self._engine_id = self._report() or self._ask_engine()
+
+    def _place(self) -> None:
+        """Place what waits for an engine, where there is a choice."""
+        if self._engine and self._several_engines:
+            place_waiting(stale=self.times.stale)
+
+    def _look_at_engines(self) -> None:
+        """Place what no worker's message brings up: an engine is lost, drained, or there again."""
+        if self._engine:
+            self._several_engines = several_engines()
+            self._place()
+
     # ------------------------------------------------------------ tasks
 
     def _sweep_jobs(self) -> None:
@@ -334,6 +373,7 @@ class BuildWorker(Worker):
             stale=self.times.stale,
             limit=free + len(submitted),
             expire=self.failure_detector.is_reliable(),
+            engine=self._engine,
         )
         for job_id in [job_id for job_id in found if job_id not in submitted][:free]:
             log.info("job_found_by_sweeper", job_id=str(job_id))
@@ -344,13 +384,16 @@ class BuildWorker(Worker):
         """Give free build slots to the jobs that wait for one, here or in another worker."""
         if self._one_at_a_time and not self.is_idle():
             return
-        while not self.draining.is_set() and BuildJob.objects.waiting_for_build_slot().exists():
+        ours = BuildJob.objects.of_engine(self._engine).waiting_for_build_slot()
+        while not self.draining.is_set() and ours.exists():
             slot = self._slots.try_acquire(BuildJob.Lane.BUILD)
             if slot is None:
                 return
             row = None
             try:
-                row = BuildJob.objects.claim_build(worker_id=self.worker_id, lease=self.times.lease)
+                row = BuildJob.objects.claim_build(
+                    worker_id=self.worker_id, lease=self.times.lease, engine=self._engine
+                )
             finally:
                 if row is None:
                     slot.release()

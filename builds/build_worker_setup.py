@@ -13,6 +13,7 @@ from uuid import uuid4
 from django.conf import settings
 
 from builds.build_worker import BuildWorker, ReconcilerTimes
+from builds.engine_report import EngineReport
 from builds.images.compiler import Compiler, StepLimits
 from builds.images.garbage import ImageKeeper
 from builds.images.work_folders import make_root
@@ -23,12 +24,13 @@ from builds.pipeline.runner import JobRunner
 from builds.planner import Catalogue
 from controlplane.database.locks import advisory_lock
 from controlplane.work.failure_detector import FailureDetector
-from controlplane.work.notifications import listen
+from controlplane.work.notifications import Heard, listen_to
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import WorkerTimes, new_worker_id
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
+from workspaces.engines.engine_adapters import served_adapter, served_docker_host
 from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
@@ -36,9 +38,10 @@ from workspaces.lifecycle.isolation import IsolationTask
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
+from workspaces.models.known_engines import CHANNEL as ENGINES
+from workspaces.models.known_engines import LOCAL_ENGINE
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
-from workspaces.runtimes.configured import configured_adapter
 from workspaces.warm_pool.keeper import WarmPool
 
 TRANSITION_THREADS = 3
@@ -54,12 +57,17 @@ def _wake(events: Sequence[threading.Event]) -> None:
         event.set()
 
 
+def _machine() -> str:
+    """Return where the engine listens as far as its machine may be ours; a tunnel says nothing."""
+    return settings.DOCKER_HOST if settings.SVC_ENGINE == LOCAL_ENGINE else ""
+
+
 def _milliseconds(value: int) -> timedelta:
     return timedelta(milliseconds=value)
 
 
 def _step_limits(isolation: IsolationTask) -> StepLimits:
-    adapter = configured_adapter()
+    adapter = served_adapter()
     longest = settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000
 
     def network(egress: Callable[[str], None] | None) -> AbstractContextManager[str]:
@@ -80,7 +88,7 @@ def _step_limits(isolation: IsolationTask) -> StepLimits:
 
 def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
     """Return what runs claimed jobs, with every part configured."""
-    isolation = isolation or IsolationTask(configured_adapter())
+    isolation = isolation or IsolationTask(served_adapter())
     temp_root = settings.SVC_DATA_DIR / "builds"
     make_root(temp_root)
     extra_ca_file = settings.SVC_EXTRA_CA_FILE
@@ -92,7 +100,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
         builder=ImageBuilder(
             compiler=Compiler(
                 docker_cli=settings.DOCKER_CLI,
-                docker_host=settings.DOCKER_HOST,
+                docker_host=served_docker_host(),
                 push_registry=settings.REGISTRY_PUSH_REGISTRY,
                 registry=registry,
                 build_timeout=settings.WORKSPACE_BUILD_TIMEOUT_MS / 1000,
@@ -110,7 +118,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             instance_id=settings.SVC_INSTANCE_ID,
         ),
         launcher=WorkspaceLauncher(
-            adapter=configured_adapter(),
+            adapter=served_adapter(),
             boot_limits=BootLimits(
                 step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
                 grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
@@ -127,7 +135,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
 
 def _warm_pool(isolation: IsolationTask) -> WarmPool:
     return WarmPool(
-        configured_adapter(),
+        served_adapter(),
         instance_id=settings.SVC_INSTANCE_ID,
         size=settings.WORKSPACE_WARM_POOL_SIZE,
         memory_mb=settings.WORKSPACE_WARM_POOL_MEMORY_MB,
@@ -138,7 +146,7 @@ def _warm_pool(isolation: IsolationTask) -> WarmPool:
 
 def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     """Return a build worker with every setting applied."""
-    isolation = IsolationTask(configured_adapter())
+    isolation = IsolationTask(served_adapter())
     runner = job_runner(isolation)
     builder, adapter, pool = runner.builder, runner.launcher.adapter, runner.launcher.pool
     worker_id = new_worker_id()
@@ -157,13 +165,29 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     heartbeat = _milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS)
     detector = FailureDetector(heartbeat)
     transitions = TransitionWorker(
-        worker_id, executor, stale=stale, is_reliable=detector.is_reliable
+        worker_id,
+        executor,
+        stale=stale,
+        is_reliable=detector.is_reliable,
+        engine=settings.SVC_ENGINE,
     )
-    sampler = MinuteSampler(
-        engine_id=adapter.engine_id, docker_host=settings.DOCKER_HOST, stale=stale
-    )
+    sampler = MinuteSampler(engine_id=adapter.engine_id, docker_host=_machine(), stale=stale)
     woken = [threading.Event() for _ in range(TRANSITION_THREADS)]
-    return BuildWorker(
+    report = EngineReport(
+        settings.SVC_ENGINE,
+        served_adapter().facts,
+        builder.compiler,
+        instance_id=builder.instance_id,
+    )
+
+    def on_news(news: Heard | None) -> None:
+        told = {CHANNEL, ENGINES} if news is None else {channel for channel, _ in news}
+        if CHANNEL in told:
+            _wake(woken)
+        if ENGINES in told:
+            worker.wake()
+
+    worker = BuildWorker(
         runner=runner,
         broker_url=settings.RABBITMQ_URL,
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
@@ -214,7 +238,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
             PeriodicTask(
                 name="notifications",
                 every=LISTEN_AGAIN_AFTER,
-                run=partial(listen, CHANNEL, partial(_wake, woken)),
+                run=partial(listen_to, [CHANNEL, ENGINES], on_news),
             ),
             PeriodicTask(
                 name="expiry",
@@ -231,7 +255,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 name="disks",
                 every=LOOK_AT_DISKS_EVERY,
                 run=DiskWatch(
-                    configured_adapter(),
+                    served_adapter(),
                     instance_id=builder.instance_id,
                     max_bytes=settings.SVC_WORKSPACE_MAX_DISK_BYTES,
                     image=settings.SVC_NETWORK_GUARD_IMAGE or settings.SVC_BASE_IMAGES["debian"],
@@ -249,4 +273,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         max_jobs=max_jobs,
         worker_id=worker_id,
         failure_detector=detector,
+        engine=settings.SVC_ENGINE,
+        report=report.write,
     )
+    return worker

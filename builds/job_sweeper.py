@@ -21,20 +21,22 @@ END_BOOT_RUNS_AFTER = timedelta(seconds=30)
 
 
 def claimable_jobs(
-    *, overdue: timedelta, stale: timedelta, limit: int, expire: bool
+    *, overdue: timedelta, stale: timedelta, limit: int, expire: bool, engine: str = ""
 ) -> list[uuid.UUID]:
     """Return up to ``limit`` jobs that nobody is at, longest-waiting first.
 
     ``expire`` also ends the leases of workers that stopped beating ``stale`` ago. Queued and
-    leased jobs are two questions, each on its own partial index.
+    leased jobs are two questions, each on its own partial index. ``engine``: those alone that a
+    worker of it may claim.
     """
+    ours = BuildJob.objects.of_engine(engine)
     if expire:
         ended = BuildJob.objects.expire_leases_of_dead_workers(stale=stale)
         if ended:
             log.warning("leases_of_dead_workers_ended", jobs=ended)
-    found = list(BuildJob.objects.expired().values_list("pk", flat=True)[:limit])
+    found = list(ours.expired().values_list("pk", flat=True)[:limit])
     if len(found) < limit:
-        queued = BuildJob.objects.overdue(overdue=overdue).values_list("pk", flat=True)
+        queued = ours.overdue(overdue=overdue, engine=engine).values_list("pk", flat=True)
         found += list(queued[: limit - len(found)])
     return found
 

@@ -197,6 +197,9 @@ CONTAINER_SOCKET_PATH: str = env.str(
 DOCKER_HOST: str = (
     env.str("DOCKER_HOST", "", validate=engine_address) or f"unix://{CONTAINER_SOCKET_PATH}"
 )
+SVC_ENGINE: str = env.str(
+    "SVC_ENGINE", "local", validate=validate.Regexp(r"^[a-z0-9][a-z0-9-]{0,62}\Z")
+)
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker", validate=validate.Length(min=1))
 DOCKER_TIMEOUT_MS = positive("DOCKER_TIMEOUT_MS", 60_000)
 DEFAULT_RUNTIME_ADAPTER: str = env.str(

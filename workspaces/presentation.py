@@ -125,9 +125,16 @@ def workspace_members(workspace: Workspace, state: AttemptState | None) -> dict[
         "registry_id": sandbox.registry_id if sandbox else None,
         "repository": sandbox.repository if sandbox else None,
         "tag": sandbox.tag if sandbox else None,
+        "engine": _engine_members(state),
         "created_at": workspace.created_at,
         "updated_at": max(workspace.updated_at, shared.get("updated_at", workspace.updated_at)),
     }
+
+
+def _engine_members(state: AttemptState | None) -> dict[str, Any] | None:
+    if state is None or not state.engine_name:
+        return None
+    return {"name": state.engine_name, "pinned": state.is_pinned}
 
 
 def _deleted_members(workspace: Workspace) -> dict[str, Any]:

@@ -221,6 +221,9 @@ class ReasonSerializer(OutputSerializer):
     message = serializers.CharField()
     since = TimestampField()
     next = serializers.CharField()
+    engine = serializers.CharField(
+        required=False, help_text="The engine that is waited for, when that is the reason."
+    )
 
 
 class StatusSerializer(OutputSerializer):
@@ -236,6 +239,15 @@ class StatusSerializer(OutputSerializer):
     finished_at = TimestampField(required=False)
 
 
+class EngineSerializer(OutputSerializer):
+    """The engine that a workspace is on."""
+
+    name = serializers.CharField()
+    pinned = serializers.BooleanField(
+        help_text="Whether it can start on no other one: its volumes are there."
+    )
+
+
 class WorkspaceSummarySerializer(StatusSerializer):
     """A workspace and how it stands."""
 
@@ -247,6 +259,9 @@ class WorkspaceSummarySerializer(StatusSerializer):
     registry_id = serializers.CharField(required=False)
     repository = serializers.CharField(required=False)
     tag = serializers.CharField(required=False)
+    engine = EngineSerializer(
+        required=False, help_text="Where its latest attempt was placed, once it was."
+    )
     expires_at = TimestampField(required=False, help_text="When it is stopped automatically.")
     deleted_at = TimestampField(required=False)
 

@@ -212,13 +212,15 @@ def start_attempt(attempt: Attempt, *, worker_id: str, attempt_count: int) -> No
         _show(attempt, SurfacedStatus.RUNNING)
 
 
-def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
+def await_runtime(attempt: Attempt, *, published: Mapping[str, Any], engine_name: str = "") -> None:
     """Write the ``pending`` runtime instance of an attempt whose image was published.
+
+    From now on its container may exist on the engine, and no worker of another one launches it.
 
     An image is published once for each attempt, so there is none yet. The sandbox stays
     ``running``, as the attempt's start has left it.
     """
-    RuntimeInstance.objects.create(run_id=attempt.run_id, attempt=attempt)
+    RuntimeInstance.objects.create(run_id=attempt.run_id, attempt=attempt, engine_name=engine_name)
     record_events(
         attempt,
         [
@@ -228,7 +230,7 @@ def await_runtime(attempt: Attempt, *, published: Mapping[str, Any]) -> None:
     )
 
 
-def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
+def mark_ready(attempt: Attempt, launched: LaunchedRuntime, *, engine_name: str = "") -> bool:
     """Move the runtime to ``running`` and the attempt to ``succeeded``; False if it was final."""
     if not Attempt.objects.filter(pk=attempt.pk).settle(Attempt.Status.SUCCEEDED):
         return False
@@ -239,6 +241,7 @@ def mark_ready(attempt: Attempt, launched: LaunchedRuntime) -> bool:
         reference=launched.reference,
         endpoint=launched.endpoint,
         engine_id=launched.engine_id,
+        engine_name=engine_name,
         launched_at=Now(),
         updated_at=Now(),
     )

@@ -72,9 +72,11 @@ class JobState:
     _boot_run: Run | None = None
 
     @classmethod
-    def claim(cls, job_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> JobState | None:
+    def claim(
+        cls, job_id: uuid.UUID, *, worker_id: str, lease: timedelta, engine: str = ""
+    ) -> JobState | None:
         """Claim a job for ``lease``; None when it is not claimable or another worker has it."""
-        row = BuildJob.objects.claim(job_id, worker_id=worker_id, lease=lease)
+        row = BuildJob.objects.claim(job_id, worker_id=worker_id, lease=lease, engine=engine)
         return None if row is None else cls(row)
 
     @property
@@ -208,7 +210,9 @@ class JobState:
             "reused": built.reused,
         }
         self.write(
-            lambda: workspaces.await_runtime(self.attempt, published=published),
+            lambda: workspaces.await_runtime(
+                self.attempt, published=published, engine_name=self.row.engine_name
+            ),
             status=BuildJob.Status.SUCCEEDED,
             plan_hash=built.plan_hash,
             reused=built.reused,
@@ -224,7 +228,7 @@ class JobState:
     def finish_launch(self, launched: LaunchedRuntime) -> None:
         """Write that the workspace runs, and release the job for good."""
         self.write(
-            lambda: workspaces.mark_ready(self.attempt, launched),
+            lambda: workspaces.mark_ready(self.attempt, launched, engine_name=self.row.engine_name),
             lease_expires_at=None,
         )
 

@@ -94,7 +94,8 @@ class Worker:
         # A task of its own: an engine that hangs must not keep anything else waiting.
         engine = PeriodicTask(
             name="engine",
-            every=times.keep,
+            # An engine that answered nobody for `stale` counts as lost.
+            every=min(times.keep, times.stale / 2),
             first=timedelta(),
             steps={"engine": self._remember_engine},
         )

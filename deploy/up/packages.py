@@ -88,6 +88,8 @@ def missing_ssh_clients(*, test: bool) -> list[Missing]:
         missing += missing_npm()  # installs the harnesses whose prompts are tested
     if test and find_program("nginx") is None:
         missing.append(Missing("nginx", ("nginx-light",)))  # of the page about TLS
+    if test and find_program("haproxy") is None:
+        missing.append(Missing("haproxy", ("haproxy",)))  # in front of two of each
     if test and not _OPENID_MODULE.exists() and _is_debian_like():
         # Of the same page. Without the package apache2, so that no server is started.
         missing.append(Missing("mod_auth_openidc", ("apache2-bin", "libapache2-mod-auth-openidc")))

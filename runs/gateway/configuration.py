@@ -19,6 +19,8 @@ class Configuration:
     api_base_url: str
     token: str
     docker_host: str
+    engines: Path = Path("/nonexistent")
+    """The folder of the engines besides that one."""
     host_key_path: Path
     recorded: bool
     """False: sessions are neither recorded nor refused when they cannot be."""
@@ -54,6 +56,7 @@ def configured() -> Configuration:
         api_base_url=settings.SSH_GATEWAY_API_BASE_URL.rstrip("/"),
         token=settings.WORKSPACE_SSH_GATEWAY_TOKEN,
         docker_host=settings.DOCKER_HOST,
+        engines=settings.SVC_DATA_DIR / "engines",
         host_key_path=Path(settings.SSH_GATEWAY_HOST_KEY_PATH),
         recorded=settings.SSH_GATEWAY_RECORD_POLICY == "require",
         record={

@@ -120,6 +120,7 @@ class Entry:
             [boot.AGENT, "session"],
             self.link,
             timeout=ENGINE_SECONDS,
+            engines=self._configuration.engines,
         )
         return self._stream
 

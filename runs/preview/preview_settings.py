@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from controlplane.security.preview_links import signing_key
 
@@ -22,6 +23,8 @@ class PreviewSettings:
     api_base_url: str
     token: str
     docker_host: str
+    engines: Path = Path("/nonexistent")
+    """The folder of the engines besides that one."""
     owner_header: str
     """Which header an authenticating proxy sets; it is none of the workspace's business."""
     trusts: Callable[[str], bool]
@@ -69,6 +72,7 @@ def configured() -> PreviewSettings:
         api_base_url=settings.SSH_GATEWAY_API_BASE_URL.rstrip("/"),
         token=settings.WORKSPACE_SSH_GATEWAY_TOKEN,
         docker_host=settings.DOCKER_HOST,
+        engines=settings.SVC_DATA_DIR / "engines",
         owner_header=settings.SVC_TRUSTED_OWNER_HEADER.lower(),
         trusts=is_trusted_proxy,
         cookie=settings.SVC_PREVIEW_COOKIE_MS / 1000,

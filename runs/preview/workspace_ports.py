@@ -26,6 +26,7 @@ from runs.preview.server_connection import (
 )
 from workspaces.runtimes import boot
 from workspaces.runtimes.docker.endpoints import first_process, open_endpoint
+from workspaces.runtimes.docker.engine_folders import place_of
 from workspaces.runtimes.docker.inside_network import NoWayInside, connect_inside
 
 ENGINE_SECONDS = 45.0
@@ -242,6 +243,7 @@ class WorkspacePorts:
                 [boot.AGENT, "connect"],
                 link,
                 timeout=ENGINE_SECONDS,
+                engines=self._settings.engines,
             )
             await link.begin(stream, _spec(), timeout=READY_SECONDS)
         except JobError as error:
@@ -249,12 +251,12 @@ class WorkspacePorts:
         except BaseException:
             link.close()
             raise
-        self._container_id = target.endpoint.rpartition("/")[2]
+        docker_host, self._container_id = place_of(
+            target.endpoint, self._settings.docker_host, self._settings.engines
+        )
         self._pid = None
         if _takes_direct(link.told):
-            self._pid = await first_process(
-                self._container_id, self._settings.docker_host, ENGINE_SECONDS
-            )
+            self._pid = await first_process(self._container_id, docker_host, ENGINE_SECONDS)
         self._log.info("workspace_entered", direct=self._pid is not None)
         self._link = link
         return link

@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce, Now
 from controlplane.work.leases import Fence
 from runs.models import Run, RunHead, RunQuerySet
 from workspaces.models import Attempt, RuntimeInstance
+from workspaces.models.known_engines import here
 
 OPEN = (Run.Status.QUEUED, Run.Status.RUNNING)
 
@@ -47,14 +48,24 @@ def to_be_recorded() -> RunQuerySet:
     )
 
 
-def claim(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Run | None:
+def of_engine(runs: RunQuerySet, name: str) -> RunQuerySet:
+    """Keep the runs that a worker of the engine ``name`` may record; "": of any engine."""
+    if not name:
+        return runs
+    elsewhere = RuntimeInstance.objects.filter(~here(name), attempt_id=OuterRef("attempt_id"))
+    return runs.filter(~Exists(elsewhere))
+
+
+def claim(run_id: uuid.UUID, *, worker_id: str, lease: timedelta, engine: str = "") -> Run | None:
     """Acquire one run for ``lease``; None when it is not claimable or another worker has it.
+
+    ``engine`` is the one that the worker serves; without it it claims the runs of any.
 
     From then on the run is running: to be executed, if that has not happened, and recorded. Its
     attempt comes with it.
     """
-    return _claim_command(run_id, worker_id=worker_id, lease=lease) or (
-        to_be_recorded()
+    return _claim_command(run_id, worker_id=worker_id, lease=lease, engine=engine) or (
+        of_engine(to_be_recorded(), engine)
         .exclude(mode=Run.Mode.ONE_SHOT)
         .select_related("attempt")
         .filter(pk=run_id)
@@ -69,9 +80,17 @@ def claim(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Run | None:
     )
 
 
-def _claim_command(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Run | None:
+def _claim_command(
+    run_id: uuid.UUID, *, worker_id: str, lease: timedelta, engine: str
+) -> Run | None:
     """Acquire a one-shot run, which somebody waits for, in one statement."""
-    given = {"run": run_id, "worker": worker_id, "lease": lease, "open": list(OPEN)}
+    given = {
+        "run": run_id,
+        "worker": worker_id,
+        "lease": lease,
+        "open": list(OPEN),
+        "engine": engine,
+    }
     claimed = next(iter(Run.objects.raw(_CLAIM_COMMAND, given)), None)
     if claimed is not None:
         known = (claimed.attempt_id, vars(claimed).pop("boot_run_id"))
@@ -79,13 +98,17 @@ def _claim_command(run_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> Ru
     return claimed
 
 
-# As `to_be_recorded` and `free` have it.
+# As `to_be_recorded`, `of_engine` and `free` have it.
 _CLAIM_COMMAND = """
     WITH free AS (
         SELECT id FROM runs_run
         WHERE id = %(run)s AND mode = 'one-shot' AND command IS NOT NULL AND recorded
             AND status = ANY(%(open)s)
             AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+            AND (%(engine)s = '' OR NOT EXISTS (
+                SELECT 1 FROM workspaces_runtimeinstance AS runtime
+                WHERE runtime.attempt_id = runs_run.attempt_id
+                    AND runtime.engine_name NOT IN ('', %(engine)s)))
         FOR UPDATE SKIP LOCKED
     )
     UPDATE runs_run AS run SET

@@ -27,7 +27,11 @@ engine or a paused container are away."""
 
 
 def claimable_runs(
-    *, overdue: timedelta, limit: int, modes: Collection[Run.Mode] = tuple(Run.Mode)
+    *,
+    overdue: timedelta,
+    limit: int,
+    modes: Collection[Run.Mode] = tuple(Run.Mode),
+    engine: str = "",
 ) -> list[uuid.UUID]:
     """Return up to ``limit`` runs of ``modes`` that nobody is at, longest-waiting first.
 
@@ -36,12 +40,14 @@ def claimable_runs(
     found: list[uuid.UUID] = []
     for runs in (claims.expired(), claims.unclaimed(overdue=overdue)):
         if len(found) < limit:
-            rows = runs.filter(mode__in=modes).values_list("pk", flat=True)
+            rows = (
+                claims.of_engine(runs, engine).filter(mode__in=modes).values_list("pk", flat=True)
+            )
             found += list(rows[: limit - len(found)])
     return found
 
 
-def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:
+def acknowledge_leftovers(adapter: RuntimeAdapter, *, engine: str = "") -> int:
     """Have workspaces remove spools of records that have ended; return how many.
 
     A worker that dies between its last commit and its acknowledgement leaves such a spool, and so
@@ -54,9 +60,11 @@ def acknowledge_leftovers(adapter: RuntimeAdapter) -> int:
         mode__in=[Run.Mode.ONE_SHOT, Run.Mode.INTERACTIVE],
         finished_at__gt=Now() - LEFTOVER_AGE,
     )
-    runtimes = RuntimeInstance.objects.filter(
-        Exists(ended), status=RuntimeInstance.Status.RUNNING
-    ).values_list("run_id", flat=True)
+    runtimes = (
+        RuntimeInstance.objects.of_engine(engine)
+        .filter(Exists(ended), status=RuntimeInstance.Status.RUNNING)
+        .values_list("run_id", flat=True)
+    )
     return sum(_acknowledge_in(adapter, boot_run_id) for boot_run_id in runtimes)
 
 

@@ -60,7 +60,10 @@ KEPT_CONNECTIONS = 4
 
 
 class RunWorker(Worker):
-    """One run worker process; ``max_runs`` ends it after so many runs."""
+    """One run worker process; ``max_runs`` ends it after so many runs.
+
+    ``engine`` is the name of the engine that it serves; without one it records the runs of all.
+    """
 
     kind = Heartbeat.Kind.RUN
 
@@ -76,8 +79,10 @@ class RunWorker(Worker):
         workspaces: int,
         times: WorkerTimes,
         max_runs: int | None = None,
+        engine: str = "",
     ) -> None:
         self._adapter = adapter
+        self._engine = engine
         self._limits = limits
         self._claimers = ThreadPoolExecutor(CLAIM_THREADS, thread_name_prefix="claim")
         self._slots = Slots(
@@ -132,7 +137,9 @@ class RunWorker(Worker):
                     steps={
                         "forget": Heartbeat.objects.forget,
                         "input": forget_left_input,
-                        "leftovers": lambda: run_sweeper.acknowledge_leftovers(adapter),
+                        "leftovers": lambda: run_sweeper.acknowledge_leftovers(
+                            adapter, engine=engine
+                        ),
                     },
                 ),
             ],
@@ -244,7 +251,9 @@ class RunWorker(Worker):
         held = None
         try:
             asked = time.monotonic()
-            run = claims.claim(run_id, worker_id=self.worker_id, lease=self.times.lease)
+            run = claims.claim(
+                run_id, worker_id=self.worker_id, lease=self.times.lease, engine=self._engine
+            )
             if run is None:
                 log.info("run_not_claimable", run_id=str(run_id))
                 return
@@ -354,7 +363,10 @@ class RunWorker(Worker):
         for mode in self._slots.modes:
             ours, free = self._slots.of(mode)
             found = run_sweeper.claimable_runs(
-                overdue=self.times.overdue, modes=[mode], limit=max(free, 0) + len(ours) + 1
+                overdue=self.times.overdue,
+                modes=[mode],
+                limit=max(free, 0) + len(ours) + 1,
+                engine=self._engine,
             )
             waiting = [run_id for run_id in found if run_id not in ours]
             for run_id in waiting[:free]:

@@ -9,7 +9,7 @@ from django.conf import settings
 from controlplane.work.worker import WorkerTimes
 from runs.recording.program_start import RecordLimits
 from runs.recording.run_worker import RunWorker
-from workspaces.runtimes.configured import configured_adapter
+from workspaces.engines.engine_adapters import served_adapter
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -33,7 +33,7 @@ def record_limits() -> RecordLimits:
 def run_worker(*, max_runs: int | None = None) -> RunWorker:
     """Return a run worker with every setting applied."""
     return RunWorker(
-        adapter=configured_adapter(),
+        adapter=served_adapter(),
         limits=record_limits(),
         broker_url=settings.RABBITMQ_URL,
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,
@@ -49,4 +49,5 @@ def run_worker(*, max_runs: int | None = None) -> RunWorker:
             keep=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),
         ),
         max_runs=max_runs,
+        engine=settings.SVC_ENGINE,
     )

@@ -171,6 +171,7 @@ def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(
         ("strace",),
         ("npm",),
         ("nginx-light",),
+        ("haproxy",),
         ("apache2-bin", "libapache2-mod-auth-openidc"),
         ("curl",),
         ("jq",),

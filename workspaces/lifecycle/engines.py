@@ -16,8 +16,11 @@ from django.db.models import Count, Q, QuerySet
 
 from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat
+from controlplane.work.notifications import announce
 from workspaces import services as workspaces
-from workspaces.models import ENGINE_GONE, RuntimeInstance, Transition, WarmMember
+from workspaces.models import ENGINE_GONE, BuildJob, RuntimeInstance, Transition, WarmMember
+from workspaces.models import Engine as KnownEngine
+from workspaces.models.known_engines import CHANNEL, LOCAL_ENGINE
 
 log = structlog.get_logger(__name__)
 
@@ -159,6 +162,105 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
         transitions=engine.transitions,
     )
     return ended
+
+
+# ------------------------------------------------------------ by name
+
+
+class EngineRefusedError(ControlPlaneError):
+    """The engine cannot be added, drained or forgotten as asked; the text says why."""
+
+
+def known_engine(name: str) -> KnownEngine:
+    """Return an engine by its name; raises ``UnknownEngineError``."""
+    engine = KnownEngine.objects.filter(pk=name).first()
+    if engine is None:
+        raise UnknownEngineError(f"No engine is called {name!r}; manage.py engine list shows all.")
+    return engine
+
+
+def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: str) -> KnownEngine:
+    """Add an engine, or one again that was declared gone; raises ``EngineRefusedError``.
+
+    ``engine_id`` is what it calls itself: one engine under two names would be counted twice.
+    """
+    with transaction.atomic():
+        # The one that there was before anybody named engines is among them.
+        KnownEngine.objects.get_or_create(name=LOCAL_ENGINE)
+        present = KnownEngine.objects.known().select_for_update()
+        if present.filter(pk=name).exists():
+            raise EngineRefusedError(f"There is an engine {name} already.")
+        twin = present.filter(engine_id=engine_id).values_list("name", flat=True).first()
+        if twin is not None:
+            raise EngineRefusedError(
+                f"This engine is known already: it is called {twin}. Where it is another machine "
+                "that was copied from that one, remove /etc/docker/key.json and the file engine-id "
+                "in its data folder, and restart it."
+            )
+        engine, _ = KnownEngine.objects.update_or_create(
+            name=name,
+            defaults={
+                "url": url,
+                "certificates": certificates,
+                "engine_id": engine_id,
+                "state": KnownEngine.State.ACTIVE,
+                "seen_at": None,
+            },
+        )
+        announce(CHANNEL)
+    log.info("engine_added", engine=name)
+    return engine
+
+
+def drain_engine(name: str, *, draining: bool) -> None:
+    """Have an engine take nothing new, or take starts again.
+
+    What runs there goes on until it is stopped; what waits and is bound to no engine is placed on
+    another one. Raises ``UnknownEngineError`` and ``EngineRefusedError``.
+    """
+    states = KnownEngine.State
+    engine = known_engine(name)
+    if engine.state == states.GONE:
+        raise EngineRefusedError(f"The engine {name} was declared gone.")
+    state = states.DRAINING if draining else states.ACTIVE
+    with transaction.atomic():
+        KnownEngine.objects.known().filter(pk=name).update(state=state)
+        announce(CHANNEL)
+    log.info("engine_state_changed", engine=name, state=state.value)
+
+
+def forget_named(name: str, *, by: str, stale: timedelta) -> int:
+    """Declare the engine of that name gone for good; as :func:`forget_engine`, of all placed there.
+
+    What waited for it may start elsewhere then, persistent workspaces with empty volumes.
+    """
+    engine = known_engine(name)
+    require_silent(engine, stale=stale)
+    ended = 0
+    if engine.engine_id and RuntimeInstance.objects.filter(engine_id=engine.engine_id).exists():
+        ended = forget_engine(engine.engine_id, by=by, stale=stale)
+    with transaction.atomic():
+        KnownEngine.objects.filter(pk=name).update(state=KnownEngine.State.GONE, certificates=None)
+        BuildJob.objects.filter(engine_name=name).exclude(
+            status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True
+        ).exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED]).update(
+            engine_name=""
+        )
+        RuntimeInstance.objects.filter(engine_name=name).update(engine_name="")
+        announce(CHANNEL)
+    log.warning("engine_gone", engine=name, by=by, runtimes=ended)
+    return ended
+
+
+def require_silent(engine: KnownEngine, *, stale: timedelta) -> None:
+    """Raise ``EngineLivesError`` while the engine answers a worker that lives."""
+    if KnownEngine.objects.answering(stale=stale).filter(pk=engine.pk).exists():
+        raise EngineLivesError(
+            f"The engine {engine.name} answers its build worker. An engine that lives is drained "
+            "(manage.py engine drain); if it is to go anyway, stop its workers first."
+        )
+    if engine.engine_id:
+        require_gone(engine.engine_id, stale=stale)
 
 
 def _present_on(engine_id: str) -> QuerySet[RuntimeInstance]:

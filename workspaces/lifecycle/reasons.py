@@ -14,14 +14,18 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import OuterRef
+from django.db.models.fields.json import KeyTextTransform
 
 from controlplane.errors import Conflict
 from controlplane.http.serializers import format_timestamp
 from controlplane.work.models import Heartbeat
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition, Workspace
+from workspaces.models.known_engines import lost_since
 from workspaces.status import SurfacedStatus, surfaced_status
 
 QUEUE_POSITIONS_SHOWN = 1_000
+ENGINE_LOST, ENGINE_DRAINING = "engine-lost", "engine-draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Reason:
     message: str
     since: datetime
     next: str
+    engine: str | None = None
+    """The engine that is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,19 @@ class AttemptState:
     runtime: RuntimeInstance | None
     status: SurfacedStatus
     reason: Reason | None
+
+    @property
+    def engine_name(self) -> str:
+        """The engine that it runs on or was placed on; empty while there is none."""
+        return (self.runtime.engine_name if self.runtime else "") or (
+            self.job.engine_name if self.job else ""
+        )
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it can start on no other engine: its volumes are on this one."""
+        runtime = self.runtime
+        return bool(runtime and runtime.launched_at and runtime.persistence == "persistent")
 
     def to_members(self) -> dict[str, Any]:
         """Return the members that reads of attempts, sandboxes and workspaces share."""
@@ -105,15 +124,23 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
     """Return how each attempt stands, by its id."""
     wanted = list(attempts)
     ids = [attempt.pk for attempt in wanted]
+    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
     jobs = {
         job.attempt_id: job
         for job in BuildJob.objects.filter(attempt_id__in=ids)
         .with_jobs_ahead(at_most=QUEUE_POSITIONS_SHOWN)
+        .with_engines(stale=stale)
         .order_by("attempt_id", "id")
+    }
+    added: dict[str, Any] = {
+        "lost_since": lost_since(OuterRef("engine_name"), stale=stale),
+        "persistence": KeyTextTransform(
+            "persistence", KeyTextTransform("runtime", "attempt__spec")
+        ),
     }
     runtimes = {
         runtime.attempt_id: runtime
-        for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids)
+        for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids).annotate(**added)
     }
     workers = _living_workers(jobs.values())
     transitions = _open_transitions(ids)
@@ -126,8 +153,11 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
             runtime=runtime.status if runtime else None,
         )
         transition = transitions.get(attempt.pk)
+        lost = _lost(job, runtime)
         reason = (
-            _ending(transition) if transition else _reason(attempt, job, runtime, status, workers)
+            _ending(transition, lost)
+            if transition
+            else lost or _reason(attempt, job, runtime, status, workers)
         )
         found[attempt.pk] = AttemptState(attempt, job, runtime, status, reason)
     return found
@@ -144,13 +174,45 @@ def _open_transitions(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Trans
     }
 
 
-def _ending(transition: Transition) -> Reason:
+def _lost(job: BuildJob | None, runtime: RuntimeInstance | None) -> Reason | None:
+    """Return that the engine does not answer which something waits for or runs on."""
+    if runtime is not None and runtime.status in RuntimeInstance.TERMINAL:
+        return None
+    if runtime is not None and runtime.lost_since is not None:
+        return _engine_lost(
+            runtime.engine_name,
+            runtime.lost_since,
+            "The workspace may still be running there, so it is not started anywhere else.",
+        )
+    if job is not None and job.status not in BuildJob.TERMINAL and job.lost_since:
+        return _engine_lost(
+            job.engine_name,
+            job.lost_since,
+            "The workspace's files are there, or the job has not been placed on another one yet.",
+        )
+    return None
+
+
+def _engine_lost(name: str, since: datetime, what: str) -> Reason:
+    return Reason(
+        ENGINE_LOST,
+        f"The engine {name} does not answer. {what}",
+        since,
+        "All goes on when the engine answers again. An operator who knows that it is gone for good "
+        "says so (manage.py engine forget).",
+        engine=name,
+    )
+
+
+def _ending(transition: Transition, lost: Reason | None) -> Reason:
     stopping = transition.kind == Transition.Kind.STOP
     waits = (
         f" Waiting ({transition.waiting_code}): {transition.waiting_message}"
         if transition.waiting_code
         else ""
     )
+    if lost is not None:
+        waits = f" Waiting ({ENGINE_LOST}): {lost.message}"
     detail = f" {transition.detail}" if transition.detail else ""
     return Reason(
         "stopping" if stopping else "deleting",
@@ -162,6 +224,7 @@ def _ending(transition: Transition) -> Reason:
             if stopping
             else ", and the workspace's volumes; this cannot be undone."
         ),
+        engine=lost.engine if lost else None,
     )
 
 
@@ -186,6 +249,7 @@ def require_ready(attempt: Attempt | None) -> tuple[Attempt, RuntimeInstance]:
             "message": reason.message,
             "since": format_timestamp(reason.since),
             "next": reason.next,
+            **({"engine": reason.engine} if reason.engine else {}),
         }
     raise error
 
@@ -256,6 +320,8 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
             since,
             "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
         )
+    if job is not None and job.is_held_back:
+        return _held_back(job.engine_name, since)
     ahead = job.jobs_ahead if job else None
     place = (
         f"{ahead} job{'' if ahead == 1 else 's'} ahead of it"
@@ -267,6 +333,24 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
         f"The build job is waiting for one of {workers} build workers, {place}.",
         since,
         "A build worker claims it, builds the image, publishes it and launches the workspace.",
+    )
+
+
+def _held_back(engine_name: str, since: datetime) -> Reason:
+    if not engine_name:
+        return Reason(
+            ENGINE_DRAINING,
+            "No engine takes starts: all are being drained.",
+            since,
+            "It starts when an operator ends that (manage.py engine undrain) or adds an engine.",
+        )
+    return Reason(
+        ENGINE_DRAINING,
+        f"The engine {engine_name} takes no starts: it is being drained.",
+        since,
+        "It starts when an operator ends that (manage.py engine undrain); it does not start on "
+        "another engine while its files are on this one.",
+        engine=engine_name,
     )
 
 

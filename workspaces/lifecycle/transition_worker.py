@@ -25,7 +25,8 @@ INTERNAL = "internal-error"
 class TransitionWorker:
     """Carries out the transitions that it claims. :meth:`run` may be called on several threads.
 
-    ``is_reliable`` tells whether an old heartbeat means a dead worker just now.
+    ``is_reliable`` tells whether an old heartbeat means a dead worker just now. ``engine`` is the
+    engine that it looks after; without one it claims the transitions of all.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class TransitionWorker:
         *,
         stale: timedelta,
         is_reliable: Callable[[], bool],
+        engine: str = "",
     ) -> None:
         self._worker_id = worker_id
         self._executor = executor
         self._stale = stale
         self._is_reliable = is_reliable
+        self._engine = engine
         self._lock = threading.Lock()
         self._busy = 0
         self._uncertain = False
@@ -73,7 +76,9 @@ class TransitionWorker:
                 self._uncertain = False
             alive = Heartbeat.objects.alive(stale=self._stale) if self._is_reliable() else None
             lease = self._executor.lease
-            transition = Transition.objects.claim_next(self._worker_id, alive=alive, lease=lease)
+            transition = Transition.objects.claim_next(
+                self._worker_id, alive=alive, lease=lease, engine=self._engine
+            )
             self._busy += transition is not None
         return transition
 

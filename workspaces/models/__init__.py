@@ -15,6 +15,7 @@ from workspaces.models.core import (
 )
 from workspaces.models.egress_networks import EgressNetwork
 from workspaces.models.guards import NetworkGuardReport
+from workspaces.models.known_engines import Engine
 from workspaces.models.repositories import PublishedRepository
 from workspaces.models.transition import Transition
 from workspaces.models.warm_pool import PlanDemand, WarmMember, WarmPlan
@@ -28,6 +29,7 @@ __all__ = [
     "BuildJob",
     "CredentialReference",
     "EgressNetwork",
+    "Engine",
     "Fence",
     "LeaseLost",
     "NetworkGuardReport",

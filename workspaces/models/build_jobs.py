@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import (
+    BooleanField,
     Case,
     Count,
     Exists,
+    ExpressionWrapper,
     F,
     Func,
     IntegerField,
@@ -28,25 +30,47 @@ from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from controlplane.work.models import Heartbeat
 from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance, Sandbox
+from workspaces.models.known_engines import Engine, lost_since, takes_no_start
 
 
 class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
     """The leases and the transitions of build jobs. Database time only."""
 
-    def claim(self, job_id: uuid.UUID, *, worker_id: str, lease: timedelta) -> BuildJob | None:
+    def of_engine(self, name: str) -> BuildJobQuerySet:
+        """Keep the jobs that a worker of the engine ``name`` may claim; "": of any engine.
+
+        A job whose container may exist is of the engine where that is, and of no other one. Where
+        there are several, no worker claims a job before it was placed, as its volumes may be on
+        another one. While the engine takes nothing new, what is queued waits.
+        """
+        if not name:
+            return self
+        queued, built = Q(status=BuildJob.Status.QUEUED), Q(status=BuildJob.Status.SUCCEEDED)
+        others = Exists(Engine.objects.known().exclude(pk=name))
+        ours = Q(engine_name=name) | Q(engine_name="") & (built | ~Q(others))
+        return self.filter(ours).exclude(queued, takes_no_start(name))
+
+    def claim(
+        self, job_id: uuid.UUID, *, worker_id: str, lease: timedelta, engine: str = ""
+    ) -> BuildJob | None:
         """Acquire one job for ``lease``; None when it is not claimable or another worker has it.
 
         Claimable is what is queued, or holds a lease that expired: a job whose image was published
-        but not launched keeps its lease too, and is then claimed to be launched.
+        but not launched keeps its lease too, and is then claimed to be launched. From then on it is
+        of ``engine``, which the worker serves.
         """
         queued = Q(status=BuildJob.Status.QUEUED)
-        claimable = self.filter(queued | Q(lease_expires_at__lte=Now()), pk=job_id)
+        claimable = self.of_engine(engine).filter(
+            queued | Q(lease_expires_at__lte=Now()), pk=job_id
+        )
+        placed = {"engine_name": engine} if engine else {}
         return claimable.select_related("attempt__sandbox", "attempt__workspace").acquire(
             worker_id=worker_id,
             lease=lease,
             status=Case(When(queued, then=Value(BuildJob.Status.RUNNING)), default=F("status")),
             started_at=Coalesce("started_at", Now()),
             updated_at=Now(),
+            **placed,
         )
 
     def with_jobs_ahead(self, *, at_most: int) -> BuildJobQuerySet:
@@ -66,6 +90,20 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         )
         ahead = {"jobs_ahead": Case(When(status=BuildJob.Status.QUEUED, then=place - 1))}
         return self.annotate(**ahead)
+
+    def with_engines(self, *, stale: timedelta) -> BuildJobQuerySet:
+        """Add how the engines stand that jobs were placed on, or could be.
+
+        ``lost_since`` is None while it answers; ``is_held_back`` while it is drained, or all are.
+        """
+        name = OuterRef("engine_name")
+        draining = Q(Exists(Engine.objects.filter(pk=name, state=Engine.State.DRAINING)))
+        none = Q(Exists(Engine.objects.all())) & ~Q(
+            Exists(Engine.objects.filter(state=Engine.State.ACTIVE))
+        )
+        held = ExpressionWrapper(draining | Q(engine_name="") & none, BooleanField())
+        added = {"lost_since": lost_since(name, stale=stale), "is_held_back": held}
+        return self.annotate(**added)
 
     def give_back(self, fence: Fence) -> int:
         """Release a job that its worker was told to drop; this try does not count."""
@@ -89,7 +127,7 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         """Keep the queued jobs that need a build slot."""
         return self.filter(status=BuildJob.Status.QUEUED, lane=BuildJob.Lane.BUILD)
 
-    def claim_build(self, *, worker_id: str, lease: timedelta) -> BuildJob | None:
+    def claim_build(self, *, worker_id: str, lease: timedelta, engine: str = "") -> BuildJob | None:
         """Acquire a job that waits for a build slot, for whoever has one; None when none waits.
 
         The owner with the fewest builds under way comes first, and of theirs the oldest.
@@ -106,7 +144,9 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
             .annotate(number=Count("pk"))
             .values("number")
         )
-        waiting = self.waiting_for_build_slot().annotate(building=Coalesce(Subquery(building), 0))
+        placed = {"engine_name": engine} if engine else {}
+        ours = self.of_engine(engine).waiting_for_build_slot()
+        waiting = ours.annotate(building=Coalesce(Subquery(building), 0))
         return (
             waiting.select_related("attempt__sandbox", "attempt__workspace")
             .order_by("building", "queued_at")
@@ -115,6 +155,7 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
                 lease=lease,
                 status=BuildJob.Status.RUNNING,
                 updated_at=Now(),
+                **placed,
             )
         )
 
@@ -167,16 +208,17 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
             )
         )
 
-    def overdue(self, *, overdue: timedelta) -> BuildJobQuerySet:
+    def overdue(self, *, overdue: timedelta, engine: str = "") -> BuildJobQuerySet:
         """Keep queued jobs whose message should have arrived long ago, oldest first.
 
-        Those that wait for a build slot have had theirs.
+        Those that wait for a build slot have had theirs, and so have those that were placed on
+        ``engine``: a worker of any engine places a job when it gets the message.
         """
-        return self.filter(
-            status=BuildJob.Status.QUEUED,
-            lane=BuildJob.Lane.START,
-            queued_at__lte=Now() - overdue,
-        ).order_by("queued_at")
+        due = Q(queued_at__lte=Now() - overdue)
+        if engine:
+            due |= Q(engine_name=engine)
+        waiting = self.filter(due, status=BuildJob.Status.QUEUED, lane=BuildJob.Lane.START)
+        return waiting.order_by("queued_at")
 
 
 class BuildJob(LeasedRow):
@@ -214,6 +256,9 @@ class BuildJob(LeasedRow):
 
     jobs_ahead: int | None = None
     """Set by ``with_jobs_ahead``."""
+    lost_since: datetime | None = None
+    is_held_back: bool = False
+    """Set by ``with_engines``."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")
@@ -227,6 +272,13 @@ class BuildJob(LeasedRow):
     registry_id = models.CharField(max_length=255)
     repository = models.CharField(max_length=255)
     tag = models.CharField(max_length=128)
+    engine_name = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The engine that it is placed on; empty until it is placed or claimed.",
+    )
     attempt_count = models.PositiveIntegerField(default=0)
     max_attempts = models.PositiveIntegerField()
     queued_at = models.DateTimeField(db_default=Now())

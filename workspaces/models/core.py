@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import models
@@ -10,6 +10,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, IdOrder, uuid7
+from workspaces.models.known_engines import here
 from workspaces.status import SurfacedStatus
 
 ERROR_CODE_MAX_LENGTH = 64
@@ -266,6 +267,10 @@ class RuntimeInstanceQuerySet(models.QuerySet["RuntimeInstance"]):
         """Keep the runtimes that should have a live container on this engine."""
         return self.filter(status=RuntimeInstance.Status.RUNNING, engine_id__in=[engine_id, ""])
 
+    def of_engine(self, name: str) -> RuntimeInstanceQuerySet:
+        """Keep the runtimes that a worker of the engine ``name`` may look after; "": of any."""
+        return self.filter(here(name)) if name else self
+
     def due_for_disk_look(self, *, every: timedelta) -> RuntimeInstanceQuerySet:
         """Keep those whose disk was not looked at for so long; first those never looked at."""
         due = Q(disk_looked_at__isnull=True) | Q(disk_looked_at__lte=Now() - every)
@@ -309,6 +314,10 @@ class RuntimeInstance(models.Model):
     TERMINAL = {Status.FAILED, Status.STOPPED}
     LIVE = {Status.PENDING, Status.RUNNING, Status.STOPPING}
 
+    lost_since: datetime | None = None
+    persistence: str | None = None
+    """Set by reads that say why something waits (``lifecycle.reasons``)."""
+
     run_id = models.UUIDField(primary_key=True, editable=False)
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="runtime")
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.PENDING)
@@ -317,6 +326,13 @@ class RuntimeInstance(models.Model):
     reference = models.CharField(max_length=255, blank=True)
     endpoint = models.CharField(max_length=512, blank=True)
     engine_id = models.CharField(max_length=128, blank=True)
+    engine_name = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The engine it was placed on (models.known_engines); of none when that is gone.",
+    )
     disk_bytes = models.BigIntegerField(
         null=True, help_text="What its container and volumes took of the disk when measured last."
     )

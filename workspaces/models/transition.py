@@ -10,13 +10,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from controlplane.work.models import Heartbeat
-from workspaces.models.core import ERROR_CODE_MAX_LENGTH
+from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance
+from workspaces.models.known_engines import here
 
 CHANNEL = "svc_transitions"
 """Where a new transition is announced (``controlplane.work.notifications``)."""
@@ -29,8 +30,23 @@ class TransitionQuerySet(LeasedQuerySet["Transition"]):
         """Keep the transitions that are not finished."""
         return self.filter(finished_at__isnull=True)
 
+    def of_engine(self, name: str) -> TransitionQuerySet:
+        """Keep what a worker of the engine ``name`` may do: nothing runs elsewhere; "": all."""
+        if not name:
+            return self
+        runtimes = RuntimeInstance.objects.filter(
+            ~here(name),
+            attempt=OuterRef("workspace__latest_sandbox__latest_attempt"),
+        )
+        return self.filter(~Exists(runtimes))
+
     def claim_next(
-        self, worker_id: str, *, alive: models.QuerySet[Heartbeat] | None, lease: timedelta
+        self,
+        worker_id: str,
+        *,
+        alive: models.QuerySet[Heartbeat] | None,
+        lease: timedelta,
+        engine: str = "",
     ) -> Transition | None:
         """Acquire the transition that waits longest; None when there is none.
 
@@ -38,7 +54,13 @@ class TransitionQuerySet(LeasedQuerySet["Transition"]):
         ``alive``, and whose next try is due. With ``alive`` None nobody counts as dead.
         """
         due = Q(retry_at__isnull=True) | Q(retry_at__lte=Now())
-        claimable = self.open().filter(due).free(alive=alive).order_by("requested_at", "id")
+        claimable = (
+            self.open()
+            .of_engine(engine)
+            .filter(due)
+            .free(alive=alive)
+            .order_by("requested_at", "id")
+        )
         return claimable.acquire(worker_id=worker_id, lease=lease, retry_at=None)
 
     def writable(self, fence: Fence) -> TransitionQuerySet:

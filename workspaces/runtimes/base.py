@@ -150,9 +150,19 @@ class LaunchedRuntime:
     resource_id: str
     reference: str
     endpoint: str
-    """How the gateway and the recorder reach it, for example ``docker-exec://<container id>``."""
+    """How gateway and recorder reach it: ``docker-exec://<container id>``; with the engine's name
+    before the id where that is not the first one."""
     engine_id: str = ""
     """The engine it runs on, as the engine names itself; only that one can say how it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine says of itself and of its machine."""
+
+    engine_id: str
+    memory_bytes: int
+    cpus: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from controlplane.http.openapi import OWNER_QUERY
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
 from controlplane.http.stream_answers import abandoned_by_client
+from workspaces.engines.engine_adapters import shared_adapter
 from workspaces.files import openapi
 from workspaces.files.conditions import conditions_of, range_of
 from workspaces.files.port_links import make_link
+from workspaces.files.refusals import unreachable
 from workspaces.files.serializers import (
     FileEntrySerializer,
     FileListQuery,
@@ -37,8 +39,9 @@ from workspaces.files.serializers import (
 from workspaces.files.services import WorkspaceFiles, path_of
 from workspaces.files.transfer import archive_answer, file_answer
 from workspaces.lifecycle.reasons import require_ready
+from workspaces.models import RuntimeInstance
 from workspaces.queries import latest_attempt
-from workspaces.runtimes.configured import shared_adapter
+from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 FilePageSerializer = page_of(FileEntrySerializer, "FilePageSerializer")
 
@@ -232,11 +235,18 @@ def _content(request: Request) -> IO[bytes]:
     return cast("IO[bytes]", request._request)
 
 
+def _adapter_of(runtime: RuntimeInstance) -> RuntimeAdapter:
+    try:
+        return shared_adapter(runtime.engine_name)
+    except LaunchError as error:
+        raise unreachable(error) from error
+
+
 def _files(request: Request, workspace_id: uuid.UUID, owner: str | None) -> WorkspaceFiles:
     """Return the files of a workspace that is ready; raise ``NotFound`` or ``Conflict``."""
     _, runtime = require_ready(latest_attempt(workspace_id, owner_user_id=owner))
     return WorkspaceFiles(
-        adapter=shared_adapter(),
+        adapter=_adapter_of(runtime),
         run_id=runtime.run_id,
         by=owner or "",
         request_id=getattr(request._request, "request_id", ""),

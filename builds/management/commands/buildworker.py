@@ -11,6 +11,7 @@ from builds.build_worker_setup import build_worker
 from builds.images.work_folders import NoWorkplaceError
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
+from workspaces.runtimes.base import LaunchError
 
 
 def _positive(text: str) -> int:
@@ -41,5 +42,7 @@ class Command(BaseCommand):
             worker = build_worker(max_jobs=options["max_jobs"])
         except NoWorkplaceError as error:
             raise CommandError(str(error)) from error
+        except LaunchError as error:
+            raise CommandError(error.message) from error
         with named_process(worker_id=worker.worker_id):
             worker.run()

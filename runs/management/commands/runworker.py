@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
 from controlplane.open_files import allow_many_open_files
 from runs.recording.run_worker_setup import run_worker
+from workspaces.runtimes.base import LaunchError
 
 
 def _positive(text: str) -> int:
@@ -38,6 +39,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
         allow_many_open_files()  # four for each run
-        worker = run_worker(max_runs=options["max_runs"])
+        try:
+            worker = run_worker(max_runs=options["max_runs"])
+        except LaunchError as error:
+            raise CommandError(error.message) from error
         with named_process(worker_id=worker.worker_id):
             worker.run()

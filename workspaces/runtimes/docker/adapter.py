@@ -19,6 +19,7 @@ from workspaces.runtimes.base import (
     AgentAnswer,
     AgentChannel,
     Collect,
+    EngineFacts,
     FileReader,
     LaunchedRuntime,
     LaunchError,
@@ -51,8 +52,8 @@ class DockerAdapter:
     nothing else on the engine's machine uses; ``engine_timeout`` limits each call, in seconds, and
     ``agent_silence`` how long a live container may leave every question unanswered. The
     registry's name and password are for pulling. ``agent_socket``: the agent is called without the
-    engine where that is possible. Safe to use from several threads: no
-    two calls use one connection at a time.
+    engine where that is possible. ``engine_name`` is in endpoints; the first engine has none there.
+    Safe to use from several threads: no two calls use one connection at a time.
     """
 
     name = "docker"
@@ -68,11 +69,13 @@ class DockerAdapter:
         registry_username: str | None = None,
         registry_password: str | None = None,
         agent_socket: bool = True,
+        engine_name: str = "",
     ) -> None:
         self.instance_id = instance_id
         self._docker_host = docker_host
         self._pool = ipaddress.IPv4Network(network_pool)
         self._connections = EngineConnections(docker_host, instance_id)
+        self._engine_name = engine_name
         self._timeout = engine_timeout
         self._silence = agent_silence
         self._calls_directly = agent_socket
@@ -145,6 +148,16 @@ class DockerAdapter:
         with self._connect() as engine:
             return str(engine.client.info().get("ID") or "")
 
+    def facts(self) -> EngineFacts:
+        """Return what the engine is; raises as every call does."""
+        with self._connect() as engine:
+            told = engine.client.info()
+        return EngineFacts(
+            engine_id=str(told.get("ID") or ""),
+            memory_bytes=int(told.get("MemTotal") or 0),
+            cpus=int(told.get("NCPU") or 0),
+        )
+
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
         """Return the run's ready container; see ``RuntimeAdapter.launch`` and ``launch``."""
         if request.instance_id != self.instance_id:
@@ -161,6 +174,7 @@ class DockerAdapter:
                 reader=self._reader,
                 open_agent=self._open,
                 calls_directly=self._calls_directly,
+                engine_name=self._engine_name,
             ).run()
 
     def warm_key(self, request: LaunchRequest) -> str:

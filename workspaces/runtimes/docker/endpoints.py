@@ -18,9 +18,9 @@ from typing import Protocol, cast
 
 from controlplane.subprocesses import Tail
 from workspaces.runtimes import boot
-from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.agent_socket import Called
+from workspaces.runtimes.docker.engine_folders import place_of
 from workspaces.runtimes.docker.streams import (
     CLOSE_SECONDS,
     CONTAINER_ID,
@@ -32,6 +32,7 @@ from workspaces.runtimes.docker.streams import (
     runs,
 )
 
+NO_ENGINES = Path("/nonexistent")
 TICK_SECONDS = 0.02
 SOCKET_BYTES = 1024 * 1024
 
@@ -246,16 +247,21 @@ _RCVBUFFORCE = 33
 
 
 async def open_endpoint(
-    endpoint: str, docker_host: str, argv: Sequence[str], receiver: Receiver, *, timeout: float
+    endpoint: str,
+    docker_host: str,
+    argv: Sequence[str],
+    receiver: Receiver,
+    *,
+    timeout: float,
+    engines: Path = NO_ENGINES,
 ) -> AgentStream:
     """Start ``argv`` where the control plane says that a workspace is: ``docker-exec://<id>``.
 
-    The agent is called over its own socket where this process may, anything else by the engine.
-    Raises ``LaunchError`` as ``ExecStream.open`` does.
+    ``engines`` is the folder of the engines besides that of ``docker_host``. The agent is called
+    over its own socket where this process may, anything else by the engine. Raises ``LaunchError``
+    as ``ExecStream.open`` does.
     """
-    scheme, _, container_id = endpoint.partition("://")
-    if scheme != "docker-exec":
-        raise LaunchError("adapter-unavailable", "The workspace cannot be reached where it runs.")
+    docker_host, container_id = place_of(endpoint, docker_host, engines)
     if argv[0] == boot.AGENT and os.geteuid() == 0:
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -81,6 +81,7 @@ class Launch:
         reader: Callable[[Engine, Container], FileReader],
         open_agent: Callable[[Engine, Container, Sequence[str], float], ExecChannel],
         calls_directly: bool,
+        engine_name: str = "",
     ) -> None:
         self._engine = engine
         self._request = request
@@ -92,6 +93,7 @@ class Launch:
         self._reader = reader
         self._open_agent = open_agent
         self._calls_directly = calls_directly
+        self._place = f"{engine_name}/" if engine_name else ""
         self._name = container_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
@@ -449,7 +451,7 @@ class Launch:
             adapter="docker",
             resource_id=str(container.id),
             reference=self._name,
-            endpoint=f"docker-exec://{container.id}",
+            endpoint=f"docker-exec://{self._place}{container.id}",
             engine_id=self._engine_id,
         )
 

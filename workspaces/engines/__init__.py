@@ -1,0 +1,1 @@
+"""Reaching the engines of an installation: addresses, certificates, adapters."""
