@@ -13,8 +13,9 @@ from uuid import uuid4
 from django.conf import settings
 
 from builds.build_worker import BuildWorker, ReconcilerTimes
-from builds.images.compiler import Compiler, StepLimits
+from builds.images.compiler import Compiler
 from builds.images.garbage import ImageKeeper
+from builds.images.step_limits import StepLimits
 from builds.images.work_folders import make_root
 from builds.minute_samples import EVERY, MinuteSampler
 from builds.pipeline.build import ImageBuilder, source_policy
@@ -73,6 +74,7 @@ def _step_limits(isolation: IsolationTask) -> StepLimits:
         network=network,
         memory_mb=settings.WORKSPACE_BUILD_MEMORY_MB,
         cpus=settings.WORKSPACE_BUILD_CPUS,
+        pids=settings.WORKSPACE_BUILD_PIDS,
     )
 
 
