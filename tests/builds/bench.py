@@ -51,6 +51,8 @@ class Bench:
             "docker_cli": settings.DOCKER_CLI,
             "docker_host": settings.DOCKER_HOST,
             "push_registry": settings.REGISTRY_PUSH_REGISTRY,
+            "username": settings.REGISTRY_USERNAME or None,
+            "password": settings.REGISTRY_PASSWORD or None,
             "build_timeout": 120.0,
             "push_timeout": 120.0,
         }
