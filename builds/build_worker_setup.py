@@ -34,6 +34,8 @@ from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
 from workspaces.lifecycle.isolation import IsolationTask
+from workspaces.lifecycle.kernel_limits import EVERY as LIFT_KERNEL_LIMITS_EVERY
+from workspaces.lifecycle.kernel_limits import lift_kernel_limits
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
@@ -224,6 +226,12 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                     max_bytes=settings.SVC_WORKSPACE_MAX_DISK_BYTES,
                     image=settings.SVC_NETWORK_GUARD_IMAGE or settings.SVC_BASE_IMAGES["debian"],
                 ).look,
+            ),
+            PeriodicTask(
+                name="kernel limits",
+                every=LIFT_KERNEL_LIMITS_EVERY,
+                first=timedelta(0),
+                run=partial(lift_kernel_limits, configured_adapter()),
             ),
             PeriodicTask(name="samples", every=EVERY, steps={"samples": sampler.take}),
         ],
