@@ -14,8 +14,9 @@ from django.conf import settings
 
 from builds.build_worker import BuildWorker, ReconcilerTimes
 from builds.engine_report import EngineReport
-from builds.images.compiler import Compiler, StepLimits
+from builds.images.compiler import Compiler
 from builds.images.garbage import ImageKeeper
+from builds.images.step_limits import StepLimits
 from builds.images.work_folders import make_root
 from builds.minute_samples import EVERY, MinuteSampler
 from builds.pipeline.build import ImageBuilder, source_policy
@@ -35,6 +36,8 @@ from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
 from workspaces.lifecycle.isolation import IsolationTask
+from workspaces.lifecycle.kernel_limits import EVERY as LIFT_KERNEL_LIMITS_EVERY
+from workspaces.lifecycle.kernel_limits import lift_kernel_limits
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
@@ -83,6 +86,7 @@ def _step_limits(isolation: IsolationTask) -> StepLimits:
         network=network,
         memory_mb=settings.WORKSPACE_BUILD_MEMORY_MB,
         cpus=settings.WORKSPACE_BUILD_CPUS,
+        pids=settings.WORKSPACE_BUILD_PIDS,
     )
 
 
@@ -260,6 +264,12 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                     max_bytes=settings.SVC_WORKSPACE_MAX_DISK_BYTES,
                     image=settings.SVC_NETWORK_GUARD_IMAGE or settings.SVC_BASE_IMAGES["debian"],
                 ).look,
+            ),
+            PeriodicTask(
+                name="kernel limits",
+                every=LIFT_KERNEL_LIMITS_EVERY,
+                first=timedelta(0),
+                run=partial(lift_kernel_limits, served_adapter()),
             ),
             PeriodicTask(name="samples", every=EVERY, steps={"samples": sampler.take}),
             PeriodicTask(

@@ -10,12 +10,11 @@ after cancellation, and nothing left behind but the engine's layer cache.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +22,18 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from builds.images.author_steps import AuthorSteps
 from builds.images.context import BuildError, write_context
 from builds.images.docker_program import SHORT_SECONDS, DockerProgram
-from builds.images.engine_images import LOCAL_REPOSITORY, BuiltImage, EngineImages
+from builds.images.engine_images import (
+    LOCAL_REPOSITORY,
+    STEP_NAME,
+    BuiltImage,
+    EngineImages,
+)
+from builds.images.one_build import OneBuild
 from builds.images.program_output import BuildOutput, ProgramLog
+from builds.images.step_limits import StepLimits
 from builds.images.work_folders import sweep_leftovers, workplace
 from builds.planner import ImagePlan, reach_of, split_dockerfile
 from controlplane.errors import JobError
@@ -50,28 +57,6 @@ class PublishedImage:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What each step of a build may use, and the network it is in.
-
-    ``network`` makes one for a build, which is there for the block; its name is the result. What it
-    is called with is None, or makes known that the network is under an egress policy: then it is
-    called with the name of the bridge.
-    """
-
-    network: Callable[[Callable[[str], None] | None], AbstractContextManager[str]]
-    memory_mb: int
-    cpus: float
-
-    def options(self) -> list[str]:
-        """Return the options of the classic builder; BuildKit knows nothing of the kind."""
-        period = 100_000
-        return [
-            *("--memory", f"{self.memory_mb}m", "--memory-swap", f"{self.memory_mb}m"),
-            *("--cpu-period", str(period), "--cpu-quota", str(int(self.cpus * period))),
-        ]
-
-
 def repository_lock(repository: str) -> str:
     """Return the name of the lock that publishing shares and removing images holds alone."""
     return f"images:{repository}"
@@ -90,15 +75,6 @@ def _no_lock(
     name: str, *, timeout: float, cancelled: threading.Event
 ) -> AbstractContextManager[None]:
     return nullcontext()
-
-
-def _read_image_id(iidfile: Path) -> str:
-    try:
-        return iidfile.read_text().strip()
-    except OSError as error:
-        raise BuildError(
-            "build-command-failed", "The builder succeeded but did not report an image."
-        ) from error
 
 
 class Compiler(EngineImages):
@@ -166,68 +142,42 @@ class Compiler(EngineImages):
         with self._workplace("build", job_id, attempt_count) as place, ExitStack() as on_failure:
             context = place / "context"
             write_context(plan, context, checkouts=checkouts, agent=agent, extra_ca=extra_ca)
-            run = partial(
-                self._build_steps,
+            one = OneBuild(
+                docker=self.docker,
+                limits=self._limits,
                 context=context,
                 deadline=time.monotonic() + self._build_timeout,
                 log=log,
                 cancelled=cancelled,
+                new_output=partial(BuildOutput, self._secrets(), self._tail_limit),
+                check=self._check,
             )
             options = ["--tag", tag]
             for name, value in sorted(labels.items()):
                 options += ["--label", f"{name}={value}"]
             # A builder that is stopped late may have named its image already.
             on_failure.callback(self.docker.untag, tag)
-            whole = outbound and egress is None
-            packages, theirs = (plan.dockerfile, "") if whole else split_dockerfile(plan)
+            packages, theirs = split_dockerfile(plan)
+            if self._limits is None and outbound and egress is None:
+                packages, theirs = plan.dockerfile, ""
             with self._network(None) as network:
-                if theirs:
-                    base = run(packages, [], network=network)
-                else:
-                    image_id = run(packages, options, network=network)
+                image_id = one.image_of(packages, [] if theirs else options, network=network)
             if theirs:
                 # Its layers are taken again only for steps that reach the same.
                 policy = None if egress is None else egress.policy
                 reach = reach_of(plan, outbound=outbound, policy=policy)
-                told = hashlib.sha256(json.dumps(reach, sort_keys=True).encode()).hexdigest()
-                dockerfile = f"FROM {base}\nARG SVC_REACH={told[:32]}\n{theirs}"
                 with self._network(egress) if outbound else nullcontext("none") as network:
-                    image_id = run(dockerfile, options, network=network)
+                    steps = AuthorSteps(
+                        build=one,
+                        images=self._images,
+                        name=f"{STEP_NAME}-{job_id}-{attempt_count}",
+                        network=network,
+                        asks_proxy=egress is not None,
+                        reach=json.dumps(reach, sort_keys=True),
+                    )
+                    image_id = steps.carry_out(image_id, theirs, options)
             on_failure.pop_all()
         return BuiltImage(image_id, tag)
-
-    def _build_steps(
-        self,
-        dockerfile: str,
-        options: Sequence[str],
-        *,
-        network: str,
-        context: Path,
-        deadline: float,
-        log: ProgramLog,
-        cancelled: threading.Event,
-    ) -> str:
-        """Build what a Dockerfile says and return the image's id."""
-        place = context.parent
-        iidfile = place / "image.id"
-        iidfile.unlink(missing_ok=True)
-        (context / "Dockerfile").write_text(dockerfile)
-        buildkit = self._limits is None and self.docker.command().buildkit
-        argv = ["build", *options, "--iidfile", str(iidfile), "--network", network, "--force-rm"]
-        argv += self._limits.options() if self._limits else []
-        argv += ["--progress", "plain"] if buildkit else []
-        watched = BuildOutput(self._secrets(), self._tail_limit)
-        result = self.docker.logged(
-            *(*argv, str(context)),
-            log=log,
-            place=place,
-            watched=watched,
-            timeout=max(0.1, deadline - time.monotonic()),
-            cancelled=cancelled,
-            buildkit=buildkit,
-        )
-        self._check(result, "build", watched)
-        return _read_image_id(iidfile)
 
     @contextmanager
     def _network(self, egress: Callable[[str], None] | None) -> Iterator[str]:

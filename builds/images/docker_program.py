@@ -157,6 +157,16 @@ class DockerProgram:
         if not result.ok and b"No such image" not in result.tail:
             logger.warning("image_name_not_removed", name=name, ending=result.ending)
 
+    def remove_container(self, name: str) -> None:
+        """End and remove a container, if there is one of that name."""
+        try:
+            result = self.run("rm", "--force", "--volumes", name, timeout=SHORT_SECONDS)
+        except BuildError:
+            logger.warning("container_not_removed", name=name)
+            return
+        if not result.ok and b"No such container" not in result.tail:
+            logger.warning("container_not_removed", name=name, ending=result.ending)
+
     def _environment(self, config: Path | None = None) -> dict[str, str]:
         """Return the environment of the command line: the operator's own access to the engine."""
         passed = ("PATH", "HOME", "SSH_AUTH_SOCK", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from workspaces.runtimes.docker.images import ImageList, ListedImage
 logger = structlog.get_logger(__name__)
 
 LOCAL_REPOSITORY = "svc-build"
+STEP_NAME = "svc-step"
+_STEP_CONTAINER = re.compile(rf"{STEP_NAME}-([0-9a-f-]{{36}})-(\d+)-\d+")
 _BASE_IMAGE_SECONDS = 30.0
 """How long the id of a base image is remembered: asking costs more than reusing an image does.
 :meth:`EngineImages.look_at_base_images` asks in the meantime, when no job waits for the answer."""
@@ -38,6 +41,15 @@ class BuiltImage:
         """The job and the attempt count that the image was built for."""
         job, _, count = self.local_tag.partition("/")[2].partition(":")
         return UUID(job), int(count)
+
+
+@dataclass(frozen=True, slots=True)
+class StepContainer:
+    """The container of a step that runs on its own."""
+
+    name: str
+    owner: tuple[UUID, int]
+    """The job and the attempt count that it works for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,16 @@ class EngineImages:
                 continue
             found.append(image)
         return found
+
+    def step_containers(self) -> list[StepContainer]:
+        """Return the containers of steps that there are, of other installations as well."""
+        try:
+            names = self._images.containers_named(f"{STEP_NAME}-")
+        except LaunchError as error:
+            logger.warning("containers_not_listed", code=error.code)
+            return []
+        found = (_STEP_CONTAINER.fullmatch(name) for name in names)
+        return [StepContainer(each[0], (UUID(each[1]), int(each[2]))) for each in found if each]
 
     def names_to_push(self, labels: Mapping[str, str]) -> list[str]:
         """Return the names of the registry that images with ``labels`` have in the engine.

@@ -34,15 +34,18 @@ class ProgramLog(Protocol):
 
 
 class BuildOutput:
-    """Reads what a builder prints: its redacted end, and the step that failed."""
+    """Reads what a builder prints: its redacted end, and the step that failed.
 
-    def __init__(self, secrets: Iterable[str], tail_limit: int) -> None:
+    ``step`` is the one that is carried out until the output says another.
+    """
+
+    def __init__(self, secrets: Iterable[str], tail_limit: int, step: str = "") -> None:
         self._redactor = Redactor(secrets)
         self._kept = Tail(tail_limit)
         self._line = b""
         self._steps: dict[bytes, bytes] = {}
         self._failed = b""
-        self._classic = b""
+        self._classic = step.encode()
 
     @property
     def failed_step(self) -> str:

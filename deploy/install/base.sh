@@ -157,6 +157,9 @@ own_origins() {
     printf '%s' "${origins#,}"
 }
 
+registry_user() { setting REGISTRY_USERNAME svc; }
+registry_password() { setting REGISTRY_PASSWORD "$(setting SVC_REGISTRY_PASSWORD)"; }
+
 # In its container the API listens everywhere; what counts is where the machine does.
 owner_required() {
     case "$(setting SVC_BIND_HOST 127.0.0.1)" in
@@ -198,6 +201,12 @@ compose_() {
         SVC_REQUIRE_OWNER=$(owner_required)
         SVC_ALLOWED_HOSTS=$(answered_hosts)
         SVC_CORS_ALLOWED_ORIGINS=$(setting SVC_CORS_ALLOWED_ORIGINS "$(own_origins)")
+        # The account of the registry beside us; another registry has the account that .env names.
+        if [ -z "$(setting REGISTRY_BASE_URL)" ]; then
+            export REGISTRY_USERNAME REGISTRY_PASSWORD
+            REGISTRY_USERNAME=$(registry_user)
+            REGISTRY_PASSWORD=$(registry_password)
+        fi
         [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key
         local files=(-f "$here/compose.yaml")
         [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")

@@ -109,3 +109,16 @@ all_images() {
     [ -n "$(setting SVC_BASE_IMAGE_DEBIAN)" ] || put_setting SVC_BASE_IMAGE_DEBIAN "$base"
     own_image "$1"
 }
+
+# Who may use the registry. It reads the file again when that has changed.
+registry_account() {
+    local place=$home/.registry image
+    image=$(setting SVC_IMAGE "$(instance)/controlplane"):$1
+    mkdir -p "$place"
+    # The container's root has to pass, whoever that is on this machine; what lies there is a hash.
+    chmod 755 "$place"
+    registry_password | docker_ run --rm -i --network none --entrypoint python "$image" \
+        -m deploy.services.htpasswd "$(registry_user)" > "$place/htpasswd.new" \
+        && mv -f "$place/htpasswd.new" "$place/htpasswd" \
+        || die "the registry's account could not be made"
+}

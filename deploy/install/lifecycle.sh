@@ -32,6 +32,7 @@ do_install() {
     prepare
     settle
     all_images "$(setting SVC_VERSION)"
+    registry_account "$(setting SVC_VERSION)"
     start
     say "ready: http://$(reach):$(setting SVC_API_PORT 4000)/docs, version $(setting SVC_VERSION)"
 }
@@ -105,6 +106,7 @@ do_upgrade() {
     settle
     say "from $from to $to"
     all_images "$to"
+    registry_account "$to"
     mark "$from" "$to" "$step"
     if [ "$step" = begun ]; then
         compose_ up -d postgres > /dev/null 2>&1 || die "the database does not start"
@@ -275,7 +277,7 @@ do_uninstall() {
     if [ "$keep_data" = yes ]; then
         say "kept: the volumes ${id}_*, those of persistent workspaces, $env_file and $home/backups"
     else
-        rm -rf "$home/backups" "$home/.mounted"
+        rm -rf "$home/backups" "$home/.mounted" "$home/.registry"
         rm -f "$env_file" "$home"/.env.?????? "$marker" "$marker.new" "$home/.build.log" "$home/.start.log"
         rm -f "$home/.lock"
         say "nothing of installation $id is left"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import secrets
 from pathlib import Path
 from typing import ClassVar
 
 from deploy.services.errors import MissingPartsError
+from deploy.services.htpasswd import htpasswd_line
 from deploy.services.private import PrivateService, find_program
 
 CUSTOMARY_PORT = 5000
+USER = "svc"
 
 
 def find_server() -> Path | None:
@@ -19,13 +22,17 @@ def find_server() -> Path | None:
 
 
 class PrivateRegistry(PrivateService):
-    """A registry of our own on 127.0.0.1: plain HTTP, which Docker allows there, no accounts."""
+    """A registry of our own on 127.0.0.1: plain HTTP, which Docker allows there, and one account.
+
+    Whoever else works on this machine reads, pushes and deletes nothing in it.
+    """
 
     name: ClassVar[str] = "registry"
     accounts: ClassVar[tuple[str, ...]] = ("docker-registry", "nobody")
 
-    def __init__(self, root: Path, port: int | None = None) -> None:
+    def __init__(self, root: Path, port: int | None, password: str, *, user: str = USER) -> None:
         super().__init__(root, port)
+        self._account = (user, password)
 
     @property
     def url(self) -> str:
@@ -38,7 +45,9 @@ class PrivateRegistry(PrivateService):
 
     @property
     def settings(self) -> dict[str, str]:
-        return settings_for(self.address)
+        user, password = self._account
+        told = {"REGISTRY_USERNAME": user, "REGISTRY_PASSWORD": password}
+        return settings_for(self.address) | told
 
     @property
     def data_exists(self) -> bool:
@@ -50,6 +59,8 @@ class PrivateRegistry(PrivateService):
         secret_file = self.root / "secret"
         if not secret_file.exists():
             self.account.write(secret_file, secrets.token_hex(32) + "\n")
+        accounts = self.root / "htpasswd"
+        self.account.write(accounts, htpasswd_line(*self._account))
         self.account.write(
             self.root / "config.yml",
             "version: 0.1\n"
@@ -59,6 +70,7 @@ class PrivateRegistry(PrivateService):
             f"  filesystem: {{rootdirectory: '{data}'}}\n"
             "  delete: {enabled: true}\n"
             f"http: {{addr: '{self.address}', secret: '{secret_file.read_text().strip()}'}}\n"
+            f"auth: {{htpasswd: {{realm: svc, path: '{accounts}'}}}}\n"
             "health: {storagedriver: {enabled: true, interval: 10s, threshold: 3}}\n",
         )
 
@@ -68,8 +80,16 @@ class PrivateRegistry(PrivateService):
             raise MissingPartsError(f"An OCI registry is needed for {self.root}.")
         return self.account.command(server, "serve", self.root / "config.yml")
 
+    def start(self) -> bool:
+        # One that an earlier version started asks for no account.
+        if self.running and open_to_all("127.0.0.1", self.port):
+            self.stop()
+        return super().start()
+
     def answers(self) -> bool:
-        return open_to_all("127.0.0.1", self.port)
+        return _answer("127.0.0.1", self.port, account=self._account) == 200 and not open_to_all(
+            "127.0.0.1", self.port
+        )
 
 
 def settings_for(address: str) -> dict[str, str]:
@@ -79,15 +99,26 @@ def settings_for(address: str) -> dict[str, str]:
 
 def open_to_all(host: str, port: int, timeout: float = 2.0) -> bool:
     """True when a registry answers there and asks for no account."""
+    return _answer(host, port, timeout=timeout) == 200
+
+
+def _answer(
+    host: str, port: int, *, account: tuple[str, str] | None = None, timeout: float = 2.0
+) -> int | None:
+    """The status with which a registry answers there, or None when none does."""
+    headers = {}
+    if account is not None:
+        encoded = base64.b64encode(":".join(account).encode()).decode()
+        headers["Authorization"] = f"Basic {encoded}"
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
-        connection.request("GET", "/v2/")
+        connection.request("GET", "/v2/", headers=headers)
         answer = connection.getresponse()
         answer.read()
         version = answer.getheader("Docker-Distribution-Api-Version", "")
-        return answer.status == 200 and version == "registry/2.0"
+        return answer.status if version == "registry/2.0" else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 

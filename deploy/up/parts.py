@@ -183,7 +183,14 @@ class RegistryPart(Part):
     packages = ("docker-registry",)
 
     def private(self) -> registry.PrivateRegistry:
-        return registry.PrivateRegistry(self.root, self._port())
+        # Settings of the operator's win over what follows from here, and so does their account.
+        user, password = self._value("REGISTRY_USERNAME"), self._value("REGISTRY_PASSWORD")
+        return registry.PrivateRegistry(
+            self.root,
+            self._port(),
+            password or self.values["SVC_REGISTRY_PASSWORD"],
+            user=user or registry.USER,
+        )
 
     def installed(self) -> bool:
         return registry.find_server() is not None

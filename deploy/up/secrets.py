@@ -14,6 +14,7 @@ _GENERATED: Mapping[str, Callable[[], str]] = {
     "SVC_INSTANCE_ID": lambda: f"svc-{secrets.token_hex(4)}",
     "SVC_DB_PASSWORD": lambda: secrets.token_hex(32),
     "SVC_RABBITMQ_PASSWORD": lambda: secrets.token_hex(32),
+    "SVC_REGISTRY_PASSWORD": lambda: secrets.token_hex(32),
     "WORKSPACE_SSH_GATEWAY_TOKEN": lambda: secrets.token_hex(32),
     "WEB_AUTH_SECRET": lambda: secrets.token_hex(32),
     "SVC_CREDENTIALS_KEY": lambda: base64.b64encode(secrets.token_bytes(32)).decode(),

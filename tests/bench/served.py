@@ -36,6 +36,7 @@ from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, log_folder, milliseconds
+from tests.registries.account import docker_config
 from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
@@ -170,6 +171,7 @@ class ByHand:
         self._folder = folder
         self._env = {
             **os.environ,
+            "DOCKER_CONFIG": docker_config(folder / "docker"),
             "DOCKER_HOST": settings.DOCKER_HOST,
             "DOCKER_BUILDKIT": "1" if command.buildkit else "0",
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -51,6 +51,8 @@ class Bench:
             "docker_cli": settings.DOCKER_CLI,
             "docker_host": settings.DOCKER_HOST,
             "push_registry": settings.REGISTRY_PUSH_REGISTRY,
+            "username": settings.REGISTRY_USERNAME or None,
+            "password": settings.REGISTRY_PASSWORD or None,
             "build_timeout": 120.0,
             "push_timeout": 120.0,
         }
@@ -62,6 +64,7 @@ class Bench:
             **(options | changed),  # type: ignore[arg-type]
         )
         self.printed = b""
+        self.on_output: Callable[[bytes], object] = lambda printed: None
         self.programs: list[tuple[str, list[str]]] = []
         self.endings: list[ProcessResult | None] = []
         self.built: list[BuiltImage] = []
@@ -74,6 +77,7 @@ class Bench:
     def feed(self, stream: str, chunk: bytes) -> None:
         """Take what the compiler's programs print."""
         self.printed += chunk
+        self.on_output(self.printed)
 
     def ended(self, result: ProcessResult | None) -> None:
         """Take how a program ended."""

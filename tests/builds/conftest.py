@@ -8,16 +8,16 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from django.conf import settings
 
 from registries.client import RegistryClient
+from registries.services import configured_registry
 from tests.builds.bench import Bench, FakeDocker, write_program
 
 
 @pytest.fixture
 def registry() -> Iterator[RegistryClient]:
     """A client of the registry that is pushed to."""
-    client = RegistryClient(settings.REGISTRY_BASE_URL)
+    client = configured_registry()
     yield client
     client.close()
 

@@ -19,12 +19,12 @@ from pytest_django.fixtures import Settings
 from accounts.models import ConnectedAccount, RenewedSecret, SshKey
 from builds import erasure, erasure_page
 from builds.erasure import StillThere, erase_owner
-from registries.client import RegistryClient
+from registries.services import configured_registry
 from runs.models import Run
 from runs.services import create_boot_run
 from scm.models import Installation
 from tests.conftest import OWNER
-from tests.registries.images import BASE_URL, push_image
+from tests.registries.images import push_image
 from tests.runs.record_factory import make_run, record
 from tests.security.owned import Place, contents, fill
 from workspaces import services as workspaces
@@ -135,7 +135,7 @@ def test_nothing_is_left_of_an_owner_and_everything_of_the_others(
     assert Installation.objects.get().holder_user_id == ""
     assert erased.tags == [f"{repository}:mine"]
     assert (erased.rows["record"], erased.rows["run"], erased.rows["workspace"]) == (2, 2, 1)
-    client = RegistryClient(BASE_URL)
+    client = configured_registry()
     assert client.head_manifest(repository, digest) is None
     client.close()
     with connection.cursor() as cursor:
@@ -174,7 +174,7 @@ def test_an_image_that_somebody_else_has_as_well_stays(place: Place, repository:
     erased = erase_owner(OWNER, wait_seconds=0)
     assert erased.tags == []
     assert erased.kept_tags == [f"{repository}:shared (other owners use this image)"]
-    client = RegistryClient(BASE_URL)
+    client = configured_registry()
     assert client.head_manifest(repository, "shared") == digest
     client.close()
     assert holds(OWNER) == []

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import docker
 import pytest
+import requests
 from docker.models.containers import Container
 
 from tests.deploy.installation import SCRIPT, Installation, made_installation
@@ -122,6 +123,13 @@ class Installed:
         told = self.call("GET", f"/v1/runs/{run_id}/scrollback?{query}")
         return base64.b64decode(told["contentBase64"]).decode()
 
+    def registry_status(self, password: str = "") -> int:
+        """Ask the registry what it holds, as somebody on this machine may."""
+        port = self.installation.settings["SVC_REGISTRY_PORT"]
+        url = f"http://127.0.0.1:{port}/v2/_catalog"
+        account = ("svc", password) if password else None
+        return requests.get(url, auth=account, timeout=60).status_code
+
     def readiness(self) -> dict[str, bool]:
         """What `/readyz` says of each part."""
         return {check["name"]: check["ok"] for check in self.call("GET", "/readyz")["checks"]}
@@ -169,6 +177,13 @@ def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> Non
     assert installed.service("migrate").attrs["State"]["ExitCode"] == 0
     done = installed.installation.run("status")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nobody_uses_the_registry_without_its_account(installed: Installed) -> None:
+    assert installed.registry_status() == 401
+    assert installed.registry_status("a guess") == 401
+    password = installed.installation.settings["SVC_REGISTRY_PASSWORD"]
+    assert installed.registry_status(password) == 200
 
 
 def test_ours_run_as_nobody_special(installed: Installed) -> None:
@@ -259,6 +274,10 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
 ) -> None:
     installation = installed.installation
     marker = installation.home / ".upgrade"
+    # As versions had them whose registry asked for no account.
+    lines = installation.env.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("SVC_REGISTRY_PASSWORD=")]
+    installation.env.write_text("\n".join([*kept, ""]))
     workspace = installed.workspace().id
     # Killed with all its children once the workers are stopped: the worst of moments.
     upgrading = subprocess.Popen(
@@ -296,6 +315,8 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
         assert configured == f"{installed.instance}/controlplane:0.4.1"
     assert all(installed.readiness().values())
     assert list((installation.home / "backups").glob("before-0.4.1-*/database.dump"))
+    assert installed.registry_status() == 401
+    assert installed.registry_status(installation.settings["SVC_REGISTRY_PASSWORD"]) == 200
     assert installed.workspace().id == workspace
     assert "kept" in installed.run_in_workspace("cat ~/kept")
     # The version before is not kept.

@@ -28,6 +28,7 @@ from tests.workspaces.conftest import DOCKER_HOST
 HEX = {
     "SVC_DB_PASSWORD",
     "SVC_RABBITMQ_PASSWORD",
+    "SVC_REGISTRY_PASSWORD",
     "WORKSPACE_SSH_GATEWAY_TOKEN",
     "WEB_AUTH_SECRET",
 }
@@ -253,7 +254,7 @@ def test_secrets_are_made_once_and_never_again(installation: Installation) -> No
     made = installation.settings
     assert all(re.fullmatch("[0-9a-f]{64}", made[name]) for name in HEX)
     assert all(len(base64.b64decode(made[name], validate=True)) == 32 for name in KEYS)
-    assert len({made[name] for name in HEX | KEYS}) == 6
+    assert len({made[name] for name in HEX | KEYS}) == 7
     assert installation.env.stat().st_mode & 0o777 == 0o600
     before = installation.env.read_bytes()
     again = installation.call("find_docker; settle")
@@ -400,11 +401,13 @@ def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> No
     services = composed["services"]
     knowing = {
         name: {service for service in services if name in _environment(services[service])}
-        for name in (*HEX, *KEYS, "DATABASE_URL", "SCM_APP_PRIVATE_KEY")
+        for name in (*HEX, *KEYS, "DATABASE_URL", "REGISTRY_PASSWORD", "SCM_APP_PRIVATE_KEY")
     }
     assert knowing == {
         "SVC_DB_PASSWORD": set(),
         "SVC_RABBITMQ_PASSWORD": set(),
+        "SVC_REGISTRY_PASSWORD": set(),
+        "REGISTRY_PASSWORD": {"api", "buildworker"},
         "WORKSPACE_SSH_GATEWAY_TOKEN": {"api", "sshgateway", "previewgateway"},
         "WEB_AUTH_SECRET": {"api"},
         "SVC_CREDENTIALS_KEY": {"api", "buildworker"},

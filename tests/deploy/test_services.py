@@ -22,7 +22,7 @@ from deploy.services.postgres import PrivatePostgres, found_url
 from deploy.services.private import PrivateService
 from deploy.services.process import wait_until
 from deploy.services.rabbitmq import CONSUMER_TIMEOUT_MS, PrivateRabbitMQ, accepts
-from deploy.services.registry import PrivateRegistry, open_to_all
+from deploy.services.registry import PrivateRegistry
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def rabbitmq(open_directory: Path) -> Iterator[PrivateRabbitMQ]:
 
 @pytest.fixture
 def registry(open_directory: Path) -> Iterator[PrivateRegistry]:
-    service = PrivateRegistry(open_directory / "registry")
+    service = PrivateRegistry(open_directory / "registry", None, PASSWORD)
     for _ in _kept_until_the_end(service):
         yield service
 
@@ -121,7 +121,7 @@ def test_a_service_that_was_given_a_port_does_not_move(
     monkeypatch.setattr(PrivateRegistry, "start_seconds", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        registry = PrivateRegistry(open_directory / "registry", port)
+        registry = PrivateRegistry(open_directory / "registry", port, PASSWORD)
         with pytest.raises(StartError, match="address already in use"):
             registry.start()
         assert not registry.running
@@ -205,7 +205,8 @@ def test_a_private_rabbitmq_keeps_its_messages_over_stop_and_kill(
 
 def test_a_private_registry_keeps_what_was_pushed(registry: PrivateRegistry) -> None:
     registry.start()
-    begun = requests.post(f"{registry.url}/v2/kept/blobs/uploads/", timeout=10)
+    ours = ("svc", PASSWORD)
+    begun = requests.post(f"{registry.url}/v2/kept/blobs/uploads/", auth=ours, timeout=10)
     digest = f"sha256:{hashlib.sha256(b'hello').hexdigest()}"
 
     registry.restart()
@@ -213,12 +214,11 @@ def test_a_private_registry_keeps_what_was_pushed(registry: PrivateRegistry) -> 
     # Started before the restart, finished after it: the signature of the upload still counts.
     finish = f"{begun.headers['Location']}&digest={digest}"
     octets = {"content-type": "application/octet-stream"}
-    assert requests.put(finish, data=b"hello", headers=octets, timeout=10).status_code == 201
+    assert requests.put(finish, b"hello", headers=octets, auth=ours, timeout=10).ok
     registry.kill()
     registry.start()
-    kept = requests.get(f"{registry.url}/v2/kept/blobs/{digest}", timeout=10)
+    kept = requests.get(f"{registry.url}/v2/kept/blobs/{digest}", auth=ours, timeout=10)
     assert kept.content == b"hello"
-    assert open_to_all("127.0.0.1", registry.port)
 
 
 def test_services_do_not_run_as_root(postgres: PrivatePostgres) -> None:

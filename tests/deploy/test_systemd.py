@@ -92,3 +92,10 @@ def test_who_uses_the_proxy_knows_neither_accounts_nor_the_engine(unit: str) -> 
     (unset,) = _values(unit, "UnsetEnvironment")
     assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "WEB_AUTH_SECRET"} <= set(unset.split())
     assert "DOCKER_HOST=unix:///run/svc-engineproxy/engine.sock" in _values(unit, "Environment")
+
+
+@pytest.mark.parametrize("unit", sorted(path.name for path in FOLDER.glob("*.service")))
+def test_who_knows_not_the_registrys_password_knows_not_its_user_either(unit: str) -> None:
+    # One without the other is a setting that nobody starts with.
+    unset = {name for line in _values(unit, "UnsetEnvironment") for name in line.split()}
+    assert ("REGISTRY_PASSWORD" in unset) == ("REGISTRY_USERNAME" in unset)

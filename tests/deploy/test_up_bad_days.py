@@ -95,7 +95,7 @@ def test_what_is_stopped_is_no_failure_of_make(tmp_path: Path) -> None:
 
 
 def test_what_is_removed_is_not_said_to_be_kept(open_directory: Path) -> None:
-    service = PrivateRegistry(open_directory / "services" / "registry")
+    service = PrivateRegistry(open_directory / "services" / "registry", None, "password")
     service.start()
     try:
         done = call(open_directory, "clean", "--yes")

@@ -21,6 +21,8 @@ import requests
 from django.conf import settings
 from django.db import connection
 
+from tests.registries.account import BASIC
+
 MARKER = "qUaIlCaNaRyQx"
 PIECE_BYTES = 1024 * 1024
 
@@ -125,12 +127,14 @@ def registry_blobs(repository: str, tag: str) -> Iterator[tuple[str, Iterator[by
     """The manifest of an image and every blob that it names, as they are and unpacked."""
     root = f"{settings.REGISTRY_BASE_URL}/v2/{repository}"
     accept = "application/vnd.docker.distribution.manifest.v2+json"
-    manifest = requests.get(f"{root}/manifests/{tag}", headers={"accept": accept}, timeout=60)
+    manifest = requests.get(
+        f"{root}/manifests/{tag}", headers={"accept": accept}, auth=BASIC, timeout=60
+    )
     manifest.raise_for_status()
     yield "manifest", iter([manifest.content])
     described = manifest.json()
     for blob in [described["config"], *described["layers"]]:
-        answer = requests.get(f"{root}/blobs/{blob['digest']}", timeout=60)
+        answer = requests.get(f"{root}/blobs/{blob['digest']}", auth=BASIC, timeout=60)
         answer.raise_for_status()
         yield blob["digest"], iter([answer.content])
         if answer.content[:2] == b"\x1f\x8b":

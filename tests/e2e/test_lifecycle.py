@@ -16,6 +16,7 @@ from django.test import override_settings
 
 from registries.services import configured_registry
 from tests.conftest import OWNER
+from tests.registries.account import BASIC
 from tests.stack.pausing import pause_beside
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.runs import GATEWAY_TOKEN, Place
@@ -323,12 +324,12 @@ def test_an_image_of_which_the_registry_lost_a_layer_is_built_again(lives: Lives
     assert manifest is not None
     layer = manifest.parsed()["layers"][-1]["digest"]
     blob = f"{django_settings.REGISTRY_BASE_URL}/v2/{repository}/blobs/{layer}"
-    assert requests.delete(blob, timeout=60).status_code == 202
-    assert requests.head(blob, timeout=60).status_code == 404
+    assert requests.delete(blob, auth=BASIC, timeout=60).status_code == 202
+    assert requests.head(blob, auth=BASIC, timeout=60).status_code == 404
 
     again = lives.again(started)
     assert not again.job.reused
-    assert requests.head(blob, timeout=60).status_code == 200
+    assert requests.head(blob, auth=BASIC, timeout=60).status_code == 200
 
 
 def test_what_ended_by_itself_is_resumed_too(lives: Lives) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from registries.client import RegistryClient
+from tests.registries.account import PASSWORD, USERNAME
 from tests.registries.fake_registry import FakeRegistry
 from tests.registries.images import BASE_URL
 
@@ -15,7 +16,13 @@ from tests.registries.images import BASE_URL
 @pytest.fixture
 def client() -> Iterator[RegistryClient]:
     """A client of the real registry."""
-    client = RegistryClient(BASE_URL, connect_timeout=30, read_timeout=30)
+    client = RegistryClient(
+        BASE_URL,
+        username=USERNAME or None,
+        password=PASSWORD or None,
+        connect_timeout=30,
+        read_timeout=30,
+    )
     yield client
     client.close()
 

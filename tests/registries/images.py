@@ -10,6 +10,8 @@ import uuid
 
 import requests
 
+from tests.registries.account import BASIC
+
 BASE_URL = os.environ.get("REGISTRY_BASE_URL", "http://127.0.0.1:5000")
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -26,9 +28,9 @@ def digest_of(content: bytes) -> str:
 def push_blob(repository: str, content: bytes) -> dict[str, object]:
     """Push a blob and return its descriptor."""
     url = f"{BASE_URL}/v2/{repository}/blobs/uploads/"
-    location = requests.post(url, timeout=60).headers["Location"]
+    location = requests.post(url, auth=BASIC, timeout=60).headers["Location"]
     digest = digest_of(content)
-    put = requests.put(location, params={"digest": digest}, data=content, timeout=60)
+    put = requests.put(location, params={"digest": digest}, data=content, auth=BASIC, timeout=60)
     assert put.status_code == 201
     return {"size": len(content), "digest": digest, "mediaType": "application/octet-stream"}
 
@@ -40,6 +42,7 @@ def put_manifest(repository: str, reference: str, media_type: str, document: obj
         f"{BASE_URL}/v2/{repository}/manifests/{reference}",
         data=content,
         headers={"Content-Type": media_type},
+        auth=BASIC,
         timeout=60,
     )
     assert put.status_code == 201, put.text

@@ -6,6 +6,7 @@ import pytest
 import requests
 
 from registries.client import InvalidReferenceError, RegistryClient
+from tests.registries.account import BASIC
 from tests.registries.images import (
     BASE_URL,
     DOCKER_MANIFEST,
@@ -56,7 +57,7 @@ def test_a_copy_names_the_same_manifest_in_another_repository(
     assert manifest is not None
     for layer in manifest.parsed()["layers"]:
         url = f"{BASE_URL}/v2/{repository}/copy/blobs/{layer['digest']}"
-        assert requests.head(url, timeout=60).status_code == 200
+        assert requests.head(url, auth=BASIC, timeout=60).status_code == 200
 
 
 def test_a_copy_within_a_repository_adds_a_tag_and_may_move_one(
@@ -105,7 +106,8 @@ def test_an_image_whose_layer_is_gone_is_not_copied(
     manifest = client.get_manifest(repository, digest)
     assert manifest is not None
     layer = manifest.parsed()["layers"][1]["digest"]
-    requests.delete(f"{BASE_URL}/v2/{repository}/blobs/{layer}", timeout=60).raise_for_status()
+    blob = f"{BASE_URL}/v2/{repository}/blobs/{layer}"
+    requests.delete(blob, auth=BASIC, timeout=60).raise_for_status()
     assert not client.copy(repository, digest, f"{repository}-copy", "v1")
     assert client.head_manifest(f"{repository}-copy", "v1") is None
 

@@ -11,6 +11,7 @@ from pytest_django.fixtures import Settings
 
 from registries.client import MANIFEST_TYPES, RegistryClient
 from tests.conftest import Api
+from tests.registries.account import BASIC
 from tests.registries.fake_registry import FakeRegistry
 from tests.registries.images import (
     BASE_URL,
@@ -39,7 +40,7 @@ def stored(repository: str, reference: str) -> requests.Response:
     """Return a manifest as the registry has it."""
     accept = {"Accept": ", ".join(MANIFEST_TYPES)}
     url = f"{BASE_URL}/v2/{repository}/manifests/{reference}"
-    return requests.get(url, headers=accept, timeout=60)
+    return requests.get(url, headers=accept, auth=BASIC, timeout=60)
 
 
 def test_what_is_configured_is_shown_without_asking_the_registry(
@@ -109,7 +110,10 @@ def test_a_repository_that_is_not_there_or_has_lost_its_tags_has_none(
     expected = {"repository": repository, "tags": []}
     assert api.get(tags_path(repository)).body == expected
     client.delete_manifest(repository, push_image(repository, "v1"))
-    assert requests.get(f"{BASE_URL}/v2/{repository}/tags/list", timeout=60).status_code == 200
+    assert (
+        requests.get(f"{BASE_URL}/v2/{repository}/tags/list", auth=BASIC, timeout=60).status_code
+        == 200
+    )
     assert api.get(tags_path(repository)).body == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from builds.images.compiler import BuildError, StepLimits
+from builds.images.compiler import BuildError
+from builds.images.engine_images import STEP_NAME
+from builds.images.step_limits import StepLimits
 from builds.planner import plan, split_dockerfile
 from registries.client import RegistryClient
 from registries.services import configured_registry
@@ -43,6 +46,7 @@ def confined(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Bench
             ),
             memory_mb=memory_mb,
             cpus=cpus,
+            pids=pids,
         )
         registry: RegistryClient = configured_registry()
         made.append(Bench(tmp_path / f"builds-{len(made)}", registry, limits=limits))
@@ -107,6 +111,116 @@ def test_a_step_that_takes_more_memory_than_it_may_fails(confined: Callable[...,
     confined(memory_mb=2048).build(greedy)
 
 
+HOSTILE = """
+import errno, os, socket, stat, sys
+
+def refused(ask):
+    try:
+        ask()
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return False
+
+def read(*names):
+    for name in names:
+        if os.path.exists(name):
+            return open(name).read().split()[0]
+
+device = os.makedev(8, 0)  # the first disk of the engine's machine
+group = "/sys/fs/cgroup"
+held = {
+    "packets": refused(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)),
+    "raw": refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)),
+    "hypervisor": refused(lambda: socket.socket(40, socket.SOCK_STREAM)),
+    "disk": refused(lambda: os.mknod("/disk", 0o600 | stat.S_IFBLK, device)),
+    "memory": read(group + "/memory.max", group + "/memory/memory.limit_in_bytes")
+    == str(320 << 20),
+    "processors": read(group + "/cpu.max", group + "/cpu/cpu.cfs_quota_us") == "50000",
+    "processes": read(group + "/pids.max", group + "/pids/pids.max") == "64",
+    "interfaces": os.listdir("/sys/class/net") == ["lo"],
+    "root": os.geteuid() == 0,
+}
+bounding = int(next(line for line in open("/proc/self/status") if "CapBnd" in line).split()[1], 16)
+held["capabilities"] = not bounding & (1 << 13 | 1 << 27 | 1 << 21 | 1 << 31)
+print("held:", held)
+sys.exit(0 if all(held.values()) else 3)
+"""
+
+
+def test_an_authors_installation_has_no_raw_sockets_no_device_files_and_every_limit(
+    confined: Callable[..., Bench],
+) -> None:
+    bench = confined(memory_mb=320, cpus=0.5, pids=64)
+    build(bench, f"python3 - <<'END' # {uuid4()}\n{HOSTILE}\nEND", outbound=False)
+    assert b"held:" in bench.printed
+
+
+def test_what_an_installation_changed_gets_no_more_in_the_steps_after_it(
+    confined: Callable[..., Bench],
+) -> None:
+    # Our own steps use this program.
+    install = f"""# {uuid4()}
+        program=$(readlink -f /usr/bin/python3) && mv "$program" "$program.real"
+        cat > "$program" <<END
+#!/bin/sh
+mknod /tmp/disk b 8 0 2>/tmp/answer || true
+[ -e /tmp/disk ] && echo "a later step made a device file" && exit 9
+echo "a later step may not: \\$(cat /tmp/answer)"
+exec $program.real "\\$@"
+END
+        chmod 755 "$program"
+    """
+    bench = confined()
+    build(bench, install, outbound=False)
+    assert bench.printed.count(b"a later step may not: ") == 2
+
+
+def test_an_installation_that_fails_or_is_cancelled_leaves_no_container(
+    confined: Callable[..., Bench], launcher: Launcher
+) -> None:
+    bench = confined()
+    with pytest.raises(BuildError) as caught:
+        build(bench, f"echo the reason >&2; exit 7 # {uuid4()}", outbound=False)
+    assert caught.value.code == "build-command-failed"
+    assert "exit code 7 at the step RUN" in caught.value.message
+    assert "the reason" in caught.value.message
+    assert steps_of(launcher) == []
+
+    cancelled = threading.Event()
+    bench.on_output = lambda printed: cancelled.set() if b"is running" in printed else None
+    with pytest.raises(BuildError) as caught:
+        build(bench, f"echo is running; sleep 600 # {uuid4()}", outbound=False, cancelled=cancelled)
+    assert caught.value.code == "build-cancelled"
+    assert steps_of(launcher) == []
+
+
+def build(bench: Bench, install: str, *, outbound: bool, cancelled: threading.Event = NEVER) -> str:
+    """Build a workspace with an installation of its author's; return the image's id."""
+    blueprint = Blueprint.parse(
+        {"harness": {"id": "custom", "command": ["mine"], "install": install}}
+    )
+    image = bench.compiler.build(
+        replace(plan(blueprint, "debian", CATALOGUE), sources=()),
+        checkouts={},
+        agent=agent_archive(),
+        extra_ca=extra_ca(),
+        job_id=uuid4(),
+        attempt_count=1,
+        labels={},
+        log=bench,
+        cancelled=cancelled,
+        outbound=outbound,
+    )
+    bench.built.append(image)
+    return image.image_id
+
+
+def steps_of(launcher: Launcher) -> list[str]:
+    """The containers of steps that are there."""
+    found = launcher.client.containers.list(all=True, filters={"name": f"^/{STEP_NAME}-"})
+    return [str(each.name) for each in found]
+
+
 def test_without_outbound_an_authors_installation_has_no_network_while_packages_are_installed(
     confined: Callable[..., Bench],
 ) -> None:
@@ -144,27 +258,10 @@ def test_what_an_author_installs_is_taken_again_only_where_it_reached_the_same(
     confined: Callable[..., Bench],
 ) -> None:
     install = f"cat /proc/sys/kernel/random/uuid > /made-once # {uuid4()}"
-    blueprint = Blueprint.parse(
-        {"harness": {"id": "custom", "command": ["mine"], "install": install}}
-    )
-    image_plan = replace(plan(blueprint, "debian", CATALOGUE), sources=())
     bench = confined()
 
     def built(*, outbound: bool) -> str:
-        image = bench.compiler.build(
-            image_plan,
-            checkouts={},
-            agent=agent_archive(),
-            extra_ca=extra_ca(),
-            job_id=uuid4(),
-            attempt_count=1,
-            labels={},
-            log=bench,
-            cancelled=NEVER,
-            outbound=outbound,
-        )
-        bench.built.append(image)
-        return image.image_id
+        return build(bench, install, outbound=outbound)
 
     online, offline = built(outbound=True), built(outbound=False)
     assert online != offline

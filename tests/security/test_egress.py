@@ -18,7 +18,7 @@ import pytest
 from docker.models.containers import Container
 from pytest_django.fixtures import Settings
 
-from builds.images.compiler import StepLimits
+from builds.images.step_limits import StepLimits
 from builds.planner import plan
 from registries.services import configured_registry
 from runs.agent_archive import agent_archive
@@ -444,6 +444,7 @@ def test_what_an_author_installs_in_a_build_is_held_to_the_policy_and_packages_a
         ),
         memory_mb=1024,
         cpus=1.0,
+        pids=512,
     )
     bench = Bench(tmp_path / "builds", configured_registry(), limits=limits)
     try:

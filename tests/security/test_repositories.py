@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.db import connections
 from django.test import Client
@@ -20,6 +19,7 @@ from builds.pipeline.job_state import JobState
 from builds.pipeline.repository import before_push, require_repository
 from controlplane.errors import JobError
 from registries.client import RegistryClient
+from registries.services import configured_registry
 from tests.conftest import OWNER, Api
 from tests.factories import claim, make_job
 from workspaces.models import BuildJob, LeaseLost, PublishedRepository, Sandbox, Workspace
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def registry() -> Iterator[RegistryClient]:
     """A client of the registry."""
-    client = RegistryClient(django_settings.REGISTRY_BASE_URL)
+    client = configured_registry()
     yield client
     client.close()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import requests
 
+from tests.registries.account import BASIC
 from tests.stack.sandboxes import Started
 
 
@@ -22,7 +23,7 @@ class Registry:
     def tags(self, job: Started) -> dict[str, str]:
         """Return the tags of the job's repository with their digests."""
         base = f"{self.url}/v2/{job.repository}"
-        answer = requests.get(f"{base}/tags/list", timeout=60)
+        answer = requests.get(f"{base}/tags/list", auth=BASIC, timeout=60)
         if answer.status_code == 404:
             return {}
         kinds = (
@@ -31,7 +32,10 @@ class Registry:
         )
         return {
             tag: requests.head(
-                f"{base}/manifests/{tag}", headers={"accept": ", ".join(kinds)}, timeout=60
+                f"{base}/manifests/{tag}",
+                headers={"accept": ", ".join(kinds)},
+                auth=BASIC,
+                timeout=60,
             ).headers["docker-content-digest"]
             for tag in answer.json()["tags"] or ()
         }

@@ -23,6 +23,7 @@ from pytest_django.fixtures import Settings
 
 from runs.agent_archive import agent_archive, agent_digest
 from tests.conftest import Api
+from tests.registries.account import ENGINE, PASSWORD, PUSH_REGISTRY, USERNAME
 from tests.runs.agent.booted import RECORD
 from tests.workspaces.boxes import Box
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
@@ -30,7 +31,6 @@ from workspaces.runtimes.docker import DockerAdapter
 
 DOCKER_HOST = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 BASE_IMAGE = os.environ.get("SVC_BASE_IMAGE_DEBIAN", "svc-base/debian:bookworm")
-PUSH_REGISTRY = os.environ.get("REGISTRY_PUSH_REGISTRY", "127.0.0.1:5000")
 REPOSITORY = f"{PUSH_REGISTRY}/svc-test/workspace"
 
 DOCKERFILE = f"""\
@@ -91,7 +91,9 @@ def _publish(client: docker.DockerClient, context: bytes, *, tag: str) -> str:
     client.images.build(
         fileobj=io.BytesIO(context), custom_context=True, tag=f"{REPOSITORY}:{tag}", forcerm=True
     )
-    for event in client.images.push(REPOSITORY, tag=tag, stream=True, decode=True):
+    for event in client.images.push(
+        REPOSITORY, tag=tag, stream=True, decode=True, auth_config=ENGINE
+    ):
         assert "error" not in event, event
         if "aux" in event:
             digest = event["aux"]["Digest"]
@@ -204,7 +206,8 @@ def make_launcher(
 
     def make(**options: Any) -> Launcher:
         instance_id = str(uuid4())
-        adapter = DockerAdapter(DOCKER_HOST, instance_id, **options)
+        account = {"registry_username": USERNAME, "registry_password": PASSWORD}
+        adapter = DockerAdapter(DOCKER_HOST, instance_id, **{**account, **options})
         made.append(Launcher(adapter, docker_client, workspace_image, instance_id))
         return made[-1]
 

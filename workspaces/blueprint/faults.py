@@ -138,6 +138,8 @@ def _fault_of(details: ErrorDetails, model: type[BaseModel], pointer: str) -> Fa
         code, detail = "required", "is required."
     elif kind in _EXPECTED:
         given = _TYPE_NAMES.get(type(details["input"]), "something else")
+        if type(details["input"]) is float and _EXPECTED[kind] == "an integer":
+            given = "a fraction"  # 2.0 is none to JSON Schema, and one to us
         code, detail = "wrong-type", f"must be {_EXPECTED[kind]}, not {given}."
     elif kind == "literal_error":
         code, detail = "not-allowed", f"must be {context['expected']}."

@@ -19,7 +19,7 @@ ADOPT = """
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('workspaces', '0008_egress'),
+        ('workspaces', '0009_warm_pool'),
     ]
 
     operations = [

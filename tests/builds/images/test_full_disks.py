@@ -164,11 +164,20 @@ def test_a_full_disk_of_the_registry_fails_the_push_and_the_next_one_is_whole(
     place = Path("/tmp") / f"svc-registry-{secrets.token_hex(6)}"
     with small_disk(place, "300m"):
         place.chmod(0o755)
-        service = PrivateRegistry(place)
+        service = PrivateRegistry(place, None, "password")
         service.start()
         address = service.settings["REGISTRY_PUSH_REGISTRY"]
-        client = RegistryClient(service.settings["REGISTRY_BASE_URL"])
-        publishing = Bench(tmp_path / "pushes", client, push_registry=address)
+        user, password = "svc", "password"
+        client = RegistryClient(
+            service.settings["REGISTRY_BASE_URL"], username=user, password=password
+        )
+        publishing = Bench(
+            tmp_path / "pushes",
+            client,
+            push_registry=address,
+            username=user,
+            password=password,
+        )
         try:
             built = bench.build(PLAIN)
             ballast = fill(place)

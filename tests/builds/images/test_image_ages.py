@@ -22,7 +22,9 @@ from builds.images.compiler import Compiler, repository_lock
 from builds.images.garbage import ImageKeeper
 from controlplane.database.locks import shared_advisory_lock, try_advisory_lock
 from registries.client import RegistryClient
+from registries.services import configured_registry
 from tests.builds.bench import Bench
+from tests.registries.account import docker_config
 from tests.registries.fake_registry import FakeRegistry, answer, in_turn
 from tests.registries.images import push_image
 from tests.runs.ready import ready_attempt
@@ -314,8 +316,9 @@ def test_a_registry_that_is_away_changes_nothing_and_is_asked_again(
 # ---------------------------------------------------------------- the engine
 
 
-def docker(*arguments: str) -> str:
+def docker(*arguments: str, config: str = "") -> str:
     program = [django_settings.DOCKER_CLI, "--host", django_settings.DOCKER_HOST]
+    program += ["--config", config] if config else []
     return subprocess.run(
         [*program, *arguments], check=True, capture_output=True, text=True, timeout=120
     ).stdout
@@ -329,15 +332,16 @@ def in_engine(tmp_path: Path, repository: str, instance_id: str) -> Iterator[Pub
     name = f"{django_settings.REGISTRY_PUSH_REGISTRY}/{repository}"
     label = f"svc.instance={instance_id}"
     docker("build", "--quiet", "--label", label, "--tag", f"{name}:latest", str(tmp_path))
-    docker("push", "--quiet", f"{name}:latest")
+    config = docker_config(tmp_path / "docker")
+    docker("push", "--quiet", f"{name}:latest", config=config)
     attempt = ready_attempt()
     job = BuildJob.objects.get(attempt=attempt)
-    client = RegistryClient(django_settings.REGISTRY_BASE_URL)
+    client = configured_registry()
     digest = client.head_manifest(repository, "latest")
     client.close()
     assert digest
     docker("rmi", f"{name}:latest")
-    docker("pull", "--quiet", f"{name}@{digest}")
+    docker("pull", "--quiet", f"{name}@{digest}", config=config)
     BuildJob.objects.filter(pk=job.pk).update(
         repository=repository, tag="latest", published_digest=digest
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 
 import requests
 import schemathesis
+import structlog
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis.internal.conjecture import providers
@@ -32,9 +34,10 @@ from tests.security.owned import Place
 from tests.stack.api_process import api_process
 
 Call = schemathesis.Case[Any]
+log = structlog.get_logger(__name__)
 
 SEED = 16
-EXAMPLES = 10
+EXAMPLES = int(os.environ.get("SVC_TEST_CASES", "10"))
 """Of each operation, beside its documented examples and the edges of its limits."""
 GATEWAY_TOKEN = "gateway-token"
 _TOKEN_HEADER = "x-svc-gateway-token"
@@ -46,6 +49,8 @@ SAID_BY_SCHEMAS = {"unknown-member", "unknown-parameter", "wrong-type", "max-len
                    "max-value", "min-value", "null", "not-a-choice"}  # fmt: skip
 """Faults that a request without any by its schema cannot have. Others no schema can say: that a
 cursor belongs to another list, or that one of two members has to go."""
+
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 
 # hypothesis draws some values from the constants of our modules that are loaded at that moment,
 # which depends on the tests that ran before in this process: the calls would not be the same ones.
@@ -60,7 +65,7 @@ class Calls:
         self.url = url
         self.place = place
         self.session = requests.Session()
-        self.made: Counter[int] = Counter()
+        self.made: Counter[tuple[int, str | None]] = Counter()
 
     def check(self, case: Call) -> None:
         """Make a call; fail unless everything about the answer is described."""
@@ -69,7 +74,8 @@ class Calls:
         if sound:
             self._put_in(case)
         answer = case.call(base_url=self.url, session=self.session, timeout=30)
-        self.made[answer.status_code] += 1
+        code = answer.json().get("code") if answer.status_code >= 400 else None
+        self.made[answer.status_code, code] += 1
         case.validate_response(answer, transport_kwargs={"session": self.session})
         if answer.status_code >= 500:
             assert answer.json()["code"] in UPSTREAM_FAILURES, answer.text
@@ -118,7 +124,7 @@ def description(*areas: str, method: str | None = None) -> BaseSchema:
     project.generation.deterministic = True
     project.max_stream_events = 1
     project.checks.not_a_server_error.expected_statuses += ["502"]
-    project.checks.positive_data_acceptance.expected_statuses += ["400", "426"]
+    project.checks.positive_data_acceptance.expected_statuses += ["400", "412", "426"]
     project.checks.negative_data_rejection.expected_statuses += ["431"]
     schema = schemathesis.openapi.from_dict(_as_read(), config=config)
     return schema.include(operation_id_regex=rf"({'|'.join(areas)})\.", method=method)
@@ -160,7 +166,7 @@ def _rsa_key() -> str:
 
 
 @contextmanager
-def served(folder: Path, place: Place) -> Iterator[Calls]:
+def served(folder: Path, place: Place, **settings: str) -> Iterator[Calls]:
     """Serve to calls about a place, with all that can be set up."""
     with api_process(
         folder / "api.log",
@@ -170,8 +176,12 @@ def served(folder: Path, place: Place) -> Iterator[Calls]:
         SCM_APP_PRIVATE_KEY=_rsa_key(),
         SCM_APP_WEBHOOK_SECRET="a secret",
         SCM_API_BASE_URL="http://127.0.0.1:1",
+        **settings,
     ) as api:
         calls = Calls(f"http://127.0.0.1:{api.port}", place)
         with calls.session:
             yield calls
+        log.info(
+            "calls_made", calls=calls.made.total(), answers=sorted(map(str, calls.made.items()))
+        )
         assert "Traceback" not in api.told

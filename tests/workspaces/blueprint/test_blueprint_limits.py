@@ -57,6 +57,12 @@ class TestLimits:
         Blueprint.parse(with_value(path, largest))
         assert faults_of(with_value(path, too_large)) == {f"/spec/{path}": code}
 
+    def test_a_number_with_a_fraction_is_told_from_one_without(self) -> None:
+        with pytest.raises(ValidationFailed) as caught:
+            Blueprint.parse(with_value("runtime/resources/memoryMb", 512.0))
+        (fault,) = caught.value.errors
+        assert fault.detail == "must be an integer, not a fraction."
+
     def test_a_name_of_a_variable_has_at_most_128_characters(self) -> None:
         Blueprint.parse(with_value(f"runtime/env/{'N' * 128}", ""))
         assert set(faults_of(with_value(f"runtime/env/{'N' * 129}", "")).values()) == {"too-long"}

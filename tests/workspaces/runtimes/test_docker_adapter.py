@@ -13,11 +13,11 @@ from uuid import uuid4
 import pytest
 from docker.errors import ImageNotFound, NotFound
 
+from tests.registries.account import PUSH_REGISTRY
 from tests.stack.pausing import pause_beside
 from tests.workspaces.conftest import (
     DOCKER_HOST,
     DOCKERFILE,
-    PUSH_REGISTRY,
     Launcher,
     step,
 )

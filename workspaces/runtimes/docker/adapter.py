@@ -27,7 +27,7 @@ from workspaces.runtimes.base import (
     ObservedRuntime,
     RenewedCredential,
 )
-from workspaces.runtimes.docker import agent_socket, disk_use, volumes, wire
+from workspaces.runtimes.docker import agent_socket, disk_use, kernel_limits, volumes, wire
 from workspaces.runtimes.docker.agent_socket import KnownPlaces
 from workspaces.runtimes.docker.build_network import build_network
 from workspaces.runtimes.docker.creation import warm_key
@@ -142,6 +142,11 @@ class DockerAdapter:
         """Return the bytes on disk of runs that run; see ``disk_use.measured``."""
         with self._connect() as engine:
             return disk_use.measured(engine, run_ids, image=image, seconds=seconds, stopped=stopped)
+
+    def lift_kernel_limits(self, *, image: str) -> str:
+        """Lift limits that all workspaces share; see ``kernel_limits.lift``."""
+        with self._connect() as engine:
+            return kernel_limits.lift(engine, image)
 
     def engine_id(self) -> str:
         """Return the id that the engine made for itself when it was first started."""

@@ -15,6 +15,7 @@ from docker.types import LogConfig, Mount
 
 from workspaces.runtimes import credentials
 from workspaces.runtimes.base import LaunchRequest
+from workspaces.runtimes.docker import seccomp
 from workspaces.runtimes.docker.engine_api import WARM_LABEL, Engine, container_name
 
 AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -102,8 +103,11 @@ def fixed_options(request: LaunchRequest) -> dict[str, Any]:
         init=False,  # the agent is process 1 and reaps
         cap_drop=["ALL"],
         cap_add=[*AGENT_CAPABILITIES, *(SUDO_CAPABILITIES if request.sudo else ())],
-        # sudo is a setuid program, and this option makes the kernel ignore setuid.
-        security_opt=[] if request.sudo else ["no-new-privileges"],
+        security_opt=[
+            f"seccomp={seccomp.profile()}",
+            # sudo is a setuid program, and this option makes the kernel ignore setuid.
+            *([] if request.sudo else ["no-new-privileges"]),
+        ],
         mem_limit=memory,
         memswap_limit=memory,  # equal: no swap on top
         nano_cpus=int(request.cpus * 1e9),

@@ -45,6 +45,23 @@ class ImageList:
             for image in told
         ]
 
+    def child_of(self, parent: str, labels: Mapping[str, str]) -> str | None:
+        """Return an image that was made of ``parent`` and has these labels; None without one.
+
+        Raises ``LaunchError``.
+        """
+        filters = {"label": [f"{name}={value}" for name, value in sorted(labels.items())]}
+        with self._connections.connect(self._timeout) as engine:
+            told = engine.client.api.images(all=True, filters=filters)
+        return next((str(each["Id"]) for each in told if each.get("ParentId") == parent), None)
+
+    def containers_named(self, prefix: str) -> list[str]:
+        """Return the names of all containers that begin like this; raises ``LaunchError``."""
+        with self._connections.connect(self._timeout) as engine:
+            told = engine.client.api.containers(all=True, filters={"name": f"^/{prefix}"})
+        names = [str(name).removeprefix("/") for each in told for name in each["Names"] or ()]
+        return [name for name in names if name.startswith(prefix)]
+
     def id_of(self, reference: str) -> str | None:
         """Return the id of an image, None when the engine lacks it; raises ``LaunchError``."""
         with self._connections.connect(self._timeout) as engine:

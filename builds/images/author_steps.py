@@ -1,0 +1,110 @@
+"""The steps of a build that run what a blueprint's author wrote, or what that may have changed.
+
+A builder gives each step the capabilities that the engine gives every container, raw sockets and
+device files among them, and no limit of processes from its beginning. These steps run in containers
+of our own instead, which may do what a workspace may; their results are committed, one after the
+other, as a builder does it. What copies files and names things is still left to the builder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from builds.images.one_build import OneBuild
+from builds.images.step_limits import StepLimits
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.creation import (
+    AGENT_CAPABILITIES,
+    ASKED_NAME_SERVER,
+    SUDO_CAPABILITIES,
+)
+from workspaces.runtimes.docker.images import ImageList
+from workspaces.runtimes.docker.seccomp import profile
+
+STEP_LABEL = "svc.step"
+"""What of an image was made of; an image that was made of that one has it too."""
+_CAPABILITIES = (*AGENT_CAPABILITIES, *SUDO_CAPABILITIES)
+_RUN = "RUN "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorSteps:
+    """Carries out an author's part of the Dockerfile of a build, in one network.
+
+    ``name`` begins the names of its containers; ``reach`` says what they reach: what was made
+    before is taken again for the same only. Where steps have no limits, the builder runs them.
+    """
+
+    build: OneBuild
+    images: ImageList
+    name: str
+    network: str
+    asks_proxy: bool
+    reach: str
+
+    def carry_out(self, base: str, dockerfile: str, options: Sequence[str]) -> str:
+        """Return the id of the image that the lines make of ``base``; ``options`` are the last's.
+
+        A ``RUN`` is in its form with brackets.
+        """
+        limits = self.build.limits
+        if limits is None:
+            told = hashlib.sha256(self.reach.encode()).hexdigest()
+            lines = f"FROM {base}\nARG SVC_REACH={told[:32]}\n{dockerfile}"
+            return self.build.image_of(lines, options, network=self.network)
+        image, waiting, number = base, list[str](), 0
+        for line in dockerfile.splitlines():
+            if not line.startswith(_RUN):
+                waiting.append(line)
+                continue
+            if any(waiting):
+                image = self._copied(image, waiting, [])
+                waiting.clear()
+            number += 1
+            image = self._step(image, json.loads(line.removeprefix(_RUN)), number, limits)
+        return self._copied(image, waiting, options)
+
+    def _copied(self, image: str, lines: Sequence[str], options: Sequence[str]) -> str:
+        """Have the builder carry out lines that run nothing."""
+        return self.build.image_of(
+            "\n".join([f"FROM {image}", *lines, ""]), options, network="none"
+        )
+
+    def _step(self, image: str, argv: Sequence[str], number: int, limits: StepLimits) -> str:
+        made_of = [image, argv, self.reach, _CAPABILITIES, profile()]
+        key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+        known = self._made_before(image, key)
+        if known is not None:
+            return known
+        container = f"{self.name}-{number}"
+        run = partial(self.build.program, step=_RUN + json.dumps(argv))
+        try:
+            run("run", *self._options(container), *limits.container_options(), image, *argv)
+            change = f"LABEL {STEP_LABEL}={key}"
+            committed = run("commit", "--change", change, container)
+        finally:
+            self.build.docker.remove_container(container)
+        return committed.stdout.decode("ascii", "replace").strip()
+
+    def _made_before(self, image: str, key: str) -> str | None:
+        try:
+            return self.images.child_of(image, {STEP_LABEL: key})
+        except LaunchError:
+            return None  # whoever runs the step is told what the engine lacks
+
+    def _options(self, container: str) -> list[str]:
+        rules = self.build.context.parent / "seccomp.json"
+        rules.write_text(profile())
+        return [
+            *("--name", container, "--network", self.network, "--entrypoint", ""),
+            *("--cap-drop", "ALL"),
+            *(word for name in _CAPABILITIES for word in ("--cap-add", name)),
+            *("--security-opt", f"seccomp={rules}"),
+            # It prints to us alone. Its signals are ours: it is ended by removing it.
+            *("--log-driver", "none", "--sig-proxy=false"),
+            *(("--dns", ASKED_NAME_SERVER) if self.asks_proxy else ()),
+        ]

@@ -1,0 +1,21 @@
+"""Calls of a running workspace's files and ports are answered as described."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.security.cases.calls import Call, Calls, description
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.docker]
+RUNS = True
+AREAS = ("files", "ports")
+
+
+@description(*AREAS).exclude(method="DELETE").parametrize()
+def test_every_call_is_answered_as_described(case: Call, calls: Calls) -> None:
+    calls.check(case)
+
+
+@description(*AREAS, method="DELETE").parametrize()
+def test_every_deletion_is_answered_as_described(case: Call, calls: Calls) -> None:
+    calls.check(case)
