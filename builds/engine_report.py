@@ -22,21 +22,29 @@ class EngineReport:
         self._facts = facts
         self._compiler = compiler
         self._labels = {"svc.instance": instance_id}
-        self._images: list[str] = []
+        self._images: list[str] | None = None
         self._looked_at = 0.0
 
     def write(self) -> str:
         """Ask and write; return what the engine calls itself. Raises ``LaunchError``."""
         facts = self._facts()
-        if not self._looked_at or time.monotonic() - self._looked_at > LOOK_AT_IMAGES_SECONDS:
-            pulled = self._compiler.pulled_images(self._labels)
-            self._images = sorted({image.repository for image in pulled})
-            self._looked_at = time.monotonic()
+        images = self._new_images()
         Engine.objects.heard(
             self._name,
             engine_id=facts.engine_id,
             memory_bytes=facts.memory_bytes,
             cpus=facts.cpus,
-            images=self._images,
+            images=images,
         )
+        self._images = images if images is not None else self._images
         return facts.engine_id
+
+    def _new_images(self) -> list[str] | None:
+        """Return its images' repositories now and then, where they changed: there may be many."""
+        now = time.monotonic()
+        if self._looked_at and now - self._looked_at <= LOOK_AT_IMAGES_SECONDS:
+            return None
+        self._looked_at = now
+        pulled = self._compiler.pulled_images(self._labels)
+        found = sorted({image.repository for image in pulled})
+        return None if found == self._images else found

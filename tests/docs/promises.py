@@ -6,6 +6,7 @@ Held against the code are the commands of this repository: targets of make, mana
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def _management(words: list[str]) -> list[str]:
     if app is None:
         return [f"manage.py {name}"]
     command = load_command_class(str(app), name)
-    options = command.create_parser("manage.py", name)._option_string_actions
+    options = _known_options(command.create_parser("manage.py", name))
     return [f"manage.py {name} {each}" for each in _options(arguments) if each not in options]
 
 
@@ -101,6 +102,15 @@ def _partition(words: list[str]) -> tuple[list[str], str, list[str]]:
         return words, "", []
     at = words.index("--")
     return words[:at], "--", words[at + 1 :]
+
+
+def _known_options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a command and of its subcommands."""
+    options = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            options.update(*map(_known_options, action.choices.values()))
+    return options
 
 
 def _options(words: list[str]) -> list[str]:

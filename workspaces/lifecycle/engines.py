@@ -179,6 +179,20 @@ def known_engine(name: str) -> KnownEngine:
     return engine
 
 
+def replace_access(name: str, *, url: str, certificates: bytes | None, engine_id: str) -> None:
+    """Give an engine another address or other certificates; it has to be the same one.
+
+    Raises ``UnknownEngineError`` and ``EngineRefusedError``.
+    """
+    engine = known_engine(name)
+    if engine.engine_id and engine.engine_id != engine_id:
+        raise EngineRefusedError(f"Another engine than {name} answers there; nothing was changed.")
+    present = KnownEngine.objects.known().filter(pk=name)
+    if not present.update(url=url, certificates=certificates, engine_id=engine_id):
+        raise EngineRefusedError(f"The engine {name} was declared gone; add it again.")
+    log.info("engine_access_replaced", engine=name)
+
+
 def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: str) -> KnownEngine:
     """Add an engine, or one again that was declared gone; raises ``EngineRefusedError``.
 

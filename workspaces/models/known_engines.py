@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import RegexValidator
@@ -39,19 +40,27 @@ class EngineQuerySet(models.QuerySet["Engine"]):
         )
 
     def heard(
-        self, name: str, *, engine_id: str, memory_bytes: int, cpus: int, images: list[str]
+        self,
+        name: str,
+        *,
+        engine_id: str,
+        memory_bytes: int,
+        cpus: int,
+        images: list[str] | None = None,
     ) -> None:
         """Write that a build worker's engine has just answered, and what it is.
 
-        An engine that is not known is none that anything could be placed on, except the first one.
+        ``images`` None: as they were. An engine that is not known is none that anything could be
+        placed on, except the first one.
         """
-        told = {
+        told: dict[str, Any] = {
             "engine_id": engine_id,
             "memory_bytes": memory_bytes,
             "cpus": cpus,
-            "images": images,
             "seen_at": Now(),
         }
+        if images is not None:
+            told["images"] = images
         if self.known().filter(pk=name).update(**told) or self.exists():
             return
         self.bulk_create([Engine(name=name, **told)], ignore_conflicts=True)

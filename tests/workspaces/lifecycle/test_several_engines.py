@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -22,6 +24,7 @@ from tests.factories import LEASE, make_job, make_worker
 from tests.runs.ready import ready_attempt
 from tests.support.engines import STALE, make_engine, persistent, silence
 from tests.workspaces.lifecycle.test_lifecycle_races import asked
+from workspaces import services as workspaces
 from workspaces.engines import engine_adapters
 from workspaces.engines.certificates import (
     CertificatesError,
@@ -234,6 +237,29 @@ def test_an_engine_is_added_once_under_one_name_and_again_after_it_was_gone() ->
     engines.add_engine("second", **given, engine_id="id-of-second")
     again = Engine.objects.get(pk="second")
     assert (again.state, again.seen_at) == ("active", None)
+
+
+def test_an_engine_gets_another_address_only_where_it_answers_itself() -> None:
+    given: dict[str, Any] = {"url": "tcp://10.0.0.9:2376", "certificates": None}
+    with pytest.raises(engines.EngineRefusedError, match="Another engine"):
+        engines.replace_access("second", **given, engine_id="id-of-third")
+    engines.replace_access("second", **given, engine_id="id-of-second")
+    assert Engine.objects.get(pk="second").url == "tcp://10.0.0.9:2376"
+    Engine.objects.filter(pk="second").update(state="gone")
+    with pytest.raises(engines.EngineRefusedError, match="declared gone"):
+        engines.replace_access("second", **given, engine_id="id-of-second")
+
+
+def test_the_migration_adopts_the_engine_that_there_was() -> None:
+    Engine.objects.all().delete()
+    adopt = importlib.import_module("workspaces.migrations.0009_engines").ADOPT
+    launched, failed = ready_attempt(), make_job().attempt
+    workspaces.fail_runtime(failed, code="build-failed", message="It never ran.")
+    with connection.cursor() as cursor:
+        cursor.execute(adopt)
+    names = dict(RuntimeInstance.objects.values_list("attempt", "engine_name"))
+    assert names == {launched.pk: "local", failed.pk: ""}
+    assert list(Engine.objects.values_list("name", "state", "url")) == [("local", "active", "")]
 
 
 @pytest.mark.parametrize("url", ["tcp://10.0.0.2:2376", "http://127.0.0.1:1", "ssh://there"])

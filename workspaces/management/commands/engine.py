@@ -65,6 +65,9 @@ class Command(BaseCommand):
         add.add_argument(
             "--certificates", type=Path, metavar="FOLDER", help="with ca.pem, cert.pem and key.pem"
         )
+        add.add_argument(
+            "--replace", action="store_true", help="new address or certificates for a known engine"
+        )
         for action, what in (
             ("drain", "place nothing new on an engine; what runs there goes on"),
             ("undrain", "place workspaces on an engine again"),
@@ -114,12 +117,12 @@ class Command(BaseCommand):
         _require_safe(url, secured=folder is not None)
         sealed = folder and seal_certificates(read_certificates(folder), name=name)
         engine_id = engine_id_at(url, folder)
-        engines.add_engine(
-            name,
-            url=url,
-            certificates=sealed,
-            engine_id=engine_id,
-        )
+        given = {"url": url, "certificates": sealed, "engine_id": engine_id}
+        if options["replace"]:
+            engines.replace_access(name, **given)
+            self.stdout.write(f"The engine {name} is reached so from now on; restart its workers.")
+            return
+        engines.add_engine(name, **given)
         self.stdout.write(
             f"The engine {name} is added. It takes workspaces once its workers run: "
             f"SVC_ENGINE={name} manage.py buildworker, and the same with runworker."
