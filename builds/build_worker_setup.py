@@ -16,7 +16,6 @@ from builds.build_worker import BuildWorker, ReconcilerTimes
 from builds.engine_report import EngineReport
 from builds.images.compiler import Compiler
 from builds.images.garbage import ImageKeeper
-from builds.images.step_limits import StepLimits
 from builds.images.work_folders import make_root
 from builds.minute_samples import EVERY, MinuteSampler
 from builds.pipeline.build import ImageBuilder, source_policy
@@ -36,8 +35,8 @@ from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
 from workspaces.lifecycle.isolation import IsolationTask
-from workspaces.lifecycle.kernel_limits import EVERY as LIFT_KERNEL_LIMITS_EVERY
-from workspaces.lifecycle.kernel_limits import lift_kernel_limits
+from workspaces.lifecycle.shared_limits import EVERY as LIFT_KERNEL_LIMITS_EVERY
+from workspaces.lifecycle.shared_limits import lift_kernel_limits
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
@@ -45,6 +44,7 @@ from workspaces.models.known_engines import CHANNEL as ENGINES
 from workspaces.models.known_engines import LOCAL_ENGINE
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
+from workspaces.runtimes.docker.build_steps import StepLimits
 from workspaces.warm_pool.keeper import WarmPool
 
 TRANSITION_THREADS = 3

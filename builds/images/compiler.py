@@ -22,18 +22,10 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from builds.images.author_steps import AuthorSteps
 from builds.images.context import BuildError, write_context
-from builds.images.docker_program import SHORT_SECONDS, DockerProgram
-from builds.images.engine_images import (
-    LOCAL_REPOSITORY,
-    STEP_NAME,
-    BuiltImage,
-    EngineImages,
-)
-from builds.images.one_build import OneBuild
+from builds.images.docker_program import SHORT_SECONDS, DockerProgram, OneBuild
+from builds.images.engine_images import LOCAL_REPOSITORY, BuiltImage, EngineImages
 from builds.images.program_output import BuildOutput, ProgramLog
-from builds.images.step_limits import StepLimits
 from builds.images.work_folders import sweep_leftovers, workplace
 from builds.planner import ImagePlan, reach_of, split_dockerfile
 from controlplane.errors import JobError
@@ -42,6 +34,7 @@ from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient, RegistryError
 from workspaces.egress.known_networks import AgreedPolicy
+from workspaces.runtimes.docker.build_steps import STEP_NAME, AuthorSteps, StepLimits
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 

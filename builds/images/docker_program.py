@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from builds.images.context import BuildError
 from builds.images.program_output import BuildOutput, ProgramLog
 from controlplane.folders import scratch_folder
 from controlplane.subprocesses import ProcessResult, ProcessStartError, run_process
+from workspaces.runtimes.docker.build_steps import StepLimits
 
 logger = structlog.get_logger(__name__)
 
@@ -177,6 +179,68 @@ class DockerProgram:
         elif "DOCKER_CONFIG" in os.environ:
             env["DOCKER_CONFIG"] = os.environ["DOCKER_CONFIG"]
         return env
+
+
+Check = Callable[[ProcessResult, str, BuildOutput], None]
+"""Raises what a finished program of a kind stands for, unless it stands for success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBuild:
+    """Runs the programs of one build until ``deadline``, a time of the monotonic clock."""
+
+    docker: DockerProgram
+    limits: StepLimits | None
+    context: Path
+    deadline: float
+    log: ProgramLog
+    cancelled: threading.Event
+    new_output: Callable[[str], BuildOutput]
+    check: Check
+
+    def image_of(self, dockerfile: str, options: Sequence[str], *, network: str) -> str:
+        """Build what a Dockerfile says and return the image's id."""
+        iidfile = self.place / "image.id"
+        iidfile.unlink(missing_ok=True)
+        (self.context / "Dockerfile").write_text(dockerfile)
+        buildkit = self.limits is None and self.docker.command().buildkit
+        argv = ["build", *options, "--iidfile", str(iidfile), "--network", network, "--force-rm"]
+        argv += self.limits.options() if self.limits else []
+        argv += ["--progress", "plain"] if buildkit else []
+        self._run([*argv, str(self.context)], buildkit=buildkit)
+        try:
+            return iidfile.read_text().strip()
+        except OSError as error:
+            raise BuildError(
+                "build-command-failed", "The builder succeeded but did not report an image."
+            ) from error
+
+    @property
+    def place(self) -> Path:
+        """The folder that the context is in, which goes with the build."""
+        return self.context.parent
+
+    def remove_container(self, name: str) -> None:
+        """End and remove a container, if there is one of that name."""
+        self.docker.remove_container(name)
+
+    def program(self, *arguments: str, step: str) -> ProcessResult:
+        """Run the engine's command line for a step of ours, which is told when it fails."""
+        return self._run(arguments, step=step)
+
+    def _run(self, argv: Sequence[str], *, step: str = "", buildkit: bool = False) -> ProcessResult:
+        watched = self.new_output(step)
+        result = self.docker.logged(
+            *argv,
+            log=self.log,
+            place=self.place,
+            watched=watched,
+            timeout=max(0.1, self.deadline - time.monotonic()),
+            cancelled=self.cancelled,
+            buildkit=buildkit,
+        )
+        self.check(result, "build", watched)
+        return result
 
 
 def find_docker(name: str, env: Mapping[str, str]) -> tuple[DockerCommand, bool]:

@@ -17,12 +17,12 @@ from builds.images.docker_program import SHORT_SECONDS, DockerProgram
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.build_steps import STEP_NAME
 from workspaces.runtimes.docker.images import ImageList, ListedImage
 
 logger = structlog.get_logger(__name__)
 
 LOCAL_REPOSITORY = "svc-build"
-STEP_NAME = "svc-step"
 _STEP_CONTAINER = re.compile(rf"{STEP_NAME}-([0-9a-f-]{{36}})-(\d+)-\d+")
 _BASE_IMAGE_SECONDS = 30.0
 """How long the id of a base image is remembered: asking costs more than reusing an image does.

@@ -11,8 +11,6 @@ from uuid import uuid4
 import pytest
 
 from builds.images.compiler import BuildError
-from builds.images.engine_images import STEP_NAME
-from builds.images.step_limits import StepLimits
 from builds.planner import plan, split_dockerfile
 from registries.client import RegistryClient
 from registries.services import configured_registry
@@ -27,6 +25,7 @@ from tests.workspaces.conftest import make_launcher as make_launcher
 from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from workspaces.blueprint import Blueprint
+from workspaces.runtimes.docker.build_steps import STEP_NAME, StepLimits
 from workspaces.runtimes.docker.network_guard import NetworkGuard
 
 pytestmark = pytest.mark.docker

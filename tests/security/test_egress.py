@@ -18,7 +18,6 @@ import pytest
 from docker.models.containers import Container
 from pytest_django.fixtures import Settings
 
-from builds.images.step_limits import StepLimits
 from builds.planner import plan
 from registries.services import configured_registry
 from runs.agent_archive import agent_archive
@@ -42,6 +41,7 @@ from workspaces.egress.known_networks import egress_of
 from workspaces.egress.name_addresses import address_for
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError
+from workspaces.runtimes.docker.build_steps import StepLimits
 from workspaces.runtimes.docker.network_guard import NetworkGuard
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]

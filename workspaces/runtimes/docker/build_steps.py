@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
-from builds.images.one_build import OneBuild
-from builds.images.step_limits import StepLimits
+from controlplane.subprocesses import ProcessResult
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.creation import (
     AGENT_CAPABILITIES,
@@ -25,10 +27,60 @@ from workspaces.runtimes.docker.creation import (
 from workspaces.runtimes.docker.images import ImageList
 from workspaces.runtimes.docker.seccomp import profile
 
+STEP_NAME = "svc-step"
+"""How the names of the containers begin."""
 STEP_LABEL = "svc.step"
 """What of an image was made of; an image that was made of that one has it too."""
 _CAPABILITIES = (*AGENT_CAPABILITIES, *SUDO_CAPABILITIES)
 _RUN = "RUN "
+_CPU_PERIOD = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What each step of a build may use, and the network it is in.
+
+    ``network`` makes one for a build, which is there for the block; its name is the result. What it
+    is called with is None, or makes known that the network is under an egress policy: then it is
+    called with the name of the bridge.
+    """
+
+    network: Callable[[Callable[[str], None] | None], AbstractContextManager[str]]
+    memory_mb: int
+    cpus: float
+    pids: int
+
+    def options(self) -> list[str]:
+        """Return the options that the classic builder takes; BuildKit knows nothing of the kind."""
+        return [
+            *("--memory", f"{self.memory_mb}m", "--memory-swap", f"{self.memory_mb}m"),
+            *("--cpu-period", str(_CPU_PERIOD), "--cpu-quota", str(int(self.cpus * _CPU_PERIOD))),
+        ]
+
+    def container_options(self) -> list[str]:
+        """Return those of a container of our own, which can have all of them."""
+        return [*self.options(), "--pids-limit", str(self.pids)]
+
+
+class Build(Protocol):
+    """What runs the programs of one build, until its time is over."""
+
+    @property
+    def limits(self) -> StepLimits | None:
+        """What each step may use; None: the builder runs all of them, without limits."""
+
+    @property
+    def place(self) -> Path:
+        """A folder that is there as long as the build."""
+
+    def image_of(self, dockerfile: str, options: Sequence[str], *, network: str) -> str:
+        """Have the builder do what a Dockerfile says and return the image's id."""
+
+    def program(self, *arguments: str, step: str) -> ProcessResult:
+        """Run the engine's command line for a step, which is told when it fails."""
+
+    def remove_container(self, name: str) -> None:
+        """End and remove a container, if there is one of that name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +91,7 @@ class AuthorSteps:
     before is taken again for the same only. Where steps have no limits, the builder runs them.
     """
 
-    build: OneBuild
+    build: Build
     images: ImageList
     name: str
     network: str
@@ -87,7 +139,7 @@ class AuthorSteps:
             change = f"LABEL {STEP_LABEL}={key}"
             committed = run("commit", "--change", change, container)
         finally:
-            self.build.docker.remove_container(container)
+            self.build.remove_container(container)
         return committed.stdout.decode("ascii", "replace").strip()
 
     def _made_before(self, image: str, key: str) -> str | None:
@@ -97,7 +149,7 @@ class AuthorSteps:
             return None  # whoever runs the step is told what the engine lacks
 
     def _options(self, container: str) -> list[str]:
-        rules = self.build.context.parent / "seccomp.json"
+        rules = self.build.place / "seccomp.json"
         rules.write_text(profile())
         return [
             *("--name", container, "--network", self.network, "--entrypoint", ""),
