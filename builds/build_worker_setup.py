@@ -39,7 +39,7 @@ from workspaces.lifecycle.transitions import expire_workspaces
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
 from workspaces.runtimes.configured import configured_adapter
-from workspaces.warm_pool.keeper import WarmPool
+from workspaces.warm_pool.pool import WarmPool
 
 TRANSITION_THREADS = 3
 """How many workspaces one worker stops or deletes at a time."""
