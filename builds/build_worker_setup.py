@@ -45,7 +45,7 @@ from workspaces.models.known_engines import LOCAL_ENGINE
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
 from workspaces.runtimes.docker.build_steps import StepLimits
-from workspaces.warm_pool.keeper import WarmPool
+from workspaces.warm_pool.pool import WarmPool
 
 TRANSITION_THREADS = 3
 """How many workspaces one worker stops or deletes at a time."""

@@ -17,11 +17,11 @@ class WorkspacesConfig(AppConfig):
         from workspaces import minute_counts
         from workspaces.lifecycle import isolation
         from workspaces.queue_metrics import measure
-        from workspaces.warm_pool import readiness as warm_pool
+        from workspaces.warm_pool import pool_check
 
         exposition.register("builds", measure)
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)
         readiness.register("isolation", isolation.check, required=isolation.bound_wide)
         readiness.register("egress", isolation.check_egress, required=False)
-        readiness.register("warmPool", warm_pool.check, required=False)
+        readiness.register("warmPool", pool_check.check, required=False)

@@ -29,7 +29,7 @@ from workspaces.credentials.upkeep import keep_renewed
 from workspaces.egress.known_networks import egress_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
-from workspaces.warm_pool.keeper import WarmPool
+from workspaces.warm_pool.pool import WarmPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,12 +258,6 @@ class RuntimeAdapter(Protocol):
         A healthy runtime that an earlier launch of the same run left is adopted.
         """
 
-    def warm_key(self, request: LaunchRequest) -> str:
-        """Return what the containers of the warm pool have in common that the run could take.
-
-        It changes with everything that cannot be changed of a container that exists.
-        """
-
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
         """Return the run's runtime as it is now, or None when the engine has none."""
 
@@ -358,4 +352,14 @@ class RuntimeAdapter(Protocol):
 
         ``keep_run_ids`` must hold every run that may be launching just now: for a moment such a
         launch has a network that nothing is connected to yet.
+        """
+
+
+class PoolingAdapter(RuntimeAdapter, Protocol):
+    """An engine for which containers may wait: ``LaunchRequest`` with ``unbound`` and ``member``."""
+
+    def warm_key(self, request: LaunchRequest) -> str:
+        """Return what the containers of the warm pool have in common that the run could take.
+
+        It changes with everything that cannot be changed of a container that exists.
         """

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.conf import settings
 
 from workspaces.runtimes import boot
-from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter
+from workspaces.runtimes.base import LaunchRequest, PoolingAdapter
 
 _MEMBERS = ("image", "outbound", "memory_mb", "cpus", "pids", "sudo", "oci_runtime")
 
@@ -27,7 +27,7 @@ def shape_of(request: LaunchRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in _MEMBERS}
 
 
-def key_of(adapter: RuntimeAdapter, request: LaunchRequest) -> str:
+def key_of(adapter: PoolingAdapter, request: LaunchRequest) -> str:
     """Return what stands for all of it; a member of another release serves nobody."""
     return f"{settings.SVC_VERSION[:80]}/{adapter.warm_key(request)}"
 

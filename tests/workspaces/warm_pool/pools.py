@@ -20,7 +20,7 @@ from workspaces.runtimes.base import (
     LaunchRequest,
     ObservedRuntime,
 )
-from workspaces.warm_pool.keeper import WarmPool
+from workspaces.warm_pool.pool import WarmPool
 
 T = TypeVar("T")
 IMAGE = f"registry.invalid/tests/one@sha256:{'1' * 64}"

@@ -18,7 +18,7 @@ from pytest_django.fixtures import Settings
 from controlplane.work.stopping import StopEvent
 from tests.workspaces.warm_pool.pools import IMAGE, Engine, ask, filled, keep, pool_of, start_of
 from workspaces.models import WarmMember, WarmPlan
-from workspaces.warm_pool.readiness import PoolFailsError, check
+from workspaces.warm_pool.pool_check import PoolFailsError, check
 
 pytestmark = pytest.mark.django_db
 OTHER = f"registry.invalid/tests/other@sha256:{'2' * 64}"

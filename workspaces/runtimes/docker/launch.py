@@ -34,7 +34,6 @@ from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import agent_socket, volumes
-from workspaces.runtimes.docker.binding import bind
 from workspaces.runtimes.docker.creation import (
     NetworkInTheMaking,
     create_container,
@@ -55,6 +54,7 @@ from workspaces.runtimes.docker.engine_api import (
     refused,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
+from workspaces.runtimes.docker.member_binding import bind
 from workspaces.runtimes.docker.networks import new_bridge_name
 from workspaces.runtimes.docker.pulling import pull
 

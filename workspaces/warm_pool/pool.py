@@ -24,7 +24,7 @@ from workspaces.runtimes.base import (
     LaunchError,
     LaunchRequest,
     ObservedRuntime,
-    RuntimeAdapter,
+    PoolingAdapter,
 )
 from workspaces.warm_pool.shapes import is_served, key_of, member_request, shape_of
 from workspaces.warm_pool.sizes import LEAST_DEMAND, targets
@@ -42,7 +42,7 @@ class WarmPool:
 
     def __init__(
         self,
-        adapter: RuntimeAdapter,
+        adapter: PoolingAdapter,
         *,
         instance_id: str,
         size: int,
