@@ -38,7 +38,7 @@ from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from tests.workspaces.runtimes.test_docker_adapter_isolation import own_address
 from workspaces.blueprint import Blueprint, Egress
-from workspaces.egress.known_networks import egress_of
+from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.name_addresses import address_for
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError

@@ -13,7 +13,7 @@ from workspaces.models.core import (
     Workspace,
     WorkspaceEvent,
 )
-from workspaces.models.egress_networks import EgressNetwork
+from workspaces.models.egress_networks import EgressAuthority, EgressNetwork, EgressProposal
 from workspaces.models.guards import NetworkGuardReport
 from workspaces.models.repositories import PublishedRepository
 from workspaces.models.transition import Transition
@@ -26,7 +26,9 @@ __all__ = [
     "Attempt",
     "BuildJob",
     "CredentialReference",
+    "EgressAuthority",
     "EgressNetwork",
+    "EgressProposal",
     "Fence",
     "LeaseLost",
     "NetworkGuardReport",

@@ -16,13 +16,14 @@ import pytest
 
 from tests.security.surroundings import ip
 from workspaces.blueprint import Egress
-from workspaces.egress import proxy
+from workspaces.egress import relaying
 from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import ReachableAddresses, address_for
+from workspaces.egress.networks import Network
 from workspaces.egress.presets import Presets
-from workspaces.egress.proxy import EgressProxy, Network
+from workspaces.egress.proxy import EgressProxy
 
 HERE = "127.0.0.1"
 
@@ -111,7 +112,7 @@ async def served(host: str) -> list[Decision]:
 def test_a_server_that_does_not_read_keeps_no_socket_when_the_connection_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proxy, "FIRST_BYTES_SECONDS", 2.0)
+    monkeypatch.setattr(relaying, "FIRST_BYTES_SECONDS", 2.0)
     with name_of_this_machine() as host:
         decisions = asyncio.run(asyncio.wait_for(served(host), 60))
     assert [decision.connections for decision in decisions] == [1, 0]

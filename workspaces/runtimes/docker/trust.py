@@ -1,0 +1,73 @@
+"""Has the programs of a workspace trust one more certificate authority, before any of them runs.
+
+The list of authorities is a file of the image; it is read, added to and put back while nothing runs
+in the container, so no program of the image has a say in it.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+
+from docker.errors import NotFound
+from docker.models.containers import Container
+
+LIST = "/etc/ssl/certs/ca-certificates.crt"
+"""Where it is when the image does not say in ``SSL_CERT_FILE``."""
+ANCHOR = "/usr/local/share/ca-certificates/svc-egress.crt"
+"""From here Debian and Alpine add it again when they write the list anew; programs with a list of
+their own can be told to read it, too."""
+MAX_LIST_BYTES = 4 * 1024 * 1024
+MAX_LINKS = 4
+
+
+def trust(container: Container, authority: bytes) -> None:
+    """Add an authority, in PEM, to what a container that was not started trusts."""
+    place = _list_of(container)
+    known = b""
+    for _ in range(MAX_LINKS):
+        found = _read(container, place)
+        if isinstance(found, bytes):
+            known = found
+            break
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(place), found))
+    files = {place: known.rstrip(b"\n") + b"\n" + authority, ANCHOR: authority}
+    container.put_archive("/", _archive(files))
+
+
+def _list_of(container: Container) -> str:
+    words = (each.partition("=") for each in container.attrs["Config"].get("Env") or ())
+    named: dict[str, str] = {name: value for name, _, value in words}
+    path = named.get("SSL_CERT_FILE", "")
+    return path if path.startswith("/") else LIST
+
+
+def _read(container: Container, path: str) -> bytes | str:
+    """Return a file's content, or where a link leads; nothing where there is neither."""
+    try:
+        chunks, _ = container.get_archive(path)
+    except NotFound:
+        return b""
+    collected = bytearray()
+    for chunk in chunks:
+        collected += chunk
+        if len(collected) > MAX_LIST_BYTES:
+            return b""
+    with tarfile.open(fileobj=io.BytesIO(collected)) as archive:
+        member = archive.next()
+        if member is not None and member.issym():
+            return member.linkname
+        stream = archive.extractfile(member) if member is not None and member.isreg() else None
+        return stream.read() if stream is not None else b""
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.mode = 0o644
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
