@@ -49,7 +49,7 @@ def authority_of(workspace_id: UUID) -> bytes | None:
         row.delete()
         row = None
     if row is None:
-        certificate, key = _new_authority(workspace_id)
+        certificate, key = new_authority(workspace_id)
         sealed = sealing.seal(key, _place(workspace_id))
         # Of two workers that make one at the same time, one is kept.
         row, _ = EgressAuthority.objects.get_or_create(
@@ -94,6 +94,7 @@ class Authority:
     """Makes certificates of hosts for one workspace, and keeps them in memory."""
 
     def __init__(self, certificate: str, key: str) -> None:
+        self.certificate = certificate
         self._certificate = x509.load_pem_x509_certificate(certificate.encode())
         opened = serialization.load_pem_private_key(key.encode(), None)
         assert isinstance(opened, ec.EllipticCurvePrivateKey)
@@ -141,7 +142,7 @@ def _load(context: ssl.SSLContext, chain_and_key: bytes) -> None:
         os.close(descriptor)
 
 
-def _new_authority(workspace_id: UUID) -> tuple[str, str]:
+def new_authority(workspace_id: UUID) -> tuple[str, str]:
     """Return certificate and private key, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _named(f"Egress of workspace {workspace_id}")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from workspaces.egress import name_server
 from workspaces.egress.decisions import Decision
@@ -21,26 +21,27 @@ _PKTINFO = struct.Struct("@I4s4s")
 
 
 class NameListener:
-    """Answers at a port for as long as it is open; ``decided`` is told of what is refused."""
+    """Answers questions of networks; ``decided`` is told of what is refused."""
 
     def __init__(self, whose: Whose, decided: Callable[[Decision], None]) -> None:
         self._whose = whose
         self._decided = decided
         self._tasks: set[asyncio.Future[None]] = set()
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        # The answer has to come from the address that was asked.
-        self._udp.setsockopt(socket.SOL_IP, _IP_PKTINFO, 1)
-        self._udp.setblocking(False)
 
-    def open(self, host: str, port: int) -> None:
-        """Listen for datagrams; raises ``OSError``."""
-        self._udp.bind((host, port))
-        asyncio.get_running_loop().add_reader(self._udp.fileno(), self._datagrams)
-
-    def close(self) -> None:
-        """Listen no more."""
-        asyncio.get_running_loop().remove_reader(self._udp.fileno())
-        self._udp.close()
+    @contextlib.contextmanager
+    def listening(self, host: str, port: int) -> Iterator[None]:
+        """Answer datagrams; raises ``OSError``."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            # The answer has to come from the address that was asked.
+            udp.setsockopt(socket.SOL_IP, _IP_PKTINFO, 1)
+            udp.setblocking(False)
+            udp.bind((host, port))
+            loop.add_reader(udp.fileno(), self._datagrams, udp)
+            try:
+                yield
+            finally:
+                loop.remove_reader(udp.fileno())
 
     async def serve(
         self, network: Network, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -54,22 +55,24 @@ class NameListener:
             writer.write(len(reply).to_bytes(2, "big") + reply)
             await writer.drain()
 
-    def _datagrams(self) -> None:
+    def _datagrams(self, udp: socket.socket) -> None:
         for _ in range(64):
             try:
-                query, ancillary, _, sender = self._udp.recvmsg(
+                query, ancillary, _, sender = udp.recvmsg(
                     name_server.MAX_QUERY_BYTES + 1, socket.CMSG_SPACE(_PKTINFO.size)
                 )
             except OSError:
                 return
             for level, kind, content in ancillary:
                 if (level, kind) == (socket.SOL_IP, _IP_PKTINFO):
-                    answer = self._answer(query, sender, content[: _PKTINFO.size])
+                    answer = self._answer(udp, query, sender, content[: _PKTINFO.size])
                     task = asyncio.ensure_future(answer)
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, query: bytes, sender: tuple[str, int], info: bytes) -> None:
+    async def _answer(
+        self, udp: socket.socket, query: bytes, sender: tuple[str, int], info: bytes
+    ) -> None:
         _, local, _ = _PKTINFO.unpack(info)
         network = await self._whose(socket.inet_ntoa(local))
         if network is None:
@@ -78,7 +81,7 @@ class NameListener:
         if reply:
             told = _PKTINFO.pack(0, local, b"\0" * 4)
             with contextlib.suppress(OSError):
-                self._udp.sendmsg([reply], [(socket.SOL_IP, _IP_PKTINFO, told)], 0, sender)
+                udp.sendmsg([reply], [(socket.SOL_IP, _IP_PKTINFO, told)], 0, sender)
 
     def _reply(self, network: Network, query: bytes) -> bytes | None:
         def refused(host: str, verdict: Verdict) -> None:

@@ -63,6 +63,7 @@ class EgressProxy:
         self._dialler = dialler
         self._decided = decided
         self._bound = bound or BoundRequests()
+        self._names = NameListener(whose, decided)
         self._open: Counter[UUID] = Counter()
 
     @contextlib.asynccontextmanager
@@ -72,16 +73,14 @@ class EgressProxy:
         Only workspaces and builds with a policy get an answer. The network guard drops what others
         send to the port of the installation; without it their connections are reset.
         """
-        self._names = NameListener(self._whose, self._decided)
         server = await asyncio.start_server(self._serve, host, port, limit=CHUNK, backlog=1024)
         port = server.sockets[0].getsockname()[1]
         try:
-            self._names.open(host, port)
-            yield port
+            with self._names.listening(host, port):
+                yield port
         finally:
             # Not "async with": from Python 3.12.1 on that waits until every client has gone.
             server.close()
-            self._names.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -87,7 +87,8 @@ async def read_request(begun: bytes, reader: Input) -> Request:
     Raises ``BadRequest``, ``EOFError``.
     """
     client = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-    client.receive_data(begun)
+    if begun:  # nothing would mean the end
+        client.receive_data(begun)
     try:
         event = await _next_event(client, reader)
     except h11.RemoteProtocolError as error:
