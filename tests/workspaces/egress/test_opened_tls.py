@@ -24,7 +24,7 @@ from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import address_for
 from workspaces.egress.placeholders import new_placeholder
 
-pytestmark = pytest.mark.django_db(transaction=True)
+with_accounts = pytest.mark.django_db(transaction=True)
 
 SECRET = "canary-of-a-bound-secret"
 GITHUB_SECRET = f"ghp_{'c' * 36}"
@@ -48,10 +48,11 @@ def played(
     *,
     provider: Provider = Provider.GENERIC,
     proven: bool = True,
+    stored: bool = False,
     **rule: Any,
 ) -> None:
-    """Play a scene at a host with a credential, and one without."""
-    account_id = account(provider)
+    """Play a scene at a host with a credential, perhaps of an account, and one without."""
+    account_id = account(provider) if stored else UUID(int=7)
     placeholder = new_placeholder(provider)
 
     async def play(bound: str, other: str) -> None:
@@ -66,6 +67,8 @@ def played(
         with ThreadPoolExecutor(1) as one:
             asyncio.get_running_loop().set_default_executor(one)
             await at_loopback(bound, other, policy)
+            if stored:
+                await asyncio.to_thread(connections.close_all)
 
     async def at_loopback(bound: str, other: str, policy: Callable[[int], Policy]) -> None:
         async with loopback(
@@ -77,7 +80,6 @@ def played(
             proven=proven,
         ) as place:
             await asyncio.wait_for(scene(place, bound, other, placeholder), 30)
-        await asyncio.to_thread(connections.close_all)
 
     with names_of_this_machine(2) as (bound, other):
         asyncio.run(play(bound, other))
@@ -87,6 +89,7 @@ def get(host: str, port: int, *headers: str, path: str = "/", method: str = "GET
     return "\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}:{port}", *headers])
 
 
+@with_accounts
 def test_a_secret_is_put_in_at_its_header_as_it_is_and_inside_of_basic(tmp_path: Path) -> None:
     async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
         login = base64.b64encode(f"x-access-token:{placeholder}".encode()).decode()
@@ -102,7 +105,7 @@ def test_a_secret_is_put_in_at_its_header_as_it_is_and_inside_of_basic(tmp_path:
         assert placeholder.encode() not in said
         assert {(each.protocol, each.rule) for each in place.decisions} == {("https", "rules/0")}
 
-    played(tmp_path, scene, provider=Provider.GITHUB)
+    played(tmp_path, scene, stored=True, provider=Provider.GITHUB)
 
 
 def test_a_placeholder_anywhere_else_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
@@ -184,6 +187,7 @@ def test_no_secret_is_sent_to_a_host_that_does_not_prove_its_name(tmp_path: Path
     played(tmp_path, scene, proven=False)
 
 
+@with_accounts
 def test_a_secret_that_is_replaced_is_sent_anew_and_one_that_is_deleted_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +211,7 @@ def test_a_secret_that_is_replaced_is_sent_anew_and_one_that_is_deleted_no_more(
         assert b"credential-not-usable" in answer
         assert len(place.upstream.heard) == 2
 
-    played(tmp_path, scene)
+    played(tmp_path, scene, stored=True)
 
 
 def test_a_policy_that_is_replaced_ends_what_it_does_not_allow_and_nothing_else(
