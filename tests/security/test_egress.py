@@ -66,6 +66,7 @@ class Place:
         self.world = world
         self.folder = folder
         self.port = free_port()
+        self.environment: dict[str, str] = {}
         self.guard: NetworkGuard = launcher.adapter.network_guard(
             base_image=BASE_IMAGE, egress_port=self.port
         )
@@ -78,6 +79,7 @@ class Place:
             "egressproxy",
             SVC_EGRESS_PORT=str(self.port),
             SVC_EGRESS_RESOLVERS=PUBLIC,
+            **self.environment,
         )
         self.ended.callback(self.proxy.stop)
         eventually(self.listens, what="the egress proxy listens")

@@ -12,9 +12,9 @@ from django.db import transaction
 
 from controlplane.database.retries import retry_database
 from controlplane.errors import ValidationFailed
-from workspaces.blueprint import Egress
+from workspaces.blueprint import Egress, EgressRule
 from workspaces.egress.bindings import bound_accounts, egress_in
-from workspaces.egress.host_policy import Policy, UnknownPreset
+from workspaces.egress.host_policy import HTTP_PORT, Policy, UnknownPreset
 from workspaces.egress.presets import PresetsError, read_presets
 from workspaces.models import Attempt, EgressNetwork, Sandbox
 from workspaces.runtimes.base import LaunchError
@@ -71,9 +71,19 @@ def egress_of(
     if egress is None:
         return None
     policy = policy_of(attempt, egress)
+    if not settings.SVC_CREDENTIALS_KEY and any(map(_opens_tls, egress.rules)):
+        raise LaunchError(
+            "egress-not-enforced",
+            "Rules with methods, paths or a credential have TLS opened, which takes an authority "
+            "whose key is sealed: this installation has no SVC_CREDENTIALS_KEY.",
+        )
     if is_build:
         policy = policy.without_credentials()
     return AgreedPolicy(attempt, egress, policy.to_wire(), is_build)
+
+
+def _opens_tls(rule: EgressRule) -> bool:
+    return rule.sees_requests and set(rule.ports) != {HTTP_PORT}
 
 
 def policy_of(attempt: Attempt, egress: Egress) -> Policy:

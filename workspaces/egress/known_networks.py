@@ -117,7 +117,7 @@ def _of_bridge(bridge: str) -> Network | None:
     close_old_connections()
     try:
         row = EgressNetwork.objects.select_related("attempt__workspace").filter(pk=bridge).first()
-        return None if row is None else _network(row)
+        return None if row is None else network_of(row)
     except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
         log.warning("egress_policy_not_read", bridge=bridge, reason=type(error).__name__)
         return None
@@ -125,7 +125,8 @@ def _of_bridge(bridge: str) -> Network | None:
         close_old_connections()
 
 
-def _network(row: EgressNetwork) -> Network:
+def network_of(row: EgressNetwork) -> Network:
+    """Return what is agreed for a network, ready to be served."""
     policy = Policy.from_wire(row.policy)
     attempt = row.attempt
     if row.is_build:

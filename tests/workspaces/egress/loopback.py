@@ -134,7 +134,7 @@ async def loopback(
         tls.context = world.context_for(name if proven else "somebody.else.test")
 
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_tls.sni_callback = proves  # type: ignore[assignment]  # of either kind of socket
+    server_tls.sni_callback = proves
     upstream = Upstream()
     server = await asyncio.start_server(upstream.serve, HERE, 0, ssl=server_tls)
     port = server.sockets[0].getsockname()[1]

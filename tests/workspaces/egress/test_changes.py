@@ -10,6 +10,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 from pytest_django.fixtures import Settings
 
+from accounts.providers import Provider
 from tests.accounts.connected import connect
 from tests.conftest import OWNER, Api
 from tests.runs.ready import ready_attempt
@@ -149,7 +150,7 @@ def test_only_an_account_that_was_never_inside_can_be_bound_while_a_workspace_ru
     (fault,) = put(api, attempt, wanted, expect=400)["errors"]
     assert "was given when it started" in fault["detail"]
 
-    reference.placeholder = new_placeholder(reference.provider)
+    reference.placeholder = new_placeholder(Provider.GITHUB)
     reference.save()
     assert put(api, attempt, wanted, expect=409)["code"] == "egress-authority-absent"
     assert authority_of(attempt.workspace_id) == authority_of(attempt.workspace_id)
