@@ -52,6 +52,14 @@ def _host(text: str) -> str:
     return name
 
 
+def is_host(text: str) -> bool:
+    """Tell whether a rule can name this host."""
+    try:
+        return _host(text) == text
+    except PydanticCustomError:
+        return False
+
+
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text.strip("[]"))

@@ -19,6 +19,10 @@ _PREFIXES = {Provider.CLAUDE: "sk-ant-oat01-svcplaceholder", Provider.GITHUB: "g
 Headers = Sequence[tuple[bytes, bytes]]
 
 
+class Misplaced(Exception):
+    """A client has sent a placeholder where nobody replaces it."""
+
+
 class NotAHeader(ValueError):
     """A secret cannot be sent in a header; the text says why."""
 
@@ -93,10 +97,11 @@ class Watch:
         self._kept = max(map(len, placeholders), default=1) - 1
         self._end = b""
 
-    def found_in(self, data: bytes) -> bool:
-        """Tell whether one of them ends in these bytes, wherever it began."""
+    def look_at(self, data: bytes) -> None:
+        """Raise ``Misplaced`` when one of them ends in these bytes, wherever it began."""
         if not self._placeholders:
-            return False
+            return
         seen = self._end + data
         self._end = seen[-self._kept :]
-        return holds(seen, self._placeholders)
+        if holds(seen, self._placeholders):
+            raise Misplaced

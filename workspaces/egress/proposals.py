@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 
+from workspaces.blueprint.egress import is_host
 from workspaces.models import EgressProposal, Workspace
 
 Proposed: TypeAlias = tuple[str, int | None]
@@ -41,7 +42,7 @@ def note_refusals(attempt_id: UUID, refused: Mapping[Proposed, int]) -> None:
             if place in known:
                 mine.filter(pk=known[place]).update(**_again(times))
         room = MAX_WAITING - mine.waiting().count()
-        new = [place for place in refused if place not in known and place[0]]
+        new = [place for place in refused if place not in known and is_host(place[0])]
         EgressProposal.objects.bulk_create(
             EgressProposal(
                 workspace_id=workspace_id, host=host, port=port, refusals=refused[host, port]

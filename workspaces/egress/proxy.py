@@ -26,12 +26,12 @@ from workspaces.egress.dialling import Dialler, Unreachable
 from workspaces.egress.host_policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
 from workspaces.egress.name_listener import NameListener
 from workspaces.egress.networks import Revoked, Whose
+from workspaces.egress.placeholders import Misplaced
 from workspaces.egress.refusals import Refused, refused, shown
 from workspaces.egress.relaying import (
     CHUNK,
     FIRST_BYTES_SECONDS,
     Connection,
-    Misplaced,
     closed,
     not_accepted,
     relay,

@@ -24,10 +24,6 @@ CHUNK = 64 * 1024
 _ORIGINAL_DESTINATION = 80  # SO_ORIGINAL_DST of linux/netfilter_ipv4.h
 
 
-class Misplaced(Exception):
-    """A client has sent a placeholder where nobody replaces it."""
-
-
 @dataclass(slots=True)
 class Connection:
     """A client's connection, and where it was going.
@@ -120,10 +116,12 @@ async def relay(
     watch = Watch(connection.placeholders if connection.protocol not in ("tls", "ssh") else ())
 
     async def send() -> None:
-        said = _as_it_comes(connection) if request is None else request.passed_on(connection.input)
+        said = (
+            _as_it_comes(connection, watch)
+            if request is None
+            else request.passed_on(connection.input, watch)
+        )
         async for data in said:
-            if watch.found_in(data):
-                raise Misplaced
             out.write(data)
             connection.sent += len(data)
             await out.drain()
@@ -161,9 +159,10 @@ async def relay(
         await asyncio.gather(*tasks, watching, return_exceptions=True)
 
 
-async def _as_it_comes(connection: Connection) -> AsyncIterator[bytes]:
+async def _as_it_comes(connection: Connection, watch: Watch) -> AsyncIterator[bytes]:
     data = connection.buffered
     while data:
+        watch.look_at(data)
         yield data
         data = await connection.reader.read(CHUNK)
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from workspaces.egress.placeholders import Watch
 from workspaces.egress.tls_ending import Input
 
 MAY_BE_A_REQUEST = re.compile(rb"[A-Z]{3,16} ")
@@ -43,10 +44,10 @@ class Request:
         """What is asked for, without the query."""
         return self.target.partition(b"?")[0].decode("latin-1")
 
-    async def passed_on(self, reader: Input) -> AsyncIterator[bytes]:
+    async def passed_on(self, reader: Input, watch: Watch) -> AsyncIterator[bytes]:
         """Yield the request as it is to be sent, with its body as that arrives.
 
-        Raises ``BadRequest``.
+        ``watch`` looks at the body, in whatever pieces that is sent. Raises ``BadRequest``.
         """
         server = h11.Connection(h11.CLIENT)
         try:
@@ -56,6 +57,7 @@ class Request:
                 event := await _next_event(self._client, reader), h11.EndOfMessage
             ):
                 if isinstance(event, h11.Data):
+                    watch.look_at(bytes(event.data))
                     yield server.send(h11.Data(data=bytes(event.data))) or b""
                 else:
                     raise BadRequest("The request's body was cut short.")

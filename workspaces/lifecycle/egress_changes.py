@@ -25,6 +25,7 @@ from workspaces.models import (
     EgressAuthority,
     EgressProposal,
     Sandbox,
+    Workspace,
     WorkspaceEvent,
 )
 from workspaces.runtimes.base import LaunchError
@@ -111,9 +112,13 @@ def dismiss_proposal(
 
 def _locked(workspace_id: uuid.UUID, owner_user_id: str | None) -> Sandbox:
     """Return the latest sandbox of a workspace, which nobody else changes or launches now."""
-    workspace = workspaces.get_workspace(workspace_id, owner_user_id=owner_user_id)
+    workspaces.get_workspace(workspace_id, owner_user_id=owner_user_id)
+    # Locked, as whoever starts it again does: there is no later sandbox meanwhile.
+    workspace = Workspace.objects.select_for_update().filter(pk=workspace_id).first()
+    if workspace is None or workspace.deleted_at is not None:
+        raise _no_policy()
     found = Sandbox.objects.select_for_update().filter(pk=workspace.latest_sandbox_id).first()
-    if found is None or workspace.deleted_at is not None:
+    if found is None:
         raise _no_policy()
     assert isinstance(found, Sandbox)
     return found

@@ -108,11 +108,7 @@ def test_a_network_that_is_made_after_a_change_has_the_changed_policy(api: Api) 
 @pytest.mark.parametrize(
     ("policy", "code", "pointer"),
     [
-        (
-            {"rules": [{"hosts": ["a.test"], "ports": [0]}]},
-            "out-of-range",
-            "/policy/rules/0/ports/0",
-        ),
+        ({"default": "maybe"}, "not-allowed", "/policy/default"),
         ({"presets": ["pyhton"]}, "unknown-preset", "/policy/presets/0"),
         ({"rule": []}, "unknown-member", "/policy/rule"),
         ([], "wrong-type", "/policy"),
@@ -264,6 +260,12 @@ def test_a_workspace_cannot_fill_the_table_with_names() -> None:
     note_refusals(attempt.pk, {(f"m{number}.test", None): 1 for number in range(150)})
     assert EgressProposal.objects.count() == MAX_WAITING
     note_refusals(uuid4(), {("b.test", None): 1})
+
+
+def test_only_what_a_rule_can_name_is_proposed() -> None:
+    attempt = running()
+    note_refusals(attempt.pk, {(host, 443): 1 for host in ("-a.test", "a-.test", "", "b.test")})
+    assert [each.host for each in EgressProposal.objects.all()] == ["b.test"]
 
 
 def test_an_operator_decides_in_the_admin() -> None:

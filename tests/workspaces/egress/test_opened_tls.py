@@ -127,9 +127,14 @@ def test_a_placeholder_anywhere_else_is_refused_before_anything_is_sent(tmp_path
         assert place.upstream.heard == []
         post = get(other, place.port, length, method="POST")
         assert b"welcome" not in await place.say(other, post, placeholder.encode())
+        half = len(placeholder) // 2
+        pieces = [placeholder[:half].encode(), placeholder[half:].encode(), b""]
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+        post = get(other, place.port, "Transfer-Encoding: chunked", method="POST")
+        await place.say(other, post, chunks)
         assert placeholder.encode() not in b"".join(place.upstream.heard)
         findings = place.told("placeholder")
-        assert [each.finding for each in findings] == [True] * (len(heads) + 1)
+        assert [each.finding for each in findings] == [True] * (len(heads) + 2)
         assert {each.host for each in findings} == {bound, other}
 
     played(tmp_path, scene, paths=["/open/*"], header="x-api-key")
