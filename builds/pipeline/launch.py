@@ -27,7 +27,7 @@ from workspaces.blueprint import Blueprint, CommandForeground, Step
 from workspaces.credentials.documents import as_delivered, document_of, note_delivered
 from workspaces.credentials.upkeep import keep_renewed
 from workspaces.egress.agreed_policy import egress_of
-from workspaces.egress.authorities import authority_of
+from workspaces.egress.bound.authorities import authority_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
 

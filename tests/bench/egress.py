@@ -50,9 +50,9 @@ from tests.workspaces.conftest import (  # noqa: E402
 )
 from workspaces.blueprint import Egress  # noqa: E402
 from workspaces.egress.agreed_policy import egress_of, policy_of, replace_policy  # noqa: E402
-from workspaces.egress.authorities import authority_of  # noqa: E402
+from workspaces.egress.bound.authorities import authority_of  # noqa: E402
+from workspaces.egress.bound.placeholders import new_placeholder  # noqa: E402
 from workspaces.egress.known_networks import network_of  # noqa: E402
-from workspaces.egress.placeholders import new_placeholder  # noqa: E402
 from workspaces.models import Attempt, CredentialReference, EgressNetwork  # noqa: E402
 from workspaces.runtimes.docker import DockerAdapter  # noqa: E402
 
@@ -70,6 +70,8 @@ import json, socket, ssl, sys, time
 what, address, ca, login, count = json.loads(sys.argv[1])
 context = ssl.create_default_context()
 context.load_verify_locations(cadata=ca)
+if address != "PUBLIC_ADDRESS":
+    context.load_verify_locations("/etc/ssl/certs/ca-certificates.crt")
 def opened():
     plain = socket.create_connection((address, PORT), timeout=60)
     return context.wrap_socket(plain, server_hostname="allowed.test")
@@ -105,7 +107,7 @@ else:
     except OSError:
         pass
     print(json.dumps(time.time()), flush=True)
-""".replace("PORT", str(PORT))
+""".replace("PORT", str(PORT)).replace("PUBLIC_ADDRESS", PUBLIC)
 
 
 class Ways:

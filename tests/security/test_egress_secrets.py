@@ -41,7 +41,7 @@ from tests.workspaces.egress.test_enforcement import sandbox
 from workspaces.blueprint import Egress
 from workspaces.credentials.documents import as_delivered, document_of
 from workspaces.egress.agreed_policy import egress_of
-from workspaces.egress.authorities import authority_of
+from workspaces.egress.bound.authorities import authority_of
 from workspaces.models import Attempt, EgressAuthority, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime
 from workspaces.services import placeholders_of, references_of
@@ -99,6 +99,9 @@ PROGRAMS = {
     "urllib": 'python3 -c "import os, urllib.request as r; print(r.urlopen(r.Request('
     f"'{URL}/a', headers={{'Authorization': 'Bearer ' + os.environ['GH_TOKEN']}})).read())\"",
 }
+PROGRAMS["urllib, with no variable that names a list"] = (
+    f"env -u SSL_CERT_FILE -u REQUESTS_CA_BUNDLE {PROGRAMS['urllib']}"
+)
 
 
 @pytest.fixture(scope="module")

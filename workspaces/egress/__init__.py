@@ -7,11 +7,11 @@
   :mod:`.name_listener` is asked
 - :mod:`.client_hello`  which host a TLS client asks for; :mod:`.web`  one HTTP request
 - :mod:`.proxy`  decides on every connection; :mod:`.dialling` and :mod:`.relaying` pass bytes on
-- :mod:`.known_networks`  whose network a connection comes from; :mod:`.networks` what is open there
+- :mod:`.known_networks`  whose network a connection comes from;
+  :mod:`.open_networks` what is open there
 - :mod:`.decisions`  writes decisions as events; :mod:`.proposals` what an owner may allow
-- :mod:`.bindings`, :mod:`.placeholders`  the accounts that rules name, and what is inside instead
-- :mod:`.authorities`, :mod:`.tls_ending`  opening TLS where a rule has to see requests
-- :mod:`.bound_requests`, :mod:`.bound_secrets`  secrets in the place of placeholders
+- :mod:`.bound`  accounts whose secrets never enter a workspace; :mod:`.bound_requests` puts them in
+- :mod:`.tls_ending`  the server's side of TLS, where a rule has to see requests
 
 The network guard sends all TCP and DNS of such a workspace here, and drops the rest
 (``workspaces.runtimes.docker.network_guard``).

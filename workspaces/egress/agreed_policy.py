@@ -13,7 +13,7 @@ from django.db import transaction
 from controlplane.database.retries import retry_database
 from controlplane.errors import ValidationFailed
 from workspaces.blueprint import Egress, EgressRule
-from workspaces.egress.bindings import bound_accounts, egress_in
+from workspaces.egress.bound.bindings import bound_accounts, egress_in
 from workspaces.egress.host_policy import HTTP_PORT, Policy, UnknownPreset
 from workspaces.egress.presets import PresetsError, read_presets
 from workspaces.models import Attempt, EgressNetwork, Sandbox

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ssl
 from uuid import UUID
 
-from workspaces.egress import placeholders, web
-from workspaces.egress.authorities import PROTOCOLS
-from workspaces.egress.bound_secrets import BoundSecrets, NoSecret
+from workspaces.egress import web
+from workspaces.egress.bound import placeholders
+from workspaces.egress.bound.authorities import PROTOCOLS
+from workspaces.egress.bound.bound_secrets import BoundSecrets, NoSecret
 from workspaces.egress.host_policy import Verdict
-from workspaces.egress.refusals import Refused, refused
+from workspaces.egress.refused import Refused, refused
 from workspaces.egress.relaying import Connection
 
 _WITHOUT_PLACEHOLDER = "-"

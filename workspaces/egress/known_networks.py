@@ -16,9 +16,9 @@ from uuid import UUID
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
-from workspaces.egress.authorities import Authority, NoAuthority, open_authority
+from workspaces.egress.bound.authorities import Authority, NoAuthority, open_authority
 from workspaces.egress.host_policy import Policy
-from workspaces.egress.networks import Network
+from workspaces.egress.open_networks import Network
 from workspaces.models import CredentialReference, EgressNetwork
 
 UNKNOWN_SECONDS = 1.0

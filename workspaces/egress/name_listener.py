@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from workspaces.egress import name_server
 from workspaces.egress.decisions import Decision
 from workspaces.egress.host_policy import DNS_PORT, Verdict
-from workspaces.egress.networks import Network, Whose
-from workspaces.egress.refusals import shown
+from workspaces.egress.open_networks import Network, Whose
+from workspaces.egress.refused import shown
 
 MAX_QUESTIONS = 100
 """Of one connection."""

@@ -19,15 +19,15 @@ from uuid import UUID
 import structlog
 
 from workspaces.egress import web
+from workspaces.egress.bound.placeholders import Misplaced
 from workspaces.egress.bound_requests import BoundRequests
 from workspaces.egress.client_hello import HANDSHAKE, NotTls, read_client_hello
 from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler, Unreachable
 from workspaces.egress.host_policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
 from workspaces.egress.name_listener import NameListener
-from workspaces.egress.networks import Revoked, Whose
-from workspaces.egress.placeholders import Misplaced
-from workspaces.egress.refusals import Refused, refused, shown
+from workspaces.egress.open_networks import Revoked, Whose
+from workspaces.egress.refused import Refused, refused, shown
 from workspaces.egress.relaying import (
     CHUNK,
     FIRST_BYTES_SECONDS,

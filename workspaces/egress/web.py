@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from workspaces.egress.placeholders import Watch
+from workspaces.egress.bound.placeholders import Watch
 from workspaces.egress.tls_ending import Input
 
 MAY_BE_A_REQUEST = re.compile(rb"[A-Z]{3,16} ")

@@ -19,7 +19,7 @@ from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, Egress, EgressRule
 from workspaces.blueprint.egress import DEFAULT_PORTS, MAX_RULES
 from workspaces.egress.agreed_policy import policy_of, replace_policy
-from workspaces.egress.bindings import bound_accounts, egress_in
+from workspaces.egress.bound.bindings import bound_accounts, egress_in
 from workspaces.lifecycle.start_request import check_egress
 from workspaces.models import (
     EgressAuthority,

@@ -18,7 +18,7 @@ from controlplane.http.idempotency import key_reused
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, warnings_of
 from workspaces.credentials.choice import choose_credentials, same_credentials
-from workspaces.egress.bindings import placeholders_for
+from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.failures import attempt_all
 from workspaces.lifecycle.queueing import (
     PUBLISH_FAILED,

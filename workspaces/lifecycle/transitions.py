@@ -21,7 +21,7 @@ from controlplane.errors import Conflict, NotFound
 from controlplane.work.notifications import announce
 from workspaces import services as workspaces
 from workspaces.credentials.choice import same_credentials
-from workspaces.egress.bindings import placeholders_for
+from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.queueing import cancel_job, create_job, publish_or_fail
 from workspaces.lifecycle.records import records
 from workspaces.lifecycle.start_limits import require_room_to_start

@@ -41,7 +41,7 @@ from tests.factories import claim, make_job
 from tests.workspaces.credentials.credential_engine import HoldingEngine
 from workspaces.credentials import upkeep as credential_upkeep
 from workspaces.credentials.upkeep import Upkeep, look_after_credentials
-from workspaces.egress.bindings import placeholders_for
+from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.queueing import cancel_job
 from workspaces.lifecycle.reconciler import reconcile
 from workspaces.models import (

@@ -17,13 +17,13 @@ import dns.rrset
 
 from tests.security.surroundings import ip
 from workspaces.blueprint import Egress
-from workspaces.egress.authorities import Authority, new_authority
+from workspaces.egress.bound.authorities import Authority, new_authority
 from workspaces.egress.bound_requests import BoundRequests
 from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import ReachableAddresses, address_for
-from workspaces.egress.networks import Network
+from workspaces.egress.open_networks import Network
 from workspaces.egress.presets import Presets
 from workspaces.egress.proxy import EgressProxy
 

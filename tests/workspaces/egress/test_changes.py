@@ -20,9 +20,9 @@ from tests.workspaces.test_admin import act
 from workspaces.blueprint import Egress
 from workspaces.egress import proposals
 from workspaces.egress.agreed_policy import egress_of
-from workspaces.egress.authorities import authority_of
+from workspaces.egress.bound.authorities import authority_of
+from workspaces.egress.bound.placeholders import new_placeholder
 from workspaces.egress.decisions import Decision, DecisionLog
-from workspaces.egress.placeholders import new_placeholder
 from workspaces.egress.proposals import MAX_WAITING, note_refusals
 from workspaces.models import (
     Attempt,

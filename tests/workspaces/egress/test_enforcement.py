@@ -19,7 +19,7 @@ from workspaces.egress import known_networks
 from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.decisions import BURST, Decision, DecisionLog
 from workspaces.egress.known_networks import KnownNetworks
-from workspaces.egress.networks import Network
+from workspaces.egress.open_networks import Network
 from workspaces.lifecycle.isolation import IsolationTask, check_egress
 from workspaces.models import EgressNetwork, NetworkGuardReport, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError

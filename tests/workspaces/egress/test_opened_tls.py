@@ -20,9 +20,9 @@ from accounts.connected import connect_account, delete_account
 from accounts.providers import Provider
 from tests.conftest import OWNER
 from tests.workspaces.egress.loopback import Loopback, loopback, names_of_this_machine, parsed
+from workspaces.egress.bound.placeholders import new_placeholder
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import address_for
-from workspaces.egress.placeholders import new_placeholder
 
 with_accounts = pytest.mark.django_db(transaction=True)
 
@@ -196,7 +196,7 @@ def test_no_secret_is_sent_to_a_host_that_does_not_prove_its_name(tmp_path: Path
 def test_a_secret_that_is_replaced_is_sent_anew_and_one_that_is_deleted_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workspaces.egress.bound_secrets.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("workspaces.egress.bound.bound_secrets.KEPT_SECONDS", 0.0)
 
     async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
         head = get(bound, place.port, f"Authorization: Bearer {placeholder}")

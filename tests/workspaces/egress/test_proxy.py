@@ -16,7 +16,7 @@ from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import ReachableAddresses, address_for
-from workspaces.egress.networks import Network
+from workspaces.egress.open_networks import Network
 from workspaces.egress.presets import Presets
 from workspaces.egress.proxy import EgressProxy
 

@@ -6,10 +6,12 @@ in the container, so no program of the image has a say in it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import posixpath
 import tarfile
 
+from cryptography import x509
 from docker.errors import NotFound
 from docker.models.containers import Container
 
@@ -18,6 +20,8 @@ LIST = "/etc/ssl/certs/ca-certificates.crt"
 ANCHOR = "/usr/local/share/ca-certificates/svc-egress.crt"
 """From here Debian and Alpine add it again when they write the list anew; programs with a list of
 their own can be told to read it, too."""
+HASHED = "/etc/ssl/certs"
+"""Where OpenSSL looks for an authority by a hash of its name, when it is told of no list."""
 MAX_LIST_BYTES = 4 * 1024 * 1024
 MAX_LINKS = 4
 
@@ -32,8 +36,20 @@ def trust(container: Container, authority: bytes) -> None:
             known = found
             break
         place = posixpath.normpath(posixpath.join(posixpath.dirname(place), found))
-    files = {place: known.rstrip(b"\n") + b"\n" + authority, ANCHOR: authority}
+    files = {
+        place: known.rstrip(b"\n") + b"\n" + authority,
+        ANCHOR: authority,
+        f"{HASHED}/{_hash_of_name(authority)}.0": authority,
+    }
     container.put_archive("/", _archive(files))
+
+
+def _hash_of_name(authority: bytes) -> str:
+    """Return what ``openssl x509 -subject_hash`` does for a name in UTF-8 and small letters."""
+    name = x509.load_pem_x509_certificate(authority).subject.public_bytes()
+    parts = name[2:]  # without the head of the sequence: such a name is short
+    digest = hashlib.sha1(parts, usedforsecurity=False).digest()
+    return f"{int.from_bytes(digest[:4], 'little'):08x}"
 
 
 def _list_of(container: Container) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from workspaces.egress import name_server
-from workspaces.egress.authorities import Authority
+from workspaces.egress.bound.authorities import Authority
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import AskedNames
 

@@ -145,7 +145,8 @@ def _load(context: ssl.SSLContext, chain_and_key: bytes) -> None:
 def new_authority(workspace_id: UUID) -> tuple[str, str]:
     """Return certificate and private key, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named(f"Egress of workspace {workspace_id}")
+    # In small letters, as those who look for it by a hash of its name have it.
+    name = _named(f"egress of workspace {workspace_id}")
     builder = _builder(name, AUTHORITY_LASTS, key).issuer_name(name)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
     builder = builder.add_extension(_usage(key_cert_sign=True), True)

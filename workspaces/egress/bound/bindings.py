@@ -11,7 +11,7 @@ from accounts.providers import Provider
 from accounts.resolution import Reference
 from controlplane.errors import Fault, ValidationFailed
 from workspaces.blueprint import Egress
-from workspaces.egress.placeholders import new_placeholder
+from workspaces.egress.bound.placeholders import new_placeholder
 
 
 def bound_accounts(
