@@ -1,5 +1,5 @@
 """The admin pages of workspaces, their jobs, transitions and repositories, and the workers."""
 
-from workspaces.admin import egress_proposals, jobs, repositories, workers, workspaces
+from workspaces.admin import egress, jobs, repositories, workers, workspaces
 
-__all__ = ["egress_proposals", "jobs", "repositories", "workers", "workspaces"]
+__all__ = ["egress", "jobs", "repositories", "workers", "workspaces"]

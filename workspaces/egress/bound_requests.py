@@ -10,7 +10,7 @@ from workspaces.egress.bound import placeholders
 from workspaces.egress.bound.authorities import PROTOCOLS
 from workspaces.egress.bound.bound_secrets import BoundSecrets, NoSecret
 from workspaces.egress.host_policy import Verdict
-from workspaces.egress.refused import Refused, refused
+from workspaces.egress.refusal import Refused, refused
 from workspaces.egress.relaying import Connection
 
 _WITHOUT_PLACEHOLDER = "-"

@@ -12,7 +12,7 @@ from workspaces.egress import name_server
 from workspaces.egress.decisions import Decision
 from workspaces.egress.host_policy import DNS_PORT, Verdict
 from workspaces.egress.open_networks import Network, Whose
-from workspaces.egress.refused import shown
+from workspaces.egress.refusal import shown
 
 MAX_QUESTIONS = 100
 """Of one connection."""

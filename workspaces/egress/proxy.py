@@ -27,7 +27,7 @@ from workspaces.egress.dialling import Dialler, Unreachable
 from workspaces.egress.host_policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
 from workspaces.egress.name_listener import NameListener
 from workspaces.egress.open_networks import Revoked, Whose
-from workspaces.egress.refused import Refused, refused, shown
+from workspaces.egress.refusal import Refused, refused, shown
 from workspaces.egress.relaying import (
     CHUNK,
     FIRST_BYTES_SECONDS,

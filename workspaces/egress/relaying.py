@@ -15,7 +15,7 @@ from workspaces.egress import web
 from workspaces.egress.bound.placeholders import Watch
 from workspaces.egress.name_addresses import NAME_ADDRESSES, address_for, is_host_name
 from workspaces.egress.open_networks import Network
-from workspaces.egress.refused import Refused, refused
+from workspaces.egress.refusal import Refused, refused
 from workspaces.egress.tls_ending import Input, NotAccepted, Output, TlsEnding
 
 FIRST_BYTES_SECONDS = 15.0
