@@ -18,7 +18,7 @@ PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT 80m 
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test test-full lint format bench bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume bench-data-plane mutants schema \
+.PHONY: help demo up status down clean staff test test-full lint format bench bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume bench-data-plane bench-egress mutants schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema
 
 help: ## list the targets
@@ -142,3 +142,7 @@ bench-volume: ## measure reads of 300,000 runs against their SQL alone (not a te
 bench-data-plane: ## measure live streams, files and previews against their floors (not a test)
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.data_plane $(BENCH_ARGS)
+
+bench-egress: ## measure the egress proxy against connections without it (not a test)
+	@$(UP) prepare-test >&2
+	@$(TEST_RUN) python -m tests.bench.egress

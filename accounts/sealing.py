@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from django.conf import settings
 
@@ -16,7 +16,16 @@ from controlplane.errors import ServiceUnavailable
 from controlplane.security import crypto
 from controlplane.security.crypto import SealError
 
-__all__ = ["Place", "SealError", "is_present", "require_key", "same_keys", "seal", "unseal"]
+__all__ = [
+    "OtherPlace",
+    "Place",
+    "SealError",
+    "is_present",
+    "require_key",
+    "same_keys",
+    "seal",
+    "unseal",
+]
 
 
 class Place(NamedTuple):
@@ -37,6 +46,15 @@ class Place(NamedTuple):
         return f"connected-account:{self.account_id}:{self.owner_user_id}"
 
 
+class OtherPlace(NamedTuple):
+    """A row that is no account, by the words that its own app has for it."""
+
+    context: str
+
+
+AnyPlace: TypeAlias = Place | OtherPlace
+
+
 def require_key() -> bytes:
     """Return the present key; raises ``ServiceUnavailable`` (``credentials-key-unset``)."""
     if not settings.SVC_CREDENTIALS_KEY:
@@ -47,13 +65,13 @@ def require_key() -> bytes:
     return crypto.decode_key(settings.SVC_CREDENTIALS_KEY)
 
 
-def seal(plaintext: str, place: Place) -> bytes:
+def seal(plaintext: str, place: AnyPlace) -> bytes:
     """Return ``plaintext`` sealed under the present key."""
     key = require_key()
     return crypto.seal(plaintext.encode(), key=key, key_id=_id(key), context=place.context)
 
 
-def unseal(sealed: bytes, place: Place) -> str:
+def unseal(sealed: bytes, place: AnyPlace) -> str:
     """Return what was sealed; raises ``SealError`` when no key that is known opens it."""
     for key in _keys():
         try:
@@ -64,7 +82,7 @@ def unseal(sealed: bytes, place: Place) -> str:
     raise SealError("The sealed value cannot be opened.")
 
 
-def is_present(sealed: bytes, place: Place) -> bool:
+def is_present(sealed: bytes, place: AnyPlace) -> bool:
     """Tell whether the present key opens it."""
     key = require_key()
     try:

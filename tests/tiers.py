@@ -20,6 +20,7 @@ FULL = (
     "tests/deploy/test_compose.py",
     "tests/deploy/test_install.py",
     "tests/security/test_egress.py",
+    "tests/security/test_egress_secrets.py",
 )
 """Folders and files that are for ``make test-full`` as a whole."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter
 
-from workspaces.blueprint import blueprint_schema
+from workspaces.blueprint import blueprint_schema, egress_schema
 
 SMALLEST_BLUEPRINT: dict[str, Any] = {"harness": {"id": "shell"}}
 
@@ -137,6 +137,66 @@ Only for the SSH gateway. The token is checked first.
 | 503 | `gateway-token-unset` | the installation has no token |
 """
 
+EGRESS_POLICY: dict[str, Any] = {
+    "presets": ["python"],
+    "rules": [{"hosts": ["api.github.com"], "credential": "github"}],
+}
+
+EGRESS_DESCRIPTION = """\
+The hosts that the workspace may reach, by name: `runtime.network.egress` of its blueprint, as it is
+now.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 409 | `egress-policy-absent` | it was started without a policy |
+"""
+
+REPLACE_EGRESS_DESCRIPTION = """\
+Replaces the policy, without a restart: the egress proxy decides by the new one within a second, and
+closes open connections that it does not allow. Later starts of the workspace have it, too. A build
+that is under way keeps the policy that it began with. `credential` can name an account only if a
+rule named it already when the workspace was started: otherwise its secret is in the workspace.
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | the policy is wrong; see `errors` |
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 409 | `egress-policy-absent` | it was started without a policy, so its network cannot have one |
+| 409 | `egress-authority-absent` | it has no certificate authority, and a rule needs TLS opened |
+"""
+
+EGRESS_PROPOSALS_DESCRIPTION = """\
+Hosts and ports that the workspace asked for, that were refused, and that a rule would allow: the
+latest 200 that nobody has decided on. What is dismissed is proposed no more.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+"""
+
+APPROVE_EGRESS_DESCRIPTION = """\
+Adds a rule for the host to the policy, as a replacement of the policy would, and answers with the
+policy. Who or what in the workspace asked for the host is not known: look at it first.
+
+| Status | `code` | When |
+|---|---|---|
+| 400 | `validation-failed` | the ports are wrong; see `errors` |
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 404 | `egress-proposal-not-found` | it has no such proposal, or it was decided on |
+| 409 | `egress-policy-absent` | the workspace was started again without a policy |
+| 409 | `egress-rules-full` | the policy has as many rules as it can have |
+"""
+
+DISMISS_EGRESS_DESCRIPTION = """\
+The host stays refused, and is proposed no more.
+
+| Status | `code` | When |
+|---|---|---|
+| 404 | `workspace-not-found` | the owner has no such workspace |
+| 404 | `egress-proposal-not-found` | it has no such proposal, or it was decided on |
+"""
+
 CREATE_EXAMPLES = [
     OpenApiExample(
         "The smallest", value={**REQUEST, "spec": SMALLEST_BLUEPRINT}, request_only=True
@@ -169,8 +229,9 @@ ACCEPTED_HEADERS = [
 def add_blueprint(
     result: dict[str, Any], generator: Any, request: Any, public: bool
 ) -> dict[str, Any]:
-    """Describe the blueprint once, as the component that all its places refer to."""
+    """Describe blueprint and policy once, as the components that all their places refer to."""
     schema = {**blueprint_schema(), "examples": [SMALLEST_BLUEPRINT, BLUEPRINT]}
-    schemas = {**result["components"]["schemas"], "Blueprint": schema}
+    ours = {"Blueprint": schema, "EgressPolicy": {**egress_schema(), "examples": [EGRESS_POLICY]}}
+    schemas = {**result["components"]["schemas"], **ours}
     result["components"]["schemas"] = dict(sorted(schemas.items()))
     return result

@@ -119,11 +119,14 @@ def create_attempt(
     trigger_type: Attempt.TriggerType,
     requested_by: str,
     credentials: Resolution = NO_CREDENTIALS,
+    placeholders: Mapping[uuid.UUID, str] | None = None,
 ) -> Attempt:
     """Create a queued attempt of ``sandbox`` and make it the latest one.
 
-    ``credentials`` are the connected accounts that its workspace is given.
+    ``credentials`` are the connected accounts that its workspace is given; of those that
+    ``placeholders`` has, the placeholder.
     """
+    instead = placeholders or {}
     attempt = Attempt.objects.create(
         sandbox=sandbox,
         workspace_id=sandbox.workspace_id,
@@ -133,7 +136,12 @@ def create_attempt(
         spec=sandbox.spec,
     )
     CredentialReference.objects.bulk_create(
-        CredentialReference(attempt=attempt, account_id=one.account_id, provider=one.provider)
+        CredentialReference(
+            attempt=attempt,
+            account_id=one.account_id,
+            provider=one.provider,
+            placeholder=instead.get(one.account_id, ""),
+        )
         for one in credentials.references
     )
     Sandbox.objects.filter(pk=sandbox.pk).update(
@@ -171,6 +179,12 @@ def references_of(attempt: Attempt) -> list[Reference]:
         Reference(account_id, Provider(provider))
         for account_id, provider in rows.values_list("account_id", "provider")
     ]
+
+
+def placeholders_of(attempt: Attempt) -> dict[uuid.UUID, str]:
+    """Return what an attempt's workspace gets instead of the secrets of bound accounts."""
+    rows = CredentialReference.objects.filter(attempt=attempt).exclude(placeholder="")
+    return dict(rows.values_list("account_id", "placeholder"))
 
 
 def refresh_sandbox(attempt_id: uuid.UUID) -> None:

@@ -2,7 +2,13 @@
 
 from django.urls import path
 
-from workspaces.views import FileViewSet, PackageViewSet, SandboxViewSet, WorkspaceViewSet
+from workspaces.views import (
+    EgressViewSet,
+    FileViewSet,
+    PackageViewSet,
+    SandboxViewSet,
+    WorkspaceViewSet,
+)
 
 workspace = "v1/workspaces/<uuid:workspace_id>"
 
@@ -21,6 +27,16 @@ urlpatterns = [
     path(f"{workspace}/attempts", WorkspaceViewSet.as_view({"get": "list_attempts"})),
     path(f"{workspace}/events", WorkspaceViewSet.as_view({"get": "list_events"})),
     path(f"{workspace}/ssh-target", WorkspaceViewSet.as_view({"get": "ssh_target"})),
+    path(f"{workspace}/egress", EgressViewSet.as_view({"get": "retrieve", "put": "update"})),
+    path(f"{workspace}/egress/proposals", EgressViewSet.as_view({"get": "list_proposals"})),
+    path(
+        f"{workspace}/egress/proposals/<uuid:proposal_id>/approve",
+        EgressViewSet.as_view({"post": "approve_proposal"}),
+    ),
+    path(
+        f"{workspace}/egress/proposals/<uuid:proposal_id>/dismiss",
+        EgressViewSet.as_view({"post": "dismiss_proposal"}),
+    ),
     path(
         f"{workspace}/files",
         FileViewSet.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}),

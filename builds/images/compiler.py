@@ -33,7 +33,7 @@ from controlplane.oci_names import is_repository, is_tag
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient, RegistryError
-from workspaces.egress.known_networks import AgreedPolicy
+from workspaces.egress.agreed_policy import AgreedPolicy
 from workspaces.runtimes.docker.build_steps import STEP_NAME, AuthorSteps, StepLimits
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]

@@ -30,7 +30,7 @@ from registries.client import RegistryClient
 from runs.agent_archive import agent_archive, agent_digest
 from scm import git
 from scm.selections import SourceToken, source_token
-from workspaces.egress.known_networks import AgreedPolicy
+from workspaces.egress.agreed_policy import AgreedPolicy
 from workspaces.lifecycle.sources import references_of
 from workspaces.models import BuildJob, Sandbox
 

@@ -24,9 +24,10 @@ from controlplane.security.redaction import redact
 from runs.boot_runs import BootRuns
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, CommandForeground, Step
-from workspaces.credentials.documents import document_of, note_delivered
+from workspaces.credentials.documents import as_delivered, document_of, note_delivered
 from workspaces.credentials.upkeep import keep_renewed
-from workspaces.egress.known_networks import egress_of
+from workspaces.egress.agreed_policy import egress_of
+from workspaces.egress.bound.authorities import authority_of
 from workspaces.models import Attempt
 from workspaces.runtimes.base import LaunchRequest, RuntimeAdapter, Volume
 from workspaces.warm_pool.pool import WarmPool
@@ -63,7 +64,7 @@ class JobCredentials:
         def open_ours() -> Sequence[OpenedAccount]:
             opened = self._open()
             note_delivered(self.job.attempt, opened)
-            return opened
+            return as_delivered(self.job.attempt, opened)
 
         opened = self.job.write(open_ours)
         content = document_of(opened)
@@ -139,6 +140,7 @@ class WorkspaceLauncher:
         resources = runtime.resources
         given = bool(credentials.references)
         volumes = volumes_of(blueprint, home=plan.home)
+        egress = blueprint.runtime.network.egress
         return LaunchRequest(
             instance_id=self.instance_id,
             run_id=attempt.run_id,
@@ -152,7 +154,8 @@ class WorkspaceLauncher:
             ),
             working_directory=runtime.working_directory,
             outbound=runtime.network.outbound,
-            egress=egress_of(attempt, blueprint.runtime.network.egress),
+            egress=job.read(lambda: egress_of(attempt, egress)),
+            authority=job.read(lambda: authority_of(attempt.workspace_id)) if egress else None,
             memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
             cpus=resources.cpus or settings.WORKSPACE_CPUS,
             pids=resources.pids or settings.WORKSPACE_PIDS,

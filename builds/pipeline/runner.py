@@ -18,7 +18,7 @@ from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.launch import JobCredentials, WorkspaceLauncher
 from builds.planner import Catalogue, plan
 from workspaces.blueprint import Blueprint
-from workspaces.egress.known_networks import egress_of
+from workspaces.egress.agreed_policy import egress_of
 from workspaces.models import LeaseLost
 
 
@@ -74,7 +74,9 @@ class JobRunner:
                 image_plan,
                 masks=credentials.masks(),
                 outbound=outbound,
-                egress=egress_of(job.attempt, blueprint.runtime.network.egress),
+                egress=job.read(
+                    lambda: egress_of(job.attempt, blueprint.runtime.network.egress, is_build=True)
+                ),
             )
         self.launcher.launch(job, blueprint, image_plan, credentials)
 

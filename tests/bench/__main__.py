@@ -32,6 +32,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "density": ("tests.bench.density", "--number", "20"),
     "volume": ("tests.bench.volume",),
     "data-plane": ("tests.bench.data_plane",),
+    "egress": ("tests.bench.egress",),
 }
 """What is run for each section of the page."""
 MINUTES = 25.0

@@ -47,7 +47,7 @@ def _workspace() -> Iterator[tuple[UUID, str, str]]:
     instance, run_id = str(uuid4()), uuid4()
     dockerfile = launching.DOCKERFILE.encode()
     context = launching.tar_of(Dockerfile=dockerfile, svc_agent=agent_archive())
-    image = launching._publish(client, context, tag=agent_digest()[:32])
+    image = launching.published(client, context, tag=agent_digest()[:32])
     adapter = DockerAdapter(launching.DOCKER_HOST, instance)
     launcher = launching.Launcher(adapter, client, image, instance)
     runtime = launcher.launch(launcher.request(run_id, memory_mb=1024))

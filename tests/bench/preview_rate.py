@@ -77,7 +77,7 @@ def measure() -> Iterator[Figure]:
     instance, run_id = str(uuid4()), uuid4()
     dockerfile = launching.DOCKERFILE.encode()
     context = launching.tar_of(Dockerfile=dockerfile, svc_agent=agent_archive())
-    image = launching._publish(client, context, tag=agent_digest()[:32])
+    image = launching.published(client, context, tag=agent_digest()[:32])
     adapter = DockerAdapter(launching.DOCKER_HOST, instance, settings.SVC_WORKSPACE_NETWORK_POOL)
     launcher = launching.Launcher(adapter, client, image, instance)
     request = launcher.request(run_id, memory_mb=1024, cpus=2.0, outbound=True)

@@ -73,17 +73,18 @@ def test_only_the_worker_and_the_proxy_are_in_the_engines_group(unit: str) -> No
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_nobody_runs_as_root_or_becomes_it(unit: str) -> None:
-    edge = unit in EDGE | {EGRESS}
-    assert _values(unit, "User") == (["svc-runs"] if edge else ["svc"])
+    others = {EGRESS: "svc-egress", **dict.fromkeys(EDGE, "svc-runs")}
+    assert _values(unit, "User") == [others.get(unit, "svc")]
     assert _values(unit, "NoNewPrivileges") == ["yes"]
     assert _values(unit, "CapabilityBoundingSet") == [""]
 
 
-def test_the_egress_proxy_knows_no_secret_of_the_accounts_and_nothing_of_the_engine() -> None:
+def test_the_egress_proxy_opens_bound_accounts_and_knows_nothing_else_of_ours() -> None:
     (unset,) = _values(EGRESS, "UnsetEnvironment")
-    assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "SVC_RECORD_SIGNING_KEY"} <= set(
+    assert {"SCM_APP_PRIVATE_KEY", "SVC_RECORD_SIGNING_KEY", "WEB_AUTH_SECRET"} <= set(
         unset.split()
     )
+    assert "SVC_CREDENTIALS_KEY" not in unset.split()
     assert "DOCKER_HOST" not in (FOLDER / EGRESS).read_text()
 
 

@@ -27,6 +27,7 @@ from tests.accounts.keys import ed25519
 from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import make_run, record
+from workspaces.models import Attempt, EgressProposal, Sandbox
 
 HEADER = "X-Forwarded-User"
 STRANGER = "usr_stranger"
@@ -60,6 +61,15 @@ class Place:
 def _ssh_key() -> uuid.UUID:
     key = parse_public_key(ed25519())
     return register_ssh_key(owner_user_id=OWNER, key=key, name=None).pk
+
+
+def refused_host(attempt: Attempt) -> uuid.UUID:
+    """Give a workspace a policy, and a host that it was refused because of it."""
+    network = {"outbound": True, "egress": {"rules": [{"hosts": ["a.test"]}]}}
+    spec = {"harness": {"id": "shell"}, "runtime": {"network": network}}
+    Sandbox.objects.filter(pk=attempt.sandbox_id).update(spec=spec)
+    proposal = EgressProposal.objects.create(workspace=attempt.workspace, host="b.test", port=443)
+    return proposal.pk
 
 
 def fill() -> Place:
@@ -101,6 +111,7 @@ def fill() -> Place:
             "connectedAccountId": str(account.pk),
             "codexAccountId": str(renewing.pk),
             "renewalId": str(RenewedSecret.objects.get(account=renewing).pk),
+            "proposalId": str(refused_host(attempt)),
             "profileId": str(ensure_default_profile(OWNER).pk),
             "installationId": str(installation.pk),
             "registryId": "default",

@@ -37,7 +37,7 @@ from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from tests.workspaces.runtimes.test_docker_adapter_isolation import own_address
 from workspaces.blueprint import Blueprint, Egress
-from workspaces.egress.known_networks import egress_of
+from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.name_addresses import address_for
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError
@@ -66,6 +66,7 @@ class Place:
         self.world = world
         self.folder = folder
         self.port = free_port()
+        self.environment: dict[str, str] = {}
         self.guard: NetworkGuard = launcher.adapter.network_guard(
             base_image=BASE_IMAGE, egress_port=self.port
         )
@@ -78,6 +79,7 @@ class Place:
             "egressproxy",
             SVC_EGRESS_PORT=str(self.port),
             SVC_EGRESS_RESOLVERS=PUBLIC,
+            **self.environment,
         )
         self.ended.callback(self.proxy.stop)
         eventually(self.listens, what="the egress proxy listens")

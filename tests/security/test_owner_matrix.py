@@ -57,6 +57,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "workspaces.exec": {"command": ["true"]},
     "workspaces.rename": {"name": "Theirs"},
     "workspaces.update": {"ttlSeconds": 600},
+    "workspaces.replaceEgress": {"policy": {"default": "allow"}},
     "files.makeDirectory": {"path": "a"},
     "ports.link": {"path": "/"},
     "files.move": {"fromPath": "a", "toPath": "b"},

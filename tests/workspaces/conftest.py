@@ -67,7 +67,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
 def workspace_image(docker_client: docker.DockerClient) -> str:
     """The digest reference of an image with the agent, in the registry and in the engine."""
     context = tar_of(Dockerfile=DOCKERFILE.encode(), svc_agent=agent_archive())
-    return _publish(docker_client, context, tag=agent_digest()[:32])
+    return published(docker_client, context, tag=agent_digest()[:32])
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def publish(docker_client: docker.DockerClient) -> Iterator[Callable[[str], str]
 
     def make(dockerfile: str) -> str:
         context = tar_of(Dockerfile=dockerfile.encode(), svc_agent=agent_archive())
-        reference = _publish(docker_client, context, tag=uuid4().hex)
+        reference = published(docker_client, context, tag=uuid4().hex)
         made.append(str(docker_client.images.get(reference).id))
         return reference
 
@@ -87,7 +87,8 @@ def publish(docker_client: docker.DockerClient) -> Iterator[Callable[[str], str]
             docker_client.images.remove(image_id, force=True)
 
 
-def _publish(client: docker.DockerClient, context: bytes, *, tag: str) -> str:
+def published(client: docker.DockerClient, context: bytes, *, tag: str) -> str:
+    """Build an image and push it, and return its digest reference."""
     client.images.build(
         fileobj=io.BytesIO(context), custom_context=True, tag=f"{REPOSITORY}:{tag}", forcerm=True
     )

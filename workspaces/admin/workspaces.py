@@ -105,6 +105,7 @@ class WorkspaceAdmin(HistoryAdmin):
             ("attempts", "workspaces_attempt"),
             ("runs", "runs_run"),
             ("transitions", "workspaces_transition"),
+            ("refused hosts", "workspaces_egressproposal"),
         )
         return format_html_join(
             " · ",

@@ -36,7 +36,7 @@ from .running import (
     Startup,
     Step,
 )
-from .schema import blueprint_schema
+from .schema import blueprint_schema, egress_schema
 
 __all__ = [
     "MEMBER_IGNORED",
@@ -61,5 +61,6 @@ __all__ = [
     "Step",
     "Tooling",
     "blueprint_schema",
+    "egress_schema",
     "warnings_of",
 ]

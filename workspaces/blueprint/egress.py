@@ -16,10 +16,16 @@ MAX_RULES: Final = 64
 MAX_HOSTS: Final = 64
 MAX_PORTS: Final = 16
 MAX_PRESETS: Final = 16
-PLAIN_PORTS: Final = (80,)
-"""Where methods and paths can be seen: nothing there is encrypted."""
+DEFAULT_PORTS: Final = (443,)
+UNSEEN_PORTS: Final = frozenset({22})
+"""For protocols that have no requests with methods and paths."""
+CLEAR_PORTS: Final = frozenset({22, 80})
+"""Not for TLS, and a secret is sent over nothing else."""
 
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_HEADERS_OF_THE_PROXY = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade"}
+)
 _PRESET = re.compile(r"[a-z0-9][a-z0-9-]{0,62}(@[0-9]{1,6})?")
 
 
@@ -46,6 +52,14 @@ def _host(text: str) -> str:
     return name
 
 
+def is_host(text: str) -> bool:
+    """Tell whether a rule can name this host."""
+    try:
+        return _host(text) == text
+    except PydanticCustomError:
+        return False
+
+
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text.strip("[]"))
@@ -68,6 +82,17 @@ def _method(text: str) -> str:
     return text
 
 
+def _header(text: str) -> str:
+    name = text.lower()
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name) or name in _HEADERS_OF_THE_PROXY:
+        raise PydanticCustomError(
+            "malformed",
+            "must be the name of a header that a request may have, such as authorization or "
+            "x-api-key.",
+        )
+    return name
+
+
 def _path(text: str) -> str:
     if not re.fullmatch(r"/[!-~]*", text) or set(text) & set("?#\\%;") or "*" in text[:-1]:
         raise PydanticCustomError(
@@ -85,6 +110,7 @@ HostPattern = Annotated[str, _text, AfterValidator(_host)]
 PresetName = Annotated[str, _text, AfterValidator(_preset)]
 Method = Annotated[str, _text, AfterValidator(_method)]
 PathPattern = Annotated[str, _text, AfterValidator(_path)]
+Header = Annotated[str, _text, AfterValidator(_header)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -98,7 +124,7 @@ class EgressRule(Part):
         "that name itself. No addresses.",
     )
     ports: Many[Port] = Field(
-        default=(443,),
+        default=DEFAULT_PORTS,
         min_length=1,
         max_length=MAX_PORTS,
         description="TCP ports. 443 is for TLS only, 80 for HTTP only, 22 for SSH only.",
@@ -107,36 +133,53 @@ class EgressRule(Part):
         default=None,
         min_length=1,
         max_length=16,
-        description="HTTP methods; only in a rule for port 80 alone, since TLS hides them.",
+        description="HTTP methods. TLS to these hosts is then opened by the proxy.",
     )
     paths: Many[PathPattern] | None = Field(
         default=None,
         min_length=1,
         max_length=64,
-        description="Paths, `*` at the end stands for anything; only in a rule for port 80 alone.",
+        description="Paths, `*` at the end stands for anything. TLS is then opened, too.",
     )
     credential: Line | None = Field(
-        default=None, description="Not supported yet: a rule with it is refused."
+        default=None,
+        description="A connected account of those that the workspace is given: `claude`, `github`, "
+        "an id, or the name of a `generic` one. The workspace gets a placeholder, which the proxy "
+        "replaces by the secret in requests to these hosts. Over TLS only, which it opens.",
+    )
+    header: Header | None = Field(
+        default=None,
+        description="The header in which the placeholder is replaced; only with `credential`. "
+        "Absent: `authorization`.",
     )
 
     @field_validator("methods", "paths")
     @classmethod
     def _can_be_seen(cls, value: object, info: ValidationInfo) -> object:
-        if value is not None and info.data.get("ports", PLAIN_PORTS) != PLAIN_PORTS:
-            raise PydanticCustomError(
-                "not-allowed", "can be used only where ports is [80]: TLS hides what is asked for."
-            )
+        if value is not None and UNSEEN_PORTS & set(info.data.get("ports", ())):
+            raise PydanticCustomError("not-allowed", "cannot be used with port 22, which is SSH's.")
         return value
 
     @field_validator("credential")
     @classmethod
-    def _is_not_supported(cls, value: object) -> object:
-        if value is not None:
+    def _is_sent_over_tls(cls, value: object, info: ValidationInfo) -> object:
+        if value is not None and CLEAR_PORTS & set(info.data.get("ports", ())):
             raise PydanticCustomError(
-                "not-allowed",
-                "is not supported yet. Leave it out, and name the account in credentials.",
+                "not-allowed", "cannot be used with the ports 22 and 80: it is sent over TLS only."
             )
         return value
+
+    @field_validator("header")
+    @classmethod
+    def _has_a_credential(cls, value: object, info: ValidationInfo) -> object:
+        if value is not None and info.data.get("credential") is None:
+            raise PydanticCustomError("not-allowed", "can be used only with a credential.")
+        return value
+
+    @property
+    def sees_requests(self) -> bool:
+        """Whether the proxy has to read requests, and so has to open TLS."""
+        return (self.methods or self.paths or self.credential) is not None
 
 
 class Egress(Part):

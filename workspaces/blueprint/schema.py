@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .blueprint import Blueprint
+from .egress import Egress
+from .part import Part
 
 
 def blueprint_schema() -> dict[str, object]:
@@ -11,7 +13,16 @@ def blueprint_schema() -> dict[str, object]:
     It stands alone: what pydantic keeps under ``$defs`` is put in place, so that it can become a
     component under any name. Where a rule has no words in JSON Schema, the description says it.
     """
-    schema = Blueprint.model_json_schema(by_alias=True, mode="validation")
+    return _alone(Blueprint)
+
+
+def egress_schema() -> dict[str, object]:
+    """Return the JSON Schema of an egress policy, in the same way."""
+    return _alone(Egress)
+
+
+def _alone(model: type[Part]) -> dict[str, object]:
+    schema = model.model_json_schema(by_alias=True, mode="validation")
     definitions = schema.pop("$defs", {})
     placed = _in_place(schema, definitions)
     assert isinstance(placed, dict)

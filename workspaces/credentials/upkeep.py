@@ -38,7 +38,7 @@ from accounts.resolution import Reference
 from accounts.sealing import SealError
 from controlplane.database.locks import try_advisory_lock
 from workspaces import services as workspaces
-from workspaces.credentials.documents import document_of, note_delivered
+from workspaces.credentials.documents import as_delivered, document_of, note_delivered
 from workspaces.models import Attempt, CredentialReference, RuntimeInstance, WorkspaceEvent
 from workspaces.runtimes import credentials
 from workspaces.runtimes.base import LaunchError, RenewedCredential, RuntimeAdapter
@@ -226,6 +226,7 @@ def _deliver_again(adapter: RuntimeAdapter, attempt: Attempt) -> None:
             leave_out=leave_out,
         )
         note_delivered(attempt, opened)
+        opened = as_delivered(attempt, opened)
     adapter.deliver_credentials(attempt.run_id, document_of(opened))
     delivery.stamp_used(opened)
     workspaces.record_event(

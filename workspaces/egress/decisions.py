@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from django.db import (
     transaction,
 )
 
+from workspaces.egress.proposals import Proposed, note_refusals
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.services import Event, record_events
 
@@ -51,12 +53,23 @@ class Decision:
     connections: int
     sent: int = 0
     received: int = 0
+    finding: bool = False
+    """A refusal of what would have taken something out."""
+    another_rule: bool = False
+    """A refusal that a rule for the host and port would undo."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """What decisions have in common that are told together."""
         told = (self.allowed, self.protocol, self.host, self.address, self.port)
-        return (*told, self.rule, self.reason)
+        return (*told, self.rule, self.reason, self.finding)
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of event it is."""
+        if self.finding:
+            return Kind.EGRESS_FINDING
+        return Kind.EGRESS_ALLOWED if self.allowed else Kind.EGRESS_REFUSED
 
 
 @dataclass(slots=True)
@@ -77,10 +90,15 @@ class _Waiting:
     def __init__(self) -> None:
         self.sums: dict[tuple[object, ...], tuple[Decision, _Sum]] = {}
         self.beyond: dict[bool, _Sum] = {}
+        self.proposed: Counter[Proposed] = Counter()
         self.room = float(BURST)
         self.filled = time.monotonic()
 
     def add(self, decision: Decision) -> None:
+        if decision.another_rule:
+            place = (decision.host, None if decision.protocol == "dns" else decision.port)
+            if place in self.proposed or len(self.proposed) < MAX_PENDING:
+                self.proposed[place] += decision.connections
         if decision.key not in self.sums and len(self.sums) >= MAX_PENDING:
             self.beyond.setdefault(decision.allowed, _Sum()).add(decision)
             return
@@ -109,7 +127,7 @@ class _Waiting:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        return not self.sums and not self.beyond and self.room >= BURST - 1
+        return not self.sums and not self.beyond and not self.proposed and self.room >= BURST - 1
 
 
 class DecisionLog:
@@ -151,6 +169,19 @@ class DecisionLog:
         for who, events in list(self._unwritten.items()):
             if self._write(who, events):
                 del self._unwritten[who]
+        self._propose()
+
+    def _propose(self) -> None:
+        with self._lock:
+            proposed = {who: each.proposed for who, each in self._waiting.items() if each.proposed}
+            for who in proposed:
+                self._waiting[who].proposed = Counter()
+        for who, places in proposed.items():
+            try:
+                note_refusals(who, places)
+            except (DatabaseError, ValueError) as error:
+                # It is asked for again as long as it is wanted.
+                log.warning("egress_proposals_lost", reason=type(error).__name__)
 
     def _write(self, attempt_id: UUID, events: list[Event]) -> bool:
         try:
@@ -200,9 +231,8 @@ def _event(decision: Decision, total: _Sum) -> Event:
         message = f"Reached {place}, allowed by {decision.rule}: {counted}."
     else:
         message = f"Closed {place}: {total.sent} bytes sent, {total.received} received."
-    kind = Kind.EGRESS_ALLOWED if decision.allowed else Kind.EGRESS_REFUSED
     return Event(
-        kind,
+        decision.kind,
         message,
         {
             "protocol": decision.protocol,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from workspaces.blueprint import Egress, EgressRule
 from workspaces.egress.presets import Presets
 
 DNS_PORT, SSH_PORT, HTTP_PORT, TLS_PORT = 53, 22, 80, 443
+DEFAULT_HEADER = "authorization"
 
 
 class UnknownPreset(LookupError):
@@ -17,11 +19,23 @@ class UnknownPreset(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """An account whose secret is put into a header of requests."""
+
+    account_id: UUID
+    header: str
+
+
+@dataclass(frozen=True, slots=True)
 class NamedRule:
-    """A rule, and what it is called in decisions: ``rules/0`` or ``presets/python@1/0``."""
+    """A rule, and what it is called in decisions: ``rules/0`` or ``presets/python@1/0``.
+
+    ``account_id`` is the account that its credential names.
+    """
 
     name: str
     rule: EgressRule
+    account_id: UUID | None = None
 
     def names(self, host: str) -> bool:
         """Tell whether the rule is about the host."""
@@ -30,14 +44,36 @@ class NamedRule:
             for pattern in self.rule.hosts
         )
 
+    def carries(self, protocol: str) -> bool:
+        """Tell whether it allows a protocol at its ports: ``http``, ``tls``, ``ssh`` or ``tcp``."""
+        if self.rule.credential is not None:
+            return protocol == "tls"
+        return not self.rule.sees_requests or protocol in ("http", "tls")
+
+    def fits(self, method: str, path: str) -> bool:
+        """Tell whether it allows a request."""
+        return _method_fits(self.rule, method) and _path_fits(self.rule, path)
+
+    @property
+    def bound(self) -> Bound | None:
+        """What is put into requests that it allows."""
+        if self.account_id is None:
+            return None
+        return Bound(self.account_id, self.rule.header or DEFAULT_HEADER)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether something may pass, the rule that says so, and why not."""
+    """Whether something may pass, the rule that says so, and why not.
+
+    ``another_rule`` tells that a rule for the host and port would allow it.
+    """
 
     allowed: bool
     rule: str
     reason: str = ""
+    another_rule: bool = False
+    bound: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +84,18 @@ class Policy:
     rules: tuple[NamedRule, ...]
 
     @classmethod
-    def of(cls, egress: Egress, presets: Presets) -> Policy:
-        """Fill in the presets; raises ``UnknownPreset``."""
-        named = [NamedRule(f"rules/{number}", rule) for number, rule in enumerate(egress.rules)]
+    def of(
+        cls, egress: Egress, presets: Presets, accounts: Mapping[int, UUID] | None = None
+    ) -> Policy:
+        """Fill in the presets, and the accounts by the number of the rule that names each.
+
+        Raises ``UnknownPreset``.
+        """
+        bound = accounts or {}
+        named = [
+            NamedRule(f"rules/{number}", rule, bound.get(number))
+            for number, rule in enumerate(egress.rules)
+        ]
         for wanted in egress.presets:
             found = presets.find(wanted)
             if found is None:
@@ -65,7 +110,11 @@ class Policy:
     def from_wire(cls, told: Mapping[str, Any]) -> Policy:
         """Return what :meth:`to_wire` was made of."""
         rules = (
-            NamedRule(each["name"], EgressRule.model_validate(each["rule"]))
+            NamedRule(
+                each["name"],
+                EgressRule.model_validate(each["rule"]),
+                UUID(each["accountId"]) if "accountId" in each else None,
+            )
             for each in told["rules"]
         )
         return cls(bool(told["defaultAllow"]), tuple(rules))
@@ -78,10 +127,20 @@ class Policy:
                 {
                     "name": each.name,
                     "rule": each.rule.model_dump(mode="json", by_alias=True, exclude_none=True),
+                    **({"accountId": str(each.account_id)} if each.account_id else {}),
                 }
                 for each in self.rules
             ],
         }
+
+    def without_credentials(self) -> Policy:
+        """Return the same for a build: it has no placeholders, and its TLS is its own."""
+        nothing = {"credential": None, "header": None}
+        rules = (
+            replace(each, rule=each.rule.model_copy(update=nothing), account_id=None)
+            for each in self.rules
+        )
+        return Policy(self.default_allow, tuple(rules))
 
     def about_name(self, host: str) -> Verdict:
         """Say whether a host may be reached at any port at all, so that its name is answered."""
@@ -90,34 +149,61 @@ class Policy:
             return Verdict(True, about[0].name)
         return self._by_default(host)
 
-    def about_connection(self, host: str, port: int) -> Verdict:
-        """Say whether a host may be reached at a port, with some request."""
+    def about_connection(self, host: str, port: int, protocol: str = "tls") -> Verdict:
+        """Say whether a host may be reached at a port with a protocol, and some request."""
         about = [each for each in self.rules if each.names(host)]
         if not about:
             return self._by_default(host)
-        for each in about:
-            if port in each.rule.ports:
+        at_port = [each for each in about if port in each.rule.ports]
+        for each in at_port:
+            if each.carries(protocol):
                 return Verdict(True, each.name)
-        return Verdict(False, about[0].name, f"{host} may not be reached at port {port}.")
+        if at_port:
+            wanted = "TLS" if at_port[0].rule.credential is not None else "HTTP and TLS"
+            reason = f"The rule for {host} at port {port} is for {wanted} only."
+            return Verdict(False, at_port[0].name, reason)
+        reason = f"{host} may not be reached at port {port}."
+        return Verdict(False, about[0].name, reason, another_rule=True)
 
-    def about_request(self, host: str, port: int, method: str, path: str) -> Verdict:
-        """Say whether an HTTP request may be sent. ``path`` is without the query."""
-        about = [each for each in self.rules if each.names(host) and port in each.rule.ports]
+    def about_request(
+        self, host: str, port: int, method: str, path: str, protocol: str = "http"
+    ) -> Verdict:
+        """Say whether an HTTP request may be sent. ``path`` is without the query.
+
+        ``protocol`` is ``tls`` for a request inside TLS.
+        """
+        about = self._about(host, port, protocol)
         if not about:
-            return self.about_connection(host, port)
-        for each in about:
-            if _method_fits(each.rule, method) and _path_fits(each.rule, path):
-                return Verdict(True, each.name)
-        return Verdict(False, about[0].name, f"{method} {path[:200]} is not allowed at {host}.")
+            return self.about_connection(host, port, protocol)
+        fitting = [each for each in about if each.fits(method, path)]
+        if not fitting:
+            reason = f"{method} {path[:200]} is not allowed at {host}."
+            return Verdict(False, about[0].name, reason)
+        bound = [each for each in fitting if each.bound is not None]
+        first = (bound or fitting)[0]
+        return Verdict(
+            True, first.name, bound=tuple(each.bound for each in bound if each.bound is not None)
+        )
+
+    def opens_tls(self, host: str, port: int) -> bool:
+        """Tell whether a rule has to see the requests inside TLS to this host and port."""
+        return any(each.rule.sees_requests for each in self._about(host, port, "tls"))
 
     def names_port(self, host: str, port: int) -> bool:
         """Tell whether a rule names this very host and port: then any protocol is meant."""
-        return any(each.names(host) and port in each.rule.ports for each in self.rules)
+        return bool(self._about(host, port, "tcp"))
+
+    def _about(self, host: str, port: int, protocol: str) -> list[NamedRule]:
+        return [
+            each
+            for each in self.rules
+            if each.names(host) and port in each.rule.ports and each.carries(protocol)
+        ]
 
     def _by_default(self, host: str) -> Verdict:
         if self.default_allow:
             return Verdict(True, "default")
-        return Verdict(False, "default", f"No rule names {host}.")
+        return Verdict(False, "default", f"No rule names {host}.", another_rule=True)
 
 
 def _method_fits(rule: EgressRule, method: str) -> bool:

@@ -11,25 +11,20 @@ import fcntl
 import socket
 import struct
 import time
-from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import structlog
-from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
-from controlplane.database.retries import retry_database
-from workspaces.blueprint import Egress
-from workspaces.egress.host_policy import Policy, UnknownPreset
-from workspaces.egress.presets import PresetsError, read_presets
-from workspaces.egress.proxy import Network
-from workspaces.models import Attempt, EgressNetwork
-from workspaces.runtimes.base import LaunchError
+from workspaces.egress.bound.authorities import Authority, NoAuthority, open_authority
+from workspaces.egress.host_policy import Policy
+from workspaces.egress.open_networks import Network
+from workspaces.models import CredentialReference, EgressNetwork
 
 UNKNOWN_SECONDS = 1.0
 """How long nobody asks again for a network that was not found."""
-REGISTER_SECONDS = 30.0
+LOOK_SECONDS = 0.4
+"""How soon a policy that was replaced is found out."""
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
 
 log = structlog.get_logger(__name__)
@@ -71,21 +66,93 @@ class KnownNetworks:
                 self._unknown_until = {**kept, bridge: now + UNKNOWN_SECONDS}
             return network
 
+    async def follow(self) -> None:
+        """Give networks the policies that replace theirs, again and again, until cancelled.
+
+        While the database does not answer they keep what they have.
+        """
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Do it once: a connection that another policy does not allow is closed."""
+        known = dict(self._known.values())
+        if not known:
+            return
+        for bridge, policy, revision in await asyncio.to_thread(_replaced, _revisions(known)):
+            if known[bridge].replace_policy(policy, revision):
+                log.info("egress_policy_replaced", bridge=bridge, revision=revision)
+
     def _bridge_with(self, gateway: str) -> str:
         names = (name for _, name in socket.if_nameindex() if name.startswith(self._prefix))
         return next((name for name in names if address_of(name) == gateway), "")
 
 
+def _revisions(known: dict[str, Network]) -> dict[str, int]:
+    return {bridge: network.revision for bridge, network in known.items()}
+
+
+def _replaced(known: dict[str, int]) -> list[tuple[str, Policy, int]]:
+    """Return the policies of these bridges that are not the revision that is known."""
+    close_old_connections()
+    try:
+        rows = EgressNetwork.objects.filter(pk__in=known)
+        revisions = rows.values_list("pk", "revision")
+        changed = [bridge for bridge, revision in revisions if known[bridge] != revision]
+        if not changed:
+            return []
+        return [
+            (row.pk, Policy.from_wire(row.policy), row.revision)
+            for row in EgressNetwork.objects.filter(pk__in=changed)
+        ]
+    except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
+        log.warning("egress_policies_not_looked_at", reason=type(error).__name__)
+        return []
+    finally:
+        close_old_connections()
+
+
 def _of_bridge(bridge: str) -> Network | None:
     close_old_connections()
     try:
-        row = EgressNetwork.objects.filter(pk=bridge).first()
-        return None if row is None else Network(row.attempt_id, Policy.from_wire(row.policy))
+        row = EgressNetwork.objects.select_related("attempt__workspace").filter(pk=bridge).first()
+        return None if row is None else network_of(row)
     except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
         log.warning("egress_policy_not_read", bridge=bridge, reason=type(error).__name__)
         return None
     finally:
         close_old_connections()
+
+
+def network_of(row: EgressNetwork) -> Network:
+    """Return what is agreed for a network, ready to be served."""
+    policy = Policy.from_wire(row.policy)
+    attempt = row.attempt
+    if row.is_build:
+        reason = "A build's TLS is not opened, so nobody sees its requests."
+        return Network(attempt.pk, policy, no_authority=reason)
+    bound = CredentialReference.objects.filter(attempt=attempt).exclude(placeholder="")
+    authority, reason = _authority(attempt.workspace_id)
+    return Network(
+        attempt.pk,
+        policy,
+        owner_user_id=attempt.workspace.owner_user_id,
+        placeholders={
+            account_id: placeholder.encode()
+            for account_id, placeholder in bound.values_list("account_id", "placeholder")
+        },
+        authority=authority,
+        no_authority=reason,
+        revision=row.revision,
+    )
+
+
+def _authority(workspace_id: UUID) -> tuple[Authority | None, str]:
+    try:
+        return open_authority(workspace_id), ""
+    except NoAuthority as error:
+        return None, str(error)
 
 
 def address_of(interface: str) -> str:
@@ -96,44 +163,3 @@ def address_of(interface: str) -> str:
         except OSError:
             return ""
     return socket.inet_ntoa(told[20:24])
-
-
-@dataclass(frozen=True, slots=True)
-class AgreedPolicy:
-    """The policy of an attempt's networks, with the rules of its presets filled in, as JSON."""
-
-    attempt_id: UUID
-    policy: dict[str, Any]
-
-    def __call__(self, bridge: str) -> None:
-        """Make the policy of a new network known, by the name of its bridge.
-
-        Waits half a minute for a database that does not answer. May be repeated.
-        """
-        told = {"attempt_id": self.attempt_id, "policy": self.policy}
-        # It also makes a new connection where this one has ended during a long build.
-        retry_database(
-            lambda: EgressNetwork.objects.update_or_create(bridge=bridge, defaults=told),
-            timeout=REGISTER_SECONDS,
-        )
-
-
-def egress_of(attempt: Attempt, egress: Egress | None) -> AgreedPolicy | None:
-    """Return what makes the policy of a new network known, by the name of its bridge.
-
-    None when there is no policy. Raises ``egress-not-enforced`` when its presets cannot be used.
-    """
-    if egress is None:
-        return None
-    try:
-        policy = Policy.of(egress, read_presets(settings.SVC_EGRESS_PRESETS)).to_wire()
-    except UnknownPreset as error:
-        raise LaunchError(
-            "egress-not-enforced", f"This installation has no preset {error} any more."
-        ) from error
-    except PresetsError as error:
-        log.error("egress_presets_not_read", reason=str(error))
-        raise LaunchError(
-            "egress-not-enforced", "The presets of this installation cannot be read."
-        ) from error
-    return AgreedPolicy(attempt.pk, policy)

@@ -55,6 +55,8 @@ def _read(path: Path) -> dict[str, dict[int, tuple[EgressRule, ...]]]:
         for version, preset in versions.items() if isinstance(versions, dict) else ():
             try:
                 rules = _RULES.validate_python(preset["rules"])
+                if any(rule.credential for rule in rules):
+                    raise ValueError("a preset cannot have a credential")
                 found.setdefault(name, {})[int(version)] = tuple(rules)
             except (KeyError, TypeError, ValueError, ValidationError) as error:
                 raise PresetsError(f"{path}: the preset {name}.{version}: {error}") from error

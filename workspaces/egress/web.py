@@ -6,7 +6,6 @@ the server is told to close, and so is the client.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -14,6 +13,9 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import h11
+
+from workspaces.egress.bound.placeholders import Watch
+from workspaces.egress.tls_ending import Input
 
 MAY_BE_A_REQUEST = re.compile(rb"[A-Z]{3,16} ")
 MAY_BECOME_A_REQUEST = re.compile(rb"[A-Z]{1,16}")
@@ -42,10 +44,10 @@ class Request:
         """What is asked for, without the query."""
         return self.target.partition(b"?")[0].decode("latin-1")
 
-    async def passed_on(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    async def passed_on(self, reader: Input, watch: Watch) -> AsyncIterator[bytes]:
         """Yield the request as it is to be sent, with its body as that arrives.
 
-        Raises ``BadRequest``.
+        ``watch`` looks at the body, in whatever pieces that is sent. Raises ``BadRequest``.
         """
         server = h11.Connection(h11.CLIENT)
         try:
@@ -55,6 +57,7 @@ class Request:
                 event := await _next_event(self._client, reader), h11.EndOfMessage
             ):
                 if isinstance(event, h11.Data):
+                    watch.look_at(bytes(event.data))
                     yield server.send(h11.Data(data=bytes(event.data))) or b""
                 else:
                     raise BadRequest("The request's body was cut short.")
@@ -80,13 +83,14 @@ class Request:
         return [*kept, (b"connection", b"close")]
 
 
-async def read_request(begun: bytes, reader: asyncio.StreamReader) -> Request:
+async def read_request(begun: bytes, reader: Input) -> Request:
     """Read a request's head, of which ``begun`` was read already.
 
     Raises ``BadRequest``, ``EOFError``.
     """
     client = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-    client.receive_data(begun)
+    if begun:  # nothing would mean the end
+        client.receive_data(begun)
     try:
         event = await _next_event(client, reader)
     except h11.RemoteProtocolError as error:
@@ -117,9 +121,7 @@ async def read_request(begun: bytes, reader: asyncio.StreamReader) -> Request:
     return Request(method, target, host, port, headers, client)
 
 
-async def _next_event(
-    connection: h11.Connection, reader: asyncio.StreamReader
-) -> h11.Event | type[h11.PAUSED]:
+async def _next_event(connection: h11.Connection, reader: Input) -> h11.Event | type[h11.PAUSED]:
     while (event := connection.next_event()) is h11.NEED_DATA:
         connection.receive_data(await reader.read(CHUNK))
     return event  # type: ignore[return-value]  # NEED_DATA is no more possible

@@ -18,6 +18,7 @@ from controlplane.http.idempotency import key_reused
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, warnings_of
 from workspaces.credentials.choice import choose_credentials, same_credentials
+from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.failures import attempt_all
 from workspaces.lifecycle.queueing import (
     PUBLISH_FAILED,
@@ -74,9 +75,12 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
         owner_user_id=request.owner_user_id,
     )
     spec = resolve_spec(blueprint)
+    placeholders = placeholders_for(spec, credentials.references)
     name = request.name or infer_name(request, blueprint)
     try:
-        job, answer = _persist(request, spec, credentials, selected.references, name=name)
+        job, answer = _persist(
+            request, spec, credentials, placeholders, selected.references, name=name
+        )
     except (IntegrityError, Conflict, OwnerLimitReached):
         # Another request with this key was quicker by a moment, and may have taken the last place;
         # its answer is ours too.
@@ -156,6 +160,7 @@ def _persist(
     request: NewSandbox,
     spec: dict[str, Any],
     credentials: Resolution,
+    placeholders: Mapping[uuid.UUID, str],
     references: Mapping[str, uuid.UUID],
     *,
     name: str,
@@ -190,6 +195,7 @@ def _persist(
             trigger_type=Attempt.TriggerType.API,
             requested_by=request.owner_user_id,
             credentials=credentials,
+            placeholders=placeholders,
         )
         records().create_boot_run(attempt)
         job = create_job(attempt)
@@ -222,12 +228,14 @@ def _retry(sandbox: Sandbox, *, requested_by: str, trigger_type: Attempt.Trigger
     workspace = startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
     if workspace.latest_sandbox_id != sandbox.pk:
         raise Conflict("A newer sandbox of this workspace exists.", code="sandbox-superseded")
+    credentials = same_credentials(sandbox.latest_attempt, sandbox.owner_user_id)
     attempt = workspaces.create_attempt(
         sandbox=sandbox,
         relation=Sandbox.Relation.RETRY,
         trigger_type=trigger_type,
         requested_by=requested_by,
-        credentials=same_credentials(sandbox.latest_attempt, sandbox.owner_user_id),
+        credentials=credentials,
+        placeholders=placeholders_for(sandbox.spec, credentials.references),
     )
     records().create_boot_run(attempt)
     return create_job(attempt)

@@ -21,6 +21,7 @@ from controlplane.errors import Conflict, NotFound
 from controlplane.work.notifications import announce
 from workspaces import services as workspaces
 from workspaces.credentials.choice import same_credentials
+from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.queueing import cancel_job, create_job, publish_or_fail
 from workspaces.lifecycle.records import records
 from workspaces.lifecycle.start_limits import require_room_to_start
@@ -259,6 +260,7 @@ def start_workspace(start: NewStart) -> StartedSandbox:
             trigger_type=start.trigger_type,
             requested_by=start.requested_by or workspace.owner_user_id,
             credentials=credentials,
+            placeholders=placeholders_for(sandbox.spec, credentials.references),
         )
         records().create_boot_run(attempt)
         job = create_job(attempt)

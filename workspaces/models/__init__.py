@@ -13,7 +13,7 @@ from workspaces.models.core import (
     Workspace,
     WorkspaceEvent,
 )
-from workspaces.models.egress_networks import EgressNetwork
+from workspaces.models.egress_networks import EgressAuthority, EgressNetwork, EgressProposal
 from workspaces.models.guards import NetworkGuardReport
 from workspaces.models.known_engines import Engine
 from workspaces.models.repositories import PublishedRepository
@@ -28,7 +28,9 @@ __all__ = [
     "Attempt",
     "BuildJob",
     "CredentialReference",
+    "EgressAuthority",
     "EgressNetwork",
+    "EgressProposal",
     "Engine",
     "Fence",
     "LeaseLost",

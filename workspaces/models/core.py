@@ -250,6 +250,13 @@ class CredentialReference(models.Model):
     delivered_generation = models.PositiveIntegerField(null=True)
     delivered_at = models.DateTimeField(null=True)
     withdrawn_at = models.DateTimeField(null=True)
+    placeholder = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What it gets instead of the secret.",
+    )
 
     class Meta:
         constraints = [
@@ -405,6 +412,8 @@ class WorkspaceEvent(models.Model):
         CREDENTIALS_RENEWED = "credentials.renewed"
         EGRESS_ALLOWED = "egress.allowed"
         EGRESS_REFUSED = "egress.refused"
+        EGRESS_FINDING = "egress.finding"
+        EGRESS_CHANGED = "egress.changed"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     workspace = models.ForeignKey(Workspace, on_delete=models.CASCADE, related_name="events")

@@ -110,6 +110,8 @@ class LaunchRequest:
     egress: Callable[[str], None] | None = field(default=None, repr=False)
     """None: every public address is reached. Else the egress proxy only, and it is called with the
     name of the network's bridge before that is made, so that the policy is known by then."""
+    authority: bytes | None = field(default=None, repr=False)
+    """A certificate in PEM that all programs inside have to trust; it is no secret."""
     volumes: Sequence[Volume] = ()
     """What is kept of the workspace from one attempt to the next; none may be inside another."""
     fresh_volumes: bool = False

@@ -8,6 +8,7 @@ import logging
 import threading
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,11 +41,13 @@ from tests.factories import claim, make_job
 from tests.workspaces.credentials.credential_engine import HoldingEngine
 from workspaces.credentials import upkeep as credential_upkeep
 from workspaces.credentials.upkeep import Upkeep, look_after_credentials
+from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.queueing import cancel_job
 from workspaces.lifecycle.reconciler import reconcile
 from workspaces.models import (
     BuildJob,
     CredentialReference,
+    EgressNetwork,
     LeaseLost,
     RuntimeInstance,
     Workspace,
@@ -84,9 +87,13 @@ def job_with(spec: dict[str, Any] | None = None, **credentials: Any) -> BuildJob
 
 
 def _refer(job: BuildJob, resolution: Resolution) -> None:
+    instead = placeholders_for(job.attempt.spec, resolution.references)
     for one in resolution.references:
         CredentialReference.objects.create(
-            attempt=job.attempt, account_id=one.account_id, provider=one.provider
+            attempt=job.attempt,
+            account_id=one.account_id,
+            provider=one.provider,
+            placeholder=instead.get(one.account_id, ""),
         )
 
 
@@ -280,6 +287,33 @@ def test_a_workspace_all_of_whose_accounts_are_gone_is_given_none_and_goes_on(
     engine.waiting.add(run_id)
     assert look_after(engine).delivered == 1
     assert engine.held[run_id] == {}
+
+
+def test_of_a_bound_account_a_workspace_only_ever_has_the_same_placeholder(
+    engine: HoldingEngine, runner: JobRunner
+) -> None:
+    launcher = replace(runner.launcher, require_isolation=bool, require_egress=bool)
+    bound, other = connect("github"), connect("generic", "TOKEN")
+    rules = [{"hosts": ["api.github.com"], "credential": "github"}]
+    network = {"egress": {"rules": rules}}
+    spec = {**SHELL, "runtime": {"persistence": "persistent", "network": network}}
+    job = started(replace(runner, launcher=launcher), spec, github=bound, generic=[other])
+    run_id = job.attempt.run_id
+    given = {one["id"]: one["secret"] for one in engine.held[run_id].values()}
+    assert given[other] == SECRETS["generic"]
+    assert given[bound].startswith("ghp_svcplaceholder")
+    (request,) = engine.requests
+    assert request.authority is not None
+    assert request.authority.startswith(b"-----BEGIN CERTIFICATE-----")
+    assert request.egress is not None
+    request.egress("e00000000000001")
+    (rule,) = EgressNetwork.objects.get().policy["rules"]
+    assert rule["accountId"] == bound
+
+    engine.held.clear()
+    engine.waiting.add(run_id)
+    assert look_after(engine).delivered == 1
+    assert {one["id"]: one["secret"] for one in engine.held[run_id].values()} == given
 
 
 def test_without_a_key_a_waiting_workspace_goes_on_waiting(

@@ -16,9 +16,10 @@ from tests.runs.ready import ready_attempt, ready_attempts
 from tests.stack.worker_process import eventually
 from workspaces.blueprint import Egress
 from workspaces.egress import known_networks
+from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.decisions import BURST, Decision, DecisionLog
-from workspaces.egress.known_networks import KnownNetworks, egress_of
-from workspaces.egress.proxy import Network
+from workspaces.egress.known_networks import KnownNetworks
+from workspaces.egress.open_networks import Network
 from workspaces.lifecycle.isolation import IsolationTask, check_egress
 from workspaces.models import EgressNetwork, NetworkGuardReport, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError
@@ -57,11 +58,12 @@ def test_presets_that_cannot_be_read_are_no_mystery(api: Api, settings: Settings
     assert caught.value.code == "egress-not-enforced"
 
 
-def test_a_credential_in_a_rule_is_refused_with_what_to_do(api: Api) -> None:
+def test_a_credential_of_an_account_that_the_workspace_is_not_given_is_refused(api: Api) -> None:
     body = sandbox({"rules": [{"hosts": ["api.example.com"], "credential": "work"}]})
     (fault,) = api.post("/v1/sandboxes", body, expect=400).body["errors"]
     assert fault["pointer"] == "/spec/runtime/network/egress/rules/0/credential"
-    assert "not supported yet" in fault["detail"]
+    assert fault["code"] == "credential-not-given"
+    assert "credentials" in fault["detail"]
 
 
 @pytest.mark.parametrize("mode", ["external", "off"])

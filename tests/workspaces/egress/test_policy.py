@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic import ValidationError
@@ -77,9 +78,59 @@ def test_a_request_has_to_fit_method_and_path_of_one_rule(
     assert found.about_request("a.test", 80, method, path).allowed is allowed
 
 
+GITHUB = UUID(int=1)
+
+
+def bound() -> Policy:
+    rules = [
+        {"hosts": ["a.test"], "ports": [443]},
+        {"hosts": ["a.test"], "paths": ["/api/*"], "credential": "github"},
+        {"hosts": ["b.test"], "methods": ["GET"]},
+        {"hosts": ["c.test"], "ports": [9000], "methods": ["GET"]},
+    ]
+    return Policy.of(egress({"rules": rules}), read_presets(), {1: GITHUB})
+
+
+def test_a_rule_with_a_credential_goes_before_another_that_allows_the_same() -> None:
+    found = bound().about_request("a.test", 443, "GET", "/api/x", "tls")
+    assert (found.rule, [each.account_id for each in found.bound]) == ("rules/1", [GITHUB])
+    found = bound().about_request("a.test", 443, "GET", "/else", "tls")
+    assert (found.allowed, found.rule, found.bound) == (True, "rules/0", ())
+
+
+def test_tls_is_opened_only_where_a_rule_has_to_see_requests() -> None:
+    found = bound()
+    assert found.opens_tls("a.test", 443)
+    assert found.opens_tls("b.test", 443)
+    assert not found.opens_tls("a.test", 8443)
+    assert not policy(rules=[{"hosts": ["a.test"]}]).opens_tls("a.test", 443)
+
+
+def test_what_has_no_requests_does_not_pass_by_a_rule_about_requests() -> None:
+    found = bound()
+    assert not found.names_port("c.test", 9000)
+    for protocol in ("tcp", "ssh"):
+        assert not found.about_connection("c.test", 9000, protocol).allowed
+    assert found.about_connection("c.test", 9000, "http").allowed
+    only = policy(rules=[{"hosts": ["a.test"], "ports": [8080], "credential": "github"}])
+    assert not only.about_request("a.test", 8080, "GET", "/").allowed
+    assert only.about_request("a.test", 8080, "GET", "/", "tls").allowed
+
+
+def test_a_build_has_the_same_rules_without_credentials() -> None:
+    found = bound().without_credentials()
+    assert found.about_request("a.test", 443, "GET", "/api/x", "tls").bound == ()
+    assert (
+        not Policy.from_wire(found.to_wire())
+        .about_request("b.test", 443, "POST", "/", "tls")
+        .allowed
+    )
+
+
 def test_a_policy_that_was_stored_says_the_same() -> None:
     found = policy(default="allow", presets=["python", "debian@1"], rules=[{"hosts": ["a.test"]}])
     assert Policy.from_wire(found.to_wire()) == found
+    assert Policy.from_wire(bound().to_wire()) == bound()
     assert found.about_connection("pypi.org", 443).rule == "presets/python@1/0"
 
 
@@ -115,6 +166,7 @@ def test_presets_of_the_operator_are_added_and_replace_ours(tmp_path: Path) -> N
         "[a.1]\n",
         '[a.1]\nrules = [{ hosts = ["1.2.3.4"] }]',
         '[a.1]\nrules = [{ hosts = ["a.test"], port = [1] }]',
+        '[a.1]\nrules = [{ hosts = ["a.test"], credential = "github" }]',
     ],
 )
 def test_a_file_of_presets_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:
@@ -141,13 +193,17 @@ def test_a_file_of_presets_that_makes_no_sense_is_refused(text: str, tmp_path: P
         ({"hosts": [f"{'a' * 64}.test"]}, "/hosts/0"),
         ({"hosts": ["a.test"], "ports": [0]}, "/ports/0"),
         ({"hosts": ["a.test"], "ports": [65536]}, "/ports/0"),
-        ({"hosts": ["a.test"], "methods": ["GET"]}, "/methods"),
-        ({"hosts": ["a.test"], "ports": [80, 443], "paths": ["/"]}, "/paths"),
+        ({"hosts": ["a.test"], "ports": [22], "methods": ["GET"]}, "/methods"),
+        ({"hosts": ["a.test"], "ports": [22, 443], "paths": ["/"]}, "/paths"),
         ({"hosts": ["a.test"], "ports": [80], "methods": ["get"]}, "/methods/0"),
         ({"hosts": ["a.test"], "ports": [80], "paths": ["a"]}, "/paths/0"),
         ({"hosts": ["a.test"], "ports": [80], "paths": ["/a/../b"]}, "/paths/0"),
         ({"hosts": ["a.test"], "ports": [80], "paths": ["/a;b"]}, "/paths/0"),
-        ({"hosts": ["a.test"], "credential": "work"}, "/credential"),
+        ({"hosts": ["a.test"], "ports": [80], "credential": "github"}, "/credential"),
+        ({"hosts": ["a.test"], "ports": [22, 443], "credential": "github"}, "/credential"),
+        ({"hosts": ["a.test"], "header": "x-api-key"}, "/header"),
+        ({"hosts": ["a.test"], "credential": "github", "header": "Host"}, "/header"),
+        ({"hosts": ["a.test"], "credential": "github", "header": "x: y"}, "/header"),
         ({"hosts": ["a.test"], "host": "b.test"}, "/host"),
     ],
 )

@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import cast
 from uuid import uuid4
 
-import dns.message
-import dns.rrset
 import pytest
 
-from tests.security.surroundings import ip
+from tests.workspaces.egress.loopback import HERE, Names, names_of_this_machine
 from workspaces.blueprint import Egress
-from workspaces.egress import proxy
+from workspaces.egress import relaying
 from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import ReachableAddresses, address_for
+from workspaces.egress.open_networks import Network
 from workspaces.egress.presets import Presets
-from workspaces.egress.proxy import EgressProxy, Network
-
-HERE = "127.0.0.1"
-
-
-@contextlib.contextmanager
-def name_of_this_machine() -> Iterator[str]:
-    """A name whose stand-in is an address of this machine, so that nothing need be redirected."""
-    host = f"h{uuid4().hex}.test"
-    address = f"{address_for(host)}/32"
-    ip("address", "add", address, "dev", "lo")
-    try:
-        yield host
-    finally:
-        ip("address", "del", address, "dev", "lo")
-
-
-class Names(asyncio.DatagramProtocol):
-    """Says that every name is here."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.DatagramTransport", transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        asked = dns.message.from_wire(data)
-        reply = dns.message.make_response(asked)
-        reply.answer.append(dns.rrset.from_text(asked.question[0].name, 0, "IN", "A", HERE))
-        self.transport.sendto(reply.to_wire(), addr)
+from workspaces.egress.proxy import EgressProxy
 
 
 def open_to(port: int) -> int:
@@ -111,8 +80,8 @@ async def served(host: str) -> list[Decision]:
 def test_a_server_that_does_not_read_keeps_no_socket_when_the_connection_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proxy, "FIRST_BYTES_SECONDS", 2.0)
-    with name_of_this_machine() as host:
+    monkeypatch.setattr(relaying, "FIRST_BYTES_SECONDS", 2.0)
+    with names_of_this_machine(1) as (host,):
         decisions = asyncio.run(asyncio.wait_for(served(host), 60))
     assert [decision.connections for decision in decisions] == [1, 0]
     assert decisions[1].sent > 0

@@ -64,5 +64,7 @@ async def _serve(decisions: DecisionLog, port: int) -> None:
     dialler = Dialler(reachable, settings.SVC_EGRESS_RESOLVERS)
     async with EgressProxy(networks.whose, dialler, decisions.add).serving(port):
         log.info("egress_proxy_started", port=port, instance=settings.SVC_INSTANCE_ID)
+        following = asyncio.create_task(networks.follow())
         await stopped.wait()
+        following.cancel()
     log.info("egress_proxy_stopped")

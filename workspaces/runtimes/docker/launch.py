@@ -57,6 +57,7 @@ from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.member_binding import bind
 from workspaces.runtimes.docker.networks import new_bridge_name
 from workspaces.runtimes.docker.pulling import pull
+from workspaces.runtimes.docker.trust import trust
 
 UNSTARTED_SECONDS = 10.0
 OUT_OF_MEMORY_SECONDS = 3.0
@@ -361,6 +362,8 @@ class Launch:
         self._created.add(str(container.id))
         try:
             container.put_archive("/", boot.config_archive(self._request.boot))
+            if self._request.authority is not None:
+                trust(container, self._request.authority)
             if network is not None:
                 network.made()
             self._proceed()
