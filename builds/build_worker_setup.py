@@ -29,6 +29,7 @@ from controlplane.work.worker import WorkerTimes, new_worker_id
 from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
+from workspaces.lifecycle.cluster_isolation import ClusterIsolation
 from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
@@ -38,6 +39,7 @@ from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
+from workspaces.runtimes.chosen import on_kubernetes, runtime_adapter
 from workspaces.runtimes.configured import configured_adapter
 
 TRANSITION_THREADS = 3
@@ -50,6 +52,10 @@ LISTEN_AGAIN_AFTER = timedelta(seconds=1)
 def _wake(events: Sequence[threading.Event]) -> None:
     for event in events:
         event.set()
+
+
+def _nothing() -> None:
+    """Require nothing."""
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -85,7 +91,9 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
     registry = configured_registry()
     return JobRunner(
         catalogue=Catalogue(
-            base_images=settings.SVC_BASE_IMAGES, default_family=settings.SVC_DEFAULT_OS_FAMILY
+            base_images=settings.SVC_BASE_IMAGES,
+            default_family=settings.SVC_DEFAULT_OS_FAMILY,
+            runtime_families=frozenset({"k8s", "k3s"} if on_kubernetes() else {"docker"}),
         ),
         builder=ImageBuilder(
             compiler=Compiler(
@@ -108,7 +116,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             instance_id=settings.SVC_INSTANCE_ID,
         ),
         launcher=WorkspaceLauncher(
-            adapter=configured_adapter(),
+            adapter=runtime_adapter(),
             boot_limits=BootLimits(
                 step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
                 grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
@@ -116,8 +124,9 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             ),
             instance_id=settings.SVC_INSTANCE_ID,
             timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
-            require_isolation=isolation.require,
-            require_egress=isolation.require_egress,
+            # A Pod's launch asks for itself, with its own image.
+            require_isolation=_nothing if on_kubernetes() else isolation.require,
+            require_egress=_nothing if on_kubernetes() else isolation.require_egress,
         ),
     )
 
@@ -211,7 +220,11 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 name="isolation",
                 every=LOOK_AT_ISOLATION_EVERY,
                 first=timedelta(0),
-                steps={"isolation": isolation.look},
+                steps={
+                    "isolation": ClusterIsolation(isolation).look
+                    if on_kubernetes()
+                    else isolation.look
+                },
             ),
             PeriodicTask(
                 name="disks",
@@ -219,7 +232,8 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 run=DiskWatch(
                     configured_adapter(),
                     instance_id=builder.instance_id,
-                    max_bytes=settings.SVC_WORKSPACE_MAX_DISK_BYTES,
+                    # A Pod has a limit of its own, which its node holds.
+                    max_bytes=0 if on_kubernetes() else settings.SVC_WORKSPACE_MAX_DISK_BYTES,
                     image=settings.SVC_NETWORK_GUARD_IMAGE or settings.SVC_BASE_IMAGES["debian"],
                 ).look,
             ),

@@ -38,7 +38,7 @@ from workspaces.files.services import WorkspaceFiles, path_of
 from workspaces.files.transfer import archive_answer, file_answer
 from workspaces.lifecycle.reasons import require_ready
 from workspaces.queries import latest_attempt
-from workspaces.runtimes.configured import shared_adapter
+from workspaces.runtimes.chosen import shared_runtime_adapter
 
 FilePageSerializer = page_of(FileEntrySerializer, "FilePageSerializer")
 
@@ -236,7 +236,7 @@ def _files(request: Request, workspace_id: uuid.UUID, owner: str | None) -> Work
     """Return the files of a workspace that is ready; raise ``NotFound`` or ``Conflict``."""
     _, runtime = require_ready(latest_attempt(workspace_id, owner_user_id=owner))
     return WorkspaceFiles(
-        adapter=shared_adapter(),
+        adapter=shared_runtime_adapter(),
         run_id=runtime.run_id,
         by=owner or "",
         request_id=getattr(request._request, "request_id", ""),
