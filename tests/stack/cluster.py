@@ -24,6 +24,7 @@ import yaml
 from tests.stack.policy_enforcer import PolicyEnforcer
 from workspaces.runtimes.kubernetes.access import Access
 from workspaces.runtimes.kubernetes.cluster import Cluster
+from workspaces.runtimes.kubernetes.network_policies import NetworkProof
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KIT = Path(os.environ.get("SVC_CLUSTER_KIT", CHECKOUT.parent / "shared" / "cluster"))
@@ -61,11 +62,15 @@ class Namespace:
     pull_registry: str
     own: bool
     """Whether the cluster is ours, so that nodes may be stopped."""
+    enforcer: PolicyEnforcer | None
+    proof: NetworkProof | None = None
+    """What an earlier test has seen of network policies."""
 
 
 @contextlib.contextmanager
 def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
     """Have a cluster with a namespace of its own; ``registry`` is ours, as ``host:port``."""
+    enforcer = None
     own = not os.environ.get("KUBECONFIG")
     kubeconfig = os.environ.get("KUBECONFIG") or _started()
     name = f"svc-test-{uuid4().hex[:8]}"
@@ -76,9 +81,10 @@ def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
         restricted = _account(admin, name, Path(kubeconfig), folder)
         pull = os.environ.get("SVC_TEST_CLUSTER_REGISTRY", registry)
         if own:
+            _storage_class(admin)
             pull = stack.enter_context(_forwarded(registry))
-            stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
-        yield Namespace(name, restricted, admin, pull, own)
+            enforcer = stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
+        yield Namespace(name, restricted, admin, pull, own, enforcer)
 
 
 def _started() -> str:
@@ -92,6 +98,21 @@ def _started() -> str:
             [str(STATE / "up.sh"), "n1"], check=True, env=environment, stdout=log, stderr=log
         )
     return str(STATE / "state" / "pki" / "admin.kubeconfig")
+
+
+def _storage_class(admin: Cluster) -> None:
+    """Have what provisions volumes on the only node: our cluster comes without."""
+    path = "/apis/storage.k8s.io/v1/storageclasses"
+    if admin._call("GET", f"{path}/hostpath", none_for=(404,)) is None:
+        default = {"storageclass.kubernetes.io/is-default-class": "true"}
+        admin._call(
+            "POST",
+            path,
+            {
+                "metadata": {"name": "hostpath", "annotations": default},
+                "provisioner": "kubernetes.io/host-path",
+            },
+        )
 
 
 def _apply(admin: Cluster, name: str) -> None:

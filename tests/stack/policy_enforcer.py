@@ -6,8 +6,10 @@ exceptions. It is no network plugin: it looks several times a second.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 
 from controlplane.errors import ControlPlaneError
@@ -42,6 +44,15 @@ class PolicyEnforcer:
         self._over.set()
         self._thread.join()
         self._write([])
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Enforce nothing for as long as this lasts."""
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = True
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_SECONDS):

@@ -139,6 +139,7 @@ class Cluster:
             "group": group,
             "resource": resource,
             "subresource": subresource,
+            "name": self.namespace if resource == "namespaces" else "",
         }
         review = self._call(
             "POST",
@@ -206,15 +207,11 @@ class Cluster:
     ) -> Any:
         client = self.access.client()
         headers = {"Accept": "application/json", **self.access.headers()}
-        body: Any = document
-        if method == "PATCH":
-            headers["Content-Type"] = MERGE_PATCH
-            body = json.dumps(document)
-        elif document is not None:
-            headers["Content-Type"] = "application/json"
+        if document is not None:
+            headers["Content-Type"] = MERGE_PATCH if method == "PATCH" else "application/json"
         url = f"{str(client.configuration.host).rstrip('/')}{path}"
         try:
-            answer = client.call_api(method, url, headers, body, _request_timeout=timeout)
+            answer = client.call_api(method, url, headers, document, _request_timeout=timeout)
         except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
             raise LaunchError(
                 "adapter-unavailable", "The cluster's API server does not answer."

@@ -280,16 +280,17 @@ class Launch:
         """Wait until the workspace's container runs; raises why it does not."""
         began = time.monotonic()
         troubled_since: float | None = None
+        error: LaunchError | None = None
         while not pod_state.is_running(pod):
             self._doing = "its Pod was being started"
             if (gone := self._ended_early(pod)) is not None:
                 raise gone
             failure = pod_state.start_failure(pod)
             if failure is None:
-                troubled_since = None
+                troubled_since = error = None
             else:
                 troubled_since = troubled_since or time.monotonic()
-                error, sure = failure
+                error, sure = _clearer(failure, error)
                 if sure or time.monotonic() - troubled_since >= self._patience:
                     raise error
                 if self._time_left() <= 1:
@@ -461,6 +462,16 @@ class Launch:
 
     def _time_left(self) -> float:
         return self._deadline - time.monotonic()
+
+
+def _clearer(
+    failure: tuple[LaunchError, bool], before: LaunchError | None
+) -> tuple[LaunchError, bool]:
+    """Return a failure, with the earlier message where the new one only says that it waits."""
+    error, sure = failure
+    if before is not None and before.code == error.code and pod_state.BACK_OFF in error.message:
+        return before, sure
+    return failure
 
 
 def _as_gone(pod: Document) -> Document:

@@ -39,6 +39,10 @@ PULL_REASONS = frozenset(
         "ImageInspectError",
     }
 )
+PULL_IS_OF_NO_USE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+PULL_REFUSALS = ("not found", "manifest unknown", "unauthorized", "denied", "x509")
+"""What a registry says that it will say again."""
+BACK_OFF = "Back-off"
 CONFIG_REASONS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
@@ -118,23 +122,27 @@ def start_failure(pod: Document) -> tuple[LaunchError, bool] | None:
         if any(word in said for word in VOLUME_WORDS):
             return LaunchError("volume-unbound", _with("The Pod waits for its volume", said)), False
         return LaunchError("unschedulable", _with("No node takes the Pod", said)), False
-    for container in _statuses(pod):
-        state = container.get("state") or {}
-        waiting = state.get("waiting") or {}
-        reason, said = waiting.get("reason"), one_line(str(waiting.get("message") or ""))
-        if reason in PULL_REASONS:
-            # A back-off has the image's name only; the failure before it said why.
-            sure = reason in ("InvalidImageName", "ErrImageNeverPull") or reason == "ErrImagePull"
-            text = _with("The node cannot get the image", said)
-            return LaunchError("image-pull-failed", text), sure
-        if reason in CONFIG_REASONS:
-            text = _with("The node cannot make the container", said)
-            return LaunchError("container-config-error", text), reason != "CreateContainerError"
-        terminated = state.get("terminated") or {}
-        if terminated.get("reason") in START_REASONS:
-            told = one_line(str(terminated.get("message") or ""))
-            text = _with("The node cannot start the container", told)
-            return LaunchError("container-config-error", text), True
+    found = [each for each in map(_container_failure, _statuses(pod)) if each is not None]
+    # Of two containers of one image one may only say that it waits before it tries again.
+    return max(found, key=lambda each: (each[1], BACK_OFF not in each[0].message), default=None)
+
+
+def _container_failure(container: Document) -> tuple[LaunchError, bool] | None:
+    state = container.get("state") or {}
+    waiting = state.get("waiting") or {}
+    reason, told = waiting.get("reason"), str(waiting.get("message") or "")
+    said = one_line(told, 600)
+    if reason in PULL_REASONS:
+        sure = reason in PULL_IS_OF_NO_USE or any(each in told for each in PULL_REFUSALS)
+        return LaunchError("image-pull-failed", _with("The node cannot get the image", said)), sure
+    if reason in CONFIG_REASONS:
+        text = _with("The node cannot make the container", said)
+        return LaunchError("container-config-error", text), reason != "CreateContainerError"
+    terminated = state.get("terminated") or {}
+    if terminated.get("reason") in START_REASONS:
+        said = one_line(str(terminated.get("message") or ""))
+        text = _with("The node cannot start the container", said)
+        return LaunchError("container-config-error", text), True
     return None
 
 
