@@ -9,6 +9,7 @@ Nodes reach the tests' registry through a forwarder on the kit's bridge; of anot
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import subprocess
@@ -70,12 +71,12 @@ class Namespace:
 @contextlib.contextmanager
 def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
     """Have a cluster with a namespace of its own; ``registry`` is ours, as ``host:port``."""
-    enforcer = None
+    enforcer: PolicyEnforcer | None = None
     own = not os.environ.get("KUBECONFIG")
-    kubeconfig = os.environ.get("KUBECONFIG") or _started()
     name = f"svc-test-{uuid4().hex[:8]}"
-    admin = Cluster(Access(kubeconfig), name, "", timeout=30)
     with contextlib.ExitStack() as stack:
+        kubeconfig = os.environ.get("KUBECONFIG") or stack.enter_context(_running())
+        admin = Cluster(Access(kubeconfig), name, "", timeout=30)
         _apply(admin, name)
         stack.callback(admin._call, "DELETE", f"/api/v1/namespaces/{name}", {})
         restricted = _account(admin, name, Path(kubeconfig), folder)
@@ -85,6 +86,25 @@ def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
             pull = stack.enter_context(_forwarded(registry))
             enforcer = stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
         yield Namespace(name, restricted, admin, pull, own, enforcer)
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[str]:
+    """Have our cluster run for the block; the last of several processes that use it ends it."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    with (STATE / "users.lock").open("w") as users:
+        with (STATE / "start.lock").open("w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            kubeconfig = _started()
+        try:
+            yield kubeconfig
+        finally:
+            with (STATE / "start.lock").open("w") as starting:
+                fcntl.flock(starting, fcntl.LOCK_EX)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    subprocess.run([str(STATE / "down.sh")], check=True)
 
 
 def _started() -> str:

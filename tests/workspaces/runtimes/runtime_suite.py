@@ -198,7 +198,7 @@ def test_a_foreground_command_that_ends_at_once_fails_the_launch(launcher: Launc
 def test_a_launch_that_is_not_ready_in_time_says_what_it_was_doing(launcher: Launcher) -> None:
     setup = [step("echo downloading the internet; sleep 600", "long one")]
     with pytest.raises(LaunchError, match="long one") as caught:
-        launcher.launch(launcher.request(boot={"setup": setup}, timeout=15.0))
+        launcher.launch(launcher.request(boot={"setup": setup}, timeout=10.0))
     assert caught.value.code == "launch-timed-out"
     assert nothing_left(launcher)
 

@@ -32,6 +32,8 @@ WORKING_DIRECTORY = "svc.working-directory"
 GRACE_SECONDS = 30
 """For what is deleted by others: the agent ends its records within that."""
 KEEPER_MEMORY = "32Mi"
+CPU_SHARE = 10
+"""A node takes workspaces with this many times its processors as limits."""
 
 AGENT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 SUDO_CAPABILITIES = ("AUDIT_WRITE", "SYS_CHROOT")
@@ -144,10 +146,12 @@ def pod_for(request: LaunchRequest, options: PodOptions, token: str) -> Document
 
 
 def _resources(request: LaunchRequest, options: PodOptions) -> Document:
-    amounts = {"memory": f"{request.memory_mb}Mi", "cpu": f"{round(request.cpus * 1000)}m"}
+    millis = round(request.cpus * 1000)
+    limits = {"memory": f"{request.memory_mb}Mi", "cpu": f"{millis}m"}
     if options.ephemeral_storage:
-        amounts["ephemeral-storage"] = options.ephemeral_storage
-    return {"requests": amounts, "limits": amounts}
+        limits["ephemeral-storage"] = options.ephemeral_storage
+    # A workspace is idle for most of its life; its memory stays its own all the time.
+    return {"requests": limits | {"cpu": f"{max(10, millis // CPU_SHARE)}m"}, "limits": limits}
 
 
 def _security(*, sudo: bool) -> Document:

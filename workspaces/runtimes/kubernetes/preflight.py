@@ -33,6 +33,13 @@ MEMORY_MB = 128
 START_SECONDS = 120.0
 EXEC_SECONDS = 30.0
 HOME = Volume("home", "/home/workspace")
+APPLY = "Apply deploy/kubernetes/workspaces.yaml."
+POD_ADVICE = (
+    "The text says what the cluster does not do. For the image: KUBERNETES_PULL_REGISTRY is the "
+    "registry's name for the nodes, which have to trust its certificate; KUBERNETES_PULL_SECRET "
+    "names a Secret of the namespace. For the volume: KUBERNETES_STORAGE_CLASS."
+)
+EXEC_ADVICE = "Let WebSockets through to the API server, and allow pods/exec."
 _LIMITS = (
     "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes; "
     "cat /sys/fs/cgroup/pids.max 2>/dev/null || cat /sys/fs/cgroup/pids/pids.max"
@@ -63,9 +70,7 @@ class Preflight:
         yield server
         if not server.ok:
             return
-        rights = self._tried(
-            "permissions", self._rights, "Apply deploy/kubernetes/workspaces.yaml."
-        )
+        rights = self._tried("permissions", self._rights, APPLY)
         yield rights
         if not rights.ok:
             return
@@ -96,7 +101,7 @@ class Preflight:
         missing = [
             f"{verb} {resource}{'/' if sub else ''}{sub}"
             for verb, resource, sub in RIGHTS
-            if resource != "namespaces" and not self._cluster.may(verb, resource, sub)
+            if not self._cluster.may(verb, resource, sub)
         ]
         if missing:
             raise LaunchError("adapter-unavailable", f"Not allowed: {', '.join(missing)}.")
@@ -109,16 +114,11 @@ class Preflight:
             started = self._tried(
                 "Pod, volume and pull by digest",
                 lambda: self._started(request, began),
-                "The text says what the cluster does not do. For the image: KUBERNETES_PULL_REGISTRY "
-                "is the registry's name for the nodes, which have to trust its certificate; "
-                "KUBERNETES_PULL_SECRET names a Secret of the namespace. For the volume: "
-                "KUBERNETES_STORAGE_CLASS.",
+                POD_ADVICE,
             )
             yield started
             if started.ok:
-                yield self._tried(
-                    "exec", lambda: self._exec(request), "Allow WebSockets to pods/exec."
-                )
+                yield self._tried("exec", lambda: self._exec(request), EXEC_ADVICE)
                 yield self._tried(
                     "limits", lambda: self._limits(request), "Look at the node's cgroups."
                 )
