@@ -39,8 +39,9 @@ from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
-from workspaces.runtimes.chosen import on_kubernetes, runtime_adapter
+from workspaces.runtimes.chosen import runtime_adapter
 from workspaces.runtimes.configured import configured_adapter
+from workspaces.runtimes.configured_cluster import on_kubernetes
 
 TRANSITION_THREADS = 3
 """How many workspaces one worker stops or deletes at a time."""

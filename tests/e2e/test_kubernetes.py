@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -16,7 +16,11 @@ from tests.stack.cluster import Namespace
 from tests.stack.service import GitServer, Stack
 from tests.stack.ssh_access import SshAccess, access_of
 from tests.stack.worker_process import eventually
-from workspaces.models import RuntimeInstance
+from workspaces.lifecycle import isolation
+from workspaces.lifecycle.cluster_isolation import ClusterIsolation
+from workspaces.lifecycle.isolation import IsolationTask
+from workspaces.models import NetworkGuardReport, RuntimeInstance
+from workspaces.runtimes.configured_cluster import kubernetes_adapter
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS
 
 pytestmark = pytest.mark.docker
@@ -103,6 +107,39 @@ def test_the_operators_check_passes_and_readiness_names_what_is_not_enforced(
     assert "FAILED  Pod, volume and pull by digest" in capsys.readouterr().out
 
 
+class NoBuilds:
+    """A build engine whose machine is kept away from builds."""
+
+    problem = ""
+
+    def look(self) -> None:
+        """See nothing new."""
+
+
+def test_readiness_says_whether_the_cluster_enforces_policies(
+    access: SshAccess, place: Namespace
+) -> None:
+    task = ClusterIsolation(cast("IsolationTask", NoBuilds()))
+    engine = kubernetes_adapter().engine_id()
+
+    def look() -> NetworkGuardReport:
+        kubernetes_adapter().proof.forget()
+        task.look()
+        return NetworkGuardReport.objects.get(pk=engine)
+
+    with override_settings(SVC_NETWORK_GUARD="on"):
+        report = look()
+        assert (report.enforced, report.egress != "") == (True, True)
+        assert isolation.check()
+        if place.enforcer is not None:
+            with place.enforcer.suspended():
+                assert not look().enforced
+                with pytest.raises(isolation.NotIsolatedError, match="does not enforce them"):
+                    isolation.check()
+    checks = access.place.stack.api.get("/readyz").body["checks"]
+    assert "not enforced" in str(checks)
+
+
 def test_it_is_stopped_with_its_record_sealed_and_deleted_with_all_it_had(
     access: SshAccess, place: Namespace
 ) -> None:
@@ -119,4 +156,4 @@ def test_it_is_stopped_with_its_record_sealed_and_deleted_with_all_it_had(
     access.place.verify(boot)
     api.request("DELETE", f"{path}?ownerUserId={OWNER}")
     eventually(lambda: place.admin.list(PODS, {}) == [], what="the Pod is gone")
-    assert place.admin.list(CLAIMS, {}) == []
+    eventually(lambda: place.admin.list(CLAIMS, {}) == [], what="so are all volumes")

@@ -23,6 +23,7 @@ from uuid import uuid4
 import yaml
 
 from tests.stack.policy_enforcer import PolicyEnforcer
+from tests.stack.worker_process import eventually
 from workspaces.runtimes.kubernetes.access import Access
 from workspaces.runtimes.kubernetes.cluster import Cluster
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof
@@ -140,6 +141,9 @@ def _apply(admin: Cluster, name: str) -> None:
     text = MANIFEST.read_text("utf-8").replace("svc-workspaces", name)
     for document in yaml.safe_load_all(text):
         admin._call("POST", _PATHS[document["kind"]].format(name), document)
+    # Without it no Pod is admitted; the cluster makes it a moment after the namespace.
+    path = f"{_PATHS['ServiceAccount'].format(name)}/default"
+    eventually(lambda: admin._call("GET", path, none_for=(404,)), what="the default account")
 
 
 def _account(admin: Cluster, name: str, kubeconfig: Path, folder: Path) -> str:

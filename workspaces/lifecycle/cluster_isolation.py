@@ -11,7 +11,7 @@ from django.conf import settings
 from workspaces.lifecycle.isolation import IsolationTask
 from workspaces.models import BuildJob, NetworkGuardReport
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.chosen import kubernetes_adapter
+from workspaces.runtimes.configured_cluster import kubernetes_adapter
 
 NO_EGRESS = (
     "Egress policies by host name are not enforced on Kubernetes; workspaces that have one are "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from workspaces.runtimes import boot
 from workspaces.runtimes.agent_streams import AgentStream, Receiver
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.chosen import kubernetes_adapter, on_kubernetes
+from workspaces.runtimes.configured_cluster import kubernetes_adapter, on_kubernetes
 from workspaces.runtimes.docker import endpoints as docker_endpoints
 
 PODS = "kubernetes-exec"

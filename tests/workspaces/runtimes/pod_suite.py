@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.stack.worker_process import eventually
 from tests.workspaces.runtimes.pod_launcher import PodLauncher
-from tests.workspaces.runtimes.runtime_suite import HOME, shell
+from tests.workspaces.runtimes.runtime_suite import HOME, running, shell
 from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.kubernetes import pod_state
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS, POLICIES, Conflict, Document
 from workspaces.runtimes.kubernetes.pods import claim_name, pod_name
 from workspaces.runtimes.kubernetes.preflight import RIGHTS
@@ -117,7 +119,7 @@ def test_a_pod_that_uses_more_disk_than_it_may_is_evicted_with_the_kubelets_word
     request = pods.request()
     pods.launch(request)
     shell(pods, request.run_id, "head -c 60M /dev/urandom > ~/too-much; sync")
-    ended = eventually(lambda: ended_code(pods, request.run_id), what="it is evicted")
+    ended = until_ended(pods, request.run_id, what="it is evicted")
     assert ended[0] == "evicted"
     assert "exceeds the total limit" in ended[1]
 
@@ -127,7 +129,7 @@ def test_a_pod_that_is_ended_at_a_deadline_of_the_cluster_says_so(pods: PodLaunc
     pods.launch(request)
     change = {"spec": {"activeDeadlineSeconds": 1}}
     pods.place.admin.patch(PODS, pod_name(request.run_id), change)
-    ended = eventually(lambda: ended_code(pods, request.run_id), what="it is ended")
+    ended = until_ended(pods, request.run_id, what="it is ended")
     assert ended[0] == "deadline-exceeded"
 
 
@@ -151,9 +153,16 @@ def test_a_pod_that_makes_room_for_a_more_important_one_is_preempted(pods: PodLa
         },
     )
     pods.place.admin.delete(PODS, runtime.reference, uid=runtime.resource_id)
-    ended = eventually(lambda: ended_code(pods, request.run_id), what="it goes away")
+    ended = until_ended(pods, request.run_id, what="it goes away")
     assert ended == ("preempted", ended[1])
     assert "Preempted by other/important" in ended[1]
+
+
+def until_ended(pods: PodLauncher, run_id: Any, *, what: str) -> tuple[str, str]:
+    """Wait until the cluster has ended it; code and message of why."""
+    found = eventually(lambda: ended_code(pods, run_id), what=what)
+    assert found is not None
+    return found
 
 
 def ended_code(pods: PodLauncher, run_id: Any) -> tuple[str, str] | None:
@@ -179,6 +188,32 @@ def test_no_second_pod_is_made_on_a_volume_while_the_first_is_not_gone(
         pods.launch(again)
     assert caught.value.code == "volume-in-use"
     assert pods.left_over() == [pod_name(request.run_id)]
+
+
+def test_a_pod_that_does_not_go_away_keeps_its_volume_and_its_node_counts_as_lost(
+    pods: PodLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pods.request(volumes=(HOME,), fresh_volumes=True)
+    runtime = pods.launch(request)
+    admin, name = pods.place.admin, runtime.reference
+    # As a node that does not answer leaves it: to be removed, and never gone.
+    admin.patch(PODS, name, {"metadata": {"finalizers": ["svc.test/held"]}})
+    try:
+        pods.adapter.remove_containers(request.run_id)
+        assert not running(pods, request.run_id)
+        monkeypatch.setattr(pod_state, "OVERDUE", timedelta(seconds=-5))
+        assert until_ended(pods, request.run_id, what="it counts as lost")[0] == "node-lost"
+        again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,))
+        with pytest.raises(LaunchError) as caught:
+            pods.launch(again)
+        assert caught.value.code == "node-lost"
+        assert "not proven gone" in caught.value.message
+        with pytest.raises(LaunchError) as caught:
+            pods.launch(replace(request, attempt_count=2))
+        assert caught.value.code == "node-lost"
+        assert [pod["metadata"]["name"] for pod in pods.pods()] == [name]
+    finally:
+        admin.patch(PODS, name, {"metadata": {"finalizers": None}})
 
 
 def test_a_launch_whose_volume_another_has_taken_gives_its_pod_nothing_to_run(

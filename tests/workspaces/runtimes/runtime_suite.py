@@ -57,7 +57,7 @@ def in_session(channel: AgentChannel, script: str) -> tuple[int, str]:
         "record": None,
         "origin": None,
     }
-    opened = {"kind": "exec", "command": script, "env": {}, "pty": None}
+    opened: dict[str, object] = {"kind": "exec", "command": script, "env": {}, "pty": None}
     channel.write(encode_frame(FromClient.SPEC, 0, json.dumps(spec).encode()))
     channel.write(encode_frame(FromClient.OPEN, 1, json.dumps(opened).encode()))
     channel.write(encode_frame(FromClient.EOF, 1, b""))
@@ -230,7 +230,10 @@ def test_an_agent_that_never_answers_does_not_hold_the_launch_for_its_whole_time
     launcher = make_launcher(agent_silence=1.0)
     base = launcher.client.images.get(launcher.image)
     mute = """[ "$1" = boot ] && exec sleep infinity; exit 1"""
-    image = publish(f"FROM {base.id}\nRUN printf '#!/bin/sh\\n{mute}\\n' > /usr/lib/svc/agent\n")
+    image = publish(
+        f"FROM {base.id}\nLABEL unique={uuid4()}\n"
+        f"RUN printf '#!/bin/sh\\n{mute}\\n' > /usr/lib/svc/agent\n"
+    )
     with pytest.raises(LaunchError) as caught:
         launcher.launch(launcher.request(image=image))
     assert caught.value.code == "agent-silent"
@@ -330,12 +333,18 @@ def test_the_agent_is_given_bytes_until_their_end_and_every_byte_comes_back(
     with contextlib.closing(
         launcher.adapter.open_agent(ready.run_id, ["forward", "--port", str(echo(launcher, ready))])
     ) as channel:
-        writing = threading.Thread(target=lambda: (channel.write(content), channel.close_input()))
+        writing = threading.Thread(target=write_all, args=(channel, content))
         writing.start()
         returned = read_all(channel)
         writing.join(WAIT_SECONDS)
         assert hashlib.sha256(returned).digest() == hashlib.sha256(content).digest()
         assert channel.exit_code() == 0
+
+
+def write_all(channel: AgentChannel, content: bytes) -> None:
+    """Give it ``content``, and nothing after that."""
+    channel.write(content)
+    channel.close_input()
 
 
 def echo(launcher: Launcher, ready: LaunchRequest) -> int:

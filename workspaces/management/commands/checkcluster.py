@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from workspaces.models import BuildJob
-from workspaces.runtimes.chosen import kubernetes_adapter
+from workspaces.runtimes.configured_cluster import kubernetes_adapter
 
 
 class Command(BaseCommand):

@@ -409,7 +409,7 @@ class Launch:
             secrets=boot.secrets_of(self._request.boot),
             out_of_memory=self._out_of_memory(pod),
         )
-        return LaunchError("out-of-memory", error.message) if found.out_of_memory else error
+        return LaunchError("runtime-out-of-memory", error.message) if found.out_of_memory else error
 
     def _out_of_memory(self, pod: Document) -> str:
         """Say so if the workspace ran out of memory, which is known once its container ended."""

@@ -134,6 +134,11 @@ class NetworkProof:
                 logger.info("network_policy_probed", enforced=not self._problem)
             return self._problem
 
+    def forget(self) -> None:
+        """Have the next question looked into anew."""
+        with self._lock:
+            self._problem = None
+
     def _look(self, image: str) -> str:
         token = uuid4().hex[:8]
         labels = {INSTANCE_LABEL: self._cluster.instance_id, PROBE_LABEL: token}

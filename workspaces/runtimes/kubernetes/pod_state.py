@@ -5,7 +5,7 @@
 ``volume-unbound``         it waits for a volume that the cluster does not provide
 ``image-pull-failed``      its node cannot get the image
 ``container-config-error`` its node cannot make or start its containers
-``out-of-memory``          its memory limit was reached, and what ran was killed
+``runtime-out-of-memory``  its memory limit was reached, and what ran was killed
 ``evicted``                its node had too little memory or disk, or it used more disk than allowed
 ``preempted``              it made room for a Pod of a higher priority
 ``node-lost``              its node does not answer; what runs there is not known

@@ -32,6 +32,7 @@ RIGHTS = (
 MEMORY_MB = 128
 START_SECONDS = 120.0
 EXEC_SECONDS = 30.0
+CLEAN_UP_SECONDS = 60.0
 HOME = Volume("home", "/home/workspace")
 APPLY = "Apply deploy/kubernetes/workspaces.yaml."
 POD_ADVICE = (
@@ -215,7 +216,11 @@ class Preflight:
         )
 
     def _clean_up(self, request: LaunchRequest) -> None:
-        with contextlib.suppress(LaunchError):
-            self._adapter.remove(request.run_id)
-        with contextlib.suppress(LaunchError):
-            self._adapter.remove_volumes(request.workspace_id)
+        """Remove what was made; what stays behind is found by its labels, and removed later."""
+        until = time.monotonic() + CLEAN_UP_SECONDS
+        while time.monotonic() < until:
+            with contextlib.suppress(LaunchError):
+                self._adapter.remove(request.run_id)
+                self._adapter.remove_volumes(request.workspace_id)
+                return
+            time.sleep(1)
