@@ -218,7 +218,7 @@ KUBERNETES_STORAGE_CLASS: str = env.str("KUBERNETES_STORAGE_CLASS", "")
 KUBERNETES_VOLUME_SIZE: str = env.str("KUBERNETES_VOLUME_SIZE", "10Gi", validate=amount)
 KUBERNETES_EPHEMERAL_STORAGE: str = env.str("KUBERNETES_EPHEMERAL_STORAGE", "10Gi", validate=amount)
 KUBERNETES_TIMEOUT_MS = positive("KUBERNETES_TIMEOUT_MS", 30_000)
-KUBERNETES_PATIENCE_MS = positive("KUBERNETES_PATIENCE_MS", 60_000)
+KUBERNETES_START_TIMEOUT_MS = positive("KUBERNETES_START_TIMEOUT_MS", 60_000)
 
 # ---------------------------------------------------------------- the queue and the build worker
 WORKSPACE_BUILD_QUEUE = queue("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")

@@ -25,9 +25,9 @@ from runs.preview.server_connection import (
     unreachable,
 )
 from workspaces.runtimes import boot
+from workspaces.runtimes.agent_endpoints import open_endpoint
 from workspaces.runtimes.docker.endpoints import first_process
 from workspaces.runtimes.docker.inside_network import NoWayInside, connect_inside
-from workspaces.runtimes.endpoints import open_endpoint
 
 ENGINE_SECONDS = 45.0
 READY_SECONDS = 75.0

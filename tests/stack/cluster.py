@@ -24,8 +24,8 @@ import yaml
 
 from tests.stack.policy_enforcer import PolicyEnforcer
 from tests.stack.worker_process import eventually
-from workspaces.runtimes.kubernetes.access import Access
 from workspaces.runtimes.kubernetes.cluster import Cluster
+from workspaces.runtimes.kubernetes.cluster_access import Access
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof
 
 CHECKOUT = Path(__file__).resolve().parents[2]

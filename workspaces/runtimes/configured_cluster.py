@@ -46,5 +46,5 @@ def _kubernetes(instance_id: str, namespace: str, kubeconfig: str) -> Kubernetes
         ),
         guarded=settings.SVC_NETWORK_GUARD == "on",
         api_timeout=settings.KUBERNETES_TIMEOUT_MS / 1000,
-        patience=settings.KUBERNETES_PATIENCE_MS / 1000,
+        start_timeout=settings.KUBERNETES_START_TIMEOUT_MS / 1000,
     )

@@ -51,7 +51,7 @@ def refused(pods: PodLauncher, **changes: Any) -> LaunchError:
 def test_a_pod_that_no_node_has_room_for_is_unschedulable(
     make_pods: Callable[..., PodLauncher],
 ) -> None:
-    error = refused(make_pods(patience=1.0), memory_mb=999_999)
+    error = refused(make_pods(start_timeout=1.0), memory_mb=999_999)
     assert error.code == "unschedulable"
     assert "Insufficient memory" in error.message
 
@@ -89,14 +89,14 @@ def test_a_container_that_its_node_cannot_make_is_a_config_error(
     make_pods: Callable[..., PodLauncher],
 ) -> None:
     # A folder cannot be mounted on a file.
-    error = refused(make_pods(patience=2.0), volumes=(replace(HOME, path="/etc/passwd"),))
+    error = refused(make_pods(start_timeout=2.0), volumes=(replace(HOME, path="/etc/passwd"),))
     assert error.code == "container-config-error"
 
 
 def test_a_volume_that_nobody_provides_is_told_as_such(
     make_pods: Callable[..., PodLauncher],
 ) -> None:
-    pods = make_pods(patience=1.0, pods={"storage_class": "no-such-class"})
+    pods = make_pods(start_timeout=1.0, pods={"storage_class": "no-such-class"})
     error = refused(pods, volumes=(HOME,))
     assert error.code == "volume-unbound"
     assert "PersistentVolumeClaim" in error.message

@@ -68,7 +68,6 @@ def test_output_and_errors_come_apart_and_the_end_has_its_code(protocol: str) ->
         )
     )
     data += server.send(CloseConnection(code=1000))
-    assert wire.exit_code is None
     found, _ = wire.receive(data)
     assert found == [(OUTPUT, b"one"), (ERRORS, b"worried"), (OUTPUT, b"two")]
     assert (wire.exit_code, wire.closed, wire.failure) == (41, True, "")

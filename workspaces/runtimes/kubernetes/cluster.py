@@ -18,7 +18,7 @@ from kubernetes.client import ApiException
 
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.boot import one_line
-from workspaces.runtimes.kubernetes.access import Access
+from workspaces.runtimes.kubernetes.cluster_access import Access
 
 Document = dict[str, Any]
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import AgentAnswer, FileReader, LaunchError
 from workspaces.runtimes.kubernetes.cluster import Cluster
-from workspaces.runtimes.kubernetes.exec_channel import ExecChannel
+from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
 from workspaces.runtimes.kubernetes.pods import KEEPER, RELAY, STATE_DIRECTORY, WORKSPACE
 
 GIVE_SECONDS = 30.0

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from workspaces.runtimes.base import LaunchError, LaunchRequest, Volume
-from workspaces.runtimes.kubernetes import claims, pod_state
-from workspaces.runtimes.kubernetes.adapter import KubernetesAdapter
+from workspaces.runtimes.kubernetes import pod_state, volume_claims
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS, POLICIES, Conflict
-from workspaces.runtimes.kubernetes.exec_channel import ExecChannel
 from workspaces.runtimes.kubernetes.network_policies import ensure_policy
+from workspaces.runtimes.kubernetes.pod_adapter import KubernetesAdapter
+from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
 from workspaces.runtimes.kubernetes.pods import WORKSPACE, claim_name, pod_for, pod_name
 
 RIGHTS = (
@@ -127,7 +127,7 @@ class Preflight:
             self._clean_up(request)
 
     def _started(self, request: LaunchRequest, began: float) -> str:
-        claims.prepare(self._cluster, request, self._adapter.options)
+        volume_claims.prepare(self._cluster, request, self._adapter.options)
         ensure_policy(self._cluster, request)
         name = pod_name(request.run_id)
         pod = self._cluster.create(PODS, pod_for(request, self._adapter.options, uuid4().hex))

@@ -22,8 +22,7 @@ from workspaces.runtimes.base import (
     ObservedRuntime,
     RenewedCredential,
 )
-from workspaces.runtimes.kubernetes import claims, inside, pod_state
-from workspaces.runtimes.kubernetes.access import Access
+from workspaces.runtimes.kubernetes import inside, pod_state, volume_claims
 from workspaces.runtimes.kubernetes.cluster import (
     INSTANCE_LABEL,
     PODS,
@@ -35,11 +34,12 @@ from workspaces.runtimes.kubernetes.cluster import (
     annotations_of,
     labels_of,
 )
-from workspaces.runtimes.kubernetes.exec_channel import ExecChannel
-from workspaces.runtimes.kubernetes.launch import Launch
+from workspaces.runtimes.kubernetes.cluster_access import Access
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof, sweep_probes
+from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
+from workspaces.runtimes.kubernetes.pod_launch import Launch
+from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod, remove_policy
 from workspaces.runtimes.kubernetes.pods import ATTEMPT_COUNT, PodOptions, pod_name
-from workspaces.runtimes.kubernetes.removal import end_in_order, remove_pod, remove_policy
 
 GONE_SECONDS = 20.0
 """How long ``remove`` waits for a Pod's node to say that it is gone."""
@@ -53,8 +53,8 @@ class KubernetesAdapter:
     ``kubeconfig`` is a file, or empty inside the cluster. ``guarded``: no Pod is launched, also
     none with a network, unless the cluster was seen to enforce network policies. ``api_timeout``
     limits each call, in seconds, ``agent_silence`` how long a live Pod may leave every question
-    unanswered, and ``patience`` how long a Pod may be without a node, a volume or an image before
-    that is a failure. Safe to use from several threads.
+    unanswered, and ``start_timeout`` how long a Pod may be without a node, a volume or an image
+    before that is a failure. Safe to use from several threads.
     """
 
     name = "kubernetes"
@@ -69,7 +69,7 @@ class KubernetesAdapter:
         guarded: bool = True,
         api_timeout: float = 60.0,
         agent_silence: float = 120.0,
-        patience: float = 60.0,
+        start_timeout: float = 60.0,
     ) -> None:
         self.instance_id = instance_id
         self.options = options or PodOptions()
@@ -78,7 +78,7 @@ class KubernetesAdapter:
         self._guarded = guarded
         self._timeout = api_timeout
         self._silence = agent_silence
-        self._patience = patience
+        self._start_timeout = start_timeout
         self._ours: set[UUID] = set()
 
     def check(self) -> None:
@@ -101,7 +101,7 @@ class KubernetesAdapter:
             proof=self.proof,
             guarded=self._guarded,
             silence=self._silence,
-            patience=self._patience,
+            start_timeout=self._start_timeout,
         ).run()
 
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
@@ -149,11 +149,11 @@ class KubernetesAdapter:
 
     def remove_volumes(self, workspace_id: UUID) -> int:
         """Remove the workspace's claims; return how many there were."""
-        return claims.remove_all(self.cluster, workspace_id)
+        return volume_claims.remove_all(self.cluster, workspace_id)
 
     def workspaces_with_volumes(self) -> set[UUID]:
         """Return the workspaces that have claims of this installation."""
-        return claims.workspaces_with_claims(self.cluster)
+        return volume_claims.workspaces_with_claims(self.cluster)
 
     def sweep_networks(self, keep_run_ids: Collection[UUID]) -> int:
         """Remove the network policies of Pods that are gone, and what dead probes have left."""

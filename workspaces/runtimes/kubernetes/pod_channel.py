@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from controlplane.subprocesses import Tail
 from workspaces.runtimes.base import AgentAnswer, LaunchError
-from workspaces.runtimes.kubernetes.access import Access
+from workspaces.runtimes.kubernetes.cluster_access import Access
 from workspaces.runtimes.kubernetes.exec_failures import refusal_of
 from workspaces.runtimes.kubernetes.exec_wire import (
     END_OF_INPUT,

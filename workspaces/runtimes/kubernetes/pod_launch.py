@@ -23,7 +23,7 @@ import structlog
 from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
-from workspaces.runtimes.kubernetes import claims, inside, pod_state
+from workspaces.runtimes.kubernetes import inside, pod_state, volume_claims
 from workspaces.runtimes.kubernetes.cluster import (
     INSTANCE_LABEL,
     PODS,
@@ -34,6 +34,7 @@ from workspaces.runtimes.kubernetes.cluster import (
     labels_of,
 )
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof, ensure_policy
+from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod, remove_policy
 from workspaces.runtimes.kubernetes.pods import (
     ATTEMPT_COUNT,
     DISCARDED,
@@ -43,7 +44,6 @@ from workspaces.runtimes.kubernetes.pods import (
     pod_for,
     pod_name,
 )
-from workspaces.runtimes.kubernetes.removal import end_in_order, remove_pod, remove_policy
 
 WATCH_SECONDS = 1
 STATUS_WAIT_SECONDS = 2
@@ -68,7 +68,7 @@ class Launch:
         proof: NetworkProof,
         guarded: bool,
         silence: float,
-        patience: float,
+        start_timeout: float,
     ) -> None:
         self._cluster = cluster
         self._request = request
@@ -77,7 +77,7 @@ class Launch:
         self._proof = proof
         self._guarded = guarded
         self._silence = silence
-        self._patience = patience
+        self._start_timeout = start_timeout
         self._name = pod_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
@@ -238,7 +238,7 @@ class Launch:
         self._doing = "its Pod was being created"
         if self._request.volumes:
             self._wait_for_others()
-            claims.prepare(self._cluster, self._request, self._options)
+            volume_claims.prepare(self._cluster, self._request, self._options)
             # From here on another launch finds that the claims are ours; it may have been quicker.
             self._wait_for_others()
         ensure_policy(self._cluster, self._request)
@@ -251,7 +251,7 @@ class Launch:
                 remove_policy(self._cluster, self._name)
             raise
         try:
-            if self._request.volumes and not claims.holds(self._cluster, self._request):
+            if self._request.volumes and not volume_claims.holds(self._cluster, self._request):
                 raise _superseded()
             pod = self._started(pod)
             if not inside.give_configuration(self._cluster, self._name, self._request.boot):
@@ -265,14 +265,14 @@ class Launch:
 
     def _wait_for_others(self) -> None:
         """Wait until no other Pod of the workspace is there; the claims are ours by now."""
-        while others := claims.other_pods(self._cluster, self._request):
+        while others := volume_claims.other_pods(self._cluster, self._request):
             self._doing = "an earlier Pod of the workspace was being removed"
             for pod in others:
                 lost = pod_state.final_reason(pod)
                 if lost is not None and lost.code == "node-lost":
-                    raise claims.in_use(others)
+                    raise volume_claims.in_use(others)
             if self._time_left() <= 1:
-                raise claims.in_use(others)
+                raise volume_claims.in_use(others)
             self._proceed()
             self._look_again(others[0])
 
@@ -291,7 +291,7 @@ class Launch:
             else:
                 troubled_since = troubled_since or time.monotonic()
                 error, sure = _clearer(failure, error)
-                if sure or time.monotonic() - troubled_since >= self._patience:
+                if sure or time.monotonic() - troubled_since >= self._start_timeout:
                     raise error
                 if self._time_left() <= 1:
                     raise error

@@ -31,6 +31,6 @@ async def open_endpoint(
     cluster = kubernetes_adapter().cluster
     if namespace != cluster.namespace:
         raise LaunchError("runtime-gone", "The workspace is in another namespace.")
-    from workspaces.runtimes.kubernetes.exec_stream import PodStream
+    from workspaces.runtimes.kubernetes.pod_stream import PodStream
 
     return await PodStream.open(cluster, pod, argv[1:], receiver, timeout=timeout)

@@ -1,6 +1,6 @@
 """An exec in a Pod for asyncio: its streams as they come, without a thread and without limit.
 
-What ``exec_channel`` is for threads. Nothing is collected here: output is passed on piece by piece,
+What ``pod_channel`` is for threads. Nothing is collected here: output is passed on piece by piece,
 of its standard error the end is kept for the log.
 """
 
