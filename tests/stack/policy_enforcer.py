@@ -16,7 +16,6 @@ from controlplane.errors import ControlPlaneError
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.kubernetes.cluster import PODS, POLICIES, Cluster, Document, labels_of
 
-CHAIN = "SVC-POLICIES"
 LOOK_SECONDS = 0.2
 
 
@@ -27,6 +26,8 @@ class PolicyEnforcer:
         self._admin = admin
         self._namespace = network_namespace
         self._over = threading.Event()
+        # Each namespace has its own, because each process enforces one.
+        self._chain = f"SVC-{admin.namespace}"[:28]
         self._written = ""
         self._thread = threading.Thread(target=self._run, name="policy enforcer")
         self.enabled = True
@@ -69,17 +70,17 @@ class PolicyEnforcer:
             if (address := pod.get("status", {}).get("podIP"))
             for policy in policies
             if _selects(policy, pod)
-            for rule in _rules_of(policy, address)
+            for rule in _rules_of(self._chain, policy, address)
         ]
 
     def _write(self, rules: list[str]) -> None:
-        text = "\n".join(["*filter", f":{CHAIN} - [0:0]", *rules, "COMMIT", ""])
+        text = "\n".join(["*filter", f":{self._chain} - [0:0]", *rules, "COMMIT", ""])
         if text == self._written:
             return
         self._iptables("iptables-restore", "--noflush", input_=text)
         if not self._written:
-            self._iptables("iptables", "-D", "FORWARD", "-j", CHAIN, check=False)
-            self._iptables("iptables", "-I", "FORWARD", "-j", CHAIN)
+            self._iptables("iptables", "-D", "FORWARD", "-j", self._chain, check=False)
+            self._iptables("iptables", "-I", "FORWARD", "-j", self._chain)
         self._written = text
 
     def _iptables(self, *command: str, input_: str = "", check: bool = True) -> None:
@@ -97,15 +98,15 @@ def _selects(policy: Document, pod: Document) -> bool:
     return all(labels_of(pod).get(name) == value for name, value in wanted)
 
 
-def _rules_of(policy: Document, address: str) -> list[str]:
+def _rules_of(chain: str, policy: Document, address: str) -> list[str]:
     known = "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN"
-    rules = [f"-A {CHAIN} -s {address} {known}", f"-A {CHAIN} -d {address} {known}"]
+    rules = [f"-A {chain} -s {address} {known}", f"-A {chain} -d {address} {known}"]
     for rule in policy["spec"].get("egress") or ():
         for place in rule.get("to") or ():
             block = place.get("ipBlock")
             if block is None:
                 continue
             for exception in block.get("except") or ():
-                rules.append(f"-A {CHAIN} -s {address} -d {exception} -j REJECT")
-            rules.append(f"-A {CHAIN} -s {address} -d {block['cidr']} -j RETURN")
-    return [*rules, f"-A {CHAIN} -s {address} -j REJECT", f"-A {CHAIN} -d {address} -j REJECT"]
+                rules.append(f"-A {chain} -s {address} -d {exception} -j REJECT")
+            rules.append(f"-A {chain} -s {address} -d {block['cidr']} -j RETURN")
+    return [*rules, f"-A {chain} -s {address} -j REJECT", f"-A {chain} -d {address} -j REJECT"]

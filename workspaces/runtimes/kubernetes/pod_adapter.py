@@ -90,7 +90,7 @@ class KubernetesAdapter:
         return self.cluster.uid()
 
     def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
-        """Return the run's ready Pod; see ``RuntimeAdapter.launch`` and ``launch``."""
+        """Return the run's ready Pod; see ``RuntimeAdapter.launch`` and ``pod_launch``."""
         if request.instance_id != self.instance_id:
             raise ValueError("the request belongs to another installation")
         return Launch(

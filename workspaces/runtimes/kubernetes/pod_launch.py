@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import uuid4
 
 import structlog
@@ -25,31 +25,24 @@ from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.kubernetes import inside, pod_state, volume_claims
 from workspaces.runtimes.kubernetes.cluster import (
-    INSTANCE_LABEL,
     PODS,
     Cluster,
     Conflict,
     Document,
-    annotations_of,
-    labels_of,
 )
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof, ensure_policy
-from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod, remove_policy
+from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership, superseded, uid_of
+from workspaces.runtimes.kubernetes.pod_removal import remove_policy
 from workspaces.runtimes.kubernetes.pods import (
-    ATTEMPT_COUNT,
-    DISCARDED,
-    TOKEN,
     WORKSPACE,
     PodOptions,
     pod_for,
     pod_name,
 )
 
-WATCH_SECONDS = 1
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
-UNSTARTED_SECONDS = 10.0
 ROUNDS = 8
 
 logger = structlog.get_logger(__name__)
@@ -81,6 +74,7 @@ class Launch:
         self._name = pod_name(request.run_id)
         self._token = uuid4().hex
         self._deadline = time.monotonic() + request.timeout
+        self._pods = PodOwnership(cluster, request, cancelled, options, self._token)
         self._doing = "the cluster was looked at"
 
     def run(self) -> LaunchedRuntime:
@@ -88,13 +82,13 @@ class Launch:
         self._proceed()
         self._require_network()
         for _ in range(ROUNDS):
-            pod = self._adoptable() or self._create()
+            pod = self._pods.adoptable(self._proceed) or self._create()
             if pod is None:
                 continue
             try:
                 return self._ready(pod)
             except BaseException as error:
-                self._clean_up(pod, in_order=isinstance(error, JobError))
+                self._pods.clean_up(pod, in_order=isinstance(error, JobError))
                 raise
         raise LaunchError("launch-refused", "Other launches of the workspace kept taking its name.")
 
@@ -124,112 +118,6 @@ class Launch:
                 + (f"\nThe end of its output:\n{status.tail}" if status and status.tail else ""),
             )
 
-    # ------------------------------------------------------------------------------- adopting
-
-    def _adoptable(self) -> Document | None:
-        """Return an earlier launch's Pod to go on with, or make way for a new one.
-
-        Raises ``launch-superseded`` when a newer launch owns it.
-        """
-        first_seen: dict[str, float] = {}
-        while (pod := self._cluster.get(PODS, self._name)) is not None:
-            self._proceed()
-            self._require_ours(pod)
-            seconds = time.monotonic() - first_seen.setdefault(_uid(pod), time.monotonic())
-            if pod_state.is_terminating(pod):
-                self._doing = "an earlier Pod of it was being removed"
-                self._let_go(pod)
-            elif DISCARDED in annotations_of(pod) and seconds < UNSTARTED_SECONDS:
-                self._look_again(pod)
-            elif self._is_adoptable(pod):
-                if (adopted := self._mark(pod)) is not None:
-                    return adopted
-            elif self._is_under_way(pod) and seconds < UNSTARTED_SECONDS:
-                self._look_again(pod)
-            else:
-                self._discard(pod)
-        return None
-
-    def _require_ours(self, pod: Document) -> None:
-        if labels_of(pod).get(INSTANCE_LABEL) != self._cluster.instance_id:
-            raise LaunchError(
-                "launch-refused", "A Pod of another program has the workspace's name."
-            )
-        if _count(pod) > self._request.attempt_count:
-            raise _superseded()
-
-    def _is_adoptable(self, pod: Document) -> bool:
-        image = self._options.image(self._request.image)
-        same = any(
-            each["name"] == WORKSPACE and each["image"] == image
-            for each in pod["spec"]["containers"]
-        )
-        if not same or DISCARDED in annotations_of(pod) or not pod_state.is_running(pod):
-            return False
-        with contextlib.suppress(LaunchError):
-            return inside.is_given(self._cluster, self._name)
-        return False
-
-    def _is_under_way(self, pod: Document) -> bool:
-        """Whether the launch that made it has our count: it is about to go on, or it has died."""
-        return _count(pod) == self._request.attempt_count and pod_state.ended(pod) is None
-
-    def _mark(self, pod: Document) -> Document | None:
-        """Write that the Pod is ours; None when it has changed meanwhile."""
-        return self._annotate(
-            pod, {ATTEMPT_COUNT: str(self._request.attempt_count), TOKEN: self._token}
-        )
-
-    def _annotate(self, pod: Document, annotations: dict[str, str]) -> Document | None:
-        version = pod["metadata"]["resourceVersion"]
-        changed = {"metadata": {"annotations": annotations, "resourceVersion": version}}
-        try:
-            return self._cluster.patch(PODS, self._name, changed)
-        except Conflict:
-            return None
-
-    def _discard(self, pod: Document, *, in_order: bool = False) -> bool:
-        """Remove a Pod; False when a launch of our rank or above has it, True when it goes."""
-        if self._request.before_discard is not None and pod_state.is_running(pod):
-            self._request.before_discard()
-        while True:
-            current = self._cluster.get(PODS, self._name)
-            if current is None or _uid(current) != _uid(pod):
-                return True
-            adopted = _marks(current) != _marks(pod)
-            if adopted and annotations_of(current).get(TOKEN) != self._token:
-                return False
-            if pod_state.is_terminating(current):
-                return True
-            if (marked := self._annotate(current, {DISCARDED: self._token})) is not None:
-                break
-        self._collect(marked, in_order=in_order)
-        remove_pod(self._cluster, marked)
-        return True
-
-    def _collect(self, pod: Document, *, in_order: bool) -> None:
-        """Let the caller take out of a Pod what must outlive it.
-
-        When the run goes on elsewhere the agent is killed instead of stopped: it would end the
-        run's record.
-        """
-        if self._request.collect is None:
-            return
-        try:
-            seconds = 5.0 if in_order and not self._cancelled.is_set() else 0.0
-            end_in_order(self._cluster, pod, seconds)
-            self._request.collect(inside.reader(self._cluster, self._name, running=lambda: False))
-        except LaunchError as error:
-            logger.warning("pod_not_collected", pod=self._name, reason=error.message)
-
-    def _clean_up(self, pod: Document, *, in_order: bool) -> None:
-        """Discard after a failure without hiding it: what stays behind is found by its labels."""
-        try:
-            # Its network policy stays until the Pod is gone; ``sweep_networks`` removes it then.
-            self._discard(pod, in_order=in_order)
-        except LaunchError as error:
-            logger.warning("pod_left_behind", pod=self._name, reason=error.message)
-
     # ------------------------------------------------------------------------------- creating
 
     def _create(self) -> Document | None:
@@ -252,16 +140,23 @@ class Launch:
             raise
         try:
             if self._request.volumes and not volume_claims.holds(self._cluster, self._request):
-                raise _superseded()
+                raise superseded()
             pod = self._started(pod)
-            if not inside.give_configuration(self._cluster, self._name, self._request.boot):
-                raise _superseded()
+            if not inside.give_configuration(self._cluster, self._name, self._configuration()):
+                raise superseded()
         except BaseException as error:
-            self._clean_up(pod, in_order=False)
+            self._pods.clean_up(pod, in_order=False)
             if isinstance(error, LaunchError) and error.code == "runtime-gone":
-                raise self._displaced(pod) from error
+                raise self._pods.displaced(pod) from error
             raise
         return pod
+
+    def _configuration(self) -> Mapping[str, object]:
+        """Return the agent's configuration. Nothing starts a Pod again: its record ends with it."""
+        record = self._request.boot.get("record")
+        if not isinstance(record, Mapping):
+            return self._request.boot
+        return {**self._request.boot, "record": {**record, "restart": False}}
 
     def _wait_for_others(self) -> None:
         """Wait until no other Pod of the workspace is there; the claims are ours by now."""
@@ -274,7 +169,7 @@ class Launch:
             if self._time_left() <= 1:
                 raise volume_claims.in_use(others)
             self._proceed()
-            self._look_again(others[0])
+            self._pods.look_again(others[0])
 
     def _started(self, pod: Document) -> Document:
         """Wait until the workspace's container runs; raises why it does not."""
@@ -296,7 +191,7 @@ class Launch:
                 if self._time_left() <= 1:
                     raise error
             self._proceed()
-            pod = self._look_again(pod)
+            pod = self._pods.look_again(pod)
         logger.info("pod_started", pod=self._name, seconds=round(time.monotonic() - began, 3))
         return pod
 
@@ -330,7 +225,7 @@ class Launch:
                 self._cancelled.wait(TICK_SECONDS)
         return LaunchedRuntime(
             adapter="kubernetes",
-            resource_id=_uid(pod),
+            resource_id=uid_of(pod),
             reference=self._name,
             endpoint=f"kubernetes-exec://{self._cluster.namespace}/{self._name}",
             engine_id=self._cluster.uid(),
@@ -385,11 +280,11 @@ class Launch:
         found = pod_state.ended(pod)
         if not (terminating or found or pod.get("status", {}).get("phase") == "Failed"):
             return pod_state.seeding_failure(pod)
-        events = self._cluster.events_of(_uid(pod)) if terminating else ()
+        events = self._cluster.events_of(uid_of(pod)) if terminating else ()
         if (final := pod_state.final_reason(pod, events)) is not None:
             return final
         if terminating or found is None:
-            return self._displaced(pod)
+            return self._pods.displaced(pod)
         if (failure := pod_state.start_failure(pod)) is not None:
             return failure[0]
         return self._exited(pod, found)
@@ -417,48 +312,19 @@ class Launch:
         while (found := pod_state.ended(pod)) is None:
             if time.monotonic() > until or pod_state.is_terminating(pod):
                 return ""
-            pod = self._look_again(pod)
+            pod = self._pods.look_again(pod)
         if not found.out_of_memory:
             return ""
         return f" The workspace ran out of its {self._request.memory_mb} MB of memory."
-
-    def _displaced(self, pod: Document) -> LaunchError:
-        """Return the error for a Pod of ours that went away before it was ready."""
-        found = self._cluster.get(PODS, self._name)
-        if found is not None and (_uid(found) != _uid(pod) or DISCARDED in annotations_of(found)):
-            return _superseded()
-        return LaunchError(
-            "container-exited", "The Pod was removed while the workspace was starting."
-        )
 
     # --------------------------------------------------------------------------------- looking
 
     def _current(self, pod: Document) -> Document:
         found = self._cluster.get(PODS, self._name)
-        if found is None or _uid(found) != _uid(pod):
-            events = self._cluster.events_of(_uid(pod))
-            raise pod_state.final_reason(pod, events) or self._displaced(pod)
+        if found is None or uid_of(found) != uid_of(pod):
+            events = self._cluster.events_of(uid_of(pod))
+            raise pod_state.final_reason(pod, events) or self._pods.displaced(pod)
         return found
-
-    def _look_again(self, pod: Document) -> Document:
-        """Wait for a change of a Pod, for a moment; its state then, or how it was in the end."""
-        version = pod["metadata"]["resourceVersion"]
-        name = pod["metadata"]["name"]
-        for changed in self._cluster.watch(PODS, name, version, seconds=WATCH_SECONDS):
-            if changed.pop("deleted"):
-                changed["metadata"].setdefault(
-                    "deletionTimestamp", changed["metadata"]["creationTimestamp"]
-                )
-                return _as_gone(changed)
-            return changed
-        return self._cluster.get(PODS, name) or _as_gone(pod)
-
-    def _let_go(self, pod: Document) -> None:
-        """Wait a moment for a Pod to be gone; raises when nobody will say that it is."""
-        lost = pod_state.final_reason(pod)
-        if lost is not None and lost.code == "node-lost":
-            raise LaunchError("node-lost", f"An earlier Pod is not proven gone. {lost.message}")
-        self._look_again(pod)
 
     def _time_left(self) -> float:
         return self._deadline - time.monotonic()
@@ -472,30 +338,3 @@ def _clearer(
     if before is not None and before.code == error.code and pod_state.BACK_OFF in error.message:
         return before, sure
     return failure
-
-
-def _as_gone(pod: Document) -> Document:
-    return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": _soon()}}
-
-
-def _soon() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _uid(pod: Document) -> str:
-    return str(pod["metadata"]["uid"])
-
-
-def _count(pod: Document) -> int:
-    try:
-        return int(annotations_of(pod).get(ATTEMPT_COUNT, "0"))
-    except ValueError:
-        return 0
-
-
-def _marks(pod: Document) -> tuple[str | None, int]:
-    return annotations_of(pod).get(TOKEN), _count(pod)
-
-
-def _superseded() -> LaunchError:
-    return LaunchError("launch-superseded", "A newer launch of the workspace has taken over.")
