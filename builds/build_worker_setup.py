@@ -31,6 +31,8 @@ from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
 from workspaces.engines.engine_adapters import served_adapter, served_docker_host
+from workspaces.engines.runtime_adapters import runtime_adapter
+from workspaces.lifecycle.cluster_isolation import ClusterIsolation
 from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.disk_watch import DiskWatch
 from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
@@ -44,6 +46,7 @@ from workspaces.models.known_engines import CHANNEL as ENGINES
 from workspaces.models.known_engines import LOCAL_ENGINE
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
+from workspaces.runtimes.configured_cluster import on_kubernetes
 from workspaces.runtimes.docker.build_steps import StepLimits
 from workspaces.warm_pool.pool import WarmPool
 
@@ -63,6 +66,10 @@ def _wake(events: Sequence[threading.Event]) -> None:
 def _machine() -> str:
     """Return where the engine listens as far as its machine may be ours; a tunnel says nothing."""
     return settings.DOCKER_HOST if settings.SVC_ENGINE == LOCAL_ENGINE else ""
+
+
+def _nothing() -> None:
+    """Require nothing."""
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -99,7 +106,9 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
     registry = configured_registry()
     return JobRunner(
         catalogue=Catalogue(
-            base_images=settings.SVC_BASE_IMAGES, default_family=settings.SVC_DEFAULT_OS_FAMILY
+            base_images=settings.SVC_BASE_IMAGES,
+            default_family=settings.SVC_DEFAULT_OS_FAMILY,
+            runtime_families=frozenset({"k8s", "k3s"} if on_kubernetes() else {"docker"}),
         ),
         builder=ImageBuilder(
             compiler=Compiler(
@@ -122,7 +131,7 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             instance_id=settings.SVC_INSTANCE_ID,
         ),
         launcher=WorkspaceLauncher(
-            adapter=served_adapter(),
+            adapter=runtime_adapter(),
             boot_limits=BootLimits(
                 step_seconds=settings.WORKSPACE_STEP_TIMEOUT_MS / 1000,
                 grace_seconds=settings.WORKSPACE_STOP_GRACE_MS / 1000,
@@ -130,8 +139,9 @@ def job_runner(isolation: IsolationTask | None = None) -> JobRunner:
             ),
             instance_id=settings.SVC_INSTANCE_ID,
             timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
-            require_isolation=isolation.require,
-            require_egress=isolation.require_egress,
+            # A Pod's launch asks for itself, with its own image.
+            require_isolation=_nothing if on_kubernetes() else isolation.require,
+            require_egress=_nothing if on_kubernetes() else isolation.require_egress,
             pool=_warm_pool(isolation),
         ),
     )
@@ -141,7 +151,8 @@ def _warm_pool(isolation: IsolationTask) -> WarmPool:
     return WarmPool(
         served_adapter(),
         instance_id=settings.SVC_INSTANCE_ID,
-        size=settings.WORKSPACE_WARM_POOL_SIZE,
+        # A Pod belongs to its workspace from the start.
+        size=0 if on_kubernetes() else settings.WORKSPACE_WARM_POOL_SIZE,
         memory_mb=settings.WORKSPACE_WARM_POOL_MEMORY_MB,
         timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
         require_isolation=isolation.require,
@@ -253,7 +264,11 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 name="isolation",
                 every=LOOK_AT_ISOLATION_EVERY,
                 first=timedelta(0),
-                steps={"isolation": isolation.look},
+                steps={
+                    "isolation": ClusterIsolation(isolation).look
+                    if on_kubernetes()
+                    else isolation.look
+                },
             ),
             PeriodicTask(
                 name="disks",
@@ -261,7 +276,8 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
                 run=DiskWatch(
                     served_adapter(),
                     instance_id=builder.instance_id,
-                    max_bytes=settings.SVC_WORKSPACE_MAX_DISK_BYTES,
+                    # A Pod has a limit of its own, which its node holds.
+                    max_bytes=0 if on_kubernetes() else settings.SVC_WORKSPACE_MAX_DISK_BYTES,
                     image=settings.SVC_NETWORK_GUARD_IMAGE or settings.SVC_BASE_IMAGES["debian"],
                 ).look,
             ),

@@ -24,6 +24,7 @@ from controlplane.settings_environment import (
     absolute_path,
     account,
     allowed_networks,
+    amount,
     bare_word,
     base_url,
     basic_user,
@@ -56,6 +57,7 @@ from controlplane.settings_environment import (
     queue,
     reachable,
     registry_name,
+    registry_or_none,
     secret,
     shown_text,
     signing_secret,
@@ -203,8 +205,23 @@ SVC_ENGINE: str = env.str(
 DOCKER_CLI: str = env.str("DOCKER_CLI", "docker", validate=validate.Length(min=1))
 DOCKER_TIMEOUT_MS = positive("DOCKER_TIMEOUT_MS", 60_000)
 DEFAULT_RUNTIME_ADAPTER: str = env.str(
-    "DEFAULT_RUNTIME_ADAPTER", "docker", validate=validate.OneOf(["docker"])
+    "DEFAULT_RUNTIME_ADAPTER", "docker", validate=validate.OneOf(["docker", "kubernetes"])
 )
+KUBERNETES_KUBECONFIG: str = env.str("KUBERNETES_KUBECONFIG", "")
+KUBERNETES_NAMESPACE: str = env.str(
+    "KUBERNETES_NAMESPACE",
+    "svc-workspaces",
+    validate=validate.Regexp(r"^[a-z0-9][a-z0-9-]{0,62}\Z"),
+)
+KUBERNETES_PULL_REGISTRY: str = (
+    env.str("KUBERNETES_PULL_REGISTRY", "", validate=registry_or_none) or ""
+)
+KUBERNETES_PULL_SECRET: str = env.str("KUBERNETES_PULL_SECRET", "")
+KUBERNETES_STORAGE_CLASS: str = env.str("KUBERNETES_STORAGE_CLASS", "")
+KUBERNETES_VOLUME_SIZE: str = env.str("KUBERNETES_VOLUME_SIZE", "10Gi", validate=amount)
+KUBERNETES_EPHEMERAL_STORAGE: str = env.str("KUBERNETES_EPHEMERAL_STORAGE", "10Gi", validate=amount)
+KUBERNETES_TIMEOUT_MS = positive("KUBERNETES_TIMEOUT_MS", 30_000)
+KUBERNETES_START_TIMEOUT_MS = positive("KUBERNETES_START_TIMEOUT_MS", 60_000)
 
 # ---------------------------------------------------------------- the queue and the build worker
 WORKSPACE_BUILD_QUEUE = queue("WORKSPACE_BUILD_QUEUE", "sandbox-image-builds")

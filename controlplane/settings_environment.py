@@ -308,6 +308,18 @@ def registry_name(value: str) -> None:
         raise ValidationError("Must be HOST or HOST:PORT, without scheme and path.")
 
 
+def registry_or_none(value: str) -> None:
+    """Refuse what cannot stand in front of an image's name; unset is allowed."""
+    if value:
+        registry_name(value)
+
+
+def amount(value: str) -> None:
+    """Refuse what is no amount of bytes as Kubernetes writes it; unset is allowed."""
+    if value and not re.fullmatch(r"[1-9][0-9]*([EPTGMK]i?|k)?", value):
+        raise ValidationError("Must be an amount of bytes as Kubernetes writes it, like 10Gi.")
+
+
 def decimal(value: str) -> None:
     """Refuse what is not a number written in digits; unset is allowed."""
     if value and not re.fullmatch(r"[1-9][0-9]{0,18}", value):

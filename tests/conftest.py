@@ -20,6 +20,7 @@ from pytest_django.fixtures import Settings
 from controlplane.work import amqp
 from tests import tiers
 from tests.conformance import assert_described, assert_media_described
+from tests.stack import cluster
 
 OWNER = "usr_test"
 JSON_TYPES = {"application/json", "application/problem+json"}
@@ -175,9 +176,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not part of this run."""
+    if not cluster.where():
+        terminalreporter.write_line(tiers.WITHOUT_CLUSTER, yellow=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests; one of several processes begins with what takes long."""
     tiers.mark(items)
+    tiers.leave_out_kubernetes(config, items)
     if hasattr(config, "workerinput"):
         tiers.sort(items)

@@ -15,7 +15,13 @@ from collections import Counter
 
 import pytest
 
+from tests.stack import cluster
+
+KUBERNETES = ("tests/workspaces/runtimes/test_kubernetes.py", "tests/e2e/test_kubernetes.py")
+"""What needs a cluster. One is started for both files, so they begin together, and first."""
+
 FULL = (
+    *KUBERNETES,
     "tests/chaos/",
     "tests/deploy/test_compose.py",
     "tests/deploy/test_install.py",
@@ -24,7 +30,13 @@ FULL = (
 )
 """Folders and files that are for ``make test-full`` as a whole."""
 
+WITHOUT_CLUSTER = (
+    "The tests of Kubernetes were not part of this run: KUBECONFIG names no cluster, and there is "
+    f"no kit in {cluster.KIT} to start one with as root (SVC_CLUSTER_KIT names another place)."
+)
+
 LONG_FIRST = (
+    *KUBERNETES,
     "tests/chaos/",
     "tests/deploy/test_compose.py",
     "tests/e2e/",
@@ -50,6 +62,14 @@ def mark(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(FULL) or item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.full)
+
+
+def leave_out_kubernetes(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take the tests of Kubernetes out of the run where there is no cluster to be had."""
+    left_out = [item for item in items if item.nodeid.startswith(KUBERNETES)]
+    if left_out and not cluster.where():
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def sort(items: list[pytest.Item]) -> None:

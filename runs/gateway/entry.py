@@ -20,7 +20,8 @@ from runs.gateway.control_plane import ControlPlane, ControlPlaneError, Principa
 from runs.gateway.link import Link, LinkError
 from runs.gateway.texts import one_line
 from workspaces.runtimes import boot
-from workspaces.runtimes.docker.endpoints import AgentStream, open_endpoint
+from workspaces.runtimes.agent_endpoints import open_endpoint
+from workspaces.runtimes.agent_streams import AgentStream
 
 ENGINE_SECONDS = 45.0
 READY_SECONDS = 75.0

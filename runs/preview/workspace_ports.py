@@ -25,7 +25,8 @@ from runs.preview.server_connection import (
     unreachable,
 )
 from workspaces.runtimes import boot
-from workspaces.runtimes.docker.endpoints import first_process, open_endpoint
+from workspaces.runtimes.agent_endpoints import open_endpoint
+from workspaces.runtimes.docker.endpoints import first_process
 from workspaces.runtimes.docker.engine_folders import place_of
 from workspaces.runtimes.docker.inside_network import NoWayInside, connect_inside
 

@@ -9,7 +9,7 @@ from django.conf import settings
 from controlplane.work.worker import WorkerTimes
 from runs.recording.program_start import RecordLimits
 from runs.recording.run_worker import RunWorker
-from workspaces.engines.engine_adapters import served_adapter
+from workspaces.engines.runtime_adapters import runtime_adapter
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -33,7 +33,7 @@ def record_limits() -> RecordLimits:
 def run_worker(*, max_runs: int | None = None) -> RunWorker:
     """Return a run worker with every setting applied."""
     return RunWorker(
-        adapter=served_adapter(),
+        adapter=runtime_adapter(),
         limits=record_limits(),
         broker_url=settings.RABBITMQ_URL,
         broker_timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000,

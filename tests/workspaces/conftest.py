@@ -143,6 +143,15 @@ class Launcher:
             request or self.request(), cancelled=cancelled or threading.Event()
         )
 
+    @contextlib.contextmanager
+    def place_in_reach(self) -> Iterator[tuple[str, int]]:
+        """Have a server that a workspace with a network could reach."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            address = probe.getsockname()[0]
+        with socket.create_server((address, 0)) as listener:
+            yield listener.getsockname()[:2]
+
     def container(self, runtime: LaunchedRuntime) -> Container:
         return self.client.containers.get(runtime.resource_id)
 

@@ -44,6 +44,8 @@ class IsolationTask:
             egress_port=settings.SVC_EGRESS_PORT,
         )
         self._told = ""
+        self.problem = ""
+        """Why workspaces and builds were not kept away at the last look."""
 
     def look(self) -> None:
         """Do it once. Without an engine that answers there is nobody to keep away."""
@@ -54,6 +56,7 @@ class IsolationTask:
             enforced, detail = True, self._guard.ensure()
         except LaunchError as error:
             enforced, detail = False, error.message
+        self.problem = "" if enforced else detail
         try:
             egress = ""
             self.require_egress()

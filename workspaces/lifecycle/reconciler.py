@@ -74,7 +74,7 @@ def reconcile(
         lost = _lose(adapter, [run_id for run_id in expected if run_id not in observed])
         # Without an exit code it is just being removed; the next pass finds it gone.
         over = [observed[run_id] for run_id in expected if run_id in observed]
-        ended = _end([each for each in over if not each.running and each.exit_code is not None])
+        ended = _end([each for each in over if not each.running and _is_known(each)])
         wanted, kept = _wanted(), _kept(keep_ended)
         _end_kept(adapter, [found for run_id, found in observed.items() if run_id in kept])
         removed = _remove_unwanted(adapter, observed, wanted | kept, grace)
@@ -122,7 +122,14 @@ def _end(ended: Sequence[ObservedRuntime]) -> int:
     return changed
 
 
+def _is_known(found: ObservedRuntime) -> bool:
+    """Whether the engine says how it ended."""
+    return found.exit_code is not None or bool(found.ended_code)
+
+
 def _outcome(found: ObservedRuntime) -> _Outcome:
+    if found.ended_code:
+        return _Outcome(RuntimeInstance.Status.FAILED, found.ended_code, found.ended_message)
     if found.oom_killed:
         return _Outcome(
             RuntimeInstance.Status.FAILED,

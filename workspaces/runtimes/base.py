@@ -24,6 +24,8 @@ launched. The codes a launch can fail with:
 ``adapter-unavailable`` the engine does not answer, or not as it should
 ``runtime-gone``        a runtime that was to be spoken to does not exist
 ``runtime-not-running`` it exists and does not run
+``quota-exceeded``      the cluster's quota for the namespace is used up
+``admission-refused``   the cluster refused the Pod
 ======================  ==========================================================================
 """
 
@@ -184,6 +186,10 @@ class ObservedRuntime:
     """A process of it was killed for want of memory, not necessarily the first one. A list does
     not say so of those that run."""
     created_at: datetime
+    ended_code: str = ""
+    """The code of why the engine itself ended it, which may be all that is known; empty when it
+    did not."""
+    ended_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from controlplane.http.openapi import OWNER_QUERY
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
 from controlplane.http.stream_answers import abandoned_by_client
-from workspaces.engines.engine_adapters import shared_adapter
+from workspaces.engines.runtime_adapters import shared_runtime_adapter
 from workspaces.files import openapi
 from workspaces.files.conditions import conditions_of, range_of
 from workspaces.files.port_links import make_link
@@ -237,7 +237,7 @@ def _content(request: Request) -> IO[bytes]:
 
 def _adapter_of(runtime: RuntimeInstance) -> RuntimeAdapter:
     try:
-        return shared_adapter(runtime.engine_name)
+        return shared_runtime_adapter(runtime.engine_name)
     except LaunchError as error:
         raise unreachable(error) from error
 

@@ -19,9 +19,9 @@ from tests.workspaces.runtimes.test_docker_channel import (  # noqa: F401 - fixt
 )
 from tests.workspaces.runtimes.test_docker_streams import Told
 from workspaces.runtimes import boot
+from workspaces.runtimes.agent_streams import AgentStream
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.endpoints import (
-    AgentStream,
     SocketStream,
     first_process,
     open_endpoint,

@@ -16,20 +16,14 @@ from docker.errors import ImageNotFound, NotFound
 from tests.registries.account import PUSH_REGISTRY
 from tests.stack.pausing import pause_beside
 from tests.workspaces.conftest import (
-    DOCKER_HOST,
     DOCKERFILE,
     Launcher,
     step,
 )
-from workspaces.runtimes.base import LaunchError, RuntimeAdapter
+from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import DockerAdapter
 
 pytestmark = pytest.mark.docker
-
-
-def test_the_adapter_is_a_runtime_adapter_and_the_engine_passes_its_check() -> None:
-    adapter: RuntimeAdapter = DockerAdapter(DOCKER_HOST, str(uuid4()))
-    adapter.check()
 
 
 def test_a_launched_workspace_is_ready_labelled_and_reachable_by_exec(launcher: Launcher) -> None:
@@ -81,37 +75,6 @@ def test_a_step_that_takes_too_long_is_reported_as_out_of_time(launcher: Launche
         launcher.launch(launcher.request(boot={"setup": setup, "limits": limits}))
     assert caught.value.code == "step-failed"
     assert "still here" in caught.value.message
-    assert launcher.left_over() == []
-
-
-def test_a_step_that_runs_out_of_memory_is_told_so(launcher: Launcher) -> None:
-    eat = step("exec python3 -c 'x = bytearray(400 << 20)'", "eat")
-    with pytest.raises(LaunchError, match="SIGKILL") as caught:
-        launcher.launch(launcher.request(boot={"setup": [eat]}, memory_mb=128))
-    assert caught.value.code == "step-failed"
-    assert "ran out of its 128 MB of memory" in caught.value.message
-
-
-def test_secrets_and_escape_sequences_do_not_reach_the_message(launcher: Launcher) -> None:
-    noisy = step(r"printf '\033[31mred\007\033[0m hunter2-and-more\n'; exit 1")
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(launcher.request(boot={"setup": [noisy], "secrets": ["hunter2-and-more"]}))
-    assert "red" in caught.value.message
-    assert "hunter2" not in caught.value.message
-    assert "\x1b" not in caught.value.message
-    assert "\x07" not in caught.value.message
-
-
-def test_a_foreground_command_that_ends_at_once_fails_the_launch(launcher: Launcher) -> None:
-    foreground = {
-        "kind": "command",
-        "run": "echo no such config; exit 3",
-        "shell": "sh",
-        "workingDirectory": None,
-    }
-    with pytest.raises(LaunchError, match=r"foreground.*exit code 3") as caught:
-        launcher.launch(launcher.request(boot={"foreground": foreground}))
-    assert "no such config" in caught.value.message
     assert launcher.left_over() == []
 
 
@@ -188,15 +151,6 @@ def test_a_cancelled_launch_ends_soon_and_cleans_up(launcher: Launcher) -> None:
     assert launcher.left_over() == []
 
 
-def test_a_launch_cancelled_before_it_began_makes_nothing(launcher: Launcher) -> None:
-    cancelled = threading.Event()
-    cancelled.set()
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(launcher.request(outbound=True), cancelled)
-    assert caught.value.code == "launch-cancelled"
-    assert launcher.left_over() == []
-
-
 def test_an_image_that_only_the_registry_has_is_pulled_by_its_digest(
     launcher: Launcher, publish: Callable[[str], str]
 ) -> None:
@@ -209,29 +163,6 @@ def test_an_image_that_only_the_registry_has_is_pulled_by_its_digest(
 
     runtime = launcher.launch(launcher.request(image=image))
     assert launcher.container(runtime).attrs["Config"]["Image"] == image
-
-
-def test_an_agent_that_never_answers_does_not_hold_the_launch_for_its_whole_time(
-    make_launcher: Callable[..., Launcher], publish: Callable[[str], str]
-) -> None:
-    launcher = make_launcher(agent_silence=1.0)
-    base = launcher.client.images.get(launcher.image)
-    mute = """[ "$1" = boot ] && exec sleep infinity; exit 1"""
-    image = publish(f"FROM {base.id}\nRUN printf '#!/bin/sh\\n{mute}\\n' > /usr/lib/svc/agent\n")
-
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(launcher.request(image=image))
-
-    assert caught.value.code == "agent-silent"
-    assert launcher.left_over() == []
-
-
-def test_an_image_that_nobody_has_is_an_image_pull_failure(launcher: Launcher) -> None:
-    image = f"{PUSH_REGISTRY}/svc-test/workspace@sha256:{'0' * 64}"
-    with pytest.raises(LaunchError, match="manifest unknown") as caught:
-        launcher.launch(launcher.request(image=image))
-    assert caught.value.code == "image-pull-failed"
-    assert launcher.left_over() == []
 
 
 def test_a_pull_from_a_registry_that_never_answers_ends_with_the_deadline(
@@ -312,23 +243,6 @@ def test_removals_at_the_same_moment_all_end_well(launcher: Launcher) -> None:
     assert len(results) == 4
     assert any(results)
     assert launcher.left_over() == []
-
-
-def test_nothing_of_another_installation_is_seen_or_removed(
-    make_launcher: Callable[..., Launcher],
-) -> None:
-    ours, theirs = make_launcher(), make_launcher()
-    request = theirs.request(outbound=True)
-    runtime = theirs.launch(request)
-
-    assert ours.adapter.list() == []
-    assert ours.adapter.observe(request.run_id) is None
-    assert ours.adapter.remove(request.run_id) is False
-    assert ours.adapter.sweep_networks(()) == 0
-    with pytest.raises(LaunchError, match="another program") as caught:
-        ours.launch(ours.request(request.run_id))
-    assert caught.value.code == "launch-refused"
-    assert theirs.container(runtime).status == "running"
 
 
 # The SDK leaves a socket to the garbage collector when a connection fails.

@@ -79,44 +79,6 @@ def only_container(launcher: Launcher) -> str:
     return str(container.id)
 
 
-def test_a_newer_launch_adopts_the_healthy_container_of_an_older_one(launcher: Launcher) -> None:
-    request = launcher.request(outbound=True)
-    first = launcher.launch(request)
-    second = launcher.launch(replace(request, attempt_count=2))
-    assert second == first
-    assert only_container(launcher) == first.resource_id
-
-
-def test_an_older_launch_touches_nothing_of_a_newer_one(launcher: Launcher) -> None:
-    request = launcher.request(attempt_count=2)
-    newer = launcher.launch(request)
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(replace(request, attempt_count=1))
-    assert caught.value.code == "launch-superseded"
-    assert only_container(launcher) == newer.resource_id
-
-
-def test_an_older_launch_is_told_so_also_when_the_newer_one_only_adopted(
-    launcher: Launcher,
-) -> None:
-    request = launcher.request(attempt_count=1)
-    launcher.launch(request)
-    launcher.launch(replace(request, attempt_count=3))
-    with pytest.raises(LaunchError) as caught:
-        launcher.launch(replace(request, attempt_count=2))
-    assert caught.value.code == "launch-superseded"
-    assert len(launcher.containers()) == 1
-
-
-def test_a_container_that_has_ended_is_replaced(launcher: Launcher) -> None:
-    request = launcher.request(outbound=True)
-    ended = launcher.launch(request)
-    launcher.container(ended).kill()
-    second = launcher.launch(replace(request, attempt_count=2))
-    assert second.resource_id != ended.resource_id
-    assert only_container(launcher) == second.resource_id
-
-
 def test_a_container_of_another_image_is_replaced(
     launcher: Launcher, publish: Callable[[str], str]
 ) -> None:

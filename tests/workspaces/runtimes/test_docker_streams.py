@@ -13,8 +13,9 @@ import pytest
 from docker.models.containers import Container
 
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
+from workspaces.runtimes.agent_streams import AgentStream
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.endpoints import AgentStream, open_endpoint
+from workspaces.runtimes.docker.endpoints import open_endpoint
 
 pytestmark = pytest.mark.docker
 

@@ -14,10 +14,12 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from controlplane.subprocesses import Tail
 from workspaces.runtimes import boot
+from workspaces.runtimes.agent_streams import AgentStream, Receiver
+from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.agent_socket import Called
 from workspaces.runtimes.docker.engine_folders import place_of
@@ -27,7 +29,6 @@ from workspaces.runtimes.docker.streams import (
     ERROR_TAIL_BYTES,
     WRITE_BUFFER_BYTES,
     ExecStream,
-    Receiver,
     inspect_container,
     runs,
 )
@@ -35,41 +36,6 @@ from workspaces.runtimes.docker.streams import (
 NO_ENGINES = Path("/nonexistent")
 TICK_SECONDS = 0.02
 SOCKET_BYTES = 1024 * 1024
-
-
-class AgentStream(Protocol):
-    """The streams of one call of the agent, however it was reached."""
-
-    def write(self, data: bytes) -> None:
-        """Give it these bytes as input; nothing once it has ended.
-
-        What it does not take is kept: whoever writes has to stop while ``input_paused``.
-        """
-
-    def close(self) -> None:
-        """End its input after what was written, and the connection."""
-
-    def abort(self) -> None:
-        """Give the connection up at once."""
-
-    def pause_output(self) -> None:
-        """Have its output wait for now."""
-
-    def resume_output(self) -> None:
-        """Go on after ``pause_output``."""
-
-    @property
-    def waiting_bytes(self) -> int:
-        """How much was written that has not been taken yet."""
-
-    def errors(self) -> str:
-        """Return the end of what it said on its standard error, for the log."""
-
-    async def exit_code(self, timeout: float) -> int | None:
-        """Return how it ended; None while it runs, and when that cannot be known."""
-
-    async def container_runs(self, timeout: float) -> bool | None:
-        """Return whether its container still runs; None when the engine does not say."""
 
 
 class SocketStream(asyncio.Protocol):

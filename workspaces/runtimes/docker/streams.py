@@ -13,10 +13,11 @@ import json
 import re
 import socket
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from controlplane.subprocesses import Tail
+from workspaces.runtimes.agent_streams import Receiver
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import wire
 
@@ -30,22 +31,6 @@ WRITE_BUFFER_BYTES = 256 * 1024
 _ANSWER = b"HTTP/1."
 _HEADER = 8
 _STDOUT = 1
-
-
-class Receiver(Protocol):
-    """Who an exec's output is for. Called in the event loop; must not block."""
-
-    def output_received(self, data: bytes) -> None:
-        """Take the next bytes of its standard output."""
-
-    def input_paused(self) -> None:
-        """Write no more for now: the exec does not take it as fast."""
-
-    def input_resumed(self) -> None:
-        """Write on."""
-
-    def output_ended(self) -> None:
-        """Know that nothing more comes, because it ended or the connection is lost."""
 
 
 class ExecStream(asyncio.Protocol):

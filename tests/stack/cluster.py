@@ -1,0 +1,217 @@
+"""A Kubernetes cluster for tests: the one that ``KUBECONFIG`` names, or one of our own.
+
+Ours is started from a kit that lies beside the checkout (``../shared/cluster``, or where
+``SVC_CLUSTER_KIT`` says) and needs root, about a minute the first time and half a minute after it.
+Nodes reach the tests' registry through a forwarder on the kit's bridge; of another cluster
+``SVC_TEST_CLUSTER_REGISTRY`` says under which name its nodes reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from tests.stack.policy_enforcer import PolicyEnforcer
+from tests.stack.worker_process import eventually
+from workspaces.runtimes.kubernetes.cluster import Cluster
+from workspaces.runtimes.kubernetes.cluster_access import Access
+from workspaces.runtimes.kubernetes.network_policies import NetworkProof
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+KIT = Path(os.environ.get("SVC_CLUSTER_KIT", CHECKOUT.parent / "shared" / "cluster"))
+STATE = Path(os.environ.get("SVC_CLUSTER_STATE", "/var/tmp/svc-cluster"))
+MANIFEST = CHECKOUT / "deploy" / "kubernetes" / "workspaces.yaml"
+BRIDGE_ADDRESS = "10.217.0.1"
+_PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+}
+
+
+def where() -> str:
+    """Say which cluster the tests would use; empty when there is none to be had."""
+    if os.environ.get("KUBECONFIG"):
+        return f"the cluster of KUBECONFIG={os.environ['KUBECONFIG']}"
+    if os.geteuid() == 0 and (STATE / ".complete").exists():
+        return f"the test cluster in {STATE}"
+    if os.geteuid() == 0 and (KIT / "setup.sh").exists():
+        return f"a test cluster made with {KIT}"
+    return ""
+
+
+@dataclass
+class Namespace:
+    """A namespace with the installation's account and Role, and nothing else of ours."""
+
+    name: str
+    kubeconfig: str
+    """Of the account that has the Role, and no other right."""
+    admin: Cluster
+    """As somebody who may do everything; for looking, and for what an operator does."""
+    pull_registry: str
+    own: bool
+    """Whether the cluster is ours, so that nodes may be stopped."""
+    enforcer: PolicyEnforcer | None
+    proof: NetworkProof | None = None
+    """What an earlier test has seen of network policies."""
+
+
+@contextlib.contextmanager
+def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
+    """Have a cluster with a namespace of its own; ``registry`` is ours, as ``host:port``."""
+    enforcer: PolicyEnforcer | None = None
+    own = not os.environ.get("KUBECONFIG")
+    name = f"svc-test-{uuid4().hex[:8]}"
+    with contextlib.ExitStack() as stack:
+        kubeconfig = os.environ.get("KUBECONFIG") or stack.enter_context(_running())
+        admin = Cluster(Access(kubeconfig), name, "", timeout=30)
+        _apply(admin, name)
+        stack.callback(admin._call, "DELETE", f"/api/v1/namespaces/{name}", {})
+        restricted = _account(admin, name, Path(kubeconfig), folder)
+        pull = os.environ.get("SVC_TEST_CLUSTER_REGISTRY", registry)
+        if own:
+            _storage_class(admin)
+            pull = stack.enter_context(_forwarded(registry))
+            enforcer = stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
+        yield Namespace(name, restricted, admin, pull, own, enforcer)
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[str]:
+    """Have our cluster run for the block; the last of several processes that use it ends it."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    with (STATE / "users.lock").open("w") as users:
+        with (STATE / "start.lock").open("w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            kubeconfig = _started()
+        try:
+            yield kubeconfig
+        finally:
+            with (STATE / "start.lock").open("w") as starting:
+                fcntl.flock(starting, fcntl.LOCK_EX)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    subprocess.run([str(STATE / "down.sh")], check=True)
+
+
+def _started() -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    if not (STATE / ".complete").exists():
+        subprocess.run([str(KIT / "setup.sh"), str(STATE)], check=True, env=environment)
+    # Provisions volumes on the nodes, as a storage class of a real cluster would.
+    environment["KCM_EXTRA"] = "--enable-hostpath-provisioner"
+    with (STATE / "up.log").open("ab") as log:
+        subprocess.run(
+            [str(STATE / "up.sh"), "n1"], check=True, env=environment, stdout=log, stderr=log
+        )
+    return str(STATE / "state" / "pki" / "admin.kubeconfig")
+
+
+def _storage_class(admin: Cluster) -> None:
+    """Have what provisions volumes on the only node: our cluster comes without."""
+    path = "/apis/storage.k8s.io/v1/storageclasses"
+    if admin._call("GET", f"{path}/hostpath", none_for=(404,)) is None:
+        default = {"storageclass.kubernetes.io/is-default-class": "true"}
+        admin._call(
+            "POST",
+            path,
+            {
+                "metadata": {"name": "hostpath", "annotations": default},
+                "provisioner": "kubernetes.io/host-path",
+            },
+        )
+
+
+def _apply(admin: Cluster, name: str) -> None:
+    """Do what ``kubectl apply`` of our manifest does, in a namespace of another name."""
+    text = MANIFEST.read_text("utf-8").replace("svc-workspaces", name)
+    for document in yaml.safe_load_all(text):
+        admin._call("POST", _PATHS[document["kind"]].format(name), document)
+    # Without it no Pod is admitted; the cluster makes it a moment after the namespace.
+    path = f"{_PATHS['ServiceAccount'].format(name)}/default"
+    eventually(lambda: admin._call("GET", path, none_for=(404,)), what="the default account")
+
+
+def _account(admin: Cluster, name: str, kubeconfig: Path, folder: Path) -> str:
+    """Return a kubeconfig of the account with the Role."""
+    token = _token(admin, name)
+    found = yaml.safe_load(kubeconfig.read_text("utf-8"))
+    found["users"] = [{"name": each["name"], "user": {"token": token}} for each in found["users"]]
+    place = folder / "kubeconfig"
+    place.touch(mode=0o600)
+    place.write_text(yaml.safe_dump(found), "utf-8")
+    return str(place)
+
+
+def _token(admin: Cluster, name: str) -> str:
+    path = f"/api/v1/namespaces/{name}/serviceaccounts/svc-controlplane/token"
+    request: dict[str, Any] = {"spec": {"expirationSeconds": 7200}}
+    answer = admin._call("POST", path, request) or {}
+    return str(answer["status"]["token"])
+
+
+@contextlib.contextmanager
+def _forwarded(registry: str) -> Iterator[str]:
+    """Let nodes reach our registry on the bridge; they are told that it speaks plain HTTP."""
+    host, _, port = registry.partition(":")
+    listener = socket.create_server((BRIDGE_ADDRESS, 0))
+    shown = f"{BRIDGE_ADDRESS}:{listener.getsockname()[1]}"
+    for node in ("n1", "n2", "n3"):
+        place = STATE / "state" / node / "certs.d" / shown
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "hosts.toml").write_text(
+            f'server = "http://{shown}"\n[host."http://{shown}"]\n'
+            '  capabilities = ["pull", "resolve"]\n'
+        )
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=_relay, args=(client, host, int(port)), daemon=True).start()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    try:
+        yield shown
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        serving.join()
+
+
+def _relay(client: socket.socket, host: str, port: int) -> None:
+    with client, socket.create_connection((host, port)) as upstream:
+        threads = [
+            threading.Thread(target=_pump, args=pair, daemon=True)
+            for pair in ((client, upstream), (upstream, client))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for each in (source, sink):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

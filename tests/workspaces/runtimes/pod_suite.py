@@ -1,0 +1,289 @@
+"""What only Pods have: why they are not there, who holds a volume, what a policy keeps away.
+
+Imported by the file that has a cluster and a fixture ``pods``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.stack.worker_process import eventually
+from tests.workspaces.runtimes.pod_launcher import PodLauncher
+from tests.workspaces.runtimes.runtime_suite import HOME, running, shell
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.kubernetes import pod_state
+from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS, POLICIES, Conflict, Document
+from workspaces.runtimes.kubernetes.pods import claim_name, pod_name
+from workspaces.runtimes.kubernetes.preflight import RIGHTS
+
+QUOTAS = "resourcequotas"
+RANGES = "limitranges"
+
+
+@contextmanager
+def having(pods: PodLauncher, kind: str, name: str, document: Document) -> Iterator[None]:
+    """Have an object in the namespace that only its operator may make."""
+    admin = pods.place.admin
+    made = admin.create(kind, {"metadata": {"name": name}} | document)
+    try:
+        yield
+    finally:
+        admin.delete(kind, name, uid=made["metadata"]["uid"])
+
+
+def refused(pods: PodLauncher, **changes: Any) -> LaunchError:
+    """Why a launch fails; all that it made is gone or going then."""
+    with pytest.raises(LaunchError) as caught:
+        pods.launch(pods.request(**changes))
+    assert pods.left_over() == []
+    return caught.value
+
+
+# ------------------------------------------------------------------------- why it is not there
+
+
+def test_a_pod_that_no_node_has_room_for_is_unschedulable(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    error = refused(make_pods(start_timeout=1.0), memory_mb=999_999)
+    assert error.code == "unschedulable"
+    assert "Insufficient memory" in error.message
+
+
+def test_a_quota_that_is_used_up_is_told_as_such(pods: PodLauncher) -> None:
+    with having(pods, QUOTAS, "none", {"spec": {"hard": {"pods": "0"}}}):
+        settled = {"pods": "0"}
+        eventually(
+            lambda: (
+                (pods.place.admin.get(QUOTAS, "none") or {}).get("status", {}).get("hard")
+                == settled
+            ),
+            what="the quota counts",
+        )
+        error = refused(pods)
+    assert error.code == "quota-exceeded"
+    assert "exceeded quota: none" in error.message
+
+
+def test_what_the_cluster_does_not_admit_is_told_as_such(pods: PodLauncher) -> None:
+    limit = {"spec": {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}}
+    with having(pods, RANGES, "small", limit):
+        error = refused(pods)
+    assert error.code == "admission-refused"
+    assert "maximum memory usage per Container is 64Mi" in error.message
+
+
+def test_a_runtime_class_that_the_cluster_lacks_is_named(pods: PodLauncher) -> None:
+    error = refused(pods, oci_runtime="runsc")
+    assert error.code == "oci-runtime-missing"
+    assert "runsc" in error.message
+
+
+def test_a_container_that_its_node_cannot_make_is_a_config_error(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    # A folder cannot be mounted on a file.
+    error = refused(make_pods(start_timeout=2.0), volumes=(replace(HOME, path="/etc/passwd"),))
+    assert error.code == "container-config-error"
+
+
+def test_a_volume_that_nobody_provides_is_told_as_such(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    pods = make_pods(start_timeout=1.0, pods={"storage_class": "no-such-class"})
+    error = refused(pods, volumes=(HOME,))
+    assert error.code == "volume-unbound"
+    assert "PersistentVolumeClaim" in error.message
+
+
+def test_a_pod_that_ran_out_of_memory_says_so_in_the_end(pods: PodLauncher) -> None:
+    request = pods.request(memory_mb=64)
+    pods.launch(request)
+    shell(pods, request.run_id, "head -c 200M /dev/zero | tail >/dev/null")
+    pods.adapter.stop(request.run_id, seconds=20)
+    observed = pods.adapter.observe(request.run_id)
+    assert observed is not None
+    assert (observed.running, observed.oom_killed) == (False, True)
+
+
+def test_a_pod_that_uses_more_disk_than_it_may_is_evicted_with_the_kubelets_words(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    pods = make_pods(pods={"ephemeral_storage": "20Mi"})
+    request = pods.request()
+    pods.launch(request)
+    shell(pods, request.run_id, "head -c 60M /dev/urandom > ~/too-much; sync")
+    ended = until_ended(pods, request.run_id, what="it is evicted")
+    assert ended[0] == "evicted"
+    assert "exceeds the total limit" in ended[1]
+
+
+def test_a_pod_that_is_ended_at_a_deadline_of_the_cluster_says_so(pods: PodLauncher) -> None:
+    request = pods.request()
+    pods.launch(request)
+    change = {"spec": {"activeDeadlineSeconds": 1}}
+    pods.place.admin.patch(PODS, pod_name(request.run_id), change)
+    ended = until_ended(pods, request.run_id, what="it is ended")
+    assert ended[0] == "deadline-exceeded"
+
+
+def test_a_pod_that_makes_room_for_a_more_important_one_is_preempted(pods: PodLauncher) -> None:
+    request = pods.request()
+    runtime = pods.launch(request)
+    # As the scheduler does it: an event, and then the Pod's removal.
+    pods.place.admin.create(
+        "events",
+        {
+            "metadata": {"generateName": "preempted-"},
+            "involvedObject": {
+                "kind": "Pod",
+                "namespace": pods.place.name,
+                "name": runtime.reference,
+                "uid": runtime.resource_id,
+            },
+            "reason": "Preempted",
+            "message": "Preempted by other/important on node n1",
+            "type": "Normal",
+        },
+    )
+    pods.place.admin.delete(PODS, runtime.reference, uid=runtime.resource_id)
+    ended = until_ended(pods, request.run_id, what="it goes away")
+    assert ended == ("preempted", ended[1])
+    assert "Preempted by other/important" in ended[1]
+
+
+def until_ended(pods: PodLauncher, run_id: Any, *, what: str) -> tuple[str, str]:
+    """Wait until the cluster has ended it; code and message of why."""
+    found = eventually(lambda: ended_code(pods, run_id), what=what)
+    assert found is not None
+    return found
+
+
+def ended_code(pods: PodLauncher, run_id: Any) -> tuple[str, str] | None:
+    """Code and message of why the cluster has ended it."""
+    observed = pods.adapter.observe(run_id)
+    if observed is None or not observed.ended_code:
+        return None
+    assert not observed.running
+    return observed.ended_code, observed.ended_message
+
+
+# ------------------------------------------------------------------------------- who holds what
+
+
+def test_no_second_pod_is_made_on_a_volume_while_the_first_is_not_gone(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    pods = make_pods()
+    request = pods.request(volumes=(HOME,), fresh_volumes=True)
+    pods.launch(request)
+    again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,), timeout=4.0)
+    with pytest.raises(LaunchError) as caught:
+        pods.launch(again)
+    assert caught.value.code == "volume-in-use"
+    assert pods.left_over() == [pod_name(request.run_id)]
+
+
+def test_a_pod_that_does_not_go_away_keeps_its_volume_and_its_node_counts_as_lost(
+    pods: PodLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pods.request(volumes=(HOME,), fresh_volumes=True)
+    runtime = pods.launch(request)
+    admin, name = pods.place.admin, runtime.reference
+    # As a node that does not answer leaves it: to be removed, and never gone.
+    admin.patch(PODS, name, {"metadata": {"finalizers": ["svc.test/held"]}})
+    try:
+        pods.adapter.remove_containers(request.run_id)
+        assert not running(pods, request.run_id)
+        monkeypatch.setattr(pod_state, "OVERDUE", timedelta(seconds=-5))
+        assert until_ended(pods, request.run_id, what="it counts as lost")[0] == "node-lost"
+        again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,))
+        with pytest.raises(LaunchError) as caught:
+            pods.launch(again)
+        assert caught.value.code == "node-lost"
+        assert "not proven gone" in caught.value.message
+        with pytest.raises(LaunchError) as caught:
+            pods.launch(replace(request, attempt_count=2))
+        assert caught.value.code == "node-lost"
+        assert [pod["metadata"]["name"] for pod in pods.pods()] == [name]
+    finally:
+        admin.patch(PODS, name, {"metadata": {"finalizers": None}})
+
+
+def test_a_launch_whose_volume_another_has_taken_gives_its_pod_nothing_to_run(
+    pods: PodLauncher,
+) -> None:
+    request = pods.request(volumes=(HOME,), fresh_volumes=True)
+    name = claim_name(request.workspace_id, "home")
+    create = pods.adapter.cluster.create
+
+    def create_and_lose(kind: str, document: Document) -> Document:
+        made: Document = create(kind, document)
+        if kind == PODS:
+            taken = {"metadata": {"annotations": {"svc.holder": "another run"}}}
+            pods.place.admin.patch(CLAIMS, name, taken)
+        return made
+
+    pods.adapter.cluster.create = create_and_lose
+    with pytest.raises(LaunchError) as caught:
+        pods.launch(request)
+    assert caught.value.code == "launch-superseded"
+    assert pods.left_over() == []
+
+
+def test_a_pod_that_took_the_name_meanwhile_is_not_removed(pods: PodLauncher) -> None:
+    request = pods.request()
+    runtime = pods.launch(request)
+    with pytest.raises(Conflict):
+        pods.adapter.cluster.delete(PODS, runtime.reference, uid="0" * 36)
+    assert pods.left_over() == [runtime.reference]
+
+
+# -------------------------------------------------------------------------- networks and rights
+
+
+def test_policies_of_pods_that_are_gone_are_swept_and_those_of_others_stay(
+    pods: PodLauncher,
+) -> None:
+    request = pods.request()
+    pods.launch(request)
+    assert pods.adapter.sweep_networks(()) == 0
+    pods.adapter.remove_containers(request.run_id)
+    eventually(lambda: pods.pods() == [], what="the Pod is gone")
+    assert pods.adapter.sweep_networks([request.run_id]) == 0
+    assert pods.adapter.sweep_networks(()) == 1
+    assert pods.place.admin.list(POLICIES, {"svc.instance": pods.instance_id}) == []
+
+
+def test_an_egress_policy_is_refused(pods: PodLauncher) -> None:
+    error = refused(pods, outbound=True, egress=lambda bridge: None)
+    assert error.code == "egress-not-enforced"
+
+
+def test_without_enforcement_nothing_is_launched_that_must_not_reach_anything(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    pods = make_pods()
+    enforcer = pods.place.enforcer
+    if enforcer is None:
+        pytest.fail("only our own cluster can be had without enforcement")
+    proof = type(pods.adapter.proof)(pods.adapter.cluster)
+    pods.adapter.proof = proof
+    with enforcer.suspended():
+        error = refused(pods)
+        assert error.code == "network-not-guarded"
+        assert "does not enforce them" in error.message
+
+
+def test_the_account_has_the_rights_of_the_role_and_no_other(pods: PodLauncher) -> None:
+    cluster = pods.adapter.cluster
+    assert len(RIGHTS) <= 20
+    assert all(cluster.may(*right) for right in RIGHTS)
+    for verb, resource in (("get", "secrets"), ("list", "nodes"), ("create", "serviceaccounts")):
+        assert not cluster.may(verb, resource)

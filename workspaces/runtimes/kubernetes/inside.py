@@ -1,0 +1,152 @@
+"""What is done in a Pod by exec: the agent's calls, its configuration, files, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from workspaces.runtimes import boot
+from workspaces.runtimes.base import AgentAnswer, FileReader, LaunchError
+from workspaces.runtimes.kubernetes.cluster import Cluster
+from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
+from workspaces.runtimes.kubernetes.pods import KEEPER, RELAY, STATE_DIRECTORY, WORKSPACE
+
+GIVE_SECONDS = 30.0
+SIGNAL_SECONDS = 10.0
+FILE_SECONDS = 30.0
+GIVEN_BY_ANOTHER = 45
+CUT_SHORT = 46
+NOT_THERE = 44
+_GIVE = (Path(__file__).parent / "give.sh").read_text("utf-8")
+_READ = f'[ -e "$1/$2" ] || exit {NOT_THERE}; exec tar -cf - -C "$1" -- "$2"'
+
+
+def relay_command(arguments: Sequence[str]) -> list[str]:
+    """Return what an exec of the agent runs."""
+    return ["/usr/bin/python3", "-I", "-S", RELAY, *arguments]
+
+
+def open_agent(
+    cluster: Cluster, pod: str, arguments: Sequence[str], *, timeout: float
+) -> ExecChannel:
+    """Start the agent in a Pod and stay connected to it."""
+    return ExecChannel.open(
+        cluster.access,
+        cluster.namespace,
+        pod,
+        WORKSPACE,
+        relay_command(arguments),
+        timeout=timeout,
+    )
+
+
+def call_agent(
+    cluster: Cluster,
+    pod: str,
+    arguments: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    timeout: float,
+    cancelled: Callable[[], bool] | None = None,
+) -> AgentAnswer | None:
+    """Run the agent in a Pod and return its answer; None when that takes longer."""
+    channel = open_agent(cluster, pod, arguments, timeout=timeout)
+    with contextlib.closing(channel):
+        return channel.answer(stdin, timeout, cancelled=cancelled)
+
+
+def give_configuration(cluster: Cluster, pod: str, configuration: Mapping[str, object]) -> bool:
+    """Give a Pod what its agent waits for; False when another launch has done that."""
+    content = json.dumps(configuration, ensure_ascii=False, separators=(",", ":")).encode()
+    command = ["/bin/sh", "-c", _GIVE, "give", str(len(content))]
+    answer = _run(cluster, pod, WORKSPACE, command, content, GIVE_SECONDS)
+    if answer.exit_code == GIVEN_BY_ANOTHER:
+        return False
+    if answer.exit_code:
+        said = boot.one_line(answer.stderr.decode("utf-8", "replace"))
+        raise LaunchError("launch-refused", f"The workspace did not take its configuration. {said}")
+    return True
+
+
+def is_given(cluster: Cluster, pod: str) -> bool:
+    """Whether a Pod has its agent's configuration."""
+    command = ["/bin/sh", "-c", f"[ -e {boot.CONFIG_DIRECTORY}/{boot.CONFIG_FILE} ]"]
+    return _run(cluster, pod, WORKSPACE, command, b"", SIGNAL_SECONDS).exit_code == 0
+
+
+def ask_to_end(cluster: Cluster, pod: str) -> None:
+    """Have the agent end everything in order."""
+    _run(cluster, pod, WORKSPACE, ["/bin/sh", "-c", "kill -TERM 1"], b"", SIGNAL_SECONDS)
+
+
+def kill_all(cluster: Cluster, pod: str) -> None:
+    """Kill every process but the first, which then ends by itself."""
+    with contextlib.suppress(LaunchError):
+        _run(cluster, pod, WORKSPACE, ["/bin/sh", "-c", "kill -KILL -1"], b"", SIGNAL_SECONDS)
+
+
+def reader(cluster: Cluster, pod: str, *, running: Callable[[], bool]) -> FileReader:
+    """Return what reads files out of a Pod: all of them while it runs, then the agent's."""
+
+    @contextlib.contextmanager
+    def read(path: str) -> Iterator[Iterator[bytes] | None]:
+        place = PurePosixPath(path)
+        kept = place.is_relative_to(STATE_DIRECTORY)
+        if not kept and not running():
+            yield None
+            return
+        command = ["/bin/sh", "-c", _READ, "read", str(place.parent), place.name]
+        try:
+            channel = ExecChannel.open(
+                cluster.access,
+                cluster.namespace,
+                pod,
+                KEEPER if kept else WORKSPACE,
+                command,
+                timeout=FILE_SECONDS,
+                framed=False,
+            )
+        except LaunchError as error:
+            if error.code not in ("runtime-gone", "runtime-not-running"):
+                raise
+            yield None
+            return
+        with contextlib.closing(channel):
+            first = channel.read(FILE_SECONDS)
+            if not first:
+                if channel.exit_code() == NOT_THERE:
+                    yield None
+                    return
+                raise LaunchError("adapter-unavailable", "The Pod's files cannot be read.")
+            yield _chunks(first, channel)
+
+    return read
+
+
+def _chunks(first: bytes, channel: ExecChannel) -> Iterator[bytes]:
+    yield first
+    while data := channel.read(FILE_SECONDS):
+        yield data
+    if data is None:
+        raise LaunchError("adapter-unavailable", "The Pod's files are not sent any more.")
+
+
+def _run(
+    cluster: Cluster, pod: str, container: str, command: list[str], stdin: bytes, seconds: float
+) -> AgentAnswer:
+    channel = ExecChannel.open(
+        cluster.access,
+        cluster.namespace,
+        pod,
+        container,
+        command,
+        timeout=seconds,
+        framed=False,
+    )
+    with contextlib.closing(channel):
+        answer = channel.answer(stdin, seconds)
+    if answer is None:
+        raise LaunchError("agent-silent", f"The workspace did not answer for {seconds:g} s.")
+    return answer

@@ -1,0 +1,245 @@
+"""The network policy of each run, and what is tried to know that such policies are enforced.
+
+Whoever may reach nothing gets a policy without any rule; whoever may reach the outside reaches
+public addresses and the cluster's name servers. A cluster accepts policies without enforcing them,
+so nothing is believed that was not seen: two Pods try to connect to the API server, one that may
+and one that may not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import structlog
+
+from workspaces.runtimes.base import LaunchError, LaunchRequest
+from workspaces.runtimes.kubernetes import pod_state
+from workspaces.runtimes.kubernetes.cluster import (
+    INSTANCE_LABEL,
+    PODS,
+    POLICIES,
+    RUN_LABEL,
+    Cluster,
+    Conflict,
+    Document,
+)
+from workspaces.runtimes.kubernetes.pods import WORKSPACE, labels_for, pod_name
+
+PRIVATE = (
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+)
+"""What no workspace reaches: addresses that are not public (IANA's registry of special ones)."""
+PROBE_LABEL = "svc.probe"
+VALID_SECONDS = 900.0
+AGAIN_SECONDS = 60.0
+PROBE_SECONDS = 60.0
+TRIES_SECONDS = 6
+LEFT_BEHIND = timedelta(minutes=10)
+_CONNECTED, _NOT_CONNECTED = 0, 7
+_TRY = f"""
+import os, socket, sys, time
+until = time.monotonic() + {TRIES_SECONDS}
+place = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
+while time.monotonic() < until:
+    try:
+        socket.create_connection(place, timeout=1).close()
+        # A rule may come a moment after the Pod that it is for.
+        if sys.argv[1] == "allowed" or time.monotonic() > until - 2:
+            sys.exit({_CONNECTED})
+    except OSError:
+        pass
+    time.sleep(0.2)
+sys.exit({_NOT_CONNECTED})
+"""
+
+logger = structlog.get_logger(__name__)
+
+
+def policy_for(request: LaunchRequest) -> Document:
+    """Return the policy of a run's Pod."""
+    rules: list[Document] = []
+    if request.outbound:
+        public = {"cidr": "0.0.0.0/0", "except": list(PRIVATE)}
+        names = {
+            "to": [
+                {
+                    "namespaceSelector": {},
+                    "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+                }
+            ],
+            "ports": [{"protocol": each, "port": 53} for each in ("UDP", "TCP")],
+        }
+        rules = [{"to": [{"ipBlock": public}]}, names]
+    return _policy(
+        pod_name(request.run_id), labels_for(request), {RUN_LABEL: str(request.run_id)}, rules
+    )
+
+
+def ensure_policy(cluster: Cluster, request: LaunchRequest) -> None:
+    """Have the run's policy; it is never changed, because all launches of a run want the same."""
+    wanted = policy_for(request)
+    try:
+        cluster.create(POLICIES, wanted)
+    except Conflict:
+        found = cluster.get(POLICIES, wanted["metadata"]["name"])
+        if found is None or found["metadata"].get("labels", {}).get(INSTANCE_LABEL) != (
+            cluster.instance_id
+        ):
+            raise LaunchError(
+                "launch-refused", "A network policy of another program has the workspace's name."
+            ) from None
+
+
+class NetworkProof:
+    """Whether the cluster enforces policies, as seen by Pods that tried; asked from any thread.
+
+    Each question brings an image with Python that nodes can pull, as the nodes name it.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._problem: str | None = None
+        self._seen_at = 0.0
+
+    def require(self, image: str) -> None:
+        """Return when policies are enforced; raises ``network-not-guarded`` with the reason.
+
+        What was seen holds for a while; a refusal is looked at again sooner.
+        """
+        problem = self.problem(image)
+        if problem:
+            raise LaunchError("network-not-guarded", problem)
+
+    def problem(self, image: str) -> str:
+        """Return why policies are not known to be enforced; empty when they are."""
+        with self._lock:
+            age = time.monotonic() - self._seen_at
+            if self._problem is None or age > (AGAIN_SECONDS if self._problem else VALID_SECONDS):
+                self._problem = self._look(image)
+                self._seen_at = time.monotonic()
+                logger.info("network_policy_probed", enforced=not self._problem)
+            return self._problem
+
+    def forget(self) -> None:
+        """Have the next question looked into anew."""
+        with self._lock:
+            self._problem = None
+
+    def _look(self, image: str) -> str:
+        token = uuid4().hex[:8]
+        labels = {INSTANCE_LABEL: self._cluster.instance_id, PROBE_LABEL: token}
+        name = f"svc-probe-{token}"
+        denied = labels | {"svc.probe-side": "denied"}
+        made: list[tuple[str, Document]] = []
+        try:
+            policy = self._cluster.create(POLICIES, _policy(name, labels, denied, []))
+            made.append((POLICIES, policy))
+            for side in ("denied", "allowed"):
+                pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, image, side)
+                made.append((PODS, self._cluster.create(PODS, pod)))
+            codes = {side: self._wait(f"{name}-{side}") for side in ("allowed", "denied")}
+        finally:
+            for kind, document in made:
+                self._remove(kind, document)
+        if codes["allowed"] != _CONNECTED:
+            return (
+                "The probe of network policies says nothing: even without one its Pod did not "
+                "reach the API server."
+            )
+        if codes["denied"] == _CONNECTED:
+            return (
+                "The cluster accepts network policies and does not enforce them: a Pod that may "
+                "reach nothing reached the API server. Install a network plugin that does."
+            )
+        if codes["denied"] != _NOT_CONNECTED:
+            return "The probe of network policies ended without a result."
+        return ""
+
+    def _wait(self, name: str) -> int:
+        until = time.monotonic() + PROBE_SECONDS
+        while time.monotonic() < until:
+            pod = self._cluster.get(PODS, name)
+            if pod is None:
+                break
+            found = pod_state.ended(pod)
+            if found is not None:
+                return found.exit_code
+            failure = pod_state.start_failure(pod)
+            if failure is not None and failure[1]:
+                raise failure[0]
+            version = pod["metadata"]["resourceVersion"]
+            next(self._cluster.watch(PODS, name, version, seconds=2), None)
+        raise LaunchError("network-not-guarded", "The probe of network policies did not end.")
+
+    def _remove(self, kind: str, document: Document) -> None:
+        metadata = document["metadata"]
+        grace = 0 if kind == PODS else None
+        try:
+            self._cluster.delete(kind, metadata["name"], uid=metadata["uid"], grace=grace)
+        except (LaunchError, Conflict) as error:
+            logger.warning("probe_left_behind", name=metadata["name"], reason=str(error))
+
+
+def sweep_probes(cluster: Cluster) -> None:
+    """Remove what the probes of processes that died have left."""
+    for kind in (PODS, POLICIES):
+        for document in cluster.list(kind, {INSTANCE_LABEL: cluster.instance_id}):
+            metadata = document["metadata"]
+            made = datetime.fromisoformat(metadata["creationTimestamp"])
+            if PROBE_LABEL in metadata["labels"] and datetime.now(UTC) - made > LEFT_BEHIND:
+                cluster.delete(kind, metadata["name"], uid=metadata["uid"])
+
+
+def _policy(
+    name: str, labels: dict[str, str], chosen: dict[str, str], rules: list[Document]
+) -> Document:
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "podSelector": {"matchLabels": chosen},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [],
+            "egress": rules,
+        },
+    }
+
+
+def _probe(name: str, labels: dict[str, str], image: str, side: str) -> Document:
+    amounts = {"memory": "48Mi", "cpu": "50m"}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "activeDeadlineSeconds": int(PROBE_SECONDS),
+            "containers": [
+                {
+                    "name": WORKSPACE,
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": ["/usr/bin/python3", "-I", "-S", "-c", _TRY, side],
+                    "resources": {"requests": amounts, "limits": amounts | {"cpu": "1"}},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                }
+            ],
+        },
+    }

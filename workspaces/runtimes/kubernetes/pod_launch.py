@@ -1,0 +1,340 @@
+"""One launch: from an image digest to a Pod whose agent says that the workspace is ready.
+
+It makes one Pod named ``svc-<run id>``, its network policy, and the claims of a persistent
+workspace. All carry the labels in ``pods``.
+
+**Two launches of one run at once** end with one live Pod. The API server gives a name to one only,
+and the annotation ``svc.attempt-count`` says who yields: a lower one raises ``launch-superseded``.
+Whoever adopts a Pod writes its own count and token there, whoever is to remove one first writes
+that; both only into the very version that they have seen, so one of the two fails and looks again.
+A Pod is removed by its id: one that took the name meanwhile is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from uuid import uuid4
+
+import structlog
+
+from controlplane.errors import JobError
+from workspaces.runtimes import boot, credentials
+from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
+from workspaces.runtimes.kubernetes import inside, pod_state, volume_claims
+from workspaces.runtimes.kubernetes.cluster import (
+    PODS,
+    Cluster,
+    Conflict,
+    Document,
+)
+from workspaces.runtimes.kubernetes.network_policies import NetworkProof, ensure_policy
+from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership, superseded, uid_of
+from workspaces.runtimes.kubernetes.pod_removal import remove_policy
+from workspaces.runtimes.kubernetes.pods import (
+    WORKSPACE,
+    PodOptions,
+    pod_for,
+    pod_name,
+)
+
+STATUS_WAIT_SECONDS = 2
+EXEC_GRACE_SECONDS = 10.0
+TICK_SECONDS = 0.2
+ROUNDS = 8
+
+logger = structlog.get_logger(__name__)
+
+
+class Launch:
+    """The steps of one launch, with its deadline and the token it signs the Pod with."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: LaunchRequest,
+        cancelled: threading.Event,
+        *,
+        options: PodOptions,
+        proof: NetworkProof,
+        guarded: bool,
+        silence: float,
+        start_timeout: float,
+    ) -> None:
+        self._cluster = cluster
+        self._request = request
+        self._cancelled = cancelled
+        self._options = options
+        self._proof = proof
+        self._guarded = guarded
+        self._silence = silence
+        self._start_timeout = start_timeout
+        self._name = pod_name(request.run_id)
+        self._token = uuid4().hex
+        self._deadline = time.monotonic() + request.timeout
+        self._pods = PodOwnership(cluster, request, cancelled, options, self._token)
+        self._doing = "the cluster was looked at"
+
+    def run(self) -> LaunchedRuntime:
+        """Create or adopt until one Pod is ready, in a bounded number of rounds."""
+        self._proceed()
+        self._require_network()
+        for _ in range(ROUNDS):
+            pod = self._pods.adoptable(self._proceed) or self._create()
+            if pod is None:
+                continue
+            try:
+                return self._ready(pod)
+            except BaseException as error:
+                self._pods.clean_up(pod, in_order=isinstance(error, JobError))
+                raise
+        raise LaunchError("launch-refused", "Other launches of the workspace kept taking its name.")
+
+    # ----------------------------------------------------------------- before there is a Pod
+
+    def _require_network(self) -> None:
+        if self._request.egress is not None:
+            raise LaunchError(
+                "egress-not-enforced",
+                "Egress policies by host name are not enforced on Kubernetes: no egress proxy "
+                "stands beside the Pods.",
+            )
+        if self._guarded or not self._request.outbound:
+            self._doing = "the cluster's network policies were being probed"
+            self._proof.require(self._options.image(self._request.image))
+            self._proceed()
+
+    def _proceed(self, status: boot.BootStatus | None = None) -> None:
+        """Raise when the launch was cancelled or its time is over."""
+        if self._cancelled.is_set():
+            raise LaunchError("launch-cancelled", "The launch was cancelled.")
+        if time.monotonic() >= self._deadline:
+            where = boot.progress_of(status) if status else self._doing
+            raise LaunchError(
+                "launch-timed-out",
+                f"The workspace was not ready after {self._request.timeout:g} s: {where}."
+                + (f"\nThe end of its output:\n{status.tail}" if status and status.tail else ""),
+            )
+
+    # ------------------------------------------------------------------------------- creating
+
+    def _create(self) -> Document | None:
+        """Return a Pod of our own that has its configuration; None when another has the name."""
+        self._proceed()
+        self._doing = "its Pod was being created"
+        if self._request.volumes:
+            self._wait_for_others()
+            volume_claims.prepare(self._cluster, self._request, self._options)
+            # From here on another launch finds that the claims are ours; it may have been quicker.
+            self._wait_for_others()
+        ensure_policy(self._cluster, self._request)
+        try:
+            pod = self._cluster.create(PODS, pod_for(self._request, self._options, self._token))
+        except Conflict:
+            return None
+        except LaunchError:
+            if self._cluster.get(PODS, self._name) is None:
+                remove_policy(self._cluster, self._name)
+            raise
+        try:
+            if self._request.volumes and not volume_claims.holds(self._cluster, self._request):
+                raise superseded()
+            pod = self._started(pod)
+            if not inside.give_configuration(self._cluster, self._name, self._configuration()):
+                raise superseded()
+        except BaseException as error:
+            self._pods.clean_up(pod, in_order=False)
+            if isinstance(error, LaunchError) and error.code == "runtime-gone":
+                raise self._pods.displaced(pod) from error
+            raise
+        return pod
+
+    def _configuration(self) -> Mapping[str, object]:
+        """Return the agent's configuration. Nothing starts a Pod again: its record ends with it."""
+        record = self._request.boot.get("record")
+        if not isinstance(record, Mapping):
+            return self._request.boot
+        return {**self._request.boot, "record": {**record, "restart": False}}
+
+    def _wait_for_others(self) -> None:
+        """Wait until no other Pod of the workspace is there; the claims are ours by now."""
+        while others := volume_claims.other_pods(self._cluster, self._request):
+            self._doing = "an earlier Pod of the workspace was being removed"
+            for pod in others:
+                lost = pod_state.final_reason(pod)
+                if lost is not None and lost.code == "node-lost":
+                    raise volume_claims.in_use(others)
+            if self._time_left() <= 1:
+                raise volume_claims.in_use(others)
+            self._proceed()
+            self._pods.look_again(others[0])
+
+    def _started(self, pod: Document) -> Document:
+        """Wait until the workspace's container runs; raises why it does not."""
+        began = time.monotonic()
+        troubled_since: float | None = None
+        error: LaunchError | None = None
+        while not pod_state.is_running(pod):
+            self._doing = "its Pod was being started"
+            if (gone := self._ended_early(pod)) is not None:
+                raise gone
+            failure = pod_state.start_failure(pod)
+            if failure is None:
+                troubled_since = error = None
+            else:
+                troubled_since = troubled_since or time.monotonic()
+                error, sure = _clearer(failure, error)
+                if sure or time.monotonic() - troubled_since >= self._start_timeout:
+                    raise error
+                if self._time_left() <= 1:
+                    raise error
+            self._proceed()
+            pod = self._pods.look_again(pod)
+        logger.info("pod_started", pod=self._name, seconds=round(time.monotonic() - began, 3))
+        return pod
+
+    # ----------------------------------------------------------------- waiting for the agent
+
+    def _ready(self, pod: Document) -> LaunchedRuntime:
+        """Wait until the agent says ready."""
+        self._request.on_started()
+        self._doing = boot.progress_of(None)
+        status: boot.BootStatus | None = None
+        heard = time.monotonic()
+        while status is None or status.phase != "ready":
+            self._proceed(status)
+            answer = self._ask()
+            status = answer or status
+            pod = self._current(pod)
+            if status is not None and status.phase in ("failed", "stopped"):
+                raise boot.failure_of(status, out_of_memory=self._out_of_memory(pod))
+            if (early := self._ended_early(pod)) is not None:
+                raise early
+            if answer is not None:
+                heard = time.monotonic()
+                if answer.phase == credentials.PHASE:
+                    self._deliver()
+            elif time.monotonic() - heard > self._silence:
+                raise LaunchError(
+                    "agent-silent",
+                    f"The agent in the workspace gave no answer for {self._silence:g} s.",
+                )
+            else:
+                self._cancelled.wait(TICK_SECONDS)
+        return LaunchedRuntime(
+            adapter="kubernetes",
+            resource_id=uid_of(pod),
+            reference=self._name,
+            endpoint=f"kubernetes-exec://{self._cluster.namespace}/{self._name}",
+            engine_id=self._cluster.uid(),
+        )
+
+    def _ask(self) -> boot.BootStatus | None:
+        seconds = min(self._time_left(), STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
+        arguments = ("status", "--wait", str(STATUS_WAIT_SECONDS))
+        with contextlib.suppress(LaunchError):
+            answer = inside.call_agent(
+                self._cluster,
+                self._name,
+                arguments,
+                timeout=max(1.0, seconds),
+                cancelled=self._cancelled.is_set,
+            )
+            return None if answer is None else boot.parse_status(answer.stdout)
+        return None
+
+    def _deliver(self) -> None:
+        """Give the Pod any credentials."""
+        make_document: Callable[[], bytes] | None = self._request.credentials
+        if make_document is None:
+            return
+        self._doing = "its credentials were being delivered"
+        seconds = min(self._time_left(), credentials.SECONDS)
+        try:
+            answer = inside.call_agent(
+                self._cluster,
+                self._name,
+                (*credentials.DELIVER, "--wait", "1"),
+                stdin=make_document(),
+                timeout=max(1.0, seconds),
+                cancelled=self._cancelled.is_set,
+            )
+        except LaunchError as error:
+            if error.code in ("runtime-gone", "runtime-not-running"):
+                return
+            raise
+        if answer is not None:
+            credentials.require_taken(answer)
+            for note in credentials.notes(answer):
+                logger.warning("credentials_delivered_with_limitation", note=note)
+        elif not self._cancelled.is_set() and seconds >= credentials.SECONDS:
+            raise LaunchError(
+                "agent-silent", f"The agent did not accept the credentials within {seconds:g} s."
+            )
+
+    def _ended_early(self, pod: Document) -> LaunchError | None:
+        """Return why the Pod will not be ready, when it has ended or goes away."""
+        terminating = pod_state.is_terminating(pod)
+        found = pod_state.ended(pod)
+        if not (terminating or found or pod.get("status", {}).get("phase") == "Failed"):
+            return pod_state.seeding_failure(pod)
+        events = self._cluster.events_of(uid_of(pod)) if terminating else ()
+        if (final := pod_state.final_reason(pod, events)) is not None:
+            return final
+        if terminating or found is None:
+            return self._pods.displaced(pod)
+        if (failure := pod_state.start_failure(pod)) is not None:
+            return failure[0]
+        return self._exited(pod, found)
+
+    def _exited(self, pod: Document, found: pod_state.Ended) -> LaunchError:
+        status = None
+        with contextlib.suppress(LaunchError):
+            read = inside.reader(self._cluster, self._name, running=lambda: False)
+            with read(boot.STATUS_FILE) as chunks:
+                data = boot.read_archived_file(chunks) if chunks is not None else None
+            status = boot.parse_status(data) if data is not None else None
+        if status is not None and status.phase in ("failed", "stopped"):
+            return boot.failure_of(status, out_of_memory=self._out_of_memory(pod))
+        error = boot.exited_without_status(
+            found.exit_code,
+            self._cluster.logs(self._name, WORKSPACE, 50),
+            secrets=boot.secrets_of(self._request.boot),
+            out_of_memory=self._out_of_memory(pod),
+        )
+        return LaunchError("runtime-out-of-memory", error.message) if found.out_of_memory else error
+
+    def _out_of_memory(self, pod: Document) -> str:
+        """Say so if the workspace ran out of memory, which is known once its container ended."""
+        until = time.monotonic() + 5.0
+        while (found := pod_state.ended(pod)) is None:
+            if time.monotonic() > until or pod_state.is_terminating(pod):
+                return ""
+            pod = self._pods.look_again(pod)
+        if not found.out_of_memory:
+            return ""
+        return f" The workspace ran out of its {self._request.memory_mb} MB of memory."
+
+    # --------------------------------------------------------------------------------- looking
+
+    def _current(self, pod: Document) -> Document:
+        found = self._cluster.get(PODS, self._name)
+        if found is None or uid_of(found) != uid_of(pod):
+            events = self._cluster.events_of(uid_of(pod))
+            raise pod_state.final_reason(pod, events) or self._pods.displaced(pod)
+        return found
+
+    def _time_left(self) -> float:
+        return self._deadline - time.monotonic()
+
+
+def _clearer(
+    failure: tuple[LaunchError, bool], before: LaunchError | None
+) -> tuple[LaunchError, bool]:
+    """Return a failure, with the earlier message where the new one only says that it waits."""
+    error, sure = failure
+    if before is not None and before.code == error.code and pod_state.BACK_OFF in error.message:
+        return before, sure
+    return failure

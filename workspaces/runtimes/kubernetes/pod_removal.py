@@ -1,0 +1,83 @@
+"""Ending and removing Pods: in order first, by their id always, never by force."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.kubernetes import inside, pod_state
+from workspaces.runtimes.kubernetes.cluster import (
+    INSTANCE_LABEL,
+    PODS,
+    POLICIES,
+    Cluster,
+    Conflict,
+    Document,
+    labels_of,
+)
+
+KILLED_SECONDS = 5.0
+REMOVAL_GRACE_SECONDS = 1
+WATCH_SECONDS = 1
+
+
+def end_in_order(cluster: Cluster, pod: Document, seconds: float) -> None:
+    """Have the workspace's container end, killed after ``seconds``; its keeper goes on."""
+    name = pod["metadata"]["name"]
+    if not pod_state.is_running(pod):
+        return
+    try:
+        if seconds > 0:
+            inside.ask_to_end(cluster, name)
+            if _has_ended(cluster, pod, seconds):
+                return
+        inside.kill_all(cluster, name)
+        if _has_ended(cluster, pod, KILLED_SECONDS):
+            return
+    except LaunchError as error:
+        if error.code not in ("runtime-gone", "runtime-not-running"):
+            raise
+        return
+    # Its first process cannot be killed from inside. This ends the keeper, too.
+    cluster.patch(PODS, name, {"spec": {"activeDeadlineSeconds": 1}})
+    _has_ended(cluster, pod, KILLED_SECONDS)
+
+
+def remove_pod(cluster: Cluster, pod: Document) -> bool:
+    """Have a Pod removed; True unless it is gone or another one. Its node takes some seconds."""
+    metadata = pod["metadata"]
+    if pod_state.is_terminating(pod):
+        return True
+    try:
+        return cluster.delete(
+            PODS, metadata["name"], uid=metadata["uid"], grace=REMOVAL_GRACE_SECONDS
+        )
+    except Conflict:
+        return False
+
+
+def remove_policy(cluster: Cluster, name: str) -> bool:
+    """Remove the network policy of a run whose Pods are gone; True if there was one."""
+    found = cluster.get(POLICIES, name)
+    if found is None or labels_of(found).get(INSTANCE_LABEL) != cluster.instance_id:
+        return False
+    with contextlib.suppress(Conflict):
+        return cluster.delete(POLICIES, name, uid=found["metadata"]["uid"])
+    return False
+
+
+def _has_ended(cluster: Cluster, pod: Document, seconds: float) -> bool:
+    """Wait until the workspace's container has ended, or the Pod is gone."""
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    until = time.monotonic() + seconds
+    while True:
+        current = cluster.get(PODS, name)
+        if current is None or current["metadata"]["uid"] != uid:
+            return True
+        if pod_state.ended(current) is not None:
+            return True
+        if time.monotonic() >= until:
+            return False
+        version = current["metadata"]["resourceVersion"]
+        next(cluster.watch(PODS, name, version, seconds=WATCH_SECONDS), None)
