@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from workspaces.runtimes import boot
 from workspaces.runtimes.agent_streams import AgentStream, Receiver
@@ -14,16 +15,23 @@ PODS = "kubernetes-exec"
 
 
 async def open_endpoint(
-    endpoint: str, docker_host: str, argv: Sequence[str], receiver: Receiver, *, timeout: float
+    endpoint: str,
+    docker_host: str,
+    argv: Sequence[str],
+    receiver: Receiver,
+    *,
+    timeout: float,
+    engines: Path = docker_endpoints.NO_ENGINES,
 ) -> AgentStream:
     """Start ``argv`` where a workspace is: ``docker-exec://…`` or ``kubernetes-exec://ns/pod``.
 
+    ``engines`` is the folder of the engines besides that of ``docker_host``.
     Raises ``LaunchError``: ``runtime-gone``, ``runtime-not-running``, ``adapter-unavailable``.
     """
     scheme, _, place = endpoint.partition("://")
     if scheme != PODS:
         return await docker_endpoints.open_endpoint(
-            endpoint, docker_host, argv, receiver, timeout=timeout
+            endpoint, docker_host, argv, receiver, timeout=timeout, engines=engines
         )
     namespace, _, pod = place.partition("/")
     if not on_kubernetes() or argv[0] != boot.AGENT:

@@ -13,7 +13,6 @@ from uuid import uuid4
 import pytest
 from docker.errors import ImageNotFound, NotFound
 
-from tests.registries.account import PUSH_REGISTRY
 from tests.stack.pausing import pause_beside
 from tests.workspaces.conftest import (
     DOCKERFILE,

@@ -13,9 +13,10 @@ from uuid import uuid4
 import docker
 import pytest
 
+from tests.registries.account import PUSH_REGISTRY
 from tests.stack import cluster
 from tests.stack.cluster import Namespace
-from tests.workspaces.conftest import PUSH_REGISTRY, Launcher
+from tests.workspaces.conftest import Launcher
 from tests.workspaces.runtimes.pod_launcher import PodLauncher
 from tests.workspaces.runtimes.pod_suite import *  # noqa: F403 - its tests and fixtures
 from tests.workspaces.runtimes.runtime_suite import *  # noqa: F403 - its tests and fixtures

@@ -19,7 +19,6 @@ from typing import cast
 from controlplane.subprocesses import Tail
 from workspaces.runtimes import boot
 from workspaces.runtimes.agent_streams import AgentStream, Receiver
-from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.agent_socket import Called
 from workspaces.runtimes.docker.engine_folders import place_of
