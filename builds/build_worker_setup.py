@@ -156,6 +156,7 @@ def _warm_pool(isolation: IsolationTask) -> WarmPool:
         memory_mb=settings.WORKSPACE_WARM_POOL_MEMORY_MB,
         timeout=settings.WORKSPACE_LAUNCH_TIMEOUT_MS / 1000,
         require_isolation=isolation.require,
+        pause=1.0,
     )
 
 

@@ -30,7 +30,7 @@ from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
 from workspaces.models import BuildJob, Sandbox, WarmMember, WorkspaceEvent  # noqa: E402
 
-STARTS = int(os.environ.get("N", "60"))
+STARTS = 30
 BY_HAND = 9
 P50_SECONDS = 0.060
 P99_SECONDS = 0.200

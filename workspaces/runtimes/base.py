@@ -364,7 +364,7 @@ class RuntimeAdapter(Protocol):
 
 
 class PoolingAdapter(RuntimeAdapter, Protocol):
-    """An engine whose containers may wait: ``LaunchRequest`` with ``unbound`` and ``member``."""
+    """An engine on which containers may wait (``unbound`` and ``member`` of ``LaunchRequest``)."""
 
     def warm_key(self, request: LaunchRequest) -> str:
         """Return what the containers of the warm pool have in common that the run could take.

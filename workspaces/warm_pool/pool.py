@@ -37,7 +37,8 @@ class WarmPool:
 
     ``size``: how many containers wait at the most; 0: none, and there is no pool. ``memory_mb``:
     what their limits come to at the most; 0: any. ``require_isolation`` returns when a workspace
-    with a network reaches nothing that is not its own.
+    with a network reaches nothing that is not its own. ``pause`` is how many seconds a pass waits
+    before it starts containers: whoever has just taken one has something to do first.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class WarmPool:
         memory_mb: int,
         timeout: float,
         require_isolation: Callable[[], None],
+        pause: float = 0.0,
     ) -> None:
         self._adapter = adapter
         self._instance_id = instance_id
@@ -56,6 +58,7 @@ class WarmPool:
         self._memory_mb = memory_mb
         self._timeout = timeout
         self._require_isolation = require_isolation
+        self._pause = pause
         self._engine_id = ""
         self.woken = threading.Event()
         """Set when a pass has something to do."""
@@ -114,8 +117,15 @@ class WarmPool:
             demands = self._demands()
             wanted = targets(demands, size=self._size, memory_mb=self._memory_mb)
             waiting = self._retire(engine_id, wanted)
-            for plan in (each.plan for each in demands if each.due):
-                for _ in range(wanted[plan.key] - waiting[plan.key]):
+            missing = {
+                each.plan: wanted[each.plan.key] - waiting[each.plan.key]
+                for each in demands
+                if each.due and wanted[each.plan.key] > waiting[each.plan.key]
+            }
+            if missing:
+                stopped.wait(self._pause)
+            for plan, number in missing.items():
+                for _ in range(number):
                     if stopped.is_set() or not self._add(plan, engine_id, stopped):
                         break
 
