@@ -83,6 +83,7 @@ def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
         restricted = _account(admin, name, Path(kubeconfig), folder)
         pull = os.environ.get("SVC_TEST_CLUSTER_REGISTRY", registry)
         if own:
+            eventually(lambda: _takes_pods(admin), what="the node takes Pods")
             _storage_class(admin)
             pull = stack.enter_context(_forwarded(registry))
             enforcer = stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
@@ -119,6 +120,12 @@ def _started() -> str:
             [str(STATE / "up.sh"), "n1"], check=True, env=environment, stdout=log, stderr=log
         )
     return str(STATE / "state" / "pki" / "admin.kubeconfig")
+
+
+def _takes_pods(admin: Cluster) -> bool:
+    """Whether every node is free of what keeps Pods away from one that has just come."""
+    nodes = (admin._call("GET", "/api/v1/nodes") or {})["items"]
+    return bool(nodes) and not any(node["spec"].get("taints") for node in nodes)
 
 
 def _storage_class(admin: Cluster) -> None:

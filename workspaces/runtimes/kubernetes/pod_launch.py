@@ -138,14 +138,16 @@ class Launch:
             if self._cluster.get(PODS, self._name) is None:
                 remove_policy(self._cluster, self._name)
             raise
+        given = False
         try:
             if self._request.volumes and not volume_claims.holds(self._cluster, self._request):
                 raise superseded()
             pod = self._started(pod)
+            given = True
             if not inside.give_configuration(self._cluster, self._name, self._configuration()):
                 raise superseded()
         except BaseException as error:
-            self._pods.clean_up(pod, in_order=False)
+            self._pods.clean_up(pod, in_order=False, given=given)
             if isinstance(error, LaunchError) and error.code == "runtime-gone":
                 raise self._pods.displaced(pod) from error
             raise

@@ -121,7 +121,7 @@ class PodOwnership:
         except Conflict:
             return None
 
-    def _discard(self, pod: Document, *, in_order: bool = False) -> bool:
+    def _discard(self, pod: Document, *, in_order: bool = False, given: bool = True) -> bool:
         """Remove a Pod; False when a launch of our rank or above has it, True when it goes."""
         if self._request.before_discard is not None and pod_state.is_running(pod):
             self._request.before_discard()
@@ -136,8 +136,9 @@ class PodOwnership:
                 return True
             if (marked := self._annotate(current, {DISCARDED: self._token})) is not None:
                 break
-        self._collect(marked, in_order=in_order)
-        remove_pod(self._cluster, marked)
+        if given:
+            self._collect(marked, in_order=in_order)
+        remove_pod(self._cluster, marked, given=given)
         return True
 
     def _collect(self, pod: Document, *, in_order: bool) -> None:
@@ -155,11 +156,11 @@ class PodOwnership:
         except LaunchError as error:
             logger.warning("pod_not_collected", pod=self._name, reason=error.message)
 
-    def clean_up(self, pod: Document, *, in_order: bool) -> None:
+    def clean_up(self, pod: Document, *, in_order: bool, given: bool = True) -> None:
         """Discard after a failure without hiding it: what stays behind is found by its labels."""
         try:
             # Its network policy stays until the Pod is gone; ``sweep_networks`` removes it then.
-            self._discard(pod, in_order=in_order)
+            self._discard(pod, in_order=in_order, given=given)
         except LaunchError as error:
             logger.warning("pod_left_behind", pod=self._name, reason=error.message)
 

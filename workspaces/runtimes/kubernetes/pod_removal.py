@@ -1,4 +1,4 @@
-"""Ending and removing Pods: in order first, by their id always, never by force."""
+"""Ending and removing Pods: in order first, by their id always, by force only what never ran."""
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ WATCH_SECONDS = 1
 
 
 def end_in_order(cluster: Cluster, pod: Document, seconds: float) -> None:
-    """Have the workspace's container end, killed after ``seconds``; its keeper goes on."""
+    """Have the workspace's container end, killed after ``seconds``; its keeper goes on.
+
+    Without any seconds only what runs in it is killed: the agent would end the run's record.
+    """
     name = pod["metadata"]["name"]
     if not pod_state.is_running(pod):
         return
     try:
-        if seconds > 0:
-            inside.ask_to_end(cluster, name)
-            if _has_ended(cluster, pod, seconds):
-                return
+        if seconds <= 0:
+            inside.kill_all(cluster, name)
+            return
+        inside.ask_to_end(cluster, name)
+        if _has_ended(cluster, pod, seconds):
+            return
         inside.kill_all(cluster, name)
         if _has_ended(cluster, pod, KILLED_SECONDS):
             return
@@ -44,15 +49,18 @@ def end_in_order(cluster: Cluster, pod: Document, seconds: float) -> None:
     _has_ended(cluster, pod, KILLED_SECONDS)
 
 
-def remove_pod(cluster: Cluster, pod: Document) -> bool:
-    """Have a Pod removed; True unless it is gone or another one. Its node takes some seconds."""
+def remove_pod(cluster: Cluster, pod: Document, *, given: bool = True) -> bool:
+    """Have a Pod removed; True unless it is gone or another one. Its node takes some seconds.
+
+    One that was never ``given`` its configuration is gone at once: it has nothing to run, and its
+    node, which may still be trying to pull its image, would take minutes.
+    """
     metadata = pod["metadata"]
-    if pod_state.is_terminating(pod):
+    if given and pod_state.is_terminating(pod):
         return True
     try:
-        return cluster.delete(
-            PODS, metadata["name"], uid=metadata["uid"], grace=REMOVAL_GRACE_SECONDS
-        )
+        grace = REMOVAL_GRACE_SECONDS if given else 0
+        return cluster.delete(PODS, metadata["name"], uid=metadata["uid"], grace=grace)
     except Conflict:
         return False
 

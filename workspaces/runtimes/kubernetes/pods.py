@@ -45,12 +45,14 @@ _KEEP = 'trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done'
 _SEED = """
 set -eu
 path=$1 volume=$2
-[ -e "$volume/.seeded" ] && exit 0
-rm -rf "$volume/data"
-if [ -d "$path" ]; then cp -a "$path" "$volume/data"; else mkdir "$volume/data"; fi
+[ -d "$volume/data" ] && exit 0
+new=$(mktemp -d "$volume/.new-XXXXXX")
+if [ -d "$path" ]; then cp -a "$path" "$new/data"; else mkdir "$new/data"; fi
 sync
-: >"$volume/.seeded"
+mv -T "$new/data" "$volume/data" || [ -d "$volume/data" ]
+rm -rf "$volume"/.new-*
 """
+"""All of the image's content or none: what is there already is never replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

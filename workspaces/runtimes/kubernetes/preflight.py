@@ -17,6 +17,7 @@ from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS, POLICIES, Confl
 from workspaces.runtimes.kubernetes.network_policies import ensure_policy
 from workspaces.runtimes.kubernetes.pod_adapter import KubernetesAdapter
 from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
+from workspaces.runtimes.kubernetes.pod_removal import remove_pod
 from workspaces.runtimes.kubernetes.pods import WORKSPACE, claim_name, pod_for, pod_name
 
 RIGHTS = (
@@ -220,6 +221,8 @@ class Preflight:
         until = time.monotonic() + CLEAN_UP_SECONDS
         while time.monotonic() < until:
             with contextlib.suppress(LaunchError):
+                if (pod := self._cluster.get(PODS, pod_name(request.run_id))) is not None:
+                    remove_pod(self._cluster, pod, given=False)
                 self._adapter.remove(request.run_id)
                 self._adapter.remove_volumes(request.workspace_id)
                 return
