@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Sequence
 from ipaddress import IPv4Address
 
@@ -25,6 +26,18 @@ class Unreachable(Exception):
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(reason)
         self.rule = rule
+
+
+async def start_tls(out: asyncio.StreamWriter, context: ssl.SSLContext, host: str) -> None:
+    """Speak TLS with a host that has to prove its name; raises ``Unreachable``."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await out.start_tls(context, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        reason = f"The certificate of {host} is not valid: {error.verify_message}."
+        raise Unreachable("certificate-not-valid", reason) from error
+    except (OSError, TimeoutError) as error:
+        raise Unreachable("not-connected", f"{host} did not speak TLS.") from error
 
 
 class Dialler:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import cast
@@ -23,7 +22,7 @@ from workspaces.egress.bound.placeholders import Misplaced
 from workspaces.egress.bound_requests import BoundRequests
 from workspaces.egress.client_hello import HANDSHAKE, NotTls, read_client_hello
 from workspaces.egress.decisions import Decision
-from workspaces.egress.dialling import Dialler, Unreachable
+from workspaces.egress.dialling import Dialler, Unreachable, start_tls
 from workspaces.egress.host_policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
 from workspaces.egress.name_listener import NameListener
 from workspaces.egress.open_networks import Revoked, Whose
@@ -36,6 +35,7 @@ from workspaces.egress.relaying import (
     not_accepted,
     relay,
     reset,
+    tell_why,
     wanted,
 )
 from workspaces.egress.tls_ending import NotAccepted
@@ -138,7 +138,7 @@ class EgressProxy:
                 connections=1,
                 finding=refusal.finding,
             )
-            await _refuse(connection, refusal)
+            await tell_why(connection, refusal)
 
     async def _decide(self, connection: Connection) -> None:
         try:
@@ -260,7 +260,7 @@ class EgressProxy:
             raise refused(error.rule, str(error), host) from error
         try:
             if connection.host:
-                await _start_tls(out, self._bound.upstream_tls, host)
+                await self._prove(out, host)
             if request is not None and verdict.bound:
                 await self._bound.put_in(connection, request, verdict)
             self._tell(connection, verdict, host, address=address, connections=1)
@@ -273,6 +273,13 @@ class EgressProxy:
             raise
         finally:
             await closed(out)
+
+    async def _prove(self, out: asyncio.StreamWriter, host: str) -> None:
+        """Speak TLS with a host that has to prove its name."""
+        try:
+            await start_tls(out, self._bound.upstream_tls, host)
+        except Unreachable as error:
+            raise refused(error.rule, str(error), host) from error
 
     def _tell(
         self,
@@ -320,40 +327,3 @@ def _about_request(policy: Policy, connection: Connection, request: web.Request)
     return policy.about_request(
         request.host, connection.port, request.method, request.path, protocol
     )
-
-
-async def _start_tls(out: asyncio.StreamWriter, context: ssl.SSLContext, host: str) -> None:
-    """Speak TLS with a host that has to prove its name."""
-    try:
-        async with asyncio.timeout(FIRST_BYTES_SECONDS):
-            await out.start_tls(context, server_hostname=host)
-    except ssl.SSLCertVerificationError as error:
-        reason = f"The certificate of {host} is not valid: {error.verify_message}."
-        raise refused("certificate-not-valid", reason, host) from error
-    except (OSError, TimeoutError) as error:
-        reason = f"{host} did not speak TLS."
-        raise refused("not-connected", reason, host) from error
-
-
-async def _refuse(connection: Connection, refusal: Refused) -> None:
-    """Say why, where a client can be told; what has begun is cut off."""
-    begun = connection.sent or connection.received
-    if begun or connection.protocol not in ("http", "https"):
-        reset(connection.writer)
-        return
-    with contextlib.suppress(OSError, TimeoutError, NotAccepted):
-        connection.output.write(
-            web.refusal(
-                host=refusal.host,
-                port=connection.port,
-                rule=refusal.verdict.rule,
-                reason=refusal.verdict.reason,
-            )
-        )
-        async with asyncio.timeout(FIRST_BYTES_SECONDS):
-            await connection.output.drain()
-            connection.output.write_eof()
-            # A reset, which unread bytes cause, would take the answer back.
-            for _ in range(64):
-                if not await connection.input.read(CHUNK):
-                    break

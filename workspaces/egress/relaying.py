@@ -167,6 +167,30 @@ async def _as_it_comes(connection: Connection, watch: Watch) -> AsyncIterator[by
         data = await connection.reader.read(CHUNK)
 
 
+async def tell_why(connection: Connection, refusal: Refused) -> None:
+    """Say why, where a client can be told; what has begun is cut off."""
+    begun = connection.sent or connection.received
+    if begun or connection.protocol not in ("http", "https"):
+        reset(connection.writer)
+        return
+    with contextlib.suppress(OSError, TimeoutError, NotAccepted):
+        connection.output.write(
+            web.refusal(
+                host=refusal.host,
+                port=connection.port,
+                rule=refusal.verdict.rule,
+                reason=refusal.verdict.reason,
+            )
+        )
+        async with asyncio.timeout(FIRST_BYTES_SECONDS):
+            await connection.output.drain()
+            connection.output.write_eof()
+            # A reset, which unread bytes cause, would take the answer back.
+            for _ in range(64):
+                if not await connection.input.read(CHUNK):
+                    break
+
+
 def wanted(client: socket.socket) -> tuple[IPv4Address, int]:
     """Return where a redirected connection was going; without redirection, to us."""
     try:
