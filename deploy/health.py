@@ -70,12 +70,12 @@ def e2bfacade() -> str:
     port = int(os.environ.get("SVC_E2B_PORT", "0"))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", "/sandboxes")
         status = connection.getresponse().status
     finally:
         connection.close()
-    # It is asked for no sandbox that it knows.
-    return "" if 400 <= status < 500 else f"it answers {status}"
+    # This is none of E2B's SDKs.
+    return "" if status == 400 else f"it answers {status}"
 
 
 def buildworker() -> str:
