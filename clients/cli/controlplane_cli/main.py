@@ -56,7 +56,7 @@ def cli(context: click.Context, name: str | None) -> None:
     context.ensure_object(Session).use(name)
 
 
-@cli.command()
+@cli.command(short_help="Start a workspace from a file, folder or repository.")
 @click.argument("source", type=click.Path(), default=".")
 @click.option("--name", help="Name of the workspace; by default that of the source.")
 @click.option("--harness", default="shell", show_default=True, help="Where SOURCE names none.")
@@ -190,7 +190,7 @@ def execute(
     sys.exit(attaching.attach(run) if tty else follow(session, run, with_input=interactive))
 
 
-@cli.command()
+@cli.command(short_help="Enter the terminal of a command that runs.")
 @click.option("--latest", is_flag=True, help="Leave out what it has written until now.")
 @click.argument("name", metavar="RUN|WORKSPACE")
 @pass_session
@@ -224,7 +224,7 @@ def run(session: Session, workspace: str, prompt: str, harness: str | None, deta
     sys.exit(follow(session, started))
 
 
-@cli.command()
+@cli.command(short_help="Show what a run wrote, or a build and boot.")
 @click.option("-f", "--follow", "live", is_flag=True, help="Keep following new output.")
 @json_option
 @click.argument("name", metavar="WORKSPACE|RUN")
@@ -275,7 +275,7 @@ def ssh(
         raise click.ClickException("ssh is not installed on this machine") from error
 
 
-@cli.command()
+@cli.command(short_help="Copy a file or folder; WORKSPACE:PATH is there.")
 @json_option
 @click.argument("source")
 @click.argument("target")
@@ -287,7 +287,7 @@ def cp(session: Session, source: str, target: str) -> None:
         as_json({"source": source, "target": target})
 
 
-@cli.command()
+@cli.command(short_help="List what listens in a workspace, or show it.")
 @click.option("--open", "port", type=click.IntRange(1, 65535), help="Show this one in the browser.")
 @click.option("--path", default="/", show_default=True, help="Where on it the link leads.")
 @json_option
@@ -341,7 +341,7 @@ def replay(session: Session, name: str, speed: float, idle: float, cast: bool) -
         play(recorded, speed=speed if sys.stdout.isatty() else 0, longest_pause=idle)
 
 
-@cli.command()
+@cli.command(short_help="Show what a run changed in the working tree.")
 @json_option
 @click.argument("name", metavar="RUN|WORKSPACE")
 @pass_session
@@ -362,7 +362,7 @@ def diff(session: Session, name: str) -> None:
         )
 
 
-@cli.command()
+@cli.command(short_help="Check a record, or an export, for tampering.")
 @click.option("--key", help="The installation's public key in base64.")
 @json_option
 @click.argument("name", metavar="RUN|WORKSPACE|FILE")
@@ -439,7 +439,7 @@ def rm(session: Session, workspace: str, no_wait: bool) -> None:
     _ended(session, there)
 
 
-@cli.command()
+@cli.command(short_help="Serve workspaces as tools for models.")
 @click.option("--http", "address", metavar="HOST:PORT", help="Serve streamable HTTP there.")
 @click.option(
     "--inside",
@@ -565,7 +565,7 @@ def config_rm(name: str) -> None:
     write_config({**told, "current": None if told.get("current") == name else told.get("current")})
 
 
-@cli.command()
+@cli.command(short_help="Print what completes svc in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion for a shell: eval "$(svc completion bash)"."""
