@@ -1,7 +1,7 @@
 """Health checks of our containers: exit code 0 when the process there does its work.
 
-``python -m deploy.health api|buildworker|runworker|sshgateway|previewgateway``. No Django,
-so that asking often costs little.
+``python -m deploy.health api|buildworker|runworker|sshgateway|previewgateway|e2bfacade``. No
+Django, so that asking often costs little.
 """
 
 from __future__ import annotations
@@ -65,6 +65,19 @@ def previewgateway() -> str:
     return "" if status == 404 else f"it answers {status}"
 
 
+def e2bfacade() -> str:
+    """Return what is wrong with the E2B facade of this container, if anything."""
+    port = int(os.environ.get("SVC_E2B_PORT", "0"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+    try:
+        connection.request("GET", "/sandboxes")
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    # This is none of E2B's SDKs.
+    return "" if status == 400 else f"it answers {status}"
+
+
 def buildworker() -> str:
     """Return what is wrong with the build worker of this container, or with its engine proxy."""
     connection = http.client.HTTPConnection("engine-proxy", timeout=_SECONDS)
@@ -113,6 +126,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "runworker": runworker,
     "sshgateway": sshgateway,
     "previewgateway": previewgateway,
+    "e2bfacade": e2bfacade,
 }
 
 if __name__ == "__main__":

@@ -207,10 +207,14 @@ compose_() {
             REGISTRY_USERNAME=$(registry_user)
             REGISTRY_PASSWORD=$(registry_password)
         fi
+        # Without a folder of templates, one that has none.
+        export SVC_E2B_TEMPLATES_DIR
+        SVC_E2B_TEMPLATES_DIR=$(setting SVC_E2B_TEMPLATES_DIR "$home/.mounted")
         [ -z "$app_key" ] || export SCM_APP_PRIVATE_KEY=$app_key
         local files=(-f "$here/compose.yaml")
         [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")
         [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] || files+=(-f "$here/compose.admin.yaml")
+        [ "$(setting SVC_E2B_PORT 0)" = 0 ] || files+=(-f "$here/compose.e2b.yaml")
         exec "${compose[@]}" --project-name "$id" --project-directory "$here" --env-file "$env_file" \
             "${files[@]}" "$@"
     )

@@ -66,6 +66,19 @@ check_secrets() {
     fi
 }
 
+check_e2b() {
+    local folder
+    [ "$(setting SVC_E2B_PORT 0)" != 0 ] || return 0
+    check_port SVC_E2B_PORT "$1" "$(setting SVC_E2B_PORT 0)"
+    folder=$(setting SVC_E2B_TEMPLATES_DIR)
+    [ -z "$folder" ] || [ -d "$folder" ] || faults+=("SVC_E2B_TEMPLATES_DIR: $folder is no folder")
+    case "$1" in
+        127.*) ;;
+        *) [ -n "$(setting SVC_TRUSTED_OWNER_HEADER)" ] || faults+=("SVC_E2B_PORT: with SVC_BIND_HOST=$1 \
+everybody who reaches it would act as the same owner; set SVC_TRUSTED_OWNER_HEADER") ;;
+    esac
+}
+
 check_all() {
     faults=()
     local version host
@@ -81,6 +94,7 @@ check_all() {
     [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || check_port SVC_WEB_PORT "$host" "$(setting SVC_WEB_PORT 3000)"
     [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] \
         || check_port SVC_ADMIN_PORT "$(setting SVC_ADMIN_BIND_HOST 127.0.0.1)" "$(setting SVC_ADMIN_PORT 0)"
+    check_e2b "$host"
     check_port SVC_SSH_PORT "$host" "$(setting SVC_SSH_PORT 2222)"
     check_port SVC_PREVIEW_PORT "$host" "$(setting SVC_PREVIEW_PORT 4080)"
     check_port SVC_REGISTRY_PORT 127.0.0.1 "$(setting SVC_REGISTRY_PORT 5000)"

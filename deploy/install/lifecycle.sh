@@ -59,7 +59,9 @@ start() {
 
 wait_healthy() {
     local service id state left=300
-    for service in postgres rabbitmq registry api buildworker runworker sshgateway previewgateway; do
+    local wanted=(postgres rabbitmq registry api buildworker runworker sshgateway previewgateway)
+    [ "$(setting SVC_E2B_PORT 0)" = 0 ] || wanted+=(e2bfacade)
+    for service in "${wanted[@]}"; do
         while :; do
             id=$(container_of "$service")
             state=
@@ -189,15 +191,14 @@ do_backup() {
 }
 
 do_restore() {
-    local folder=$1 url
+    local folder=$1 url service
     [ -z "$(setting DATABASE_URL)" ] || die "DATABASE_URL is a database of yours: restore it with its own tools"
     [ -n "$folder" ] && [ -s "$folder/database.dump" ] || die "restore needs the folder of a backup"
     [ -f "$env_file" ] || die "nothing is installed in $home: install first, with the backup's env as .env"
     prepare
     [ "$yes" = yes ] || ask "This replaces the database by the one of $folder. Go on?"
     say "stopping"
-    # shellcheck disable=SC2086
-    compose_ stop $OURS > /dev/null 2>&1 || true
+    for service in $OURS; do compose_ stop "$service" > /dev/null 2>&1 || true; done
     compose_ up -d postgres > /dev/null 2>&1
     # Beside what is there, which stays until all of it is there; then both change names at once.
     in_postgres dropdb -U svc --if-exists --force svc_restored

@@ -19,10 +19,18 @@ from tests.stack.worker_process import environment
 
 __all__ = ["git_server", "stack", "transactional_db"]
 
+PREVIEW_TOKEN = "the-gateway-of-clients"
+
+
+@pytest.fixture(scope="module")
+def preview_port() -> int:
+    """Where links to previews lead; a gateway is there if a module starts one."""
+    return free_port()
+
 
 @pytest.fixture(scope="module")
 def api_process(
-    stack: Stack, run_queue: str, tmp_path_factory: pytest.TempPathFactory
+    stack: Stack, run_queue: str, preview_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApiProcess]:
     """The API as it is served, with somebody behind it who sees to runs."""
     folder = tmp_path_factory.mktemp("clients")
@@ -32,8 +40,8 @@ def api_process(
             # Links to previews are made by who has a gateway.
             api = ApiProcess(
                 folder / "api.log",
-                WORKSPACE_SSH_GATEWAY_TOKEN="the-gateway-of-clients",
-                SVC_PREVIEW_PORT=str(free_port()),
+                WORKSPACE_SSH_GATEWAY_TOKEN=PREVIEW_TOKEN,
+                SVC_PREVIEW_PORT=str(preview_port),
             )
             try:
                 yield api

@@ -14,6 +14,8 @@ from tests.architecture.sources import CONTRACTS, ROOT
 from tests.clients.places import CLIENTS
 
 FILES = sorted(CLIENTS.rglob("*.py"))
+DISTRIBUTIONS = {"agents": "openai_agents"}
+"""What packages are called where they are installed from, if not as they are imported."""
 SERVICE = {*CONTRACTS["root_packages"], "tests", "django", "rest_framework"}
 
 
@@ -65,6 +67,7 @@ def test_a_package_needs_only_what_it_names(project: Path) -> None:
     needed = set()
     for path in project.parent.glob("controlplane_*/**/*.py"):
         needed |= imported(path) - sys.stdlib_module_names - {"__future__"}
+    needed = {DISTRIBUTIONS.get(each, each) for each in needed}
     named = {each.replace("-", "_") for each in re.findall(r'^    "([\w-]+)', told, re.MULTILINE)}
     itself = {path.parent.name for path in project.parent.glob("*/__init__.py")}
     assert needed - itself - named == set()

@@ -24,7 +24,7 @@ import pytest
 import requests
 from docker.models.containers import Container
 
-from tests.deploy.installation import SCRIPT, Installation, made_installation
+from tests.deploy.installation import SCRIPT, Installation, free_ports, made_installation
 from tests.stack.disks import small_disk
 from tests.stack.processes import runs
 from tests.stack.sandboxes import nap
@@ -147,6 +147,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         SVC_WORKSPACE_NETWORK_POOL="10.219.0.0/16",
         PACKAGE_SYNC_FAMILIES="",
         SVC_DRAIN_SECONDS="60",
+        SVC_E2B_PORT=str(free_ports(1)[0]),
     )
     instance = installation.settings["SVC_INSTANCE_ID"]
     for name, image in (
@@ -169,7 +170,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
 
 def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> None:
     assert all(installed.readiness().values()), installed.readiness()
-    for name in ("postgres", "rabbitmq", "registry", "api", "buildworker", "runworker"):
+    for name in (
+        *("postgres", "rabbitmq", "registry", "api", "buildworker", "runworker"),
+        *("sshgateway", "previewgateway", "e2bfacade"),
+    ):
         assert installed.service(name).attrs["State"]["Health"]["Status"] == "healthy"
     web = f"http://127.0.0.1:{installed.installation.settings['SVC_WEB_PORT']}/healthz"
     with urllib.request.urlopen(web, timeout=60) as answer:
@@ -187,7 +191,8 @@ def test_nobody_uses_the_registry_without_its_account(installed: Installed) -> N
 
 
 def test_ours_run_as_nobody_special(installed: Installed) -> None:
-    for name in ("api", "buildworker", "runworker", "sshgateway", "previewgateway"):
+    ours = ("api", "buildworker", "runworker", "sshgateway", "previewgateway", "e2bfacade")
+    for name in ours:
         _, said = installed.service(name).exec_run(["id", "-u"])
         assert said == b"10001\n", name
 

@@ -104,6 +104,59 @@ def test_the_admin_may_have_a_port_of_its_own_on_this_machine_alone(
     assert str(api["environment"]["SVC_ADMIN_PORT"]) == "4999"
 
 
+def test_the_e2b_facade_is_a_container_of_its_own_once_it_has_a_port(
+    installation: Installation, tmp_path: Path
+) -> None:
+    templates = tmp_path / "templates"
+    templates.mkdir()
+    assert installation.call("find_docker; settle").returncode == 0
+    _change(installation, SVC_E2B_PORT="4990", SVC_E2B_TEMPLATES_DIR=str(templates))
+    done = installation.run("compose", "config")
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    facade = services["e2bfacade"]
+    gateway = services["sshgateway"]
+    for name in ("image", "read_only", "cap_drop", "security_opt", "restart", "logging"):
+        assert facade[name] == gateway[name], name
+    (port,) = [str(each) for each in facade["ports"]]
+    assert "127.0.0.1" in port
+    assert "4990" in port
+    assert f"{templates}" in str(facade["volumes"])
+    assert _environment(facade)["SVC_E2B_TEMPLATES_DIR"] in _mounts(facade)
+    knows = set(_environment(facade)) & {*HEX, *KEYS, "DATABASE_URL", "RABBITMQ_URL", "DOCKER_HOST"}
+    assert knows == {"WORKSPACE_SSH_GATEWAY_TOKEN"}
+    assert facade["healthcheck"]["test"][-1] == "e2bfacade"
+
+
+@pytest.mark.parametrize("off", [{}, {"SVC_E2B_PORT": "0"}], ids=["unset", "0"])
+def test_there_is_no_e2b_facade_without_a_port(
+    installation: Installation, off: dict[str, str]
+) -> None:
+    assert installation.call("find_docker; settle").returncode == 0
+    _change(installation, **off)
+    done = installation.run("compose", "config", "--services")
+    assert "e2bfacade" not in done.stdout.split(), done.stderr
+    assert "api" in done.stdout.split()
+
+
+def test_an_e2b_facade_that_would_not_start_is_told_before_anything_is(
+    installation: Installation,
+) -> None:
+    _change(
+        installation,
+        SVC_E2B_PORT="4990",
+        SVC_BIND_HOST="0.0.0.0",  # noqa: S104
+        SVC_E2B_TEMPLATES_DIR="/no such folder",
+    )
+    done = installation.run("check", "--min-free-mb", "1")
+    assert done.returncode == 1
+    assert "SVC_E2B_TEMPLATES_DIR: /no such folder is no folder" in done.stderr
+    assert "SVC_E2B_PORT: with SVC_BIND_HOST=0.0.0.0 everybody who reaches it" in done.stderr
+    _change(installation, SVC_TRUSTED_OWNER_HEADER="X-Owner", SVC_E2B_TEMPLATES_DIR="")
+    done = installation.run("check", "--min-free-mb", "1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None:
     _change(installation, SVC_WEB_PORT="0")
     assert installation.call("find_docker; settle").returncode == 0
@@ -117,7 +170,7 @@ def test_the_web_may_have_no_port_of_its_own(installation: Installation) -> None
     "name",
     [
         *("SVC_ADMIN_PORT", "SVC_API_PORT", "SVC_WEB_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT"),
-        "SVC_REGISTRY_PORT",
+        *("SVC_REGISTRY_PORT", "SVC_E2B_PORT"),
     ],
 )
 def test_every_port_that_is_taken_is_told_before_anything_is_started(
@@ -451,7 +504,7 @@ def test_the_api_in_containers_answers_to_its_own_names_and_pages(composed: dict
 
 def test_every_setting_reaches_a_process() -> None:
     example = (CHECKOUT / "deploy" / ".env.example").read_text()
-    text = (CHECKOUT / "deploy" / "compose.yaml").read_text()
+    text = "".join(path.read_text() for path in (CHECKOUT / "deploy").glob("compose*.yaml"))
     text += "".join(path.read_text() for path in (CHECKOUT / "deploy" / "install").iterdir())
     text += SCRIPT.read_text()
     # In a container these are where they are, whatever the machine outside looks like; the last two
@@ -459,8 +512,6 @@ def test_every_setting_reaches_a_process() -> None:
     elsewhere = {
         *("SVC_DATA_DIR", "SSH_GATEWAY_HOST_KEY_PATH", "SVC_DEBUG"),
         *("SVC_UP_PRIVATE", "SVC_OWNER_USER_ID"),
-        # No container runs the E2B facade.
-        *("SVC_E2B_PORT", "SVC_E2B_OWNER", "SVC_E2B_TEMPLATES_DIR"),
     }
     settings = set(re.findall(r"^#([A-Z][A-Z0-9_]+)=", example, flags=re.MULTILINE))
     unheard = {name for name in settings if not re.search(rf"\b{name}\b", text)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ _PROGRAMS = "/opt/svc/venv/bin/"
 EDGE = {"svc-runworker.service", "svc-sshgateway.service", "svc-previewgateway.service"}
 """Whose account has nothing else, and who reaches workspaces through the engine proxy."""
 EGRESS = "svc-egressproxy.service"
+E2B = "svc-e2bfacade.service"
 
 
 def _values(unit: str, name: str) -> list[str]:
@@ -73,7 +75,7 @@ def test_only_the_worker_and_the_proxy_are_in_the_engines_group(unit: str) -> No
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_nobody_runs_as_root_or_becomes_it(unit: str) -> None:
-    others = {EGRESS: "svc-egress", **dict.fromkeys(EDGE, "svc-runs")}
+    others = {EGRESS: "svc-egress", **dict.fromkeys({*EDGE, E2B}, "svc-runs")}
     assert _values(unit, "User") == [others.get(unit, "svc")]
     assert _values(unit, "NoNewPrivileges") == ["yes"]
     assert _values(unit, "CapabilityBoundingSet") == [""]
@@ -100,3 +102,26 @@ def test_who_knows_not_the_registrys_password_knows_not_its_user_either(unit: st
     # One without the other is a setting that nobody starts with.
     unset = {name for line in _values(unit, "UnsetEnvironment") for name in line.split()}
     assert ("REGISTRY_PASSWORD" in unset) == ("REGISTRY_USERNAME" in unset)
+
+
+def test_the_e2b_facade_knows_only_how_to_reach_the_api() -> None:
+    (unset,) = _values(E2B, "UnsetEnvironment")
+    assert {"SVC_CREDENTIALS_KEY", "DATABASE_URL", "RABBITMQ_URL", "WEB_AUTH_SECRET"} <= set(
+        unset.split()
+    )
+    assert "WORKSPACE_SSH_GATEWAY_TOKEN" not in unset
+    assert "DOCKER_HOST" not in (FOLDER / E2B).read_text()
+
+
+@pytest.mark.parametrize(
+    ("told", "starts"),
+    [({}, False), ({"SVC_E2B_PORT": "0"}, False), ({"SVC_E2B_PORT": "4090"}, True)],
+)
+def test_the_e2b_facade_is_started_only_when_it_has_a_port(
+    told: dict[str, str], starts: bool
+) -> None:
+    # Of a command that fails here systemd takes the unit for skipped, and does not start it again.
+    (condition,) = _values(E2B, "ExecCondition")
+    command = shlex.split(condition.replace("$$", "$"))
+    done = subprocess.run(command, env=told, check=False)
+    assert done.returncode == (0 if starts else 1)

@@ -21,6 +21,7 @@ from controlplane_cli.interrupts import LEFT
 from controlplane_cli.replaying import cast_lines, play
 from controlplane_cli.session import (
     Session,
+    complete_workspace,
     json_option,
     pass_session,
     workspace_argument,
@@ -55,7 +56,7 @@ def cli(context: click.Context, name: str | None) -> None:
     context.ensure_object(Session).use(name)
 
 
-@cli.command()
+@cli.command(short_help="Start a workspace from a file, folder or repository.")
 @click.argument("source", type=click.Path(), default=".")
 @click.option("--name", help="Name of the workspace; by default that of the source.")
 @click.option("--harness", default="shell", show_default=True, help="Where SOURCE names none.")
@@ -189,7 +190,7 @@ def execute(
     sys.exit(attaching.attach(run) if tty else follow(session, run, with_input=interactive))
 
 
-@cli.command()
+@cli.command(short_help="Enter the terminal of a command that runs.")
 @click.option("--latest", is_flag=True, help="Leave out what it has written until now.")
 @click.argument("name", metavar="RUN|WORKSPACE")
 @pass_session
@@ -223,7 +224,7 @@ def run(session: Session, workspace: str, prompt: str, harness: str | None, deta
     sys.exit(follow(session, started))
 
 
-@cli.command()
+@cli.command(short_help="Show what a run wrote, or a build and boot.")
 @click.option("-f", "--follow", "live", is_flag=True, help="Keep following new output.")
 @json_option
 @click.argument("name", metavar="WORKSPACE|RUN")
@@ -274,7 +275,7 @@ def ssh(
         raise click.ClickException("ssh is not installed on this machine") from error
 
 
-@cli.command()
+@cli.command(short_help="Copy a file or folder; WORKSPACE:PATH is there.")
 @json_option
 @click.argument("source")
 @click.argument("target")
@@ -286,7 +287,7 @@ def cp(session: Session, source: str, target: str) -> None:
         as_json({"source": source, "target": target})
 
 
-@cli.command()
+@cli.command(short_help="List what listens in a workspace, or show it.")
 @click.option("--open", "port", type=click.IntRange(1, 65535), help="Show this one in the browser.")
 @click.option("--path", default="/", show_default=True, help="Where on it the link leads.")
 @json_option
@@ -340,7 +341,7 @@ def replay(session: Session, name: str, speed: float, idle: float, cast: bool) -
         play(recorded, speed=speed if sys.stdout.isatty() else 0, longest_pause=idle)
 
 
-@cli.command()
+@cli.command(short_help="Show what a run changed in the working tree.")
 @json_option
 @click.argument("name", metavar="RUN|WORKSPACE")
 @pass_session
@@ -361,7 +362,7 @@ def diff(session: Session, name: str) -> None:
         )
 
 
-@cli.command()
+@cli.command(short_help="Check a record, or an export, for tampering.")
 @click.option("--key", help="The installation's public key in base64.")
 @json_option
 @click.argument("name", metavar="RUN|WORKSPACE|FILE")
@@ -438,8 +439,14 @@ def rm(session: Session, workspace: str, no_wait: bool) -> None:
     _ended(session, there)
 
 
-@cli.command()
+@cli.command(short_help="Serve workspaces as tools for models.")
 @click.option("--http", "address", metavar="HOST:PORT", help="Serve streamable HTTP there.")
+@click.option(
+    "--inside",
+    metavar="WORKSPACE",
+    shell_complete=complete_workspace,
+    help="Serve it inside this workspace, at 127.0.0.1:8765 or the port of --http.",
+)
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="A name by which clients call this machine."
 )
@@ -450,13 +457,15 @@ def rm(session: Session, workspace: str, no_wait: bool) -> None:
 def mcp(
     session: Session,
     address: str | None,
+    inside: str | None,
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
 ) -> None:
     """Serve workspaces as tools of the Model Context Protocol: on standard input and output.
 
     With --http it serves http://HOST:PORT/mcp. Whoever reaches that can use every workspace of the
-    owner: it is for this machine, unless --allow-host names how others call it.
+    owner: it is for this machine, unless --allow-host names how others call it. With --inside it
+    is for the programs of one workspace, which needs no network for that.
     """
     try:
         from controlplane_cli.mcp_server import serving
@@ -464,13 +473,19 @@ def mcp(
         told = f"svc mcp needs more: pip install 'controlplane-cli[mcp]' ({error})"
         raise click.ClickException(told) from error
     server = serving.server_for(session.context)
-    if address is None:
+    if address is None and inside is None:
         server.run("stdio")
         return
-    host, _, number = address.rpartition(":")
+    host, _, number = (address or "127.0.0.1:8765").rpartition(":")
     host = host.strip("[]")
     if not host or not number.isdecimal() or int(number) > 65535:
         raise click.BadParameter("it is HOST:PORT, like 127.0.0.1:8765", param_hint="--http")
+    if inside is not None:
+        if host not in {"127.0.0.1", "localhost"} or int(number) == 0:
+            told = "inside a workspace it is 127.0.0.1:PORT"
+            raise click.BadParameter(told, param_hint="--http")
+        _serve_inside(session, inside, server, int(number), allow_origin)
+        return
     if not serving.is_loopback(host) and not allow_host:
         told = "others than this machine reach it: name with --allow-host how they call it"
         raise click.BadParameter(told, param_hint="--http")
@@ -484,6 +499,22 @@ def mcp(
     serving.serve_http(
         app, opened, lambda: click.echo(f"serving http://{shown}:{port}/mcp", err=True)
     )
+
+
+def _serve_inside(
+    session: Session, name: str, server: Any, port: int, allow_origin: tuple[str, ...]
+) -> None:
+    from controlplane_cli.mcp_server import lending, serving
+
+    workspace = session.workspace(name)
+    app = serving.application(server, port=port, hosts=(), origins=allow_origin)
+    told = f"serving http://127.0.0.1:{port}/mcp inside {name}"
+    try:
+        lending.run_inside(
+            session.context, workspace.id, app, port, lambda: click.echo(told, err=True)
+        )
+    except lending.RelayEnded as error:
+        raise click.ClickException(f"it is not served inside {name} any more: {error}") from error
 
 
 @cli.group(invoke_without_command=True)
@@ -534,7 +565,7 @@ def config_rm(name: str) -> None:
     write_config({**told, "current": None if told.get("current") == name else told.get("current")})
 
 
-@cli.command()
+@cli.command(short_help="Print what completes svc in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion for a shell: eval "$(svc completion bash)"."""
