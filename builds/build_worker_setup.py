@@ -32,13 +32,13 @@ from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
 from workspaces.engines.engine_adapters import served_adapter, served_docker_host
 from workspaces.engines.runtime_adapters import runtime_adapter
-from workspaces.lifecycle.cluster_isolation import ClusterIsolation
-from workspaces.lifecycle.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
-from workspaces.lifecycle.disk_watch import DiskWatch
-from workspaces.lifecycle.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
-from workspaces.lifecycle.isolation import IsolationTask
-from workspaces.lifecycle.shared_limits import EVERY as LIFT_KERNEL_LIMITS_EVERY
-from workspaces.lifecycle.shared_limits import lift_kernel_limits
+from workspaces.lifecycle.enforcement.cluster_isolation import ClusterIsolation
+from workspaces.lifecycle.enforcement.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
+from workspaces.lifecycle.enforcement.disk_watch import DiskWatch
+from workspaces.lifecycle.enforcement.isolation import EVERY as LOOK_AT_ISOLATION_EVERY
+from workspaces.lifecycle.enforcement.isolation import IsolationTask
+from workspaces.lifecycle.enforcement.shared_limits import EVERY as LIFT_KERNEL_LIMITS_EVERY
+from workspaces.lifecycle.enforcement.shared_limits import lift_kernel_limits
 from workspaces.lifecycle.teardown import TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker
 from workspaces.lifecycle.transitions import expire_workspaces
@@ -47,7 +47,7 @@ from workspaces.models.known_engines import LOCAL_ENGINE
 from workspaces.models.transition import CHANNEL
 from workspaces.packages.sync import sync_task
 from workspaces.runtimes.configured_cluster import on_kubernetes
-from workspaces.runtimes.docker.build_steps import StepLimits
+from workspaces.runtimes.docker.build.build_steps import StepLimits
 from workspaces.warm_pool.pool import WarmPool
 
 TRANSITION_THREADS = 3

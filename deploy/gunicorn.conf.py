@@ -93,7 +93,7 @@ def _refuse_wide_bind() -> None:
     # The application is loaded by now; its connection must not be that of those forked from here.
     from django.db import connections
 
-    from workspaces.lifecycle.isolation import refuse_wide_bind
+    from workspaces.lifecycle.enforcement.isolation import refuse_wide_bind
 
     reason = refuse_wide_bind(seconds=_ISOLATION_SECONDS)
     connections.close_all()

@@ -15,7 +15,7 @@ class WorkspacesConfig(AppConfig):
         from controlplane import readiness
         from controlplane.metrics import exposition, samples
         from workspaces import minute_counts
-        from workspaces.lifecycle import isolation
+        from workspaces.lifecycle.enforcement import isolation
         from workspaces.queue_metrics import measure
         from workspaces.warm_pool import pool_check
 

@@ -34,7 +34,7 @@ from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient, RegistryError
 from workspaces.egress.agreed_policy import AgreedPolicy
-from workspaces.runtimes.docker.build_steps import STEP_NAME, AuthorSteps, StepLimits
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME, AuthorSteps, StepLimits
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 

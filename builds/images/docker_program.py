@@ -21,7 +21,7 @@ from builds.images.context import BuildError
 from builds.images.program_output import BuildOutput, ProgramLog
 from controlplane.folders import scratch_folder
 from controlplane.subprocesses import ProcessResult, ProcessStartError, run_process
-from workspaces.runtimes.docker.build_steps import StepLimits
+from workspaces.runtimes.docker.build.build_steps import StepLimits
 
 logger = structlog.get_logger(__name__)
 

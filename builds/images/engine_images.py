@@ -17,7 +17,7 @@ from builds.images.docker_program import SHORT_SECONDS, DockerProgram
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.build_steps import STEP_NAME
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME
 from workspaces.runtimes.docker.images import ImageList, ListedImage
 
 logger = structlog.get_logger(__name__)

@@ -27,8 +27,8 @@ from runs.preview.server_connection import (
 from workspaces.runtimes import boot
 from workspaces.runtimes.agent_endpoints import open_endpoint
 from workspaces.runtimes.docker.endpoints import first_process
-from workspaces.runtimes.docker.engine_folders import place_of
 from workspaces.runtimes.docker.inside_network import NoWayInside, connect_inside
+from workspaces.runtimes.docker.remote.engine_folders import place_of
 
 ENGINE_SECONDS = 45.0
 READY_SECONDS = 75.0

@@ -16,9 +16,9 @@ from tests.stack.cluster import Namespace
 from tests.stack.service import GitServer, Stack
 from tests.stack.ssh_access import SshAccess, access_of
 from tests.stack.worker_process import eventually
-from workspaces.lifecycle import isolation
-from workspaces.lifecycle.cluster_isolation import ClusterIsolation
-from workspaces.lifecycle.isolation import IsolationTask
+from workspaces.lifecycle.enforcement import isolation
+from workspaces.lifecycle.enforcement.cluster_isolation import ClusterIsolation
+from workspaces.lifecycle.enforcement.isolation import IsolationTask
 from workspaces.models import NetworkGuardReport, RuntimeInstance
 from workspaces.runtimes.configured_cluster import kubernetes_adapter
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS

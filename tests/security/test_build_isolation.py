@@ -25,7 +25,7 @@ from tests.workspaces.conftest import make_launcher as make_launcher
 from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from workspaces.blueprint import Blueprint
-from workspaces.runtimes.docker.build_steps import STEP_NAME, StepLimits
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME, StepLimits
 from workspaces.runtimes.docker.network_guard import NetworkGuard
 
 pytestmark = pytest.mark.docker

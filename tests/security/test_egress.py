@@ -41,7 +41,7 @@ from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.name_addresses import address_for
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError
-from workspaces.runtimes.docker.build_steps import StepLimits
+from workspaces.runtimes.docker.build.build_steps import StepLimits
 from workspaces.runtimes.docker.network_guard import NetworkGuard
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]

@@ -25,7 +25,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.security import crypto
 from controlplane.security.crypto import SealError
 from workspaces.models import Engine
-from workspaces.runtimes.docker.tls_tunnel import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from workspaces.runtimes.docker.remote.tls_tunnel import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 VALID_FOR = timedelta(days=3650)
 FILES = (CA_FILE, CERTIFICATE_FILE, KEY_FILE)

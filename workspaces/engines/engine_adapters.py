@@ -15,8 +15,8 @@ from workspaces.models.known_engines import LOCAL_ENGINE
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.configured import configured_adapter
 from workspaces.runtimes.docker import DockerAdapter
-from workspaces.runtimes.docker.engine_folders import docker_host_of
-from workspaces.runtimes.docker.tls_tunnel import EngineAddress, TlsTunnel
+from workspaces.runtimes.docker.remote.engine_folders import docker_host_of
+from workspaces.runtimes.docker.remote.tls_tunnel import EngineAddress, TlsTunnel
 
 PROBE_SECONDS = 20.0
 

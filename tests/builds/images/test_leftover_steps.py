@@ -15,7 +15,7 @@ from builds.images.leftovers import remove_leftovers
 from tests.builds.bench import BASE_IMAGE, Bench
 from tests.factories import claim, make_job
 from tests.workspaces.conftest import docker_client as docker_client
-from workspaces.runtimes.docker.build_steps import STEP_NAME
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db]
 

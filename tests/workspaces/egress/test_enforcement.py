@@ -20,7 +20,7 @@ from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.decisions import BURST, Decision, DecisionLog
 from workspaces.egress.known_networks import KnownNetworks
 from workspaces.egress.open_networks import Network
-from workspaces.lifecycle.isolation import IsolationTask, check_egress
+from workspaces.lifecycle.enforcement.isolation import IsolationTask, check_egress
 from workspaces.models import EgressNetwork, NetworkGuardReport, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.configured import configured_adapter

@@ -16,7 +16,7 @@ from controlplane.work.models import Heartbeat
 from tests.conftest import Answer, Api
 from tests.stack.worker_process import environment
 from tests.workspaces.conftest import BASE_IMAGE, Launcher
-from workspaces.lifecycle.isolation import FRESH, IsolationTask, refuse_wide_bind
+from workspaces.lifecycle.enforcement.isolation import FRESH, IsolationTask, refuse_wide_bind
 from workspaces.models import NetworkGuardReport
 
 pytestmark = pytest.mark.django_db
@@ -70,7 +70,7 @@ def test_every_engine_with_a_worker_has_to_isolate(api: Api) -> None:
 def asked_on_a_machine_that_runs_for(seconds: int) -> str:
     """Return what is said of isolation on this machine, had it been started so long ago."""
     uptime = int(time.clock_gettime(time.CLOCK_BOOTTIME))
-    program = "from workspaces.lifecycle.isolation import check; print(check())"
+    program = "from workspaces.lifecycle.enforcement.isolation import check; print(check())"
     asked = subprocess.run(
         ["unshare", "--time", f"--boottime={seconds - uptime}", "--fork",
          sys.executable, "manage.py", "shell", "--no-imports", "-c", program],

@@ -36,7 +36,7 @@ from workspaces.engines.certificates import (
 from workspaces.lifecycle import engines
 from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance, Transition
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.engine_folders import docker_host_of, place_of
+from workspaces.runtimes.docker.remote.engine_folders import docker_host_of, place_of
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 from pytest_django.fixtures import Settings
 
-from workspaces.lifecycle.shared_limits import lift_kernel_limits
+from workspaces.lifecycle.enforcement.shared_limits import lift_kernel_limits
 from workspaces.runtimes.docker import DockerAdapter
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from workspaces.engines.certificates import CertificatesError, make_certificates
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.tls_tunnel import EngineAddress, TlsTunnel
+from workspaces.runtimes.docker.remote.tls_tunnel import EngineAddress, TlsTunnel
 
 MIB = 1024**2
 SECONDS = 60.0

@@ -29,7 +29,7 @@ from workspaces.runtimes.base import (
 )
 from workspaces.runtimes.docker import agent_socket, disk_use, kernel_limits, volumes, wire
 from workspaces.runtimes.docker.agent_socket import KnownPlaces
-from workspaces.runtimes.docker.build_network import build_network
+from workspaces.runtimes.docker.build.build_network import build_network
 from workspaces.runtimes.docker.creation import warm_key
 from workspaces.runtimes.docker.engine_api import (
     RUN_LABEL,

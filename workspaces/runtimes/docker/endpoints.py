@@ -21,7 +21,7 @@ from workspaces.runtimes import boot
 from workspaces.runtimes.agent_streams import AgentStream, Receiver
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.agent_socket import Called
-from workspaces.runtimes.docker.engine_folders import place_of
+from workspaces.runtimes.docker.remote.engine_folders import place_of
 from workspaces.runtimes.docker.streams import (
     CLOSE_SECONDS,
     CONTAINER_ID,

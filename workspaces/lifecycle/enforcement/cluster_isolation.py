@@ -8,7 +8,7 @@ from __future__ import annotations
 import structlog
 from django.conf import settings
 
-from workspaces.lifecycle.isolation import IsolationTask
+from workspaces.lifecycle.enforcement.isolation import IsolationTask
 from workspaces.models import BuildJob, NetworkGuardReport
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.configured_cluster import kubernetes_adapter

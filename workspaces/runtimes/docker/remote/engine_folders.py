@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.tls_tunnel import CA_FILE, EngineAddress, TlsTunnel
+from workspaces.runtimes.docker.remote.tls_tunnel import CA_FILE, EngineAddress, TlsTunnel
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _lock = threading.Lock()

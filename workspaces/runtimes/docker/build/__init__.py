@@ -1,0 +1,1 @@
+"""Steps of builds in containers and networks of their own."""
