@@ -36,6 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
             "KUBERNETES_NAMESPACE": made.name,
             "KUBERNETES_KUBECONFIG": made.kubeconfig,
             "KUBERNETES_PULL_REGISTRY": made.pull_registry,
+            "KUBERNETES_PULL_SECRET": made.pull_secret,
             "KUBERNETES_VOLUME_SIZE": "64Mi",
         }
         with pytest.MonkeyPatch.context() as patch, override_settings(**chosen):

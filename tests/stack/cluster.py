@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from uuid import uuid4
 
 import yaml
 
+from tests.registries.account import PASSWORD, USERNAME
 from tests.stack.policy_enforcer import PolicyEnforcer
 from tests.stack.worker_process import eventually
 from workspaces.runtimes.kubernetes.cluster import Cluster
@@ -37,6 +39,7 @@ _PATHS = {
     "Namespace": "/api/v1/namespaces",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "Secret": "/api/v1/namespaces/{}/secrets",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
 }
 
@@ -62,6 +65,8 @@ class Namespace:
     admin: Cluster
     """As somebody who may do everything; for looking, and for what an operator does."""
     pull_registry: str
+    pull_secret: str
+    """With the account of our registry; empty where that asks for none."""
     own: bool
     """Whether the cluster is ours, so that nodes may be stopped."""
     enforcer: PolicyEnforcer | None
@@ -87,7 +92,8 @@ def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
             _storage_class(admin)
             pull = stack.enter_context(_forwarded(registry))
             enforcer = stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
-        yield Namespace(name, restricted, admin, pull, own, enforcer)
+        secret = _registry_account(admin, name, pull)
+        yield Namespace(name, restricted, admin, pull, secret, own, enforcer)
 
 
 @contextlib.contextmanager
@@ -151,6 +157,22 @@ def _apply(admin: Cluster, name: str) -> None:
     # Without it no Pod is admitted; the cluster makes it a moment after the namespace.
     path = f"{_PATHS['ServiceAccount'].format(name)}/default"
     eventually(lambda: admin._call("GET", path, none_for=(404,)), what="the default account")
+
+
+def _registry_account(admin: Cluster, name: str, registry: str) -> str:
+    """Give nodes the account of our registry as a Secret, as an operator does."""
+    if not USERNAME:
+        return ""
+    auths = {registry: {"username": USERNAME, "password": PASSWORD}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "registry-account"},
+        "type": "kubernetes.io/dockerconfigjson",
+        "stringData": {".dockerconfigjson": json.dumps({"auths": auths})},
+    }
+    admin._call("POST", _PATHS["Secret"].format(name), secret)
+    return "registry-account"
 
 
 def _account(admin: Cluster, name: str, kubeconfig: Path, folder: Path) -> str:

@@ -22,7 +22,10 @@ class PodLauncher(Launcher):
     def of(cls, place: Namespace, launcher: Launcher, **options: Any) -> PodLauncher:
         """Make one of an installation of its own, which has the Role and no other right."""
         pod_options = PodOptions(
-            pull_registry=place.pull_registry, volume_size="64Mi", **options.pop("pods", {})
+            pull_registry=place.pull_registry,
+            pull_secret=place.pull_secret,
+            volume_size="64Mi",
+            **options.pop("pods", {}),
         )
         adapter = KubernetesAdapter(
             launcher.instance_id,
