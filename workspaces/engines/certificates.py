@@ -161,7 +161,8 @@ def unpacked(engine: Engine) -> Path:
         except SealError as error:
             raise CertificatesError(
                 f"The certificates of the engine {engine.name} do not open: "
-                "SVC_RECORD_SIGNING_KEY was changed. Add the engine again."
+                "SVC_RECORD_SIGNING_KEY was changed. Give them again (manage.py engine add "
+                "--replace)."
             ) from error
         certificates = json.loads(opened)
     wanted = {name: text.encode() for name, text in certificates.items()}

@@ -157,10 +157,11 @@ def _unplaced(usable: Collection[str], at_most: int) -> list[dict[str, Any]]:
 
 def _promised() -> Mapping[str, int]:
     """Return by engine how much memory the workspaces may use that are placed there."""
-    alive = Q(attempt__status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING]) | Q(
-        attempt__runtime__status__in=RuntimeInstance.LIVE
-    )
-    placed = BuildJob.objects.filter(alive).exclude(engine_name="")
+    # Each by its own partial index: one condition over both tables reads all there ever was.
+    coming = Attempt.objects.filter(status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING])
+    live = RuntimeInstance.objects.filter(status__in=RuntimeInstance.LIVE)
+    alive = coming.values("pk").union(live.values("attempt_id"))
+    placed = BuildJob.objects.filter(attempt__in=alive).exclude(engine_name="")
     total = Sum(_memory("attempt__spec"), output_field=BigIntegerField())
     by_engine = placed.order_by().values("engine_name").annotate(total=total)
     return dict(by_engine.values_list("engine_name", "total"))

@@ -7,20 +7,27 @@ next. A page of any length takes a constant number of queries.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import OuterRef
-from django.db.models.fields.json import KeyTextTransform
+from django.db.models import OuterRef, Subquery
+from django.db.models.fields.json import KT
 
 from controlplane.errors import Conflict
 from controlplane.http.serializers import format_timestamp
 from controlplane.work.models import Heartbeat
-from workspaces.models import Attempt, BuildJob, RuntimeInstance, Transition, Workspace
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    Engine,
+    RuntimeInstance,
+    Transition,
+    Workspace,
+)
 from workspaces.models.known_engines import lost_since
 from workspaces.status import SurfacedStatus, surfaced_status
 
@@ -124,25 +131,25 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
     """Return how each attempt stands, by its id."""
     wanted = list(attempts)
     ids = [attempt.pk for attempt in wanted]
-    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
     jobs = {
         job.attempt_id: job
         for job in BuildJob.objects.filter(attempt_id__in=ids)
         .with_jobs_ahead(at_most=QUEUE_POSITIONS_SHOWN)
-        .with_engines(stale=stale)
         .order_by("attempt_id", "id")
     }
+    # No join: it would have PostgreSQL read all attempts.
+    blueprint = Attempt.objects.filter(pk=OuterRef("attempt_id"))
+    persistence = Subquery(blueprint.values(kept=KT("spec__runtime__persistence")))
     added: dict[str, Any] = {
-        "lost_since": lost_since(OuterRef("engine_name"), stale=stale),
-        "persistence": KeyTextTransform(
-            "persistence", KeyTextTransform("runtime", "attempt__spec")
-        ),
+        "lost_since": lost_since(OuterRef("engine_name"), stale=_stale()),
+        "persistence": persistence,
     }
     runtimes = {
         runtime.attempt_id: runtime
         for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids).annotate(**added)
     }
     workers = _living_workers(jobs.values())
+    engines = _engines_of(jobs.values())
     transitions = _open_transitions(ids)
     found = {}
     for attempt in wanted:
@@ -153,11 +160,11 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
             runtime=runtime.status if runtime else None,
         )
         transition = transitions.get(attempt.pk)
-        lost = _lost(job, runtime)
+        lost = _lost(job, runtime, engines)
         reason = (
             _ending(transition, lost)
             if transition
-            else lost or _reason(attempt, job, runtime, status, workers)
+            else lost or _held_back(job, engines) or _reason(attempt, job, runtime, status, workers)
         )
         found[attempt.pk] = AttemptState(attempt, job, runtime, status, reason)
     return found
@@ -174,20 +181,45 @@ def _open_transitions(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Trans
     }
 
 
-def _lost(job: BuildJob | None, runtime: RuntimeInstance | None) -> Reason | None:
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """How the engines stand that jobs wait for."""
+
+    lost: Mapping[str, datetime]
+    draining: Collection[str]
+
+
+def _engines_of(jobs: Iterable[BuildJob]) -> _Engines:
+    """Return how the engines stand; asked for only when one of these waits for its engine."""
+    if not any(job.status == BuildJob.Status.QUEUED and job.engine_name for job in jobs):
+        return _Engines({}, ())
+    known = Engine.objects.known()
+    lost = known.lost(stale=_stale()).values_list("name", "seen_at", "added_at")
+    draining = known.filter(state=Engine.State.DRAINING).values_list("name", flat=True)
+    return _Engines({name: seen or added for name, seen, added in lost}, set(draining))
+
+
+def _stale() -> timedelta:
+    return timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+
+
+def _lost(
+    job: BuildJob | None, runtime: RuntimeInstance | None, engines: _Engines
+) -> Reason | None:
     """Return that the engine does not answer which something waits for or runs on."""
-    if runtime is not None and runtime.status in RuntimeInstance.TERMINAL:
-        return None
-    if runtime is not None and runtime.lost_since is not None:
+    if runtime is not None:
+        if runtime.status in RuntimeInstance.TERMINAL or runtime.lost_since is None:
+            return None
         return _engine_lost(
             runtime.engine_name,
             runtime.lost_since,
             "The workspace may still be running there, so it is not started anywhere else.",
         )
-    if job is not None and job.status not in BuildJob.TERMINAL and job.lost_since:
+    queued = job is not None and job.status == BuildJob.Status.QUEUED
+    if job is not None and queued and job.engine_name in engines.lost:
         return _engine_lost(
             job.engine_name,
-            job.lost_since,
+            engines.lost[job.engine_name],
             "The workspace's files are there, or the job has not been placed on another one yet.",
         )
     return None
@@ -320,8 +352,6 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
             since,
             "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
         )
-    if job is not None and job.is_held_back:
-        return _held_back(job.engine_name, since)
     ahead = job.jobs_ahead if job else None
     place = (
         f"{ahead} job{'' if ahead == 1 else 's'} ahead of it"
@@ -336,14 +366,13 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
     )
 
 
-def _held_back(engine_name: str, since: datetime) -> Reason:
-    if not engine_name:
-        return Reason(
-            ENGINE_DRAINING,
-            "No engine takes starts: all are being drained.",
-            since,
-            "It starts when an operator ends that (manage.py engine undrain) or adds an engine.",
-        )
+def _held_back(job: BuildJob | None, engines: _Engines) -> Reason | None:
+    """Return that a queued job waits for the end of a draining."""
+    if job is None or job.status != BuildJob.Status.QUEUED:
+        return None
+    engine_name, since = job.engine_name, job.queued_at
+    if engine_name not in engines.draining:
+        return None
     return Reason(
         ENGINE_DRAINING,
         f"The engine {engine_name} takes no starts: it is being drained.",

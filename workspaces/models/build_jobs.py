@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import (
-    BooleanField,
     Case,
     Count,
     Exists,
-    ExpressionWrapper,
     F,
     Func,
     IntegerField,
@@ -30,7 +28,7 @@ from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from controlplane.work.models import Heartbeat
 from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance, Sandbox
-from workspaces.models.known_engines import Engine, lost_since, takes_no_start
+from workspaces.models.known_engines import Engine, takes_no_start
 
 
 class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
@@ -90,20 +88,6 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
         )
         ahead = {"jobs_ahead": Case(When(status=BuildJob.Status.QUEUED, then=place - 1))}
         return self.annotate(**ahead)
-
-    def with_engines(self, *, stale: timedelta) -> BuildJobQuerySet:
-        """Add how the engines stand that jobs were placed on, or could be.
-
-        ``lost_since`` is None while it answers; ``is_held_back`` while it is drained, or all are.
-        """
-        name = OuterRef("engine_name")
-        draining = Q(Exists(Engine.objects.filter(pk=name, state=Engine.State.DRAINING)))
-        none = Q(Exists(Engine.objects.all())) & ~Q(
-            Exists(Engine.objects.filter(state=Engine.State.ACTIVE))
-        )
-        held = ExpressionWrapper(draining | Q(engine_name="") & none, BooleanField())
-        added = {"lost_since": lost_since(name, stale=stale), "is_held_back": held}
-        return self.annotate(**added)
 
     def give_back(self, fence: Fence) -> int:
         """Release a job that its worker was told to drop; this try does not count."""
@@ -256,9 +240,6 @@ class BuildJob(LeasedRow):
 
     jobs_ahead: int | None = None
     """Set by ``with_jobs_ahead``."""
-    lost_since: datetime | None = None
-    is_held_back: bool = False
-    """Set by ``with_engines``."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")

@@ -173,15 +173,6 @@ def test_a_start_that_waits_for_a_drained_engine_says_so(api: Api) -> None:
     assert (reason["code"], reason["engine"]) == ("engine-draining", "second")
 
 
-def test_a_start_says_when_no_engine_takes_any(api: Api) -> None:
-    make_worker("worker-a")
-    attempt = make_job().attempt
-    assert shown(api, attempt)["reason"]["code"] == "queued"
-    Engine.objects.update(state="draining")
-    reason = shown(api, attempt)["reason"]
-    assert (reason["code"], reason.get("engine")) == ("engine-draining", None)
-
-
 # ---------------------------------------------------------------- the operator's command
 
 
