@@ -52,7 +52,7 @@ def test_a_pod_that_no_node_has_room_for_is_unschedulable(
     make_pods: Callable[..., PodLauncher],
 ) -> None:
     error = refused(make_pods(start_timeout=1.0), memory_mb=999_999)
-    assert error.code == "unschedulable"
+    assert error.code == "unschedulable", error.message
     assert "Insufficient memory" in error.message
 
 

@@ -106,11 +106,13 @@ def ensure_policy(cluster: Cluster, request: LaunchRequest) -> None:
 class NetworkProof:
     """Whether the cluster enforces policies, as seen by Pods that tried; asked from any thread.
 
-    Each question brings an image with Python that nodes can pull, as the nodes name it.
+    Each question brings an image with Python that nodes can pull, as the nodes name it, with the
+    account in the Secret ``pull_secret`` if there is one.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, pull_secret: str = "") -> None:
         self._cluster = cluster
+        self._pull_secret = pull_secret
         self._lock = threading.Lock()
         self._problem: str | None = None
         self._seen_at = 0.0
@@ -150,6 +152,8 @@ class NetworkProof:
             made.append((POLICIES, policy))
             for side in ("denied", "allowed"):
                 pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, image, side)
+                if self._pull_secret:
+                    pod["spec"]["imagePullSecrets"] = [{"name": self._pull_secret}]
                 made.append((PODS, self._cluster.create(PODS, pod)))
             codes = {side: self._wait(f"{name}-{side}") for side in ("allowed", "denied")}
         finally:
