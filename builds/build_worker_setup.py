@@ -31,7 +31,7 @@ from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
 from workspaces.engines.engine_adapters import served_adapter, served_docker_host
-from workspaces.engines.runtime_adapters import runtime_adapter
+from workspaces.engines.runtime_adapters import engine_facts, runtime_adapter
 from workspaces.lifecycle.enforcement.cluster_isolation import ClusterIsolation
 from workspaces.lifecycle.enforcement.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.enforcement.disk_watch import DiskWatch
@@ -191,7 +191,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     woken = [threading.Event() for _ in range(TRANSITION_THREADS)]
     report = EngineReport(
         settings.SVC_ENGINE,
-        served_adapter().facts,
+        engine_facts,
         builder.compiler,
         instance_id=builder.instance_id,
     )
