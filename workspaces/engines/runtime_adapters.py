@@ -5,9 +5,20 @@ Images are built by a Docker Engine in any case: :mod:`workspaces.engines.engine
 
 from __future__ import annotations
 
+from django.conf import settings
+
 from workspaces.engines.engine_adapters import served_adapter, shared_adapter
 from workspaces.runtimes.base import RuntimeAdapter
 from workspaces.runtimes.configured_cluster import kubernetes_adapter, on_kubernetes
+
+
+def placement_engine() -> str:
+    """Return the name of the engine whose jobs, runs and transitions this process claims.
+
+    Empty on Kubernetes, where nothing is placed: its Docker Engine only builds, and what any of
+    them has built runs in the same namespace.
+    """
+    return "" if on_kubernetes() else settings.SVC_ENGINE
 
 
 def runtime_adapter() -> RuntimeAdapter:
