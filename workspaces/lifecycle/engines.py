@@ -217,7 +217,9 @@ def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: st
     """
     with transaction.atomic():
         # The one that there was before anybody named engines is among them.
-        KnownEngine.objects.get_or_create(name=LOCAL_ENGINE)
+        local, _ = KnownEngine.objects.get_or_create(name=LOCAL_ENGINE)
+        if not KnownEngine.objects.exclude(pk=LOCAL_ENGINE).exists():
+            _adopt(local)
         present = KnownEngine.objects.known().select_for_update()
         if present.filter(pk=name).exists():
             raise EngineRefusedError(f"There is an engine {name} already.")
@@ -241,6 +243,18 @@ def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: st
         announce(CHANNEL)
     log.info("engine_added", engine=name)
     return engine
+
+
+def _adopt(only: KnownEngine) -> None:
+    """Name the only engine in what workers of an earlier release have written without a name.
+
+    Another engine's worker would take it for a job, or a workspace without volumes, of none.
+    """
+    jobs = BuildJob.objects.filter(engine_name="", lease_expires_at__isnull=False)
+    jobs.update(engine_name=only.name)
+    pending = Q(status=RuntimeInstance.Status.PENDING)
+    there = Q(engine_id=only.engine_id) & ~Q(engine_id="")
+    RuntimeInstance.objects.filter(pending | there, engine_name="").update(engine_name=only.name)
 
 
 def drain_engine(name: str, *, draining: bool) -> None:

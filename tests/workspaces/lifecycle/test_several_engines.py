@@ -276,6 +276,24 @@ def test_an_engine_is_added_once_under_one_name_and_again_after_it_was_gone() ->
     assert (again.state, again.seen_at) == ("active", None)
 
 
+def test_what_a_worker_of_an_earlier_release_has_written_stays_with_the_first_engine() -> None:
+    Engine.objects.filter(pk="second").delete()
+    kept, other, launching = ready_attempt(spec=persistent()), ready_attempt(), make_job()
+    RuntimeInstance.objects.filter(attempt=kept).update(engine_id="id-of-local")
+    RuntimeInstance.objects.filter(attempt=other).update(engine_id="id-of-one-that-is-gone")
+    given: dict[str, Any] = {"worker_id": "w", "lease": timedelta()}
+    assert BuildJob.objects.claim(launching.pk, **given) is not None
+    workspaces.await_runtime(launching.attempt, published={})
+    engines.add_engine("second", url="tcp://10.0.0.3:2376", certificates=None, engine_id="new")
+    assert dict(RuntimeInstance.objects.values_list("attempt", "engine_name")) == {
+        kept.pk: "local",
+        other.pk: "",
+        launching.attempt_id: "local",
+    }
+    assert BuildJob.objects.claim(launching.pk, **given, engine="second") is None
+    assert BuildJob.objects.claim(launching.pk, **given, engine="local") is not None
+
+
 def test_an_engine_gets_another_address_only_where_it_answers_itself() -> None:
     given: dict[str, Any] = {"url": "tcp://10.0.0.9:2376", "certificates": None}
     with pytest.raises(engines.EngineRefusedError, match="Another engine"):
