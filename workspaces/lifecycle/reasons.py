@@ -128,9 +128,10 @@ def _error_members(
 
 
 # Before the first build worker has written its own there is no engine.
-_NO_ENGINE_TAKES_STARTS = Q(Exists(Engine.objects.all())) & ~Q(
-    Exists(Engine.objects.filter(state=Engine.State.ACTIVE))
-)
+_HELD_BACK: dict[str, Any] = {
+    "held_back": Q(Exists(Engine.objects.all()))
+    & ~Q(Exists(Engine.objects.filter(state=Engine.State.ACTIVE)))
+}
 
 
 def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]:
@@ -141,7 +142,7 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
         job.attempt_id: job
         for job in BuildJob.objects.filter(attempt_id__in=ids)
         .with_jobs_ahead(at_most=QUEUE_POSITIONS_SHOWN)
-        .annotate(held_back=_NO_ENGINE_TAKES_STARTS)
+        .annotate(**_HELD_BACK)
         .order_by("attempt_id", "id")
     }
     # No join: it would have PostgreSQL read all attempts.
