@@ -193,6 +193,10 @@ class BuildWorker(Worker):
             log.warning("lease_lost", job_id=str(fence.row_id))
             job.lose()
 
+    def engine_every(self, times: WorkerTimes) -> timedelta:
+        """Return how often it is written that the engine answers: lost is one that is silent."""
+        return min(times.keep, times.stale / 2)
+
     def slots(self) -> Mapping[str, SlotUsage]:
         """Return the slots by lane."""
         return self._slots.usage()

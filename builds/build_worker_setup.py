@@ -31,7 +31,7 @@ from registries.services import configured_registry
 from scm.webhooks import keep_deliveries
 from workspaces.credentials.upkeep import look_after_credentials
 from workspaces.engines.engine_adapters import served_adapter, served_docker_host
-from workspaces.engines.runtime_adapters import engine_facts, runtime_adapter
+from workspaces.engines.runtime_adapters import placement_engine, runtime_adapter
 from workspaces.lifecycle.enforcement.cluster_isolation import ClusterIsolation
 from workspaces.lifecycle.enforcement.disk_watch import EVERY as LOOK_AT_DISKS_EVERY
 from workspaces.lifecycle.enforcement.disk_watch import DiskWatch
@@ -185,7 +185,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         executor,
         stale=stale,
         is_reliable=detector.is_reliable,
-        engine=settings.SVC_ENGINE,
+        engine=placement_engine(),
     )
     sampler = MinuteSampler(engine_id=adapter.engine_id, docker_host=_machine(), stale=stale)
     woken = [threading.Event() for _ in range(TRANSITION_THREADS)]
@@ -300,7 +300,8 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
         max_jobs=max_jobs,
         worker_id=worker_id,
         failure_detector=detector,
-        engine=settings.SVC_ENGINE,
-        report=report.write,
+        engine=placement_engine(),
+        # On Kubernetes the engine that builds is not the one that workspaces run on.
+        report=str if on_kubernetes() else report.write,
     )
     return worker

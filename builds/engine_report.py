@@ -28,15 +28,17 @@ class EngineReport:
     def write(self) -> str:
         """Ask and write; return what the engine calls itself. Raises ``LaunchError``."""
         facts = self._facts()
-        images = self._new_images()
+        # Now: an engine that has many images to list is not lost meanwhile.
         Engine.objects.heard(
             self._name,
             engine_id=facts.engine_id,
             memory_bytes=facts.memory_bytes,
             cpus=facts.cpus,
-            images=images,
         )
-        self._images = images if images is not None else self._images
+        images = self._new_images()
+        if images is not None:
+            Engine.objects.has_images(self._name, images)
+            self._images = images
         return facts.engine_id
 
     def _new_images(self) -> list[str] | None:

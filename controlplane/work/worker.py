@@ -94,8 +94,7 @@ class Worker:
         # A task of its own: an engine that hangs must not keep anything else waiting.
         engine = PeriodicTask(
             name="engine",
-            # An engine that answered nobody for `stale` counts as lost.
-            every=min(times.keep, times.stale / 2),
+            every=self.engine_every(times),
             first=timedelta(),
             steps={"engine": self._remember_engine},
         )
@@ -142,6 +141,10 @@ class Worker:
     def is_idle(self) -> bool:
         """Whether nothing is left to do for a worker that drains."""
         raise NotImplementedError
+
+    def engine_every(self, times: WorkerTimes) -> timedelta:
+        """Return how often the engine is asked which one it is."""
+        return times.keep
 
     def slots(self) -> Mapping[str, SlotUsage]:
         """Return how many slots of each kind there are and are in use, for the heartbeat."""

@@ -9,7 +9,7 @@ from django.conf import settings
 from controlplane.work.worker import WorkerTimes
 from runs.recording.program_start import RecordLimits
 from runs.recording.run_worker import RunWorker
-from workspaces.engines.runtime_adapters import runtime_adapter
+from workspaces.engines.runtime_adapters import placement_engine, runtime_adapter
 
 
 def _milliseconds(value: int) -> timedelta:
@@ -49,5 +49,5 @@ def run_worker(*, max_runs: int | None = None) -> RunWorker:
             keep=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),
         ),
         max_runs=max_runs,
-        engine=settings.SVC_ENGINE,
+        engine=placement_engine(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -158,7 +159,7 @@ def machines(
         WORKER_HEARTBEAT_STALE_MS=STALE_MS,
         SVC_DATA_DIR=folder / "data",
     )
-    with changed, second_machine(77) as machine, contextlib.ExitStack() as ended:
+    with changed, second_machine(os.getpid() % 250) as machine, contextlib.ExitStack() as ended:
         both = TwoMachines(None, machine, folder)  # type: ignore[arg-type]
         ended.callback(both.close)
         machine.forward(int(django_settings.REGISTRY_PUSH_REGISTRY.rpartition(":")[2]))

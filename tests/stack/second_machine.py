@@ -149,7 +149,7 @@ class SecondMachine:
                 stderr=log,
                 start_new_session=True,
             )
-        eventually(self._answers, what=f"the engine answers\n{self.told()}", timeout=60)
+        eventually(self._answers, what=f"the engine answers\n{self.told()}", timeout=120)
 
     def told(self) -> str:
         """Return the end of the engine's log."""
@@ -197,7 +197,7 @@ class SecondMachine:
 
 @contextlib.contextmanager
 def second_machine(number: int) -> Iterator[SecondMachine]:
-    """Have a machine; ``number`` tells those apart that are there at once."""
+    """Have a machine; ``number``, below 256, tells those apart that are there at once."""
     # Below the shortest folder there is: addresses of sockets are short.
     root = Path(tempfile.mkdtemp(prefix="svc-machine-", dir="/tmp"))
     machine = SecondMachine(number, root)

@@ -165,10 +165,15 @@ def unpacked(engine: Engine) -> Path:
                 "--replace)."
             ) from error
         certificates = json.loads(opened)
-    wanted = {name: text.encode() for name, text in certificates.items()}
-    # Last, so that whoever sees a new address sees its certificates too.
+    # The CA after what it has signed: a gateway that sees another one reads the others with it, and
+    # never again (`docker_host_of`). The address last: whoever sees a new one sees all.
+    wanted = {name: certificates[name].encode() for name in sorted(certificates, key=_ca_last)}
     _write(folder, {**wanted, ADDRESS_FILE: engine.url.encode()})
     return folder
+
+
+def _ca_last(name: str) -> bool:
+    return name == CA_FILE
 
 
 def engine_folder(name: str) -> Path:

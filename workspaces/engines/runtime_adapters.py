@@ -5,11 +5,20 @@ Images are built by a Docker Engine in any case: :mod:`workspaces.engines.engine
 
 from __future__ import annotations
 
-from dataclasses import replace
+from django.conf import settings
 
 from workspaces.engines.engine_adapters import served_adapter, shared_adapter
-from workspaces.runtimes.base import EngineFacts, RuntimeAdapter
+from workspaces.runtimes.base import RuntimeAdapter
 from workspaces.runtimes.configured_cluster import kubernetes_adapter, on_kubernetes
+
+
+def placement_engine() -> str:
+    """Return the name of the engine whose jobs, runs and transitions this process claims.
+
+    Empty on Kubernetes, where nothing is placed: its Docker Engine only builds, and what any of
+    them has built runs in the same namespace.
+    """
+    return "" if on_kubernetes() else settings.SVC_ENGINE
 
 
 def runtime_adapter() -> RuntimeAdapter:
@@ -23,12 +32,3 @@ def shared_runtime_adapter(engine_name: str = "") -> RuntimeAdapter:
     Of several engines the one of that name; raises as ``shared_adapter`` does.
     """
     return kubernetes_adapter() if on_kubernetes() else shared_adapter(engine_name)
-
-
-def engine_facts() -> EngineFacts:
-    """Return what the engine that this process serves says of itself.
-
-    With Kubernetes it is called what the cluster is called; the rest is of the engine that builds.
-    """
-    facts = served_adapter().facts()
-    return replace(facts, engine_id=kubernetes_adapter().engine_id()) if on_kubernetes() else facts

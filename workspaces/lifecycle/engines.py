@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 import structlog
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q
 
 from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat
@@ -143,16 +143,10 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
     """
     engine = look_at(engine_id, stale=stale)
     require_gone(engine_id, stale=stale)
-    ended = 0
-    while batch := list(_present_on(engine_id).values_list("run_id", flat=True)[:AT_ONCE]):
-        with transaction.atomic():
-            ended += workspaces.end_runtimes(
-                batch,
-                status=RuntimeInstance.Status.FAILED,
-                code=ENGINE_GONE,
-                message=MESSAGE,
-                stopping=True,
-            )
+    named = _one_of_several(engine_id)
+    if named is not None:
+        return forget_named(named, by=by, stale=stale)
+    ended = _end_all(Q(engine_id=engine_id))
     WarmMember.objects.filter(engine_id=engine_id).delete()
     log.warning(
         "engine_forgotten",
@@ -161,6 +155,29 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
         runtimes=ended,
         transitions=engine.transitions,
     )
+    return ended
+
+
+def _one_of_several(engine_id: str) -> str | None:
+    """Return the name of the engine where there are others: what is placed there has to move."""
+    known = KnownEngine.objects.known()
+    name = known.filter(engine_id=engine_id).values_list("name", flat=True).first()
+    return name if name is not None and known.exclude(pk=name).exists() else None
+
+
+def _end_all(there: Q) -> int:
+    """Write that what counts as running or stopping there is gone; return how many that were."""
+    present = RuntimeInstance.objects.filter(there, status__in=_PRESENT).order_by("run_id")
+    ended = 0
+    while batch := list(present.values_list("run_id", flat=True)[:AT_ONCE]):
+        with transaction.atomic():
+            ended += workspaces.end_runtimes(
+                batch,
+                status=RuntimeInstance.Status.FAILED,
+                code=ENGINE_GONE,
+                message=MESSAGE,
+                stopping=True,
+            )
     return ended
 
 
@@ -200,7 +217,9 @@ def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: st
     """
     with transaction.atomic():
         # The one that there was before anybody named engines is among them.
-        KnownEngine.objects.get_or_create(name=LOCAL_ENGINE)
+        local, _ = KnownEngine.objects.get_or_create(name=LOCAL_ENGINE)
+        if not KnownEngine.objects.exclude(pk=LOCAL_ENGINE).exists():
+            _adopt(local)
         present = KnownEngine.objects.known().select_for_update()
         if present.filter(pk=name).exists():
             raise EngineRefusedError(f"There is an engine {name} already.")
@@ -224,6 +243,18 @@ def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: st
         announce(CHANNEL)
     log.info("engine_added", engine=name)
     return engine
+
+
+def _adopt(only: KnownEngine) -> None:
+    """Name the only engine in what workers of an earlier release have written without a name.
+
+    Another engine's worker would take it for a job, or a workspace without volumes, of none.
+    """
+    jobs = BuildJob.objects.filter(engine_name="", lease_expires_at__isnull=False)
+    jobs.update(engine_name=only.name)
+    pending = Q(status=RuntimeInstance.Status.PENDING)
+    there = Q(engine_id=only.engine_id) & ~Q(engine_id="")
+    RuntimeInstance.objects.filter(pending | there, engine_name="").update(engine_name=only.name)
 
 
 def drain_engine(name: str, *, draining: bool) -> None:
@@ -250,9 +281,11 @@ def forget_named(name: str, *, by: str, stale: timedelta) -> int:
     """
     engine = known_engine(name)
     require_silent(engine, stale=stale)
-    ended = 0
-    if engine.engine_id and RuntimeInstance.objects.filter(engine_id=engine.engine_id).exists():
-        ended = forget_engine(engine.engine_id, by=by, stale=stale)
+    there = Q(engine_name=name)
+    if engine.engine_id:
+        there |= Q(engine_id=engine.engine_id)
+        WarmMember.objects.filter(engine_id=engine.engine_id).delete()
+    ended = _end_all(there)
     with transaction.atomic():
         KnownEngine.objects.filter(pk=name).update(state=KnownEngine.State.GONE, certificates=None)
         BuildJob.objects.filter(engine_name=name).exclude(
@@ -275,8 +308,3 @@ def require_silent(engine: KnownEngine, *, stale: timedelta) -> None:
         )
     if engine.engine_id:
         require_gone(engine.engine_id, stale=stale)
-
-
-def _present_on(engine_id: str) -> QuerySet[RuntimeInstance]:
-    rows = RuntimeInstance.objects.filter(engine_id=engine_id, status__in=_PRESENT)
-    return rows.order_by("run_id")

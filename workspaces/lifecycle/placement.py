@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import BigIntegerField, F, Q, QuerySet, Sum, Value
+from django.db.models import BigIntegerField, Case, F, Q, QuerySet, Sum, Value, When
 from django.db.models.expressions import CombinedExpression
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce, Now
@@ -136,6 +136,9 @@ def _memory(path: str) -> CombinedExpression:
     return Coalesce(Cast(named, BigIntegerField()), default) * Value(1024**2)
 
 
+_UNPLACED_FIRST = Case(When(engine_name="", then=0), default=1)
+
+
 def _unplaced(usable: Collection[str], at_most: int) -> list[dict[str, Any]]:
     """Return the jobs of no engine, or of one that takes nothing, and lock them.
 
@@ -148,7 +151,8 @@ def _unplaced(usable: Collection[str], at_most: int) -> list[dict[str, Any]]:
         BuildJob.objects.filter(queued | left)
         .exclude(engine_name__in=usable)
         .annotate(memory=_memory("attempt__spec"), workspace_id=F("attempt__workspace_id"))
-        .order_by("queued_at", "pk")
+        # Those that wait for their own engine must not keep others from being looked at.
+        .order_by(_UNPLACED_FIRST, "queued_at", "pk")
         .select_for_update(skip_locked=True, of=("self",))
         .values("pk", "engine_name", "repository", "memory", "workspace_id", _PERSISTENCE)
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import OuterRef, Subquery
+from django.db.models import Exists, OuterRef, Q, Subquery
 from django.db.models.fields.json import KT
 
 from controlplane.errors import Conflict
@@ -127,6 +127,13 @@ def _error_members(
     return None
 
 
+# Before the first build worker has written its own there is no engine.
+_HELD_BACK: dict[str, Any] = {
+    "held_back": Q(Exists(Engine.objects.all()))
+    & ~Q(Exists(Engine.objects.filter(state=Engine.State.ACTIVE)))
+}
+
+
 def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]:
     """Return how each attempt stands, by its id."""
     wanted = list(attempts)
@@ -135,6 +142,7 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
         job.attempt_id: job
         for job in BuildJob.objects.filter(attempt_id__in=ids)
         .with_jobs_ahead(at_most=QUEUE_POSITIONS_SHOWN)
+        .annotate(**_HELD_BACK)
         .order_by("attempt_id", "id")
     }
     # No join: it would have PostgreSQL read all attempts.
@@ -371,6 +379,14 @@ def _held_back(job: BuildJob | None, engines: _Engines) -> Reason | None:
     if job is None or job.status != BuildJob.Status.QUEUED:
         return None
     engine_name, since = job.engine_name, job.queued_at
+    if not engine_name and job.held_back:
+        return Reason(
+            ENGINE_DRAINING,
+            "No engine takes starts: each is being drained or was declared gone.",
+            since,
+            "It starts when an operator ends a draining (manage.py engine undrain) or adds an "
+            "engine (manage.py engine add).",
+        )
     if engine_name not in engines.draining:
         return None
     return Reason(

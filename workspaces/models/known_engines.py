@@ -39,6 +39,15 @@ class EngineQuerySet(models.QuerySet["Engine"]):
             Exists(others), Q(seen_at__isnull=True) | Q(seen_at__lte=Now() - stale)
         )
 
+    def take_starts(self, engine_id: str) -> bool:
+        """Whether anything new may be started on the engine that calls itself so; by its rows."""
+        states = set(self.filter(engine_id=engine_id).values_list("state", flat=True))
+        return not states or Engine.State.ACTIVE in states
+
+    def has_images(self, name: str, repositories: list[str]) -> None:
+        """Write of which repositories the engine has images; it is not heard by that."""
+        self.known().filter(pk=name).update(images=repositories)
+
     def heard(
         self,
         name: str,

@@ -196,6 +196,20 @@ def test_a_persistent_workspace_stays_where_its_volumes_are_whatever_that_engine
     assert engine_of(again) == "full"
 
 
+def test_what_waits_for_an_engine_that_is_lost_keeps_nothing_else_from_being_placed() -> None:
+    make_engine("lost")
+    first = make_job(spec=persistent())
+    launched_on(first, "lost")
+    stop(first)
+    stuck = start_again(first)
+    assert place() == 1
+    silence("lost")
+    make_engine("well")
+    job = make_job()
+    assert place_waiting(stale=STALE, at_most=1) == 1
+    assert (engine_of(stuck), engine_of(job)) == ("lost", "well")
+
+
 def test_an_ephemeral_workspace_that_was_stopped_goes_anywhere() -> None:
     make_engine("full", memory=GIB)
     make_engine("empty", memory=100 * GIB)

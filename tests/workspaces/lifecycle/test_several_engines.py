@@ -34,7 +34,15 @@ from workspaces.engines.certificates import (
     unpacked,
 )
 from workspaces.lifecycle import engines
-from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance, Transition
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    Engine,
+    RuntimeInstance,
+    Transition,
+    WarmMember,
+    WarmPlan,
+)
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.remote.engine_folders import docker_host_of, place_of
 
@@ -173,6 +181,22 @@ def test_a_start_that_waits_for_a_drained_engine_says_so(api: Api) -> None:
     assert (reason["code"], reason["engine"]) == ("engine-draining", "second")
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_a_start_that_no_engine_takes_says_so_though_it_is_placed_on_none(
+    api: Api, several: bool
+) -> None:
+    if not several:
+        Engine.objects.filter(pk="second").delete()
+    make_worker("worker-a")
+    attempt = make_job().attempt
+    assert shown(api, attempt)["reason"]["code"] == "queued"
+    Engine.objects.update(state="draining")
+    reason = shown(api, attempt)["reason"]
+    assert (reason["code"], reason.get("engine")) == ("engine-draining", None)
+    Engine.objects.update(state="gone")
+    assert shown(api, attempt)["reason"]["code"] == "engine-draining"
+
+
 # ---------------------------------------------------------------- the operator's command
 
 
@@ -218,6 +242,28 @@ def test_what_was_on_an_engine_that_is_forgotten_has_failed_and_starts_anywhere(
     assert engine("list").splitlines()[1].startswith("second: gone, gone for good")
 
 
+@pytest.mark.parametrize("by_id", [True, False])
+def test_nothing_waits_for_an_engine_that_was_given_up_by_its_id_or_was_installed_anew_once(
+    by_id: bool,
+) -> None:
+    stopping, running = on("second", asked()), on("second", ready_attempt())
+    plan = WarmPlan.objects.create(key="one", shape={})
+    WarmMember.objects.create(plan=plan, engine_id="id-of-second")
+    silence("second")
+    if by_id:
+        assert engines.forget_engine("id-of-second", by="ada", stale=STALE) == 2
+    else:
+        RuntimeInstance.objects.update(engine_id="id-before-that")
+        assert "have failed with it: 2" in engine("forget", "second")
+    assert not WarmMember.objects.exists()
+    assert set(RuntimeInstance.objects.values_list("error_code", flat=True)) == {"engine-gone"}
+    claimed = Transition.objects.claim_next("w", alive=None, lease=LEASE, engine="local")
+    assert claimed is not None
+    assert claimed.workspace_id == stopping.workspace_id
+    boot = Run.objects.get(pk=running.run_id)
+    assert claims.claim(boot.pk, worker_id="w", lease=LEASE, engine="local") is not None
+
+
 def test_an_engine_is_added_once_under_one_name_and_again_after_it_was_gone() -> None:
     given: dict[str, Any] = {"url": "tcp://10.0.0.3:2376", "certificates": None}
     with pytest.raises(engines.EngineRefusedError, match="an engine second already"):
@@ -228,6 +274,24 @@ def test_an_engine_is_added_once_under_one_name_and_again_after_it_was_gone() ->
     engines.add_engine("second", **given, engine_id="id-of-second")
     again = Engine.objects.get(pk="second")
     assert (again.state, again.seen_at) == ("active", None)
+
+
+def test_what_a_worker_of_an_earlier_release_has_written_stays_with_the_first_engine() -> None:
+    Engine.objects.filter(pk="second").delete()
+    kept, other, launching = ready_attempt(spec=persistent()), ready_attempt(), make_job()
+    RuntimeInstance.objects.filter(attempt=kept).update(engine_id="id-of-local")
+    RuntimeInstance.objects.filter(attempt=other).update(engine_id="id-of-one-that-is-gone")
+    given: dict[str, Any] = {"worker_id": "w", "lease": timedelta()}
+    assert BuildJob.objects.claim(launching.pk, **given) is not None
+    workspaces.await_runtime(launching.attempt, published={})
+    engines.add_engine("second", url="tcp://10.0.0.3:2376", certificates=None, engine_id="new")
+    assert dict(RuntimeInstance.objects.values_list("attempt", "engine_name")) == {
+        kept.pk: "local",
+        other.pk: "",
+        launching.attempt_id: "local",
+    }
+    assert BuildJob.objects.claim(launching.pk, **given, engine="second") is None
+    assert BuildJob.objects.claim(launching.pk, **given, engine="local") is not None
 
 
 def test_an_engine_gets_another_address_only_where_it_answers_itself() -> None:

@@ -17,6 +17,7 @@ from pytest_django.fixtures import Settings
 
 from controlplane.work.stopping import StopEvent
 from tests.workspaces.warm_pool.pools import IMAGE, Engine, ask, filled, keep, pool_of, start_of
+from workspaces.models import Engine as KnownEngine
 from workspaces.models import WarmMember, WarmPlan
 from workspaces.warm_pool.pool_check import PoolFailsError, check
 
@@ -100,6 +101,19 @@ def test_a_pool_that_was_switched_off_is_emptied() -> None:
     filled(engine)
     assert keep(pool_of(engine, size=0)) == []
     assert engine.containers == {}
+
+
+def test_an_engine_that_is_drained_is_emptied_and_filled_again_afterwards() -> None:
+    engine = Engine()
+    pool = filled(engine, 2)
+    row = KnownEngine.objects.create(name="local", engine_id=engine.engine_id())
+    assert len(keep(pool)) == 2
+    for state in ("draining", "gone"):
+        KnownEngine.objects.filter(pk=row.pk).update(state=state)
+        assert keep(pool) == []
+        assert engine.containers == {}
+    KnownEngine.objects.filter(pk=row.pk).update(state="active")
+    assert len(keep(pool)) == 2
 
 
 def test_members_of_another_release_are_retired(settings: Settings) -> None:

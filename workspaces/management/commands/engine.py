@@ -25,6 +25,7 @@ from workspaces.engines.engine_adapters import engine_id_at
 from workspaces.lifecycle import engines
 from workspaces.models import Engine, RuntimeInstance
 from workspaces.models.known_engines import NAME
+from workspaces.runtimes.configured_cluster import on_kubernetes
 
 MIB = 1024**2
 
@@ -113,6 +114,10 @@ class Command(BaseCommand):
         )
 
     def _add(self, options: dict[str, Any]) -> None:
+        if on_kubernetes():
+            raise CommandError(
+                "Workspaces run on Kubernetes (DEFAULT_RUNTIME_ADAPTER), which places them itself."
+            )
         name, url, folder = options["name"], options["url"], options["certificates"]
         _require_safe(url, secured=folder is not None)
         sealed = folder and seal_certificates(read_certificates(folder), name=name)
