@@ -191,7 +191,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     woken = [threading.Event() for _ in range(TRANSITION_THREADS)]
     report = EngineReport(
         settings.SVC_ENGINE,
-        engine_facts,
+        served_adapter().facts,
         builder.compiler,
         instance_id=builder.instance_id,
     )
