@@ -236,7 +236,7 @@ def test_probes_that_were_replaced_do_not_end_the_sweep(
     assert ("DELETE", f"{CORE}/pods/svc-probe-1") in server.calls
 
 
-# ------------------------------------------------------------------------------------- patience
+# --------------------------------------------------------------------------------------- waiting
 
 
 class WaitedLongEnoughError(Exception):

@@ -80,7 +80,7 @@ class PodOwnership:
             if is_adoptable:
                 if (adopted := self._mark(pod)) is not None:
                     return adopted
-            elif seconds < self._patience(pod, is_adoptable):
+            elif seconds < self._seconds_to_wait(pod, is_adoptable):
                 self.look_again(pod)
             else:
                 self._discard(pod)
@@ -108,7 +108,7 @@ class PodOwnership:
         except LaunchError as error:
             return False if error.code in ("runtime-gone", "runtime-not-running") else None
 
-    def _patience(self, pod: Document, is_adoptable: bool | None) -> float:
+    def _seconds_to_wait(self, pod: Document, is_adoptable: bool | None) -> float:
         """Return how long a Pod that cannot be adopted now may be about to become so."""
         if is_adoptable is None:
             return UNANSWERED_SECONDS
