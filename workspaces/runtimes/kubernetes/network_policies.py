@@ -51,6 +51,7 @@ PROBE_SECONDS = 180.0
 """The pull of the image included."""
 TROUBLED_SECONDS = 60.0
 """How long a probe may be without a node or an image before that is the answer."""
+RUNNING_SECONDS = 40.0
 QUEUE_SECONDS = 0.5
 KEPT_AWAY_SECONDS = 6
 REACHED_SECONDS = 10
@@ -190,6 +191,7 @@ class NetworkProof:
 
     def _wait(self, name: str, proceed: Callable[[], object]) -> int:
         began = well_at = time.monotonic()
+        running_at: float | None = None
         while time.monotonic() - began < PROBE_SECONDS:
             proceed()
             pod = self._cluster.get(PODS, name)
@@ -198,6 +200,11 @@ class NetworkProof:
             found = pod_state.ended(pod)
             if found is not None:
                 return found.exit_code
+            if pod_state.is_running(pod):
+                # Its image is somebody's, and one of the two may reach what it likes.
+                running_at = running_at or time.monotonic()
+                if time.monotonic() - running_at > RUNNING_SECONDS:
+                    break
             failure = pod_state.start_failure(pod)
             if failure is None:
                 well_at = time.monotonic()
