@@ -184,7 +184,9 @@ class PodOwnership:
             elif annotations_of(pod).get(TOKEN) == self._token:
                 self.clean_up(pod, in_order=False, given=False)
         except LaunchError as failed:
-            logger.warning("pod_left_behind", pod=self._name, reason=failed.message, after=error.code)
+            logger.warning(
+                "pod_left_behind", pod=self._name, reason=failed.message, after=error.code
+            )
 
     def displaced(self, pod: Document) -> LaunchError:
         """Return the error for a Pod of ours that went away before it was ready."""
