@@ -1,7 +1,7 @@
 """Enforces network policies in a node of the test cluster, whose network plugin does not.
 
 It knows what our policies use: a selector of labels, no ingress, and egress to address blocks with
-exceptions. It is no network plugin: it looks several times a second.
+exceptions, or to some TCP ports anywhere. It is no network plugin: it looks several times a second.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def _rules_of(chain: str, policy: Document, address: str) -> list[str]:
     known = "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN"
     rules = [f"-A {chain} -s {address} {known}", f"-A {chain} -d {address} {known}"]
     for rule in policy["spec"].get("egress") or ():
+        for port in () if rule.get("to") else rule.get("ports") or ():
+            rules.append(f"-A {chain} -s {address} -p tcp --dport {port['port']} -j RETURN")
         for place in rule.get("to") or ():
             block = place.get("ipBlock")
             if block is None:

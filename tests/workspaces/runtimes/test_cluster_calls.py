@@ -339,3 +339,32 @@ def test_a_policy_that_was_taken_away_while_the_pod_started_is_there_again_befor
     with pytest.raises(LaunchError, match="does not allow an exec"):
         launch(adapter, request_)
     assert seen[0]
+
+
+def test_the_pods_of_a_probe_reach_no_more_than_they_try_and_leave_nothing(
+    server: SmallApiServer, adapter: KubernetesAdapter
+) -> None:
+    rules: dict[str, list[Any]] = {}
+
+    def probed(call: Request) -> bool:
+        if call.command != "POST":
+            return False
+        labels, name = call.body["metadata"]["labels"], call.body["metadata"]["name"]
+        if call.path.endswith("/pods"):
+            chosen = server.objects[f"{POLICIES}/{name}"]["spec"]["podSelector"]["matchLabels"]
+            assert chosen.items() <= labels.items()
+            code = {"allowed": 0, "denied": 7}[labels["svc.probe-side"]]
+            state = {"terminated": {"exitCode": code}}
+            call.body["status"] = {"containerStatuses": [{"name": "workspace", "state": state}]}
+        else:
+            rules[name.rpartition("-")[2]] = call.body["spec"]["egress"]
+        return False
+
+    server.faults.append(probed)
+    assert adapter.proof.problem("registry/image@sha256:0") == ""
+    assert rules["denied"] == []
+    (rule,) = rules["allowed"]
+    ports = {each["port"] for each in rule.pop("ports")}
+    assert ports == {443, 6443, server.server_address[1]}
+    assert rule == {}
+    assert server.objects == {}

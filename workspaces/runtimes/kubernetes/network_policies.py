@@ -3,7 +3,7 @@
 Whoever may reach nothing gets a policy without any rule; whoever may reach the outside reaches
 public addresses and the cluster's name servers. A cluster accepts policies without enforcing them,
 so nothing is believed that was not seen: two Pods try to connect to the API server, one that may
-and one that may not.
+reach the ports of such servers and one that may reach nothing.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ TROUBLED_SECONDS = 60.0
 """How long a probe may be without a node or an image before that is the answer."""
 RUNNING_SECONDS = 40.0
 QUEUE_SECONDS = 0.5
+API_PORTS = (443, 6443)
+"""Where API servers listen, for those who are inside the cluster and behind its service."""
 KEPT_AWAY_SECONDS = 6
 REACHED_SECONDS = 10
 LEFT_BEHIND = timedelta(minutes=10)
@@ -61,7 +63,8 @@ _TRY = f"""
 import os, socket, sys, time
 began = reached = time.monotonic()
 place = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
-while time.monotonic() - reached < {KEPT_AWAY_SECONDS}:
+# So may a rule that allows it.
+while time.monotonic() - reached < (20 if sys.argv[1] == "allowed" else {KEPT_AWAY_SECONDS}):
     try:
         socket.create_connection(place, timeout=1).close()
         reached = time.monotonic()
@@ -160,11 +163,15 @@ class NetworkProof:
         token = uuid4().hex[:8]
         labels = {INSTANCE_LABEL: self._cluster.instance_id, PROBE_LABEL: token}
         name = f"svc-probe-{token}"
-        denied = labels | {"svc.probe-side": "denied"}
+        # The image is somebody's own: also what may connect reaches no more than is needed.
+        ports = sorted({*API_PORTS, self._cluster.access.server().port})
+        to_servers: Document = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
         made: list[tuple[str, Document]] = []
         try:
-            policy = self._cluster.create(POLICIES, _policy(name, labels, denied, []))
-            made.append((POLICIES, policy))
+            for side, rules in (("denied", []), ("allowed", [to_servers])):
+                chosen = labels | {"svc.probe-side": side}
+                policy = _policy(f"{name}-{side}", labels, chosen, rules)
+                made.append((POLICIES, self._cluster.create(POLICIES, policy)))
             for side in ("denied", "allowed"):
                 pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, image, side)
                 if self._pull_secret:
@@ -177,8 +184,8 @@ class NetworkProof:
                 self._remove(kind, document)
         if codes["allowed"] != _CONNECTED:
             return (
-                "The probe of network policies says nothing: even without one its Pod did not "
-                "reach the API server."
+                "The probe of network policies says nothing: the Pod that may reach the API server "
+                "did not."
             )
         if codes["denied"] == _CONNECTED:
             return (
