@@ -63,7 +63,7 @@ _TRY = f"""
 import os, socket, sys, time
 began = reached = time.monotonic()
 place = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
-# So may a rule that allows it.
+# A rule that allows it may come late, too.
 while time.monotonic() - reached < (20 if sys.argv[1] == "allowed" else {KEPT_AWAY_SECONDS}):
     try:
         socket.create_connection(place, timeout=1).close()
