@@ -23,7 +23,8 @@ from workspaces.models import NetworkGuardReport, RuntimeInstance
 from workspaces.runtimes.configured_cluster import kubernetes_adapter
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS
 
-pytestmark = pytest.mark.docker
+# The first test also has the cluster set up, and the service started.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

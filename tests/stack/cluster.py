@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 import yaml
@@ -35,6 +35,8 @@ KIT = Path(os.environ.get("SVC_CLUSTER_KIT", CHECKOUT.parent / "shared" / "clust
 STATE = Path(os.environ.get("SVC_CLUSTER_STATE", "/var/tmp/svc-cluster"))
 MANIFEST = CHECKOUT / "deploy" / "kubernetes" / "workspaces.yaml"
 BRIDGE_ADDRESS = "10.217.0.1"
+PROGRAMS = (b"etcd", b"kube-", b"node-init.sh", b"node.sh", b"registry")
+"""What the kit starts, as its processes are called."""
 _PATHS = {
     "Namespace": "/api/v1/namespaces",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
@@ -101,18 +103,52 @@ def _running() -> Iterator[str]:
     """Have our cluster run for the block; the last of several processes that use it ends it."""
     STATE.mkdir(parents=True, exist_ok=True)
     with (STATE / "users.lock").open("w") as users:
-        with (STATE / "start.lock").open("w") as starting:
-            fcntl.flock(starting, fcntl.LOCK_EX)
-            fcntl.flock(users, fcntl.LOCK_SH)
-            kubeconfig = _started()
         try:
+            with _starting():
+                if _is_last(users):
+                    _stopped()  # what a process that was killed has left
+                fcntl.flock(users, fcntl.LOCK_SH)
+                kubeconfig = _started()
             yield kubeconfig
         finally:
-            with (STATE / "start.lock").open("w") as starting:
-                fcntl.flock(starting, fcntl.LOCK_EX)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    subprocess.run([str(STATE / "down.sh")], check=True)
+            with _starting():
+                if _is_last(users):
+                    _stopped()
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Be the only process that starts or ends the cluster."""
+    with (STATE / "start.lock").open("w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        yield
+
+
+def _is_last(users: IO[str]) -> bool:
+    """Whether no other process uses the cluster; ``users`` is locked for good then."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _stopped() -> None:
+    """End what runs of the cluster, by its process ids."""
+    if not (STATE / "down.sh").exists():
+        return
+    for place in (STATE / "state" / "pid").glob("*"):
+        if not _is_of_the_cluster(place):
+            place.unlink()  # the number is somebody else's by now
+    subprocess.run([str(STATE / "down.sh")], check=True)
+
+
+def _is_of_the_cluster(pid_file: Path) -> bool:
+    try:
+        place = Path("/proc") / pid_file.read_text("utf-8").strip() / "cmdline"
+        return any(each in place.read_bytes() for each in PROGRAMS)
+    except OSError:
+        return False
 
 
 def _started() -> str:

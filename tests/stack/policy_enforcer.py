@@ -1,7 +1,7 @@
 """Enforces network policies in a node of the test cluster, whose network plugin does not.
 
 It knows what our policies use: a selector of labels, no ingress, and egress to address blocks with
-exceptions. It is no network plugin: it looks several times a second.
+exceptions, or to some TCP ports anywhere. It is no network plugin: it looks several times a second.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.kubernetes.cluster import PODS, POLICIES, Cluster, Document, labels_of
 
 LOOK_SECONDS = 0.2
+WAIT = ("-w", "10")
+"""Docker and the node itself change rules, too."""
 
 
 class PolicyEnforcer:
@@ -61,6 +63,8 @@ class PolicyEnforcer:
                 self._write(self._rules() if self.enabled else [])
             except (LaunchError, ControlPlaneError):
                 continue  # the API server is being restarted
+            except subprocess.CalledProcessError:
+                continue  # somebody else is changing the rules; nothing counts as written
 
     def _rules(self) -> list[str]:
         policies = self._admin.list(POLICIES, {})
@@ -77,10 +81,10 @@ class PolicyEnforcer:
         text = "\n".join(["*filter", f":{self._chain} - [0:0]", *rules, "COMMIT", ""])
         if text == self._written:
             return
-        self._iptables("iptables-restore", "--noflush", input_=text)
+        self._iptables("iptables-restore", *WAIT, "--noflush", input_=text)
         if not self._written:
-            self._iptables("iptables", "-D", "FORWARD", "-j", self._chain, check=False)
-            self._iptables("iptables", "-I", "FORWARD", "-j", self._chain)
+            self._iptables("iptables", *WAIT, "-D", "FORWARD", "-j", self._chain, check=False)
+            self._iptables("iptables", *WAIT, "-I", "FORWARD", "-j", self._chain)
         self._written = text
 
     def _iptables(self, *command: str, input_: str = "", check: bool = True) -> None:
@@ -102,6 +106,8 @@ def _rules_of(chain: str, policy: Document, address: str) -> list[str]:
     known = "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN"
     rules = [f"-A {chain} -s {address} {known}", f"-A {chain} -d {address} {known}"]
     for rule in policy["spec"].get("egress") or ():
+        for port in () if rule.get("to") else rule.get("ports") or ():
+            rules.append(f"-A {chain} -s {address} -p tcp --dport {port['port']} -j RETURN")
         for place in rule.get("to") or ():
             block = place.get("ipBlock")
             if block is None:

@@ -183,7 +183,7 @@ def test_no_second_pod_is_made_on_a_volume_while_the_first_is_not_gone(
     pods = make_pods()
     request = pods.request(volumes=(HOME,), fresh_volumes=True)
     pods.launch(request)
-    again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,), timeout=4.0)
+    again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,), timeout=8.0)
     with pytest.raises(LaunchError) as caught:
         pods.launch(again)
     assert caught.value.code == "volume-in-use"

@@ -198,7 +198,7 @@ def test_a_foreground_command_that_ends_at_once_fails_the_launch(launcher: Launc
 def test_a_launch_that_is_not_ready_in_time_says_what_it_was_doing(launcher: Launcher) -> None:
     setup = [step("echo downloading the internet; sleep 600", "long one")]
     with pytest.raises(LaunchError, match="long one") as caught:
-        launcher.launch(launcher.request(boot={"setup": setup}, timeout=10.0))
+        launcher.launch(launcher.request(boot={"setup": setup}, timeout=20.0))
     assert caught.value.code == "launch-timed-out"
     assert nothing_left(launcher)
 
@@ -353,8 +353,9 @@ def echo(launcher: Launcher, ready: LaunchRequest) -> int:
         "import socket; s = socket.create_server(('127.0.0.1', 4567)); c, _ = s.accept()\n"
         "while d := c.recv(65536): c.sendall(d)"
     )
+    listens = "until grep -q ':11D7 00000000:0000 0A' /proc/net/tcp; do sleep 0.05; done"
     code, said = shell(
-        launcher, ready.run_id, f'setsid python3 -c "{program}" >/dev/null 2>&1 & sleep 0.5'
+        launcher, ready.run_id, f'setsid python3 -c "{program}" >/dev/null 2>&1 & {listens}'
     )
     assert code == 0, said
     return 4567

@@ -21,6 +21,9 @@ from tests.workspaces.runtimes.pod_launcher import PodLauncher
 from tests.workspaces.runtimes.pod_suite import *  # noqa: F403 - its tests and fixtures
 from tests.workspaces.runtimes.runtime_suite import *  # noqa: F403 - its tests and fixtures
 
+# The first test also has the cluster set up, and the image built.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:

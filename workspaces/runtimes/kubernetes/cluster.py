@@ -83,8 +83,9 @@ class Cluster:
     def watch(self, kind: str, name: str, version: str, *, seconds: int) -> Iterator[Document]:
         """Give the states of one object that follow ``version``, for so many seconds.
 
-        Ends early when the API server does not know that version any more. A state has
-        ``deleted: True`` beside its members when it was the last one.
+        Ends early when the API server does not know that version any more, and where it refuses
+        the watch after the pause it asks for. A state has ``deleted: True`` beside its members when
+        it was the last one.
         """
         query = {
             "watch": "true",
@@ -95,13 +96,18 @@ class Cluster:
         }
         response = self._send("GET", f"{self._path(kind)}?{urlencode(query)}", seconds + 5)
         try:
+            if response.status != 200:
+                # Whoever asks again at once would keep a busy server busy.
+                if response.status != 410:
+                    time.sleep(min(float(seconds), _seconds(response.headers.get("Retry-After"))))
+                return
             for line in _lines(response):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     return
                 if event["type"] != "BOOKMARK":
                     yield event["object"] | {"deleted": event["type"] == "DELETED"}
-        except (urllib3.exceptions.HTTPError, OSError, ValueError):
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, LookupError, TypeError):
             return
         finally:
             response.close()
@@ -153,9 +159,10 @@ class Cluster:
         path = f"{self._path(PODS, name)}/log?container={container}&tailLines={lines}"
         try:
             response = self._send("GET", path, self._timeout)
+            content = _content(response)
         except LaunchError:
             return b""
-        return bytes(response.read()) if response.status == 200 else b""
+        return content if response.status == 200 else b""
 
     # ---------------------------------------------------------------------------------- details
 
@@ -189,14 +196,17 @@ class Cluster:
         """Make one call; a server that is too busy is asked again, as it says when."""
         for left in reversed(range(TRIES_WHEN_BUSY)):
             response = self._send(method, path, self._timeout, document)
-            content = bytes(response.read() or b"")
+            content = _content(response)
             # A quota that others use at the same moment is told as a conflict of its own.
             busy = response.status == 429 or (response.status == 409 and b"quota" in content)
             if not busy or not left:
                 break
             time.sleep(min(5.0, _seconds(response.headers.get("Retry-After"))))
         if 200 <= response.status < 300:
-            found = json.loads(content)
+            try:
+                found = json.loads(content)
+            except ValueError as error:
+                raise _no_answer() from error
             return found if isinstance(found, dict) else {}
         if response.status in none_for:
             return None
@@ -213,10 +223,21 @@ class Cluster:
         try:
             answer = client.call_api(method, url, headers, document, _request_timeout=timeout)
         except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise LaunchError(
-                "adapter-unavailable", "The cluster's API server does not answer."
-            ) from error
+            raise _no_answer() from error
         return answer.response
+
+
+def _content(response: Any) -> bytes:
+    """Return all of an answer; it may be cut short, or come too slowly."""
+    try:
+        return bytes(response.read() or b"")
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        response.close()
+        raise _no_answer() from error
+
+
+def _no_answer() -> LaunchError:
+    return LaunchError("adapter-unavailable", "The cluster's API server does not answer.")
 
 
 def refusal(status: int, content: bytes) -> Exception:
@@ -263,6 +284,6 @@ def _lines(response: Any) -> Iterator[bytes]:
 
 def _seconds(retry_after: str | None) -> float:
     try:
-        return float(retry_after or 1)
+        return max(0.1, float(retry_after or 1))
     except ValueError:
         return 1.0

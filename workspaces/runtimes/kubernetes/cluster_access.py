@@ -16,6 +16,8 @@ from kubernetes.config import ConfigException
 
 from workspaces.runtimes.base import LaunchError
 
+_UNREADABLE = (ConfigException, OSError, ValueError, TypeError, KeyError)
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -56,9 +58,15 @@ class Access:
         return found
 
     def headers(self) -> dict[str, str]:
-        """Return what says who we are; the token is read anew where it changes."""
+        """Return what says who we are; the token is read anew where it changes.
+
+        Raises ``adapter-unavailable`` where it cannot be read.
+        """
         headers: dict[str, str] = {}
-        self.client().update_params_for_auth(headers, [], ["BearerToken"], "", "GET", None)
+        try:
+            self.client().update_params_for_auth(headers, [], ["BearerToken"], "", "GET", None)
+        except _UNREADABLE as error:
+            raise self._unreadable() from error
         return headers
 
     def server(self) -> Server:
@@ -93,14 +101,17 @@ class Access:
                 )
             else:
                 config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
-        except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
-            where = "the kubeconfig" if self._kubeconfig else "the Pod's service account"
-            raise LaunchError(
-                "adapter-unavailable", f"The way to the cluster cannot be read from {where}."
-            ) from error
+        except _UNREADABLE as error:
+            raise self._unreadable() from error
         # A call that is repeated is repeated by whoever knows whether that is safe.
         found.retries = urllib3.Retry(0, redirect=False)
         return found
+
+    def _unreadable(self) -> LaunchError:
+        where = "the kubeconfig" if self._kubeconfig else "the Pod's service account"
+        return LaunchError(
+            "adapter-unavailable", f"The way to the cluster cannot be read from {where}."
+        )
 
 
 def namespace_of_this_pod() -> str:

@@ -3,13 +3,15 @@
 Whoever may reach nothing gets a policy without any rule; whoever may reach the outside reaches
 public addresses and the cluster's name servers. A cluster accepts policies without enforcing them,
 so nothing is believed that was not seen: two Pods try to connect to the API server, one that may
-and one that may not.
+reach the ports of such servers and one that may reach nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -45,19 +47,29 @@ PRIVATE = (
 PROBE_LABEL = "svc.probe"
 VALID_SECONDS = 900.0
 AGAIN_SECONDS = 60.0
-PROBE_SECONDS = 60.0
-TRIES_SECONDS = 6
+PROBE_SECONDS = 180.0
+"""The pull of the image included."""
+TROUBLED_SECONDS = 60.0
+"""How long a probe may be without a node or an image before that is the answer."""
+RUNNING_SECONDS = 40.0
+QUEUE_SECONDS = 0.5
+API_PORTS = (443, 6443)
+"""Where API servers listen, for those who are inside the cluster and behind its service."""
+KEPT_AWAY_SECONDS = 6
+REACHED_SECONDS = 10
 LEFT_BEHIND = timedelta(minutes=10)
 _CONNECTED, _NOT_CONNECTED = 0, 7
 _TRY = f"""
 import os, socket, sys, time
-until = time.monotonic() + {TRIES_SECONDS}
+began = reached = time.monotonic()
 place = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
-while time.monotonic() < until:
+# A rule that allows it may come late, too.
+while time.monotonic() - reached < (20 if sys.argv[1] == "allowed" else {KEPT_AWAY_SECONDS}):
     try:
         socket.create_connection(place, timeout=1).close()
+        reached = time.monotonic()
         # A rule may come a moment after the Pod that it is for.
-        if sys.argv[1] == "allowed" or time.monotonic() > until - 2:
+        if sys.argv[1] == "allowed" or reached - began > {REACHED_SECONDS}:
             sys.exit({_CONNECTED})
     except OSError:
         pass
@@ -117,52 +129,63 @@ class NetworkProof:
         self._problem: str | None = None
         self._seen_at = 0.0
 
-    def require(self, image: str) -> None:
+    def require(self, image: str, proceed: Callable[[], object] = lambda: None) -> None:
         """Return when policies are enforced; raises ``network-not-guarded`` with the reason.
 
-        What was seen holds for a while; a refusal is looked at again sooner.
+        What was seen holds for a while; a refusal is looked at again sooner. ``proceed`` is called
+        every now and then and raises when the caller does not want to wait any more.
         """
-        problem = self.problem(image)
+        problem = self.problem(image, proceed)
         if problem:
             raise LaunchError("network-not-guarded", problem)
 
-    def problem(self, image: str) -> str:
+    def problem(self, image: str, proceed: Callable[[], object] = lambda: None) -> str:
         """Return why policies are not known to be enforced; empty when they are."""
-        with self._lock:
+        # Probes that find no result follow each other, one for everybody who asks.
+        while not self._lock.acquire(timeout=QUEUE_SECONDS):
+            proceed()
+        try:
             age = time.monotonic() - self._seen_at
             if self._problem is None or age > (AGAIN_SECONDS if self._problem else VALID_SECONDS):
-                self._problem = self._look(image)
+                self._problem = self._look(image, proceed)
                 self._seen_at = time.monotonic()
                 logger.info("network_policy_probed", enforced=not self._problem)
             return self._problem
+        finally:
+            self._lock.release()
 
     def forget(self) -> None:
         """Have the next question looked into anew."""
         with self._lock:
             self._problem = None
 
-    def _look(self, image: str) -> str:
+    def _look(self, image: str, proceed: Callable[[], object]) -> str:
         token = uuid4().hex[:8]
         labels = {INSTANCE_LABEL: self._cluster.instance_id, PROBE_LABEL: token}
         name = f"svc-probe-{token}"
-        denied = labels | {"svc.probe-side": "denied"}
+        # The image is somebody's own: also what may connect reaches no more than is needed.
+        ports = sorted({*API_PORTS, self._cluster.access.server().port})
+        to_servers: Document = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
         made: list[tuple[str, Document]] = []
         try:
-            policy = self._cluster.create(POLICIES, _policy(name, labels, denied, []))
-            made.append((POLICIES, policy))
+            for side, rules in (("denied", []), ("allowed", [to_servers])):
+                chosen = labels | {"svc.probe-side": side}
+                policy = _policy(f"{name}-{side}", labels, chosen, rules)
+                made.append((POLICIES, self._cluster.create(POLICIES, policy)))
             for side in ("denied", "allowed"):
                 pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, image, side)
                 if self._pull_secret:
                     pod["spec"]["imagePullSecrets"] = [{"name": self._pull_secret}]
                 made.append((PODS, self._cluster.create(PODS, pod)))
-            codes = {side: self._wait(f"{name}-{side}") for side in ("allowed", "denied")}
+            sides = ("allowed", "denied")
+            codes = {side: self._wait(f"{name}-{side}", proceed) for side in sides}
         finally:
             for kind, document in made:
                 self._remove(kind, document)
         if codes["allowed"] != _CONNECTED:
             return (
-                "The probe of network policies says nothing: even without one its Pod did not "
-                "reach the API server."
+                "The probe of network policies says nothing: the Pod that may reach the API server "
+                "did not."
             )
         if codes["denied"] == _CONNECTED:
             return (
@@ -173,17 +196,26 @@ class NetworkProof:
             return "The probe of network policies ended without a result."
         return ""
 
-    def _wait(self, name: str) -> int:
-        until = time.monotonic() + PROBE_SECONDS
-        while time.monotonic() < until:
+    def _wait(self, name: str, proceed: Callable[[], object]) -> int:
+        began = well_at = time.monotonic()
+        running_at: float | None = None
+        while time.monotonic() - began < PROBE_SECONDS:
+            proceed()
             pod = self._cluster.get(PODS, name)
             if pod is None:
                 break
             found = pod_state.ended(pod)
             if found is not None:
                 return found.exit_code
+            if pod_state.is_running(pod):
+                # Its image is somebody's, and one of the two may reach what it likes.
+                running_at = running_at or time.monotonic()
+                if time.monotonic() - running_at > RUNNING_SECONDS:
+                    break
             failure = pod_state.start_failure(pod)
-            if failure is not None and failure[1]:
+            if failure is None:
+                well_at = time.monotonic()
+            elif failure[1] or time.monotonic() - well_at > TROUBLED_SECONDS:
                 raise failure[0]
             version = pod["metadata"]["resourceVersion"]
             next(self._cluster.watch(PODS, name, version, seconds=2), None)
@@ -205,7 +237,8 @@ def sweep_probes(cluster: Cluster) -> None:
             metadata = document["metadata"]
             made = datetime.fromisoformat(metadata["creationTimestamp"])
             if PROBE_LABEL in metadata["labels"] and datetime.now(UTC) - made > LEFT_BEHIND:
-                cluster.delete(kind, metadata["name"], uid=metadata["uid"])
+                with contextlib.suppress(Conflict):
+                    cluster.delete(kind, metadata["name"], uid=metadata["uid"])
 
 
 def _policy(

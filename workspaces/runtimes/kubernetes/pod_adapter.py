@@ -115,7 +115,7 @@ class KubernetesAdapter:
         if workspace_id is not None:
             labels[WORKSPACE_LABEL] = str(workspace_id)
         pods = self.cluster.list(PODS, labels)
-        return [self._observed(pod) for pod in pods if RUN_LABEL in labels_of(pod)]
+        return [self._observed(pod) for pod in pods if _is_of_a_run(pod)]
 
     def stop(self, run_id: UUID, *, seconds: float) -> bool:
         """Have the run's container end in order; its keeper goes on."""
@@ -175,7 +175,10 @@ class KubernetesAdapter:
         with contextlib.closing(
             self._open(run_id, arguments, min(timeout, self._timeout))
         ) as channel:
-            answer = channel.answer(stdin, max(0.0, deadline - time.monotonic()))
+            try:
+                answer = channel.answer(stdin, max(0.0, deadline - time.monotonic()))
+            except LaunchError as error:
+                raise self._why_lost(run_id, error) from error
         if answer is None:
             raise LaunchError(
                 "agent-silent", f"The agent in the workspace gave no answer for {timeout:g} s."
@@ -242,6 +245,19 @@ class KubernetesAdapter:
             self._ours.add(run_id)
         return inside.open_agent(self.cluster, pod_name(run_id), arguments, timeout=timeout)
 
+    def _why_lost(self, run_id: UUID, error: LaunchError) -> LaunchError:
+        """Return what it means that a call was cut: its Pod has ended, or only the connection."""
+        if error.code != "runtime-not-running":
+            return error
+        pod = self._pod(run_id)
+        if pod is None:
+            return LaunchError("runtime-gone", "The workspace has no Pod.")
+        if not pod_state.is_running(pod):
+            return error
+        return LaunchError(
+            "adapter-unavailable", "The connection to the workspace's agent was lost."
+        )
+
     def _pod(self, run_id: UUID) -> Document | None:
         pod = self.cluster.get(PODS, pod_name(run_id))
         ours = pod is not None and labels_of(pod).get(INSTANCE_LABEL) == self.instance_id
@@ -275,3 +291,9 @@ class KubernetesAdapter:
             ended_code=final.code if final else "",
             ended_message=final.message if final else "",
         )
+
+
+def _is_of_a_run(pod: Document) -> bool:
+    """Whether a Pod is its run's; a copy that somebody made to look at has only its labels."""
+    labels = labels_of(pod)
+    return "svc.job" in labels and pod["metadata"]["name"] == f"svc-{labels.get(RUN_LABEL)}"

@@ -216,7 +216,8 @@ class ExecChannel:
     def close(self) -> None:
         """Give the connection up, whatever the other side does; the others' calls end."""
         self._closed = True
-        with contextlib.suppress(OSError):
+        # Whoever is in the middle of a call needs the TLS that this takes away.
+        with self._tls, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with self._reading, self._writing, self._tls:
             self._socket.close()
@@ -233,6 +234,10 @@ class ExecChannel:
     def _exchange(self) -> None:
         """Send what can be sent and take what is there."""
         with self._tls:
+            if self._closed:
+                # What still comes is not decrypted any more.
+                self._wire.closed = True
+                return
             try:
                 self._send()
                 data: bytes | None = self._socket.recv(READ_BYTES)

@@ -32,7 +32,6 @@ from workspaces.runtimes.kubernetes.cluster import (
 )
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof, ensure_policy
 from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership, superseded, uid_of
-from workspaces.runtimes.kubernetes.pod_removal import remove_policy
 from workspaces.runtimes.kubernetes.pods import (
     WORKSPACE,
     PodOptions,
@@ -43,6 +42,8 @@ from workspaces.runtimes.kubernetes.pods import (
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
+ENDED_SECONDS = 15.0
+"""How long a node may take to tell how a container ended whose agent has said that it failed."""
 ROUNDS = 8
 
 logger = structlog.get_logger(__name__)
@@ -103,7 +104,7 @@ class Launch:
             )
         if self._guarded or not self._request.outbound:
             self._doing = "the cluster's network policies were being probed"
-            self._proof.require(self._options.image(self._request.image))
+            self._proof.require(self._options.image(self._request.image), self._proceed)
             self._proceed()
 
     def _proceed(self, status: boot.BootStatus | None = None) -> None:
@@ -126,7 +127,7 @@ class Launch:
         self._doing = "its Pod was being created"
         if self._request.volumes:
             self._wait_for_others()
-            volume_claims.prepare(self._cluster, self._request, self._options)
+            volume_claims.prepare(self._cluster, self._request, self._options, self._proceed)
             # From here on another launch finds that the claims are ours; it may have been quicker.
             self._wait_for_others()
         ensure_policy(self._cluster, self._request)
@@ -134,15 +135,16 @@ class Launch:
             pod = self._cluster.create(PODS, pod_for(self._request, self._options, self._token))
         except Conflict:
             return None
-        except LaunchError:
-            if self._cluster.get(PODS, self._name) is None:
-                remove_policy(self._cluster, self._name)
+        except LaunchError as error:
+            self._pods.withdraw(error)
             raise
         given = False
         try:
             if self._request.volumes and not volume_claims.holds(self._cluster, self._request):
                 raise superseded()
             pod = self._started(pod)
+            # A removal of an earlier Pod may have taken away what this one found.
+            ensure_policy(self._cluster, self._request)
             given = True
             if not inside.give_configuration(self._cluster, self._name, self._configuration()):
                 raise superseded()
@@ -310,7 +312,7 @@ class Launch:
 
     def _out_of_memory(self, pod: Document) -> str:
         """Say so if the workspace ran out of memory, which is known once its container ended."""
-        until = time.monotonic() + 5.0
+        until = time.monotonic() + ENDED_SECONDS
         while (found := pod_state.ended(pod)) is None:
             if time.monotonic() > until or pod_state.is_terminating(pod):
                 return ""

@@ -7,7 +7,6 @@ looked at, so of two launches that meet one fails and looks again.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from workspaces.runtimes.kubernetes.cluster import (
     annotations_of,
     labels_of,
 )
-from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod
+from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod, remove_policy
 from workspaces.runtimes.kubernetes.pods import (
     ATTEMPT_COUNT,
     DISCARDED,
@@ -37,6 +36,7 @@ from workspaces.runtimes.kubernetes.pods import (
 
 WATCH_SECONDS = 1
 UNSTARTED_SECONDS = 10.0
+UNANSWERED_SECONDS = 60.0
 
 logger = structlog.get_logger(__name__)
 
@@ -72,12 +72,15 @@ class PodOwnership:
             seconds = time.monotonic() - first_seen.setdefault(uid_of(pod), time.monotonic())
             if pod_state.is_terminating(pod):
                 self._let_go(pod)
-            elif DISCARDED in annotations_of(pod) and seconds < UNSTARTED_SECONDS:
+                continue
+            if DISCARDED in annotations_of(pod) and seconds < UNSTARTED_SECONDS:
                 self.look_again(pod)
-            elif self._is_adoptable(pod):
+                continue
+            is_adoptable = self._is_adoptable(pod)
+            if is_adoptable:
                 if (adopted := self._mark(pod)) is not None:
                     return adopted
-            elif self._is_under_way(pod) and seconds < UNSTARTED_SECONDS:
+            elif seconds < self._seconds_to_wait(pod, is_adoptable):
                 self.look_again(pod)
             else:
                 self._discard(pod)
@@ -91,7 +94,8 @@ class PodOwnership:
         if _count(pod) > self._request.attempt_count:
             raise superseded()
 
-    def _is_adoptable(self, pod: Document) -> bool:
+    def _is_adoptable(self, pod: Document) -> bool | None:
+        """Whether a Pod is as it should be; None when the cluster does not let it be asked."""
         image = self._options.image(self._request.image)
         same = any(
             each["name"] == WORKSPACE and each["image"] == image
@@ -99,9 +103,16 @@ class PodOwnership:
         )
         if not same or DISCARDED in annotations_of(pod) or not pod_state.is_running(pod):
             return False
-        with contextlib.suppress(LaunchError):
+        try:
             return inside.is_given(self._cluster, self._name)
-        return False
+        except LaunchError as error:
+            return False if error.code in ("runtime-gone", "runtime-not-running") else None
+
+    def _seconds_to_wait(self, pod: Document, is_adoptable: bool | None) -> float:
+        """Return how long a Pod that cannot be adopted now may be about to become so."""
+        if is_adoptable is None:
+            return UNANSWERED_SECONDS
+        return UNSTARTED_SECONDS if self._is_under_way(pod) else 0.0
 
     def _is_under_way(self, pod: Document) -> bool:
         """Whether the launch that made it has our count: it is about to go on, or it has died."""
@@ -163,6 +174,19 @@ class PodOwnership:
             self._discard(pod, in_order=in_order, given=given)
         except LaunchError as error:
             logger.warning("pod_left_behind", pod=self._name, reason=error.message)
+
+    def withdraw(self, error: LaunchError) -> None:
+        """Leave nothing of a creation that has failed; where no answer came there may be a Pod."""
+        try:
+            pod = self._cluster.get(PODS, self._name)
+            if pod is None:
+                remove_policy(self._cluster, self._name)
+            elif annotations_of(pod).get(TOKEN) == self._token:
+                self.clean_up(pod, in_order=False, given=False)
+        except LaunchError as failed:
+            logger.warning(
+                "pod_left_behind", pod=self._name, reason=failed.message, after=error.code
+            )
 
     def displaced(self, pod: Document) -> LaunchError:
         """Return the error for a Pod of ours that went away before it was ready."""

@@ -20,6 +20,7 @@ from workspaces.runtimes.kubernetes.cluster import (
 KILLED_SECONDS = 5.0
 REMOVAL_GRACE_SECONDS = 1
 WATCH_SECONDS = 1
+ROUNDS = 5
 
 
 def end_in_order(cluster: Cluster, pod: Document, seconds: float) -> None:
@@ -44,9 +45,22 @@ def end_in_order(cluster: Cluster, pod: Document, seconds: float) -> None:
         if error.code not in ("runtime-gone", "runtime-not-running"):
             raise
         return
-    # Its first process cannot be killed from inside. This ends the keeper, too.
-    cluster.patch(PODS, name, {"spec": {"activeDeadlineSeconds": 1}})
+    end_from_outside(cluster, pod)
     _has_ended(cluster, pod, KILLED_SECONDS)
+
+
+def end_from_outside(cluster: Cluster, pod: Document) -> None:
+    """End a Pod whose first process cannot be killed from inside. This ends the keeper, too."""
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    for _ in range(ROUNDS):
+        current = cluster.get(PODS, name)
+        if current is None or current["metadata"]["uid"] != uid or pod_state.ended(current):
+            return
+        # Only into the version that was seen: another Pod may get the name.
+        version = {"resourceVersion": current["metadata"]["resourceVersion"]}
+        with contextlib.suppress(Conflict):
+            cluster.patch(PODS, name, {"metadata": version, "spec": {"activeDeadlineSeconds": 1}})
+            return
 
 
 def remove_pod(cluster: Cluster, pod: Document, *, given: bool = True) -> bool:

@@ -230,5 +230,6 @@ class PodStream(asyncio.Protocol):
             self._alive.cancel()
         if self._transport is not None:
             self._transport.close()
-        if self._answered.done() and self._answered.exception() is None:
+        answered = self._answered
+        if answered.done() and not answered.cancelled() and answered.exception() is None:
             self._receiver.output_ended()

@@ -14,8 +14,9 @@ have ended. Nothing here removes one by force.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from workspaces.runtimes.base import LaunchError, LaunchRequest
@@ -36,23 +37,28 @@ from workspaces.runtimes.kubernetes.pods import PodOptions, claim_name
 
 HOLDER = "svc.holder"
 ROUNDS = 20
+REMOVAL_SECONDS = 60.0
 REMOVAL_TICK_SECONDS = 0.5
 
 
-def prepare(cluster: Cluster, request: LaunchRequest, options: PodOptions) -> None:
+def prepare(
+    cluster: Cluster,
+    request: LaunchRequest,
+    options: PodOptions,
+    proceed: Callable[[], object] = lambda: None,
+) -> None:
     """Have the workspace's claims, held for the request's run.
 
     Raises ``launch-refused`` when one of that name is not this installation's, and what
-    ``request.before_removal`` raises.
+    ``request.before_removal`` raises, and ``proceed``, which is called while it waits.
     """
     labels = _labels(cluster, request.workspace_id)
     for volume in request.volumes:
         name = claim_name(request.workspace_id, volume.purpose)
-        if request.fresh_volumes and (found := cluster.get(CLAIMS, name)) is not None:
-            _require_ours(found, labels)
-            request.before_removal()
-            _remove(cluster, found)
-        _hold(cluster, name, request, labels | {"svc.purpose": volume.purpose}, options)
+        if request.fresh_volumes:
+            _empty(cluster, name, request, labels)
+        purpose = {"svc.purpose": volume.purpose}
+        _hold(cluster, name, request, labels | purpose, options, proceed)
 
 
 def holds(cluster: Cluster, request: LaunchRequest) -> bool:
@@ -100,12 +106,29 @@ def workspaces_with_claims(cluster: Cluster) -> set[UUID]:
     return found
 
 
+def _empty(cluster: Cluster, name: str, request: LaunchRequest, labels: Mapping[str, str]) -> None:
+    """Remove a claim as it was seen: one that another launch takes meanwhile is looked at again."""
+    for _ in range(ROUNDS):
+        found = cluster.get(CLAIMS, name)
+        if found is None:
+            return
+        _require_ours(found, labels)
+        request.before_removal()
+        metadata = found["metadata"]
+        with contextlib.suppress(Conflict):
+            version = metadata["resourceVersion"]
+            cluster.delete(CLAIMS, name, uid=metadata["uid"], version=version)
+            return
+    raise _taken()
+
+
 def _hold(
     cluster: Cluster,
     name: str,
     request: LaunchRequest,
     labels: Mapping[str, str],
     options: PodOptions,
+    proceed: Callable[[], object],
 ) -> None:
     holder = {HOLDER: _holder(request)}
     for _ in range(ROUNDS):
@@ -116,7 +139,7 @@ def _hold(
                 return
             _require_ours(found, labels)
             if "deletionTimestamp" in found["metadata"]:
-                time.sleep(REMOVAL_TICK_SECONDS)
+                _wait_for_removal(cluster, name, proceed)
                 continue
             if _is_held(found, request):
                 return
@@ -126,7 +149,23 @@ def _hold(
                 return
         except Conflict:
             continue
-    raise LaunchError("volume-in-use", "Other launches of the workspace kept taking its volume.")
+    raise _taken()
+
+
+def _wait_for_removal(cluster: Cluster, name: str, proceed: Callable[[], object]) -> None:
+    """Wait while a claim of that name is being removed, which the cluster does when it can."""
+    until = time.monotonic() + REMOVAL_SECONDS
+    while (found := cluster.get(CLAIMS, name)) and "deletionTimestamp" in found["metadata"]:
+        proceed()
+        if time.monotonic() >= until:
+            raise LaunchError(
+                "volume-in-use", "The cluster has not removed the workspace's earlier volume yet."
+            )
+        time.sleep(REMOVAL_TICK_SECONDS)
+
+
+def _taken() -> LaunchError:
+    return LaunchError("volume-in-use", "Other launches of the workspace kept taking its volume.")
 
 
 def _claim(

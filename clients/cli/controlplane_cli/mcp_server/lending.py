@@ -18,9 +18,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from controlplane_cli.contexts import Context
-from controlplane_cli.mcp_server.relay import HEAD
+from controlplane_cli.mcp_server.relay import HEAD, PIECE
 from controlplane_client import AsyncClient, AsyncRun, AsyncWorkspace, ControlPlaneError
 
+MOST_CONNECTIONS = 256
+"""How many are passed on at a time; more are closed at once."""
 _Send = Callable[[int, bytes], Awaitable[None]]
 _RELAY = Path(__file__).with_name("relay.py")
 
@@ -30,16 +32,18 @@ class RelayEnded(Exception):
 
 
 class Frames:
-    """Takes a stream of bytes apart."""
+    """Takes a stream of bytes apart, of which the workspace may have made anything."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, content: bytes) -> Iterator[tuple[int, bytes]]:
-        """Give the frames that are complete now."""
+        """Give the frames that are complete now; raises ``RelayEnded`` for what is none."""
         self._rest += content
         while len(self._rest) >= HEAD.size:
             number, length = HEAD.unpack_from(self._rest)
+            if length > PIECE:
+                raise RelayEnded("what comes from the workspace makes no sense")
             end = HEAD.size + length
             if len(self._rest) < end:
                 return
@@ -55,6 +59,8 @@ class Lent:
         self._port = port
         self._place = place
         self._open: dict[int, asyncio.StreamWriter] = {}
+        self._half: set[int] = set()
+        """Connections of which one side has said all, and the other side may say more."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, ready: Callable[[], None]) -> None:
@@ -76,7 +82,10 @@ class Lent:
 
     async def _relayed(self, run: AsyncRun, ready: Callable[[], None]) -> None:
         frames, said = Frames(), b""
+        for writer in self._open.values():
+            writer.close()
         self._open.clear()
+        self._half.clear()
         lock = asyncio.Lock()
         async with run.attach() as attached:
 
@@ -100,6 +109,13 @@ class Lent:
         writer = self._open.get(number)
         if writer is None:
             if not content:
+                self._half.discard(number)
+                return
+            if number in self._half:
+                return  # it was sent before the end of the connection was known there
+            if len(self._open) >= MOST_CONNECTIONS:
+                self._half.add(number)
+                await send(number, b"")
                 return
             reader, writer = await asyncio.open_unix_connection(self._place)
             self._open[number] = writer
@@ -111,14 +127,17 @@ class Lent:
                 writer.write(content)
                 await writer.drain()
             else:
+                self._half.add(number)
                 writer.write_eof()
 
     async def _answered(self, number: int, reader: asyncio.StreamReader, send: _Send) -> None:
         with contextlib.suppress(ConnectionError):
             while part := await reader.read(65536):
                 await send(number, part)
+        writer = self._open.pop(number)
+        self._half ^= {number}
         await send(number, b"")
-        self._open.pop(number).close()
+        writer.close()
 
 
 class _Server(uvicorn.Server):

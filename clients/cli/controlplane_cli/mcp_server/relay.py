@@ -14,6 +14,7 @@ import struct
 import sys
 
 HEAD = struct.Struct(">II")
+PIECE = 65536
 
 
 def tell(number: int, content: bytes) -> None:
@@ -31,7 +32,7 @@ async def main(port: int) -> None:
         number = next(numbers)
         writers[number] = writer
         with contextlib.suppress(ConnectionError):
-            while part := await reader.read(65536):
+            while part := await reader.read(PIECE):
                 tell(number, part)
         tell(number, b"")
 
