@@ -163,6 +163,18 @@ def test_methods_and_paths_hold_inside_of_tls_and_hosts_have_to_agree(tmp_path: 
     played(tmp_path, scene, paths=["/open/*"], methods=["GET"])
 
 
+def test_no_request_has_a_host_send_the_secret_back(tmp_path: Path) -> None:
+    async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
+        for method in ("TRACE", "trace"):
+            head = get(bound, place.port, f"Authorization: Bearer {placeholder}", method=method)
+            answer = await place.say(bound, head)
+            assert answer.startswith(b"HTTP/1.1 403 "), answer
+            assert b"TRACE would" in answer
+        assert place.upstream.heard == []
+
+    played(tmp_path, scene)
+
+
 def test_a_client_that_trusts_only_its_own_authorities_is_told_of_in_words(tmp_path: Path) -> None:
     async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
         def as_others_do() -> None:
