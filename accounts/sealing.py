@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from django.conf import settings
@@ -19,9 +20,11 @@ from controlplane.security.crypto import SealError
 __all__ = [
     "OtherPlace",
     "Place",
+    "Rotated",
     "SealError",
     "is_present",
     "require_key",
+    "rotated_too",
     "same_keys",
     "seal",
     "unseal",
@@ -53,6 +56,18 @@ class OtherPlace(NamedTuple):
 
 
 AnyPlace: TypeAlias = Place | OtherPlace
+
+
+class Rotated(NamedTuple):
+    """How many were sealed under the present key now, were before, and open with no key."""
+
+    resealed: int
+    present: int
+    lost: int
+
+
+rotated_too: dict[str, Callable[[bool], Rotated]] = {}
+"""What other apps seal, by what that is called, and what seals it anew; True: only counts."""
 
 
 def require_key() -> bytes:

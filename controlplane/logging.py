@@ -83,7 +83,8 @@ def logging_config(*, level: str, log_format: str) -> dict[str, Any]:
     final: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if as_json
-        else [structlog.dev.ConsoleRenderer()]
+        # Its own tracebacks would show the values of variables, which may be secrets.
+        else [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     )
     return {
         "version": 1,

@@ -12,13 +12,16 @@ class WorkspacesConfig(AppConfig):
     def ready(self) -> None:
         """Add gauges of queue, transitions and workspaces, the charts', and what readiness asks."""
         # Models cannot be imported before the apps are loaded.
+        from accounts.sealing import rotated_too
         from controlplane import readiness
         from controlplane.metrics import exposition, samples
         from workspaces import minute_counts
+        from workspaces.egress.bound.authorities import rotate_authorities
         from workspaces.lifecycle.enforcement import isolation
         from workspaces.queue_metrics import measure
         from workspaces.warm_pool import pool_check
 
+        rotated_too["authorities of workspaces"] = rotate_authorities
         exposition.register("builds", measure)
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)

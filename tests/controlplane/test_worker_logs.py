@@ -62,6 +62,26 @@ def lines() -> Iterator[list[dict[str, Any]]]:
     logging.getLogger().removeHandler(handler)
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_traceback_shows_no_values_of_variables(log_format: str) -> None:
+    configured = logging_config(level="INFO", log_format=log_format)["formatters"]["structured"]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        processors=configured["processors"], foreign_pre_chain=configured["foreign_pre_chain"]
+    )
+
+    def fail(secret: str) -> None:
+        raise RuntimeError
+
+    try:
+        fail("canary-" + "of-a-variable")
+    except RuntimeError:
+        error = sys.exc_info()
+    record = logging.LogRecord("a", logging.ERROR, __file__, 1, "It failed.", (), error)
+    told = formatter.format(record)
+    assert "RuntimeError" in told
+    assert "canary-of-a-variable" not in told
+
+
 def test_what_a_process_is_stands_on_every_line(lines: list[dict[str, Any]]) -> None:
     with named_process(worker_id="w-1"):
         log.info("ours")

@@ -88,6 +88,7 @@ def test_the_egress_proxy_opens_bound_accounts_and_knows_nothing_else_of_ours() 
     )
     assert "SVC_CREDENTIALS_KEY" not in unset.split()
     assert "DOCKER_HOST" not in (FOLDER / EGRESS).read_text()
+    assert _values(EGRESS, "LimitCORE") == ["0"]
 
 
 @pytest.mark.parametrize("unit", sorted(EDGE))

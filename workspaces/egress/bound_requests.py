@@ -42,7 +42,7 @@ class BoundRequests:
         headers = _put_in(connection, request, verdict, wanted)
         if placeholders.in_head(request.target, headers, known):
             raise self.misplaced(request.host, verdict)
-        if verdict.bound and request.method == "TRACE":
+        if verdict.bound and request.method.upper() == "TRACE":
             reason = "TRACE would have the host send the secret back."
             raise refused(verdict.rule, reason, request.host)
 

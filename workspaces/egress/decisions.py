@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 from uuid import UUID
 
 import structlog
@@ -84,14 +85,20 @@ class _Sum:
         self.received += decision.received
 
 
+_Sums: TypeAlias = dict[tuple[object, ...], tuple[Decision, _Sum]]
+
+
 class _Waiting:
-    """What is still to be told of one attempt, and how much may be."""
+    """What is still to be told of one attempt, and how much may be.
+
+    Findings have room of their own, so that no flood of other refusals hides them.
+    """
 
     def __init__(self) -> None:
-        self.sums: dict[tuple[object, ...], tuple[Decision, _Sum]] = {}
+        self.sums: dict[bool, _Sums] = {True: {}, False: {}}
         self.beyond: dict[bool, _Sum] = {}
         self.proposed: Counter[Proposed] = Counter()
-        self.room = float(BURST)
+        self.room = {True: float(BURST), False: float(BURST)}
         self.filled = time.monotonic()
 
     def add(self, decision: Decision) -> None:
@@ -99,35 +106,39 @@ class _Waiting:
             place = (decision.host, None if decision.protocol == "dns" else decision.port)
             if place in self.proposed or len(self.proposed) < MAX_PENDING:
                 self.proposed[place] += decision.connections
-        if decision.key not in self.sums and len(self.sums) >= MAX_PENDING:
+        sums = self.sums[decision.finding]
+        if decision.key not in sums and len(sums) >= MAX_PENDING:
             self.beyond.setdefault(decision.allowed, _Sum()).add(decision)
             return
-        _, total = self.sums.setdefault(decision.key, (decision, _Sum()))
+        _, total = sums.setdefault(decision.key, (decision, _Sum()))
         total.add(decision)
 
     def taken(self) -> list[Event]:
         """Return the events that may be written now, and forget them."""
         now = time.monotonic()
-        self.room = min(BURST, self.room + (now - self.filled) * PER_SECOND)
+        for finding, room in self.room.items():
+            self.room[finding] = min(BURST, room + (now - self.filled) * PER_SECOND)
         self.filled = now
         events = []
-        for decision, total in self.sums.values():
-            if self.room < 2:  # one is kept for what exceeds
-                self.beyond.setdefault(decision.allowed, _Sum()).add(_with(decision, total))
-                continue
-            self.room -= 1
-            events.append(_event(decision, total))
-        self.sums = {}
+        for finding, sums in self.sums.items():
+            for decision, total in sums.values():
+                if self.room[finding] < 2:  # one is kept for what exceeds
+                    self.beyond.setdefault(decision.allowed, _Sum()).add(_with(decision, total))
+                    continue
+                self.room[finding] -= 1
+                events.append(_event(decision, total))
+            sums.clear()
         for allowed in list(self.beyond):
-            if self.room >= 1:
-                self.room -= 1
+            if self.room[False] >= 1:
+                self.room[False] -= 1
                 events.append(_count(allowed, self.beyond.pop(allowed)))
         return events
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        return not self.sums and not self.beyond and not self.proposed and self.room >= BURST - 1
+        waits = any(self.sums.values()) or self.beyond or self.proposed
+        return not waits and min(self.room.values()) >= BURST - 1
 
 
 class DecisionLog:

@@ -58,6 +58,11 @@ class KnownNetworks:
             if not bridge or self._unknown_until.get(bridge, now) > now:
                 return None
             network = await asyncio.to_thread(_of_bridge, bridge)
+            known = self._known.get(gateway)
+            if known is not None and known[0] == bridge:
+                # Found for another connection meanwhile; there is one, or not all that is open in
+                # it would end when its policy is replaced.
+                return known[1]
             if network is not None:
                 self._known[gateway] = (bridge, network)
             else:
@@ -73,7 +78,10 @@ class KnownNetworks:
         """
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                log.exception("egress_policies_not_looked_at")
 
     async def look(self) -> None:
         """Do it once: a connection that another policy does not allow is closed."""
@@ -103,14 +111,23 @@ def _replaced(known: dict[str, int]) -> list[tuple[str, Policy, int]]:
         if not changed:
             return []
         return [
-            (row.pk, Policy.from_wire(row.policy), row.revision)
+            (row.pk, _policy_of(row), row.revision)
             for row in EgressNetwork.objects.filter(pk__in=changed)
         ]
-    except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
+    except (DatabaseError, InterfaceError) as error:
         log.warning("egress_policies_not_looked_at", reason=type(error).__name__)
         return []
     finally:
         close_old_connections()
+
+
+def _policy_of(row: EgressNetwork) -> Policy:
+    """Return the policy of a network; one that cannot be read allows nothing."""
+    try:
+        return Policy.from_wire(row.policy)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        log.error("egress_policy_not_read", bridge=row.pk, reason=type(error).__name__)
+        return Policy(default_allow=False, rules=())
 
 
 def _of_bridge(bridge: str) -> Network | None:

@@ -12,7 +12,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 
 from workspaces.blueprint.egress import is_host
-from workspaces.models import EgressProposal, Workspace
+from workspaces.models import Attempt, EgressProposal, Workspace
 
 Proposed: TypeAlias = tuple[str, int | None]
 """A host, and the port; None when only its name was asked for."""
@@ -27,7 +27,9 @@ Status = EgressProposal.Status
 def note_refusals(attempt_id: UUID, refused: Mapping[Proposed, int]) -> None:
     """Count what an attempt's workspace was refused, and propose what is new."""
     with transaction.atomic():
-        workspaces = Workspace.objects.filter(attempts=attempt_id, deleted_at__isnull=True)
+        # Not by a join: it would lock the attempt, too, which workers write to.
+        whose = Attempt.objects.filter(pk=attempt_id).values("workspace")
+        workspaces = Workspace.objects.filter(pk__in=whose, deleted_at__isnull=True)
         workspace_id = workspaces.select_for_update().values_list("pk", flat=True).first()
         if workspace_id is None:
             return  # it may have been erased

@@ -260,6 +260,7 @@ class EgressProxy:
             raise refused(error.rule, str(error), host) from error
         try:
             if connection.host:
+                # At once: what comes before TLS would be read as the host's answer.
                 await self._prove(out, host)
             if request is not None and verdict.bound:
                 await self._bound.put_in(connection, request, verdict)

@@ -94,7 +94,9 @@ async def read_request(begun: bytes, reader: Input) -> Request:
     try:
         event = await _next_event(client, reader)
     except h11.RemoteProtocolError as error:
-        raise BadRequest(f"It is no HTTP request: {error}") from error
+        # What stands behind the colon is what the client has said, perhaps with a secret.
+        what = str(error).partition(":")[0]
+        raise BadRequest(f"It is no HTTP request: {what}.") from error
     if not isinstance(event, h11.Request):
         raise EOFError
     headers = [(bytes(name), bytes(value)) for name, value in event.headers]

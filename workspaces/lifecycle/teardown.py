@@ -27,6 +27,7 @@ from workspaces.lifecycle.transitions import reason_of
 from workspaces.models import (
     Attempt,
     BuildJob,
+    EgressAuthority,
     LeaseLost,
     RuntimeInstance,
     Transition,
@@ -323,6 +324,7 @@ class _Execution:
             Workspace.objects.filter(pk=workspace.pk).update(
                 deleted_at=Now(), expires_at=None, updated_at=Now()
             )
+            EgressAuthority.objects.filter(pk=workspace.pk).delete()
             workspaces.record_workspace_event(
                 workspace,
                 WorkspaceEvent.Type.WORKSPACE_DELETED,

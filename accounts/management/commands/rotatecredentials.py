@@ -1,4 +1,4 @@
-"""``manage.py rotatecredentials``: seal every connected account under the present key."""
+"""``manage.py rotatecredentials``: seal accounts and authorities under the present key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from accounts.connected import reseal
 from accounts.models import ConnectedAccount
-from accounts.sealing import SealError, require_key
+from accounts.sealing import SealError, require_key, rotated_too
 from controlplane.errors import ServiceUnavailable
 
 
@@ -46,6 +46,13 @@ class Command(BaseCommand):
         self.stdout.write(
             f"{verb} {resealed} accounts under the present key; {present} were already."
         )
+        for what, rotate in rotated_too.items():
+            done = rotate(options["dry_run"])
+            if any(done):
+                self.stdout.write(
+                    f"{verb} {done.resealed} {what} under the present key; {done.present} were "
+                    f"already, {done.lost} open with no key that is known."
+                )
         if lost:
             raise CommandError(
                 f"{len(lost)} accounts are sealed under a key that is not known, or damaged; their "

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import ssl
 import subprocess
+from io import StringIO
 from uuid import uuid4
 
 import pytest
+from django.core.management import call_command
 from pytest_django.fixtures import Settings
 
 from tests.runs.ready import ready_attempts
@@ -102,3 +104,29 @@ def test_a_key_is_sealed_for_one_workspace_and_follows_a_rotation(settings: Sett
     assert authority_of(one) not in (None, certificate)
     settings.SVC_CREDENTIALS_KEY = ""
     assert authorities.authority_of(one) is None
+
+
+@pytest.mark.django_db
+def test_a_rotation_seals_authorities_too_so_that_what_runs_needs_no_start(
+    settings: Settings,
+) -> None:
+    settings.SVC_CREDENTIALS_KEY, settings.SVC_CREDENTIALS_KEY_PREVIOUS = KEYS[0], ""
+    one, other = (attempt.workspace_id for attempt in ready_attempts(2))
+    certificate = authority_of(one)
+    assert certificate is not None
+    authority_of(other)
+    EgressAuthority.objects.filter(pk=other).update(sealed_key=b"damaged")
+    settings.SVC_CREDENTIALS_KEY, settings.SVC_CREDENTIALS_KEY_PREVIOUS = KEYS[1], KEYS[0]
+
+    def rotate(*options: str) -> str:
+        told = StringIO()
+        call_command("rotatecredentials", *options, stdout=told)
+        return told.getvalue()
+
+    before = bytes(EgressAuthority.objects.get(pk=one).sealed_key)
+    assert "Would seal 1 authorities of workspaces" in rotate("--dry-run")
+    assert bytes(EgressAuthority.objects.get(pk=one).sealed_key) == before
+    assert "Sealed 1 authorities of workspaces" in rotate()
+    assert "1 were already, 1 open with no key" in rotate()
+    settings.SVC_CREDENTIALS_KEY_PREVIOUS = ""
+    assert open_authority(one).certificate.encode() == certificate

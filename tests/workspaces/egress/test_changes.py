@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.db import connection, transaction
 from django.test import Client
 from pytest_django.fixtures import Settings
 
@@ -260,6 +263,30 @@ def test_a_workspace_cannot_fill_the_table_with_names() -> None:
     note_refusals(attempt.pk, {(f"m{number}.test", None): 1 for number in range(150)})
     assert EgressProposal.objects.count() == MAX_WAITING
     note_refusals(uuid4(), {("b.test", None): 1})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_refused_is_noted_while_a_worker_writes_to_the_attempt() -> None:
+    attempt = running()
+
+    def note() -> None:
+        try:
+            note_refusals(attempt.pk, {("b.test", 443): 1})
+        finally:
+            connection.close()
+
+    noting = threading.Thread(target=note)
+    with transaction.atomic():
+        Attempt.objects.select_for_update().get(pk=attempt.pk)
+        noting.start()
+        until = time.monotonic() + 30
+        while noting.is_alive() and time.monotonic() < until:
+            noting.join(0.1)
+            Attempt.objects.exists()  # an idle transaction would be ended
+        waits = noting.is_alive()
+    noting.join()
+    assert not waits
+    assert EgressProposal.objects.waiting().count() == 1
 
 
 def test_only_what_a_rule_can_name_is_proposed() -> None:

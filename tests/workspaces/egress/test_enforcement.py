@@ -147,6 +147,96 @@ def test_a_network_that_nobody_knows_is_not_looked_up_again_at_once(
     assert asyncio.run(known_at_loopback(asked)) is not None
 
 
+@pytest.mark.django_db(transaction=True)
+def test_connections_that_come_together_are_of_one_network_whose_policy_is_replaced_for_all() -> (
+    None
+):
+    attempt = ready_attempt()
+    register = egress_of(attempt, Egress.model_validate({"rules": [{"hosts": ["a.test"]}]}))
+    assert register is not None
+    register("lo")
+    networks = KnownNetworks("lo")
+
+    async def found() -> set[int]:
+        with ThreadPoolExecutor(1) as one:
+            asyncio.get_running_loop().set_default_executor(one)
+            together = await asyncio.gather(*(networks.whose("127.0.0.1") for _ in range(4)))
+            await asyncio.to_thread(connections.close_all)
+        return {id(network) for network in together}
+
+    assert len(asyncio.run(found())) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_policy_that_cannot_be_read_lets_nothing_pass_and_keeps_no_other_from_being_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_networks, "LOOK_SECONDS", 0.01)
+    attempt = ready_attempt()
+    register = egress_of(attempt, Egress.model_validate({"rules": [{"hosts": ["a.test"]}]}))
+    assert register is not None
+    register("lo")
+    networks = KnownNetworks("lo")
+
+    def replace(policy: object) -> None:
+        EgressNetwork.objects.replace_policy(attempt.pk, policy)
+
+    async def followed() -> None:
+        with ThreadPoolExecutor(1) as one:
+            asyncio.get_running_loop().set_default_executor(one)
+            network = await networks.whose("127.0.0.1")
+            assert network is not None
+            before = network.policy
+            following = asyncio.create_task(networks.follow())
+            broken = {
+                **before.to_wire(),
+                "rules": [{**before.to_wire()["rules"][0], "accountId": 7}],
+            }
+            for policy, allowed in ((broken, False), (before.to_wire(), True)):
+                await asyncio.to_thread(replace, policy)
+                async with asyncio.timeout(30):
+                    while network.policy.about_name("a.test").allowed != allowed:
+                        assert not following.done()
+                        await asyncio.sleep(0.01)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await asyncio.to_thread(connections.close_all)
+
+    asyncio.run(followed())
+
+
+def test_a_flood_of_refusals_hides_no_finding() -> None:
+    attempt = ready_attempt()
+    decisions = DecisionLog()
+
+    def refuse(host: str, *, finding: bool = False) -> None:
+        decisions.add(
+            Decision(
+                attempt.pk,
+                allowed=False,
+                protocol="http",
+                host=host,
+                address="198.51.100.2",
+                port=80,
+                rule="placeholder" if finding else "default",
+                reason="",
+                connections=1,
+                finding=finding,
+            )
+        )
+
+    for number in range(3 * BURST):
+        refuse(f"n{number}.test")
+    refuse("first.test", finding=True)
+    decisions.flush()
+    for number in range(3 * BURST):
+        refuse(f"m{number}.test")
+    refuse("second.test", finding=True)
+    decisions.flush()
+    findings = WorkspaceEvent.objects.filter(attempt=attempt, type="egress.finding")
+    assert [each.data["host"] for each in findings.order_by("pk")] == ["first.test", "second.test"]
+
+
 def test_every_decision_is_counted_and_events_are_bounded() -> None:
     attempt = ready_attempt()
     decisions = DecisionLog()

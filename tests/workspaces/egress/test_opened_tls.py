@@ -20,6 +20,7 @@ from accounts.connected import connect_account, delete_account
 from accounts.providers import Provider
 from tests.conftest import OWNER
 from tests.workspaces.egress.loopback import Loopback, loopback, names_of_this_machine, parsed
+from workspaces.egress.bound.bound_secrets import BoundSecrets, NoSecret
 from workspaces.egress.bound.placeholders import new_placeholder
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import address_for
@@ -163,6 +164,18 @@ def test_methods_and_paths_hold_inside_of_tls_and_hosts_have_to_agree(tmp_path: 
     played(tmp_path, scene, paths=["/open/*"], methods=["GET"])
 
 
+def test_no_request_has_a_host_send_the_secret_back(tmp_path: Path) -> None:
+    async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
+        for method in ("TRACE", "trace"):
+            head = get(bound, place.port, f"Authorization: Bearer {placeholder}", method=method)
+            answer = await place.say(bound, head)
+            assert answer.startswith(b"HTTP/1.1 403 "), answer
+            assert b"TRACE would" in answer
+        assert place.upstream.heard == []
+
+    played(tmp_path, scene)
+
+
 def test_a_client_that_trusts_only_its_own_authorities_is_told_of_in_words(tmp_path: Path) -> None:
     async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
         def as_others_do() -> None:
@@ -190,6 +203,35 @@ def test_no_secret_is_sent_to_a_host_that_does_not_prove_its_name(tmp_path: Path
         assert place.upstream.heard == []
 
     played(tmp_path, scene, proven=False)
+
+
+@with_accounts
+def test_a_secret_that_many_requests_want_together_is_opened_once() -> None:
+    class Counted(ThreadPoolExecutor):
+        calls = 0
+
+        def submit(self, *args: Any, **named: Any) -> Any:
+            self.calls += 1
+            return super().submit(*args, **named)
+
+    account_id = account()
+
+    async def wanted() -> None:
+        with Counted(1) as one:
+            asyncio.get_running_loop().set_default_executor(one)
+            secrets = BoundSecrets()
+            opened = [asyncio.create_task(secrets.secret_of(OWNER, account_id)) for _ in range(9)]
+            await asyncio.sleep(0)
+            opened.pop(0).cancel()
+            assert await asyncio.gather(*opened) == [SECRET] * 8
+            assert one.calls == 1
+            stranger = [secrets.secret_of("somebody-else", account_id) for _ in range(3)]
+            for told in await asyncio.gather(*stranger, return_exceptions=True):
+                assert isinstance(told, NoSecret)
+            assert one.calls == 2
+            await asyncio.to_thread(connections.close_all)
+
+    asyncio.run(wanted())
 
 
 @with_accounts

@@ -172,3 +172,16 @@ def test_no_datagram_makes_the_name_server_fail(query: bytes) -> None:
     policy = Policy.of(Egress(default="allow"), read_presets())
     told = name_server.answer(query, policy, AskedNames(), lambda name, verdict: None)
     assert told is None or len(told) < 2048
+
+
+@pytest.mark.parametrize("line", [b"Authorization : Bearer canary", b"Cookie: canary\0"])
+def test_what_is_wrong_with_a_request_is_said_without_what_it_says(line: bytes) -> None:
+    async def read() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_eof()
+        head = b"GET / HTTP/1.1\r\nHost: a.test\r\n" + line + b"\r\n\r\n"
+        await web.read_request(head, reader)
+
+    with pytest.raises(web.BadRequest, match="illegal header line") as caught:
+        asyncio.run(read())
+    assert "canary" not in str(caught.value)

@@ -37,6 +37,7 @@ from workspaces.lifecycle.transitions import (
 from workspaces.models import (
     Attempt,
     BuildJob,
+    EgressAuthority,
     LeaseLost,
     RuntimeInstance,
     Transition,
@@ -388,8 +389,11 @@ def test_a_stop_that_only_cancelled_a_build_is_told_like_any_other() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_volumes_are_gone_before_the_row_says_deleted() -> None:
+def test_the_volumes_are_gone_before_the_row_says_deleted_and_its_keys_with_it() -> None:
     attempt = asked(DELETE)
+    EgressAuthority.objects.create(
+        workspace_id=attempt.workspace_id, certificate="", sealed_key=b""
+    )
     engine = Engine(running={attempt.run_id})
     seen: list[object] = []
     engine.on["remove_volumes"] = lambda: seen.append(
@@ -399,6 +403,7 @@ def test_the_volumes_are_gone_before_the_row_says_deleted() -> None:
     assert engine.acts() == ["stop", "remove", "remove_volumes"]
     assert seen == [None]
     assert Workspace.objects.get(pk=attempt.workspace_id).deleted_at is not None
+    assert not EgressAuthority.objects.exists()
     event = WorkspaceEvent.objects.get(type="workspace.deleted")
     assert event.data == {"volumes": 2}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from django.conf import settings
+from django.db import transaction
 
 from accounts import sealing
-from accounts.sealing import OtherPlace, SealError
+from accounts.sealing import OtherPlace, Rotated, SealError
 from workspaces.models import EgressAuthority
 
 AUTHORITY_LASTS = timedelta(days=3650)
@@ -73,14 +74,33 @@ def open_authority(workspace_id: UUID) -> Authority:
     return Authority(row.certificate, key)
 
 
-def _opens(row: EgressAuthority) -> bool:
+def rotate_authorities(dry_run: bool) -> Rotated:
+    """Seal the keys of all authorities under the present key; the next start replaces what is lost.
+
+    May be stopped and repeated at any moment.
+    """
+    found = Counter[str]()
+    rows = EgressAuthority.objects.order_by("pk").values_list("pk", flat=True)
+    for workspace_id in rows.iterator():
+        with transaction.atomic():
+            row = EgressAuthority.objects.select_for_update().filter(pk=workspace_id).first()
+            if row is None:
+                continue
+            if sealing.is_present(bytes(row.sealed_key), _place(workspace_id)):
+                found["present"] += 1
+            else:
+                found["resealed" if _opens(row, reseal=not dry_run) else "lost"] += 1
+    return Rotated(found["resealed"], found["present"], found["lost"])
+
+
+def _opens(row: EgressAuthority, *, reseal: bool = True) -> bool:
     """Whether the key opens; one that is sealed under the previous key is sealed anew."""
     place = _place(row.workspace_id)
     try:
         key = sealing.unseal(bytes(row.sealed_key), place)
     except SealError:
         return False
-    if not sealing.is_present(bytes(row.sealed_key), place):
+    if reseal and not sealing.is_present(bytes(row.sealed_key), place):
         row.sealed_key = sealing.seal(key, place)
         row.save(update_fields=["sealed_key"])
     return True

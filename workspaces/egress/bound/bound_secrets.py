@@ -33,6 +33,7 @@ class BoundSecrets:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, UUID], tuple[float, str]] = OrderedDict()
         self._stamped: dict[UUID, float] = {}
+        self._opening: dict[tuple[str, UUID], asyncio.Task[str]] = {}
 
     async def secret_of(self, owner_user_id: str, account_id: UUID) -> str:
         """Return the secret of an owner's account as it is now; raises ``NoSecret``."""
@@ -41,12 +42,22 @@ class BoundSecrets:
         now = time.monotonic()
         if kept is not None and now - kept[0] < KEPT_SECONDS:
             return kept[1]
+        opening = self._opening.get(key)
+        if opening is None:
+            opening = asyncio.create_task(self._read(owner_user_id, account_id))
+            self._opening[key] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(key))
+        # Those who come together wait for one: its threads are for all workspaces.
+        return await asyncio.shield(opening)
+
+    async def _read(self, owner_user_id: str, account_id: UUID) -> str:
+        now = time.monotonic()
         self._forget(now)
         stamp = now - self._stamped.get(account_id, -STAMPED_EVERY) >= STAMPED_EVERY
         secret = await asyncio.to_thread(_open, owner_user_id, account_id, stamp)
         if stamp:
             self._stamped[account_id] = now
-        self._kept[key] = (now, secret)
+        self._kept[owner_user_id, account_id] = (now, secret)
         return secret
 
     def _forget(self, now: float) -> None:
