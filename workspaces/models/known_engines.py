@@ -39,6 +39,11 @@ class EngineQuerySet(models.QuerySet["Engine"]):
             Exists(others), Q(seen_at__isnull=True) | Q(seen_at__lte=Now() - stale)
         )
 
+    def is_closed(self, engine_id: str) -> bool:
+        """Whether the engine takes nothing new: it is drained, or declared gone."""
+        states = set(self.filter(engine_id=engine_id).values_list("state", flat=True))
+        return bool(states) and Engine.State.ACTIVE not in states
+
     def heard(
         self,
         name: str,

@@ -18,7 +18,7 @@ from django.db import DatabaseError, IntegrityError, InterfaceError
 from controlplane.database.locks import try_advisory_lock
 from controlplane.metrics.families import WARM_CLAIMS, WARM_EVENTS
 from controlplane.work.stopping import StopEvent
-from workspaces.models import PlanDemand, WarmMember, WarmPlan
+from workspaces.models import Engine, PlanDemand, WarmMember, WarmPlan
 from workspaces.runtimes.base import (
     ClaimedMember,
     LaunchError,
@@ -115,7 +115,8 @@ class WarmPool:
             if not held:
                 return
             demands = self._demands()
-            wanted = targets(demands, size=self._size, memory_mb=self._memory_mb)
+            size = 0 if Engine.objects.is_closed(engine_id) else self._size
+            wanted = targets(demands, size=size, memory_mb=self._memory_mb)
             waiting = self._retire(engine_id, wanted)
             missing = {
                 each.plan: wanted[each.plan.key] - waiting[each.plan.key]

@@ -34,7 +34,15 @@ from workspaces.engines.certificates import (
     unpacked,
 )
 from workspaces.lifecycle import engines
-from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance, Transition
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    Engine,
+    RuntimeInstance,
+    Transition,
+    WarmMember,
+    WarmPlan,
+)
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.remote.engine_folders import docker_host_of, place_of
 
@@ -216,6 +224,15 @@ def test_what_was_on_an_engine_that_is_forgotten_has_failed_and_starts_anywhere(
     assert claimed.workspace_id == stopping.workspace_id
     assert Engine.objects.get(pk="second").state == "gone"
     assert engine("list").splitlines()[1].startswith("second: gone, gone for good")
+
+
+def test_containers_that_waited_on_an_engine_that_is_forgotten_count_no_more() -> None:
+    plan = WarmPlan.objects.create(key="one", shape={})
+    for name in ("local", "second"):
+        WarmMember.objects.create(plan=plan, engine_id=f"id-of-{name}")
+    silence("second")
+    assert "have failed with it: 0" in engine("forget", "second")
+    assert WarmMember.objects.get().engine_id == "id-of-local"
 
 
 def test_an_engine_is_added_once_under_one_name_and_again_after_it_was_gone() -> None:

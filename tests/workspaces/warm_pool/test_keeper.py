@@ -17,6 +17,7 @@ from pytest_django.fixtures import Settings
 
 from controlplane.work.stopping import StopEvent
 from tests.workspaces.warm_pool.pools import IMAGE, Engine, ask, filled, keep, pool_of, start_of
+from workspaces.models import Engine as KnownEngine
 from workspaces.models import WarmMember, WarmPlan
 from workspaces.warm_pool.pool_check import PoolFailsError, check
 
@@ -236,6 +237,20 @@ def test_members_of_another_engine_are_left_alone() -> None:
     claimed = pool.claim(start_of(), ask)
     assert claimed is not None
     assert claimed.engine_id == "engine"
+
+
+@pytest.mark.parametrize("state", ["draining", "gone"])
+def test_nothing_waits_on_an_engine_that_takes_nothing_new(state: str) -> None:
+    engine = Engine()
+    known = KnownEngine.objects.create(name="other-machine", engine_id=engine.engine_id())
+    pool = filled(engine, 2)
+    KnownEngine.objects.update(state=state)
+    assert keep(pool) == []
+    assert engine.containers == {}
+    # Declared gone, and added again under another name.
+    KnownEngine.objects.filter(pk=known.pk).update(state="gone")
+    KnownEngine.objects.create(name="the-same", engine_id=engine.engine_id())
+    assert len(keep(pool)) == 2
 
 
 # ---------------------------------------------------------------- claims
