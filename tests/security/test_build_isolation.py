@@ -50,7 +50,9 @@ def confined(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Bench
             pids=pids,
         )
         registry: RegistryClient = configured_registry()
-        made.append(Bench(tmp_path / f"builds-{len(made)}", registry, limits=limits))
+        # The first one installs the packages of a family, which a busy machine takes its time for.
+        place = tmp_path / f"builds-{len(made)}"
+        made.append(Bench(place, registry, limits=limits, build_timeout=600.0))
         return made[-1]
 
     yield make
