@@ -190,10 +190,19 @@ def test_an_installation_that_fails_or_is_cancelled_leaves_no_container(
     assert steps_of(launcher, job_id) == []
 
     cancelled, last = threading.Event(), f"echo is running; sleep 600 # {uuid4()}"
-    bench.on_output = lambda printed: cancelled.set() if b"is running" in printed else None
+    instances = []
+
+    def look(printed: bytes) -> None:
+        if b"is running" in printed and not cancelled.is_set():
+            (name,) = steps_of(launcher, job_id)
+            instances.append(launcher.client.containers.get(name).labels.get("svc.instance"))
+            cancelled.set()
+
+    bench.on_output = look
     with pytest.raises(BuildError) as caught:
         build(bench, last, outbound=False, cancelled=cancelled, job_id=job_id)
     assert caught.value.code == "build-cancelled"
+    assert instances == ["tests"]  # an uninstall finds it
     assert steps_of(launcher, job_id) == []
 
 
@@ -242,7 +251,7 @@ def build(
         extra_ca=extra_ca(),
         job_id=job_id or uuid4(),
         attempt_count=1,
-        labels={},
+        labels={"svc.instance": "tests"},
         log=bench,
         cancelled=cancelled,
         outbound=outbound,
