@@ -260,7 +260,7 @@ def test_an_engine_gets_another_address_only_where_it_answers_itself() -> None:
 
 def test_the_migration_adopts_the_engine_that_there_was() -> None:
     Engine.objects.all().delete()
-    adopt = importlib.import_module("workspaces.migrations.0009_engines").ADOPT
+    adopt = importlib.import_module("workspaces.migrations.0010_engines").ADOPT
     launched, failed = ready_attempt(), make_job().attempt
     workspaces.fail_runtime(failed, code="build-failed", message="It never ran.")
     with connection.cursor() as cursor:
