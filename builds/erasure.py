@@ -7,6 +7,7 @@ A command that dies in between leaves less than there was, and the next one goes
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -145,7 +146,8 @@ def _warm_plans(owner: str) -> QuerySet[WarmPlan]:
     repositories = PublishedRepository.objects.filter(owner_user_id=owner)
     of_one = Q(pk__in=[])
     for name in repositories.values_list("name", flat=True):
-        of_one |= Q(shape__image__icontains=f"/{name}@")
+        # Behind the registry's address; another repository's name may end like this one.
+        of_one |= Q(shape__image__regex=rf"^[^/]+/{re.escape(name)}@")
     return WarmPlan.objects.filter(of_one)
 
 

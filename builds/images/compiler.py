@@ -164,6 +164,7 @@ class Compiler(EngineImages):
                         build=one,
                         images=self._images,
                         name=f"{STEP_NAME}-{job_id}-{attempt_count}",
+                        labels=labels,
                         network=network,
                         asks_proxy=egress is not None,
                         reach=json.dumps(reach, sort_keys=True),

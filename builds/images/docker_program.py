@@ -226,9 +226,20 @@ class OneBuild:
 
     def program(self, *arguments: str, step: str) -> ProcessResult:
         """Run the engine's command line for a step of ours, which is told when it fails."""
-        return self._run(arguments, step=step)
+        # Not with the operator's settings: `docker run` puts the proxies in them, passwords and
+        # all, into the container's environment, and `docker commit` that into the image.
+        settings = self.place / "no-settings"
+        settings.mkdir(mode=0o700, exist_ok=True)
+        return self._run(arguments, step=step, config=settings)
 
-    def _run(self, argv: Sequence[str], *, step: str = "", buildkit: bool = False) -> ProcessResult:
+    def _run(
+        self,
+        argv: Sequence[str],
+        *,
+        step: str = "",
+        buildkit: bool = False,
+        config: Path | None = None,
+    ) -> ProcessResult:
         watched = self.new_output(step)
         result = self.docker.logged(
             *argv,
@@ -237,6 +248,7 @@ class OneBuild:
             watched=watched,
             timeout=max(0.1, self.deadline - time.monotonic()),
             cancelled=self.cancelled,
+            config=config,
             buildkit=buildkit,
         )
         self.check(result, "build", watched)

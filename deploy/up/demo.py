@@ -50,7 +50,7 @@ def run(layout: Layout, url: str, environ: Mapping[str, str], progress: Progress
     directory = workspace["spec"]["runtime"]["workingDirectory"]
     workspace["spec"] = f"{_EXAMPLE}, every default filled in"
     progress.note(f"\nGET {url}{workspace_path}\n{indented(workspace)}")
-    _prove(accepted["workspaceId"], directory, environ, progress)
+    _prove(accepted["runId"], directory, environ, progress)
     executed = _execute(api, accepted["workspaceId"], progress)
     show_record(api, executed, ("stdout", "stderr"), progress)
     demo_session.show(layout, api, accepted["workspaceId"], environ, progress)
@@ -79,13 +79,12 @@ def _follow(api: Api, sandbox_path: str, step: Step) -> Answer:
         time.sleep(0.3)
 
 
-def _prove(
-    workspace_id: str, directory: str, environ: Mapping[str, str], progress: Progress
-) -> None:
+def _prove(run_id: str, directory: str, environ: Mapping[str, str], progress: Progress) -> None:
     """Ask the engine itself which container runs, and from which image digest."""
     docker = [environ["DOCKER_CLI"], "-H", environ["DOCKER_HOST"]]
-    label = f"label=svc.workspace={workspace_id}"
-    found = _output([*docker, "container", "ls", "-q", "--no-trunc", "--filter", label]).split()
+    # By its name: the labels of one that waited in the warm pool are not the workspace's.
+    name = f"name=^/?svc-{run_id}$"
+    found = _output([*docker, "container", "ls", "-q", "--no-trunc", "--filter", name]).split()
     if len(found) != 1:
         raise SetupError(f"Expected one running container of the workspace, found {len(found)}.")
     facts = "{{.Id}}\n{{.Config.Image}}\n{{.Image}}\n{{.State.Status}} since {{.State.StartedAt}}"

@@ -155,7 +155,7 @@ def test_what_waits_with_the_owners_image_is_not_wanted_any_more(
         name: WarmPlan.objects.create(
             key=name, shape={"image": f"registry.invalid/{name}@{digest}"}
         )
-        for name in (repository, f"{repository}-other", "tests/other")
+        for name in (repository, f"{repository}-other", f"others/{repository}", "tests/other")
     }
     for plan in plans.values():
         WarmMember.objects.create(plan=plan, engine_id="engine")
@@ -163,7 +163,7 @@ def test_what_waits_with_the_owners_image_is_not_wanted_any_more(
     erased = erase_owner(OWNER, wait_seconds=0)
     assert (erased.rows["warm plan"], erased.rows["warm member"]) == (1, 1)
     assert repository not in set(WarmMember.objects.values_list("plan_id", flat=True))
-    assert WarmMember.objects.count() == 2
+    assert WarmMember.objects.count() == 3
 
 
 def test_an_image_that_somebody_else_has_as_well_stays(place: Place, repository: str) -> None:

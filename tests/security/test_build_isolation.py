@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from builds.images.compiler import BuildError
 from builds.planner import plan, split_dockerfile
+from builds.planner.plan import PlanFile
 from registries.client import RegistryClient
 from registries.services import configured_registry
 from runs.agent_archive import agent_archive
@@ -25,7 +27,7 @@ from tests.workspaces.conftest import make_launcher as make_launcher
 from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from workspaces.blueprint import Blueprint
-from workspaces.runtimes.docker.build.build_steps import STEP_NAME, StepLimits
+from workspaces.runtimes.docker.build.build_steps import STEP_LABEL, STEP_NAME, StepLimits
 from workspaces.runtimes.docker.network_guard import NetworkGuard
 
 pytestmark = pytest.mark.docker
@@ -48,7 +50,9 @@ def confined(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Bench
             pids=pids,
         )
         registry: RegistryClient = configured_registry()
-        made.append(Bench(tmp_path / f"builds-{len(made)}", registry, limits=limits))
+        # The first one installs the packages of a family, which a busy machine takes its time for.
+        place = tmp_path / f"builds-{len(made)}"
+        made.append(Bench(place, registry, limits=limits, build_timeout=600.0))
         return made[-1]
 
     yield make
@@ -177,23 +181,65 @@ END
 def test_an_installation_that_fails_or_is_cancelled_leaves_no_container(
     confined: Callable[..., Bench], launcher: Launcher
 ) -> None:
-    bench = confined()
+    bench, job_id = confined(), uuid4()
     with pytest.raises(BuildError) as caught:
-        build(bench, f"echo the reason >&2; exit 7 # {uuid4()}", outbound=False)
+        build(bench, f"echo the reason >&2; exit 7 # {uuid4()}", outbound=False, job_id=job_id)
     assert caught.value.code == "build-command-failed"
     assert "exit code 7 at the step RUN" in caught.value.message
     assert "the reason" in caught.value.message
-    assert steps_of(launcher) == []
+    assert steps_of(launcher, job_id) == []
 
-    cancelled = threading.Event()
-    bench.on_output = lambda printed: cancelled.set() if b"is running" in printed else None
+    cancelled, last = threading.Event(), f"echo is running; sleep 600 # {uuid4()}"
+    instances = []
+
+    def look(printed: bytes) -> None:
+        if b"is running" in printed and not cancelled.is_set():
+            (name,) = steps_of(launcher, job_id)
+            instances.append(launcher.client.containers.get(name).labels.get("svc.instance"))
+            cancelled.set()
+
+    bench.on_output = look
     with pytest.raises(BuildError) as caught:
-        build(bench, f"echo is running; sleep 600 # {uuid4()}", outbound=False, cancelled=cancelled)
+        build(bench, last, outbound=False, cancelled=cancelled, job_id=job_id)
     assert caught.value.code == "build-cancelled"
-    assert steps_of(launcher) == []
+    assert instances == ["tests"]  # an uninstall finds it
+    assert steps_of(launcher, job_id) == []
 
 
-def build(bench: Bench, install: str, *, outbound: bool, cancelled: threading.Event = NEVER) -> str:
+def test_nothing_of_the_operators_settings_is_in_an_image(
+    confined: Callable[..., Bench],
+    launcher: Launcher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The command line puts what these say of proxies, passwords too, into what it runs.
+    told = {"proxies": {"default": {"noProxy": "the-operators-own.invalid"}}}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    # The parts that decide whose step it is; nothing is installed.
+    paths = ("install/custom.sh", "install/custom-harness.bash")
+    command = json.dumps(["/bin/sh", "-c", f": {uuid4()}"])
+    image = confined().build(
+        replace(
+            PLAN,
+            sources=(),
+            dockerfile=f"FROM {BASE_IMAGE}\nCOPY {' '.join(paths)} /made/\nRUN {command}\n",
+            files=tuple(PlanFile(path, b"exit\n") for path in paths),
+        )
+    )
+    found = launcher.client.images.get(image.image_id)
+    assert STEP_LABEL in found.labels
+    assert "the-operators-own" not in json.dumps(found.attrs)
+
+
+def build(
+    bench: Bench,
+    install: str,
+    *,
+    outbound: bool,
+    cancelled: threading.Event = NEVER,
+    job_id: UUID | None = None,
+) -> str:
     """Build a workspace with an installation of its author's; return the image's id."""
     blueprint = Blueprint.parse(
         {"harness": {"id": "custom", "command": ["mine"], "install": install}}
@@ -203,9 +249,9 @@ def build(bench: Bench, install: str, *, outbound: bool, cancelled: threading.Ev
         checkouts={},
         agent=agent_archive(),
         extra_ca=extra_ca(),
-        job_id=uuid4(),
+        job_id=job_id or uuid4(),
         attempt_count=1,
-        labels={},
+        labels={"svc.instance": "tests"},
         log=bench,
         cancelled=cancelled,
         outbound=outbound,
@@ -214,9 +260,10 @@ def build(bench: Bench, install: str, *, outbound: bool, cancelled: threading.Ev
     return image.image_id
 
 
-def steps_of(launcher: Launcher) -> list[str]:
-    """The containers of steps that are there."""
-    found = launcher.client.containers.list(all=True, filters={"name": f"^/{STEP_NAME}-"})
+def steps_of(launcher: Launcher, job_id: UUID) -> list[str]:
+    """The containers of a job's steps that are there; other tests have theirs on this engine."""
+    name = f"^/{STEP_NAME}-{job_id}-"
+    found = launcher.client.containers.list(all=True, filters={"name": name})
     return [str(each.name) for each in found]
 
 

@@ -287,6 +287,9 @@ def forget_named(name: str, *, by: str, stale: timedelta) -> int:
         WarmMember.objects.filter(engine_id=engine.engine_id).delete()
     ended = _end_all(there)
     with transaction.atomic():
+        if engine.engine_id:
+            # Containers wait also where no workspace has ever run.
+            WarmMember.objects.filter(engine_id=engine.engine_id).delete()
         KnownEngine.objects.filter(pk=name).update(state=KnownEngine.State.GONE, certificates=None)
         BuildJob.objects.filter(engine_name=name).exclude(
             status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True

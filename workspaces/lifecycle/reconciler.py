@@ -161,6 +161,9 @@ def _write(outcome: _Outcome, run_ids: Sequence[uuid.UUID]) -> int:
 
 def _wanted() -> set[uuid.UUID]:
     """Return the runs whose container belongs there: launching, running or stopping."""
+    # The members first: the run of one that is claimed by then is in the later lists. One that is
+    # claimed after this look counts as waiting.
+    members = list(WarmMember.objects.values_list("pk", "run_id"))
     open_attempts = Attempt.objects.filter(
         status__in=[Attempt.Status.QUEUED, Attempt.Status.RUNNING]
     )
@@ -169,7 +172,7 @@ def _wanted() -> set[uuid.UUID]:
         status__in=[RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING]
     )
     runs = {*open_attempts.values_list("run_id", flat=True), *live.values_list("run_id", flat=True)}
-    return runs | WarmMember.objects.wanted(runs)
+    return runs | {pk for pk, run_id in members if run_id is None or run_id in runs}
 
 
 def _kept(keep_ended: timedelta) -> set[uuid.UUID]:

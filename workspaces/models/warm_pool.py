@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -106,11 +106,6 @@ class PlanDemand:
 
 class WarmMemberQuerySet(models.QuerySet["WarmMember"]):
     """Transitions of members. Each is one statement, and only one of two gets the row."""
-
-    def wanted(self, run_ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
-        """Return the members that somebody wants: those that wait, and those of these runs."""
-        rows = self.values_list("pk", "run_id")
-        return {pk for pk, run_id in rows if run_id is None or run_id in run_ids}
 
     def claim(self, *, key: str, engine_id: str, run_id: uuid.UUID) -> WarmMember | None:
         """Give the run the member that waits longest; None when none does. It stays the run's."""

@@ -44,8 +44,9 @@ def await_binding(config_path: str, status: StatusFile, supervisor: Supervisor) 
     if not is_unbound(config_path):
         return None
     _prepare()
-    status.write(PHASE)
+    # Before it says so: from then on it may be bound.
     before = _identity(config_path)
+    status.write(PHASE)
     while _identity(config_path) == before:
         for number in supervisor.turn():
             if number in STOPPING:

@@ -352,6 +352,28 @@ def test_the_network_of_what_a_run_took_is_kept_for_as_long_as_the_run_is_wanted
     assert member.pk not in engine.kept_networks
 
 
+def test_what_is_claimed_between_the_looks_at_the_rows_is_wanted() -> None:
+    member = member_of()
+    assert WarmMember.objects.ready(member.pk)
+    engine = Engine({member.pk: running(member.pk)})
+    started: list[str] = []
+
+    def start(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        answer = execute(sql, *rest)
+        if not started and sql.startswith("SELECT") and 'FROM "workspaces_attempt"' in sql:
+            started.append(sql)
+            run_id = make_job().attempt.run_id
+            key, engine_id = member.plan_id, member.engine_id
+            assert WarmMember.objects.claim(key=key, engine_id=engine_id, run_id=run_id)
+        return answer
+
+    with connection.execute_wrapper(start):
+        once(engine)
+    assert len(started) == 1
+    assert engine.removed == []
+    assert member.pk in engine.kept_networks
+
+
 def test_what_was_claimed_for_a_run_that_is_over_is_removed() -> None:
     """Its worker died before it took it, and nobody else went on with the run."""
     member = member_of(uuid.uuid4())

@@ -264,6 +264,15 @@ def test_nothing_waits_for_an_engine_that_was_given_up_by_its_id_or_was_installe
     assert claims.claim(boot.pk, worker_id="w", lease=LEASE, engine="local") is not None
 
 
+def test_containers_that_waited_on_an_engine_that_is_forgotten_count_no_more() -> None:
+    plan = WarmPlan.objects.create(key="one", shape={})
+    for name in ("local", "second"):
+        WarmMember.objects.create(plan=plan, engine_id=f"id-of-{name}")
+    silence("second")
+    assert "have failed with it: 0" in engine("forget", "second")
+    assert WarmMember.objects.get().engine_id == "id-of-local"
+
+
 def test_an_engine_is_added_once_under_one_name_and_again_after_it_was_gone() -> None:
     given: dict[str, Any] = {"url": "tcp://10.0.0.3:2376", "certificates": None}
     with pytest.raises(engines.EngineRefusedError, match="an engine second already"):

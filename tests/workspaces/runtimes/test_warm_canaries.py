@@ -62,7 +62,9 @@ def found_by_root(launcher: Launcher, resource_id: str) -> set[str]:
         if found_in((first / "net" / part).read_bytes()):
             found.add(f"net/{part}")
     for row in container.top(ps_args="-eo pid")["Processes"]:
-        found.update(_in_process(Path(f"/proc/{row[0]}")))
+        # What answered a call of ours may end now.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update(_in_process(Path(f"/proc/{row[0]}")))
     return found
 
 

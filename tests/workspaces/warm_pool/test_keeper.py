@@ -252,6 +252,20 @@ def test_members_of_another_engine_are_left_alone() -> None:
     assert claimed.engine_id == "engine"
 
 
+@pytest.mark.parametrize("state", ["draining", "gone"])
+def test_nothing_waits_on_an_engine_that_takes_nothing_new(state: str) -> None:
+    engine = Engine()
+    known = KnownEngine.objects.create(name="other-machine", engine_id=engine.engine_id())
+    pool = filled(engine, 2)
+    KnownEngine.objects.update(state=state)
+    assert keep(pool) == []
+    assert engine.containers == {}
+    # Declared gone, and added again under another name.
+    KnownEngine.objects.filter(pk=known.pk).update(state="gone")
+    KnownEngine.objects.create(name="the-same", engine_id=engine.engine_id())
+    assert len(keep(pool)) == 2
+
+
 # ---------------------------------------------------------------- claims
 
 

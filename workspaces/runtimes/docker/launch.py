@@ -154,7 +154,9 @@ class Launch:
             self._said = self._bind(container)
         except (LaunchError, APIError) as error:
             logger.warning("warm_member_not_taken", run=self._name, reason=str(error))
-            self._clean_up(container, empty=True)
+            # One that has not refused may be bound all the same, and have run steps.
+            refused_it = isinstance(error, LaunchError) and error.code == "launch-refused"
+            self._clean_up(container, empty=refused_it)
             self._proceed()
             return None
         named = self._engine.named(self._name)
@@ -270,7 +272,7 @@ class Launch:
     ) -> bool:
         """Remove a container and its network; False when a launch of our rank or above has it.
 
-        ``empty``: it was never bound, so that there is nothing in it.
+        ``empty``: it has refused to be bound, so that there is nothing in it.
         """
         try:
             if self._request.before_discard is not None and not empty:

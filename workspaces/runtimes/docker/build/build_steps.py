@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -87,13 +87,15 @@ class Build(Protocol):
 class AuthorSteps:
     """Carries out an author's part of the Dockerfile of a build, in one network.
 
-    ``name`` begins the names of its containers; ``reach`` says what they reach: what was made
-    before is taken again for the same only. Where steps have no limits, the builder runs them.
+    ``name`` begins the names of its containers, which have ``labels``, by which an uninstall finds
+    them; ``reach`` says what they reach: what was made before is taken again for the same only.
+    Where steps have no limits, the builder runs them.
     """
 
     build: Build
     images: ImageList
     name: str
+    labels: Mapping[str, str]
     network: str
     asks_proxy: bool
     reach: str
@@ -153,6 +155,7 @@ class AuthorSteps:
         rules.write_text(profile())
         return [
             *("--name", container, "--network", self.network, "--entrypoint", ""),
+            *(word for each in self.labels.items() for word in ("--label", "=".join(each))),
             *("--cap-drop", "ALL"),
             *(word for name in _CAPABILITIES for word in ("--cap-add", name)),
             *("--security-opt", f"seccomp={rules}"),
