@@ -282,9 +282,11 @@ def test_launches_of_one_run_at_the_same_moment_end_with_one_that_runs(launcher:
         thread.join(WAIT_SECONDS)
     observed = launcher.adapter.observe(request.run_id)
     assert observed is not None
-    assert observed.running
+    assert observed.running, outcomes
     assert outcomes[3] == observed.resource_id
-    assert set(outcomes.values()) <= {observed.resource_id, "launch-superseded"}
+    # An older one may look while its runtime is gone and the newer one's is not there yet.
+    told = {observed.resource_id, "launch-superseded", "container-exited"}
+    assert set(outcomes.values()) <= told, outcomes
 
 
 def test_nothing_of_another_installation_is_seen_or_removed(

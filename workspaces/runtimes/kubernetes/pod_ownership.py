@@ -36,7 +36,7 @@ from workspaces.runtimes.kubernetes.pods import (
 
 WATCH_SECONDS = 1
 UNSTARTED_SECONDS = 10.0
-UNANSWERED_SECONDS = 60.0
+UNANSWERED_SECONDS = 10.0
 
 logger = structlog.get_logger(__name__)
 
