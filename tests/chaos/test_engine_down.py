@@ -90,9 +90,11 @@ def test_a_build_from_which_the_engine_goes_away_says_so_and_leaves_nothing(
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     switch.off()
-    assert_ended_for_want_of_the_engine(stack, job)
-    wait_for(lambda: not runs(argument), "the engine has ended it as well")
+    assert stack.wait_status(job, "failed")["error"]["code"] == "adapter-unavailable"
     switch.on()
+    # The engine has gone on with the script, and is told once it can be.
+    assert_ended_for_want_of_the_engine(stack, job)
+    wait_for(lambda: not runs(argument), "the script has been ended")
     assert_ready(stack, stack.post(blueprint()), claims=1)
 
 
