@@ -130,7 +130,7 @@ SHOWN_BY = {
         "e2e/test_reuse.py::test_an_image_that_the_registry_lost_is_built_again"
     ],
     "the image, between push and start, and the engine has none": [
-        "workspaces/runtimes/test_docker_adapter.py::test_an_image_that_nobody_has_is_an_image_pull_failure"
+        "workspaces/runtimes/runtime_suite.py::test_an_image_that_nobody_has_is_an_image_pull_failure"
     ],
     "the API's, which has `/metrics` too, or the web's": [
         "controlplane/test_gunicorn.py::test_a_port_that_is_taken_is_a_clear_error"

@@ -67,7 +67,7 @@ def test_why_the_cluster_has_ended_a_pod(found: dict[str, Any], code: str, said:
         pod(),
         pod({"phase": "Running"}),
         pod({"phase": "Failed"}),
-        pod({}, deletionTimestamp=stamp(NOW + timedelta(seconds=30))),
+        pod({}, deletionTimestamp=stamp(NOW + timedelta(days=1))),
     ],
 )
 def test_a_pod_that_ends_by_itself_or_is_being_removed_has_no_such_reason(
