@@ -118,9 +118,10 @@ def test_what_cannot_be_entered_says_why(container: Container) -> None:
         container.unpause()
     nowhere = f"docker-exec://{'0' * 64}"
     assert asyncio.run(enter(nowhere))[0] == "runtime-gone"
-    for endpoint in ("docker-exec://../../etc", "docker-exec://" + "A" * 64, "docker-exec://"):
+    for endpoint in ("docker-exec://" + "A" * 64, "docker-exec://"):
         assert asyncio.run(enter(endpoint))[0] == "runtime-gone"
-    assert asyncio.run(enter(f"ssh://{container.id}"))[0] == "adapter-unavailable"
+    for endpoint in (f"ssh://{container.id}", "docker-exec://../../etc"):
+        assert asyncio.run(enter(endpoint))[0] == "adapter-unavailable"
     for host in ("unix:///nowhere.sock", "tcp://127.0.0.1:1", "ftp://127.0.0.1"):
         assert asyncio.run(enter(nowhere, host))[0] == "adapter-unavailable"
 
