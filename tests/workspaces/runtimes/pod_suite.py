@@ -89,7 +89,7 @@ def test_a_container_that_its_node_cannot_make_is_a_config_error(
     make_pods: Callable[..., PodLauncher],
 ) -> None:
     # A folder cannot be mounted on a file.
-    error = refused(make_pods(start_timeout=2.0), volumes=(replace(HOME, path="/etc/passwd"),))
+    error = refused(make_pods(start_timeout=15.0), volumes=(replace(HOME, path="/etc/passwd"),))
     assert error.code == "container-config-error"
 
 
