@@ -185,10 +185,12 @@ class RegistryPart(Part):
     def private(self) -> registry.PrivateRegistry:
         # Settings of the operator's win over what follows from here, and so does their account.
         user, password = self._value("REGISTRY_USERNAME"), self._value("REGISTRY_PASSWORD")
+        # What an earlier version has started is stopped without one; whatever starts has one made.
+        made = self.values.get("SVC_REGISTRY_PASSWORD", "")
         return registry.PrivateRegistry(
             self.root,
             self._port(),
-            password or self.values["SVC_REGISTRY_PASSWORD"],
+            password or made,
             user=user or registry.USER,
         )
 
