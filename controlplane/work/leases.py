@@ -17,6 +17,7 @@ from django.db import models, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 
+from controlplane.work.acquisition import acquire_first
 from controlplane.work.models import Heartbeat
 
 
@@ -81,20 +82,14 @@ class LeasedQuerySet(models.QuerySet[Row]):
 
         ``values`` are written with it. Returns the row as it is then; None when there is none.
         """
-        with transaction.atomic():
-            row = self.select_for_update(skip_locked=True, of=("self",)).first()
-            if row is None:
-                return None
-            written = {
-                "worker_id": worker_id,
-                "claimed_at": Now(),
-                "lease_expires_at": Now() + lease,
-                self.model.FENCE: F(self.model.FENCE) + 1,
-                **values,
-            }
-            self._all().filter(pk=row.pk).update(**written)
-            row.refresh_from_db(fields=list(written))
-        return row
+        written = {
+            "worker_id": worker_id,
+            "claimed_at": Now(),
+            "lease_expires_at": Now() + lease,
+            self.model.FENCE: F(self.model.FENCE) + 1,
+            **values,
+        }
+        return acquire_first(self, written)
 
     def held_by(self, fence: Fence) -> Self:
         """Keep the row while ``fence`` is its present lease."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -14,6 +15,7 @@ from controlplane.work.leases import Fence, LeaseLost
 from controlplane.work.models import Heartbeat
 from tests.factories import LEASE, claim, make_job, make_worker
 from tests.support.locked_rows import locked
+from tests.support.sent_statements import sent_statements
 from workspaces.models import BuildJob, Transition
 
 EXPIRED = timedelta(seconds=-1)
@@ -201,3 +203,35 @@ def test_a_locked_row_is_written_by_nobody_else_until_the_transaction_ends() -> 
                 cursor.execute(f"SELECT FROM {table} WHERE id = %s FOR UPDATE NOWAIT", [job.pk])
         finally:
             other.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lease_is_acquired_with_all_that_was_asked_for_in_one_statement() -> None:
+    make_job()
+    job = make_job()
+    rows = BuildJob.objects.select_related("attempt__sandbox").filter(pk=job.pk)
+
+    with sent_statements() as statements:
+        found = rows.acquire(worker_id="worker-a", lease=LEASE, status="running")
+        assert found is not None
+        assert found.attempt.sandbox.pk == job.attempt.sandbox_id
+
+    assert len(statements) == 1
+    assert (found.worker_id, found.attempt_count, found.status) == ("worker-a", 1, "running")
+    assert found == BuildJob.objects.get(pk=job.pk)
+    assert found.lease_expires_at == BuildJob.objects.get(pk=job.pk).lease_expires_at
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_first_row_that_nobody_is_just_acquiring_is_acquired_and_no_other() -> None:
+    first, second, third = (make_job() for _ in range(3))
+    rows = BuildJob.objects.filter(status="queued").order_by("pk")
+    given: dict[str, Any] = {"worker_id": "worker-a", "lease": LEASE, "status": "running"}
+
+    with locked(first):
+        assert rows.acquire(**given) == second
+    assert rows.acquire(**given) == first
+    assert rows.filter(pk__in=[]).acquire(**given) is None
+    assert rows.exclude(pk=third.pk).acquire(**given) is None
+
+    assert list(rows) == [third]

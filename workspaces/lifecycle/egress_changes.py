@@ -20,7 +20,7 @@ from workspaces.blueprint import Blueprint, Egress, EgressRule
 from workspaces.blueprint.egress import DEFAULT_PORTS, MAX_RULES
 from workspaces.egress.agreed_policy import policy_of, replace_policy
 from workspaces.egress.bound.bindings import bound_accounts, egress_in
-from workspaces.lifecycle.start_request import check_egress
+from workspaces.lifecycle.starting.start_request import check_egress
 from workspaces.models import (
     EgressAuthority,
     EgressProposal,

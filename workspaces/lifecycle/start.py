@@ -29,8 +29,8 @@ from workspaces.lifecycle.queueing import (
 from workspaces.lifecycle.records import records
 from workspaces.lifecycle.repository_owners import refuse_taken
 from workspaces.lifecycle.sources import remember_references, select_sources
-from workspaces.lifecycle.start_limits import require_room_to_start
-from workspaces.lifecycle.start_request import (
+from workspaces.lifecycle.starting.start_limits import require_room_to_start
+from workspaces.lifecycle.starting.start_request import (
     NewSandbox,
     StartedSandbox,
     answer_of,
@@ -40,7 +40,7 @@ from workspaces.lifecycle.start_request import (
     infer_name,
     resolve_spec,
 )
-from workspaces.lifecycle.startable import startable_workspace
+from workspaces.lifecycle.starting.startable import startable_workspace
 from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest
 
 

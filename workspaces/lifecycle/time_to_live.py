@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from controlplane.errors import Conflict, NotFound
-from workspaces.lifecycle.startable import latest_sandbox, refuse_unless_at_rest
+from workspaces.lifecycle.starting.startable import latest_sandbox, refuse_unless_at_rest
 from workspaces.models import Workspace, WorkspaceEvent
 from workspaces.services import record_workspace_event
 from workspaces.status import TERMINAL

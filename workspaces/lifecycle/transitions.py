@@ -24,9 +24,9 @@ from workspaces.credentials.choice import same_credentials
 from workspaces.egress.bound.bindings import placeholders_for
 from workspaces.lifecycle.queueing import cancel_job, create_job, publish_or_fail
 from workspaces.lifecycle.records import records
-from workspaces.lifecycle.start_limits import require_room_to_start
-from workspaces.lifecycle.start_request import StartedSandbox, answer_of
-from workspaces.lifecycle.startable import latest_sandbox, startable_workspace
+from workspaces.lifecycle.starting.start_limits import require_room_to_start
+from workspaces.lifecycle.starting.start_request import StartedSandbox, answer_of
+from workspaces.lifecycle.starting.startable import latest_sandbox, startable_workspace
 from workspaces.models import Attempt, BuildJob, Sandbox, Transition, Workspace, WorkspaceEvent
 from workspaces.models.transition import CHANNEL as TRANSITIONS
 from workspaces.status import TERMINAL
@@ -235,7 +235,7 @@ class NewStart:
 def start_workspace(start: NewStart) -> StartedSandbox:
     """Start another attempt of a workspace that has ended, with its latest blueprint.
 
-    Raises what ``workspaces.lifecycle.startable`` and ``accounts.resolution`` raise,
+    Raises what ``workspaces.lifecycle.starting.startable`` and ``accounts.resolution`` raise,
     ``OwnerLimitReached``, ``Conflict`` (``nothing-published``) when there is no image to resume,
     and ``BadGateway`` (``queue-publish-failed``) after the failure was written.
     """

@@ -14,7 +14,7 @@ from controlplane.http.idempotency import read_idempotency_key
 from controlplane.http.requests import examine
 from controlplane.http.serializers import InputSerializer
 from workspaces.blueprint import Blueprint
-from workspaces.lifecycle.start_request import NewSandbox, StartedSandbox
+from workspaces.lifecycle.starting.start_request import NewSandbox, StartedSandbox
 from workspaces.models import Sandbox
 from workspaces.serializers import StartedSandboxSerializer
 

@@ -16,7 +16,7 @@ from tests.factories import OWNER, claim, make_job, make_worker
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.queueing import requeue_job
 from workspaces.lifecycle.start import retry_sandbox, start_sandbox
-from workspaces.lifecycle.start_request import NewSandbox
+from workspaces.lifecycle.starting.start_request import NewSandbox
 from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest
 
 

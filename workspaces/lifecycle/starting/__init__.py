@@ -1,0 +1,1 @@
+"""What a start asks for, what may be started, and how much of it."""
