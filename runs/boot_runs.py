@@ -5,6 +5,7 @@ This is what ``workspaces.lifecycle.records`` asks for.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from datetime import timedelta
@@ -13,9 +14,11 @@ import structlog
 from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 
+from controlplane.database.ids import uuid7
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import ControlPlaneError
 from controlplane.owner_limits import OwnerLimit
+from controlplane.work.leases import Fence, lease_lost
 from controlplane.work.notifications import announce
 from runs.models import Run, RunHead
 from runs.record import store
@@ -42,6 +45,73 @@ def boot_run(attempt: Attempt) -> Run:
         return create_boot_run(attempt)
 
 
+def start_boot_run(attempt: Attempt, fence: Fence) -> Run:
+    """Write that the attempt of a claimed job runs, and its boot run with it; return that run.
+
+    One statement, which asks for the job's lease. What runs or has ended already stays as it is.
+    Raises ``LeaseLost``, having written nothing, when the job is not held any more, or was
+    cancelled.
+    """
+    given = {
+        "job": fence.row_id,
+        "worker": fence.worker_id,
+        "count": fence.count,
+        "event": uuid7(),
+        "told": json.dumps({"workerId": fence.worker_id, "attemptCount": fence.count}),
+    }
+    found = list(Run.objects.raw(_START, given))
+    if not found:
+        raise lease_lost(fence)
+    if found[0].pk is None:
+        boot_run(attempt)
+        return start_boot_run(attempt, fence)
+    return found[0]
+
+
+_START = """
+WITH job AS (
+    SELECT attempt_id FROM workspaces_buildjob
+    WHERE id = %(job)s AND worker_id = %(worker)s AND attempt_count = %(count)s
+        AND status <> 'cancelled'
+    FOR UPDATE
+),
+attempt AS (
+    UPDATE workspaces_attempt AS attempt SET
+        status = 'running',
+        started_at = statement_timestamp(),
+        updated_at = statement_timestamp()
+    FROM job WHERE attempt.id = job.attempt_id AND attempt.status = 'queued'
+    RETURNING attempt.id, attempt.workspace_id
+),
+event AS (
+    INSERT INTO workspaces_workspaceevent (id, workspace_id, attempt_id, type, message, data)
+    SELECT %(event)s, workspace_id, id, 'attempt.running', 'A build worker took the attempt.',
+        %(told)s::jsonb
+    FROM attempt
+),
+shown AS (
+    UPDATE workspaces_sandbox AS sandbox SET status = 'running', updated_at = statement_timestamp()
+    FROM attempt WHERE sandbox.latest_attempt_id = attempt.id
+),
+begun AS (
+    UPDATE runs_run AS run SET
+        status = 'running',
+        started_at = statement_timestamp(),
+        updated_at = statement_timestamp()
+    FROM job
+    WHERE run.attempt_id = job.attempt_id AND run.mode = 'boot' AND run.status = 'queued'
+    RETURNING run.*
+),
+boot_run AS (
+    SELECT * FROM begun
+    UNION ALL
+    SELECT run.* FROM runs_run AS run JOIN job ON run.attempt_id = job.attempt_id
+    WHERE run.mode = 'boot' AND NOT EXISTS (SELECT FROM begun)
+)
+SELECT boot_run.* FROM job LEFT JOIN boot_run ON true
+"""
+
+
 class BootRuns:
     """Implements ``workspaces.lifecycle.records.Records`` with runs."""
 
@@ -53,14 +123,6 @@ class BootRuns:
     def create_boot_run(self, attempt: Attempt) -> Run:
         """Create the run that records an attempt's build and boot, in its transaction."""
         return create_boot_run(attempt)
-
-    def start_boot_run(self, attempt: Attempt) -> None:
-        """Make the boot run running, in the transaction that starts the attempt."""
-        queued = Run.objects.filter(pk=attempt.run_id, status=Run.Status.QUEUED)
-        started = {"status": Run.Status.RUNNING, "started_at": Now(), "updated_at": Now()}
-        if not queued.update(**started):
-            boot_run(attempt)
-            queued.update(**started)
 
     def end_boot_run(self, attempt: Attempt, *, failed: bool, code: str, message: str) -> bool:
         """End the boot run of an attempt that failed or was cancelled; False when it had ended.

@@ -21,7 +21,7 @@ from builds.images.compiler import BuildError, Compiler, PublishedImage
 from builds.images.work_folders import workplace
 from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_metrics import measured
-from builds.pipeline.job_state import BuiltImage, JobState
+from builds.pipeline.job_state import JobState, publication_of
 from builds.pipeline.repository import before_push, repository_kept, require_repository
 from builds.planner import ImagePlan, PlannedSource, reach_of
 from controlplane.errors import ControlPlaneError
@@ -32,6 +32,7 @@ from scm import git
 from scm.selections import SourceToken, source_token
 from workspaces.egress.agreed_policy import AgreedPolicy
 from workspaces.lifecycle.sources import references_of
+from workspaces.lifecycle.step_statements import Publication
 from workspaces.models import BuildJob, Sandbox
 
 log = structlog.get_logger(__name__)
@@ -70,13 +71,15 @@ class ImageBuilder:
         secrets = [secret.encode() for secret in (*ours, *masks)]
         with repository_kept(job):
             require_repository(job, claim=False)
-            with recording(job.boot_run(), job.row, secrets, cancelled=job.cancelled) as record:
+            with recording(job.boot_run, job.row, secrets, cancelled=job.cancelled) as record:
                 built = self._resumed(job, record) or self._publish(
                     job, plan, record, outbound=outbound, egress=egress
                 )
-            job.finish_build(built)
+                # The job has an image if and only if the record has how it came about.
+                record.close("stopped", partial(job.publish, built))
+        job.row.published_digest_reference = built.digest_reference
 
-    def _resumed(self, job: JobState, record: BuildRecord) -> BuiltImage | None:
+    def _resumed(self, job: JobState, record: BuildRecord) -> Publication | None:
         """Return the image that the workspace had, if the job is to resume it.
 
         One that the registry has lost is built again.
@@ -91,7 +94,7 @@ class ImageBuilder:
         if image is None:
             return None
         record.state("The published image is launched again; no build is needed.")
-        return BuiltImage(image=image, plan_hash=earlier.plan_hash, reused=True)
+        return publication_of(image, earlier.plan_hash, reused=True)
 
     def _publish(
         self,
@@ -101,7 +104,7 @@ class ImageBuilder:
         *,
         outbound: bool,
         egress: AgreedPolicy | None,
-    ) -> BuiltImage:
+    ) -> Publication:
         """Return an image of ``plan``: one that is there already, else a new one."""
         fetcher = SourceFetcher(job, self.sources, record)
         resolved = {source.id: fetcher.resolve(source) for source in plan.sources}
@@ -123,7 +126,7 @@ class ImageBuilder:
         else:
             record.state("An image of the same plan already exists; no build is needed.")
             BUILDS_REUSED.count()
-        return BuiltImage(image=image, plan_hash=plan_hash, reused=reused)
+        return publication_of(image, plan_hash, reused=reused)
 
     def _same_plan(self, job: JobState, plan_hash: str) -> PublishedImage | None:
         """Put an image of the same plan under the job's tag; None when the registry has none."""

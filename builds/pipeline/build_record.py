@@ -7,9 +7,9 @@ its own, and the record says of a killed one that its end is missing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import structlog
 
@@ -39,16 +39,21 @@ _COVERAGE = {
 
 @contextmanager
 def recording(
-    run: Run, job: BuildJob, secrets: Iterable[bytes], *, cancelled: threading.Event
+    run: Run,
+    job: BuildJob,
+    secrets: Iterable[bytes],
+    *,
+    cancelled: threading.Event,
 ) -> Iterator[BuildRecord]:
-    """Open the record of a build in its boot run for the block, and tell its end whatever happens.
+    """Record a build in its boot run for the block, and tell its end whatever happens.
 
     Raises when the end cannot be stored although the block went well.
     """
     record = BuildRecord(run, job, list(secrets), cancelled=cancelled)
-    record.open()
     try:
         yield record
+        if not record.is_closed:
+            record.close("stopped")
     except BuildSlotNeeded:
         record.state("An image has to be built: waiting for a build slot.")
         record.close("stopped")
@@ -59,11 +64,15 @@ def recording(
         except Exception as exc:
             log.warning("build_record_not_ended", reason=type(exc).__name__)
         raise
-    record.close("stopped")
 
 
 class BuildRecord:
-    """The record of one build. Its methods may be called from one thread at a time."""
+    """The record of one build. Its methods may be called from one thread at a time.
+
+    It opens before the first program starts, or with its end where none does, while the job's
+    lease is this worker's or nobody else's: who was cancelled may still tell what there was, and
+    who was followed by another worker may not.
+    """
 
     def __init__(
         self, run: Run, job: BuildJob, secrets: Sequence[bytes], *, cancelled: threading.Event
@@ -73,23 +82,26 @@ class BuildRecord:
         self._masker = Masker(self._secrets)
         self._source_id = f"build:{job.pk}:{job.attempt_count}"
         self._programs: list[ProgramRecord] = []
-        self._streams: list[dict[str, Any]] = []
+        self._has_told_its_end = False
+        self.is_closed = False
+        """Whether everything is stored."""
         self._writer = SourceWriter(
             run.number,
             self._source_id,
             timeout=DATABASE_RETRY_SECONDS,
             cancelled=cancelled,
+            require=partial(BuildJob.objects.lock_held, job.fence),
             on_tick=self._tick,
         )
+        self._begin()
 
     def hide(self, secret: str) -> None:
         """Mask one more secret in everything that is told from now on."""
         self._secrets.append(secret.encode())
         self._masker = Masker(self._secrets)
 
-    def open(self) -> None:
-        """Begin the record; what follows may be recorded."""
-        self._writer.open(
+    def _begin(self) -> None:
+        self._writer.event(
             Kind.RECORD_STARTED,
             {
                 "version": 1,
@@ -145,15 +157,25 @@ class BuildRecord:
             raise
         program.exited(0, None, "exited")
 
-    def close(self, state: str) -> None:
-        """Tell that everything was told, with the totals; raise when that cannot be stored."""
+    def close(self, state: str, beforehand: Callable[[], None] | None = None) -> None:
+        """Tell that everything was told, with the totals; raise when that cannot be stored.
+
+        What ``beforehand`` writes is of the same transaction. What it raises keeps the end from
+        being stored; closed again without it, the record ends as it would have with it.
+        """
         with self._writer.lock:
-            for program in self._programs:
-                program.ended(None)
-            streams = [total for program in self._programs for total in program.totals()]
-            totals = {"processes": len(self._programs), "streams": streams}
-            self._writer.event(Kind.RUNTIME_STATE_CHANGED, {"state": state, "totals": totals})
-        self._writer.close()
+            if not self._has_told_its_end:
+                self._tell_end(state)
+        self._writer.close(beforehand)
+        self.is_closed = True
+
+    def _tell_end(self, state: str) -> None:
+        self._has_told_its_end = True
+        for program in self._programs:
+            program.ended(None)
+        streams = [total for program in self._programs for total in program.totals()]
+        totals = {"processes": len(self._programs), "streams": streams}
+        self._writer.event(Kind.RUNTIME_STATE_CHANGED, {"state": state, "totals": totals})
 
     def _tick(self) -> None:
         for program in self._programs:

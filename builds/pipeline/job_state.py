@@ -20,13 +20,15 @@ from django.db.models.functions import Now
 
 from builds.images.compiler import PublishedImage
 from builds.pipeline.job_slots import JobSlot
-from builds.pipeline.source_writer import RECORD_ENDED
+from builds.pipeline.source_writer import LAST_SECONDS, RECORD_ENDED
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
-from runs.boot_runs import BootRuns, boot_run
+from runs.boot_runs import BootRuns, start_boot_run
 from runs.models import Run
 from workspaces import services as workspaces
+from workspaces.lifecycle import step_statements
 from workspaces.lifecycle.failures import attempt_all
+from workspaces.lifecycle.step_statements import Publication
 from workspaces.models import Attempt, BuildJob, Fence, LeaseLost
 from workspaces.runtimes.base import LaunchedRuntime
 
@@ -42,15 +44,6 @@ INTERNAL_MESSAGE = "Something went wrong on our side; the worker's log has the d
 
 class ShutdownError(Exception):
     """The worker was told to stop at once; the job was given back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltImage:
-    """What a build has come to: the image, the plan's hash, and whether nothing had to be built."""
-
-    image: PublishedImage
-    plan_hash: str
-    reused: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -180,57 +173,27 @@ class JobState:
         attempt = self.attempt
         if attempt.status in Attempt.TERMINAL:
             raise JobError(attempt.error_code or ATTEMPT_OVER, attempt.error_message)
-        self.write(self._start)
-        run = self.boot_run()
+        run = self.read(lambda: start_boot_run(attempt, self.fence))
         if run.status in run.TERMINAL:
             raise JobError(
                 RECORD_ENDED,
                 run.error_message or "The record of the workspace's start has already ended.",
             )
+        self._boot_run = run
 
+    @property
     def boot_run(self) -> Run:
-        """Return the boot run of the attempt, as it was when it was first asked for."""
-        if self._boot_run is None:
-            self._boot_run = self.read(lambda: boot_run(self.attempt))
+        """The boot run of the attempt, as it was at the start."""
+        assert self._boot_run is not None, "the job was not started"
         return self._boot_run
 
-    def _start(self) -> None:
-        workspaces.start_attempt(
-            self.attempt, worker_id=self.row.worker_id, attempt_count=self.row.attempt_count
-        )
-        BootRuns().start_boot_run(self.attempt)
-
-    def finish_build(self, built: BuiltImage) -> None:
-        """Write the published image; the lease stays, because the launch is still to come."""
-        image = built.image
-        published = {
-            "reference": image.reference,
-            "digestReference": image.digest_reference,
-            "digest": image.digest,
-            "reused": built.reused,
-        }
-        self.write(
-            lambda: workspaces.await_runtime(
-                self.attempt, published=published, engine_name=self.row.engine_name
-            ),
-            status=BuildJob.Status.SUCCEEDED,
-            plan_hash=built.plan_hash,
-            reused=built.reused,
-            published_reference=image.reference,
-            published_digest_reference=image.digest_reference,
-            published_digest=image.digest,
-            error_code="",
-            error_message="",
-            finished_at=Now(),
-        )
-        self.row.published_digest_reference = image.digest_reference
+    def publish(self, publication: Publication) -> None:
+        """Write the published image, once; to be called in a transaction, or as one."""
+        step_statements.publish(self.fence, publication)
 
     def finish_launch(self, launched: LaunchedRuntime) -> None:
         """Write that the workspace runs, and release the job for good."""
-        self.write(
-            lambda: workspaces.mark_ready(self.attempt, launched, engine_name=self.row.engine_name),
-            lease_expires_at=None,
-        )
+        self.read(lambda: step_statements.finish(self.fence, launched))
 
     # ------------------------------------------------------------ the ends that are none
 
@@ -285,16 +248,19 @@ class JobState:
     def end_cancelled_boot_run(self) -> None:
         """End the boot run if the job was cancelled: the work on it has stopped.
 
-        What fails here is done by a sweeper.
+        Waits a moment for a database that is away. What fails here is done by a sweeper.
         """
         try:
-            current = BuildJob.objects.get(pk=self.id)
-            if current.status == BuildJob.Status.CANCELLED:
-                BootRuns().end_boot_run(
-                    self.attempt, failed=False, code="cancelled", message=current.error_message
-                )
+            retry_database(self._end_cancelled_boot_run, timeout=LAST_SECONDS)
         except (DatabaseError, InterfaceError) as exc:
             log.warning("boot_run_not_ended", reason=type(exc).__name__)
+
+    def _end_cancelled_boot_run(self) -> None:
+        current = BuildJob.objects.get(pk=self.id)
+        if current.status == BuildJob.Status.CANCELLED:
+            BootRuns().end_boot_run(
+                self.attempt, failed=False, code="cancelled", message=current.error_message
+            )
 
     def drop(self) -> None:
         """Write that all work on a cancelled job has stopped."""
@@ -304,6 +270,17 @@ class JobState:
             # Whoever waits for it does not wait for ever.
             log.warning("job_not_dropped", reason=type(exc).__name__)
             close_old_connections()
+
+
+def publication_of(image: PublishedImage, plan_hash: str, *, reused: bool) -> Publication:
+    """Return what a job publishes with an image of the registry."""
+    return Publication(
+        plan_hash=plan_hash,
+        reused=reused,
+        reference=image.reference,
+        digest_reference=image.digest_reference,
+        digest=image.digest,
+    )
 
 
 def describe(error: BaseException) -> tuple[str, str]:

@@ -38,26 +38,27 @@ class JobRunner:
         worker or an operator took the job away; ``ShutdownError`` when it was given back;
         ``BuildSlotNeeded`` when it waits for a build slot.
         """
+        try:
+            self._run(job)
+        except LeaseLost:
+            job.end_cancelled_boot_run()
+            raise
+
+    def _run(self, job: JobState) -> None:
         job.require_attempts_left()
         try:
             job.start()
             self._build_and_launch(job)
         except LeaseLost:
-            job.end_cancelled_boot_run()
             raise
         except BuildSlotNeeded:
-            try:
-                job.wait_for_build_slot()
-            except LeaseLost:
-                job.end_cancelled_boot_run()
-                raise
+            job.wait_for_build_slot()
             raise
         except Exception as exc:
             if job.shutdown:
                 job.give_back()
                 raise ShutdownError from exc
             if job.cancelled.is_set():
-                job.end_cancelled_boot_run()
                 raise LeaseLost("the work was stopped") from exc
             job.fail(exc)
             raise

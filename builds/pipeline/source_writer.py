@@ -6,10 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from controlplane.database.retries import retry_database
 from controlplane.errors import JobError
@@ -22,20 +21,23 @@ RECORD_ENDED = "record-ended"
 FLUSH_SECONDS = 0.1
 FLUSH_BYTES = 64 * 1024
 BUFFER_BYTES = 1024 * 1024
+LAST_SECONDS = 15.0
+"""How long a build that was cancelled waits for the database, for what it still has to tell."""
 
 
 class SourceWriter:
-    """One source of a record, open for events from its first to :meth:`close`.
+    """One source of a record, for events from its first to :meth:`close`.
 
-    It stores them from a thread of its own. The thread that builds only puts events in a buffer;
-    when the database is slow or away the buffer fills, and then the builder's pipe waits. Nothing
-    is dropped here. A build in which no program runs needs no such thread: its few events are
-    stored when it closes.
+    The source opens with :meth:`go_live`, before the first program starts, or else as it closes: a
+    build in which no program runs has its few events stored at once. Once it is live, a thread of
+    its own stores them. The thread that builds only puts events in a buffer; when the database is
+    slow or away the buffer fills, and then the builder's pipe waits. Nothing is dropped here.
 
-    ``lock`` may be held around several calls, so that what they tell stays together. ``on_tick`` is
-    called with it about every 100 ms. Database errors come out after ``timeout`` seconds, or at
-    once when ``cancelled`` is set; a record that has ended, or that another source is at, is
-    ``record-ended``.
+    ``require`` is called in the transaction that opens the source, and raises what keeps it from
+    that. ``lock`` may be held around several calls, so that what they tell stays together.
+    ``on_tick`` is called with it about every 100 ms. Database errors come out after ``timeout``
+    seconds, or after a few when ``cancelled`` is set; a record that has ended, or that another
+    source is at, is ``record-ended``.
     """
 
     def __init__(
@@ -45,11 +47,15 @@ class SourceWriter:
         *,
         timeout: float,
         cancelled: threading.Event,
+        require: Callable[[], None],
         on_tick: Callable[[], None],
     ) -> None:
         self._run_number = run_number
         self._source_id = source_id
-        self._persistently = partial(retry_database, timeout=timeout, cancelled=cancelled)
+        self._timeout = timeout
+        self._cancelled = cancelled
+        self._require = require
+        self._is_open = False
         self._on_tick = on_tick
         self._sequence = 0
         self._buffer: list[bytes] = []
@@ -60,24 +66,14 @@ class SourceWriter:
         self._changed = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
 
-    def open(self, kind: int, meta: Mapping[str, Any]) -> None:
-        """Open the source and store its first event, before anything happens that it tells of."""
-
-        self.event(kind, meta)
-        contents, self._buffer, self._size = self._buffer, [], 0
-
-        def write() -> None:
-            # What is stored already, because only the answer was lost, is not stored again.
-            store.append(self._run_number, self._source_id, contents, opening=True)
-
-        try:
-            self._persistently(write)
-        except store.StoreError as error:
-            raise _ended() from error
-
     def go_live(self) -> None:
-        """From now on store events as they come."""
+        """Open the source, and from now on store events as they come.
+
+        What the events so far tell is stored when this returns: whoever follows a worker that was
+        killed after it says that the end of this source is missing.
+        """
         if self._thread is None:
+            self._store_the_rest(self._require)
             name = f"record of {self._source_id}"
             self._thread = threading.Thread(target=carried(self._work), name=name)
             self._thread.start()
@@ -126,16 +122,22 @@ class SourceWriter:
                 self._changed.wait()
             self._raise_failure()
 
-    def close(self) -> None:
-        """Store what is left; raise what keeps it from the record."""
+    def close(self, beforehand: Callable[[], None] | None = None) -> None:
+        """Store what is left; raise what keeps it from the record.
+
+        What ``beforehand`` writes is of the same transaction. What it raises keeps everything from
+        being stored, and then the source can be closed again, with another one or without.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        else:
-            self._store_the_rest()
         self._raise_failure()
+        self._store_the_rest(beforehand or (self._nothing if self._is_open else self._require))
+
+    def _nothing(self) -> None:
+        """Ask for nothing: what a source has begun, it may go on with until another follows it."""
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, store.StoreError):
@@ -143,15 +145,44 @@ class SourceWriter:
         if self._failure is not None:
             raise self._failure
 
+    def _store_the_rest(self, beforehand: Callable[[], None]) -> None:
+        """Store the buffer from the thread that builds; it stays as it is when that fails."""
+        with self._changed:
+            contents = list(self._buffer)
+        try:
+            self._store(contents, beforehand)
+        except store.StoreError as error:
+            raise _ended() from error
+        with self._changed:
+            del self._buffer[: len(contents)]
+            self._size -= sum(map(len, contents))
+
+    def _store(self, contents: list[bytes], beforehand: Callable[[], None]) -> None:
+        """Store events in one transaction with what ``beforehand`` does, and open the source.
+
+        What is stored already, because only the answer was lost, is not stored again.
+        """
+
+        def write() -> None:
+            store.append(
+                self._run_number,
+                self._source_id,
+                contents,
+                opening=not self._is_open,
+                beforehand=beforehand,
+            )
+
+        try:
+            retry_database(write, timeout=self._timeout, cancelled=self._cancelled)
+        except (OperationalError, InterfaceError):
+            if not self._cancelled.is_set():
+                raise
+            retry_database(write, timeout=LAST_SECONDS)
+        self._is_open = True
+
     # ------------------------------------------------------------ the thread
 
     def _work(self) -> None:
-        try:
-            self._store_the_rest()
-        finally:
-            connections.close_all()
-
-    def _store_the_rest(self) -> None:
         try:
             while self._store_next():
                 pass
@@ -159,22 +190,26 @@ class SourceWriter:
             with self._changed:
                 self._failure = exc
                 self._changed.notify_all()
+        finally:
+            connections.close_all()
 
     def _store_next(self) -> bool:
-        """Store one batch once it is due; False when it was the last one."""
+        """Store one batch once it is due; False when the rest is for :meth:`close`."""
         with self._changed:
             if not self._closing and self._size < FLUSH_BYTES:
                 self._changed.wait(FLUSH_SECONDS)
+            if self._closing:
+                return False
             self._on_tick()
-            contents, last = self._buffer, self._closing
+            contents = self._buffer
             self._buffer = []
         if contents:
-            self._persistently(lambda: store.append(self._run_number, self._source_id, contents))
+            self._store(contents, self._nothing)
         with self._changed:
             # Only now: what is on its way to the database takes room as well.
             self._size -= sum(map(len, contents))
             self._changed.notify_all()
-        return not last
+        return True
 
 
 def _ended() -> JobError:

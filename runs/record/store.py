@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -108,16 +108,19 @@ def append(
     *,
     fence: Fence | None = None,
     opening: bool = False,
+    beforehand: Callable[[], None] = lambda: None,
 ) -> Appended:
     """Store the contents of a source's frames that are not stored yet; all or nothing.
 
     ``contents`` carry the source's numbers, in order. Numbers that are missing become a loss span.
     With ``recordSealed`` the record is sealed and the run settled. With ``opening`` the source is
-    let write first, as :func:`open_source` does it. Raises ``SourceMismatch``, ``RecordSealed``
-    and, after what could be stored was stored, ``SourceRefused``; with a ``fence`` ``LeaseLost``
-    when that is not the lease on the run any more.
+    let write first, as :func:`open_source` does it. What ``beforehand`` writes is of the same
+    transaction, before the head is locked. Raises what it raises, ``SourceMismatch``,
+    ``RecordSealed`` and, after what could be stored was stored, ``SourceRefused``; with a ``fence``
+    ``LeaseLost`` when that is not the lease on the run any more.
     """
     with transaction.atomic():
+        beforehand()
         head = _locked(run_number) if fence is None else _locked_by_holder(run_number, fence)
         is_opened = opening and _open(head, source_id)
         if head.source_id != source_id:

@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from tests.factories import OWNER, make_job
-from workspaces import services as workspaces
+from tests.support import attempt_steps
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Workspace
 from workspaces.runtimes.base import LaunchedRuntime
 
@@ -18,15 +18,15 @@ def ready_attempt(*, spec: dict[str, Any] | None = None) -> Attempt:
     """Return the attempt of a workspace whose rows are those of a ready one."""
     job = make_job(spec=spec)
     attempt = job.attempt
-    workspaces.start_attempt(attempt, worker_id="worker-a", attempt_count=1)
-    workspaces.await_runtime(attempt, published={})
+    attempt_steps.start_attempt(attempt, worker_id="worker-a", attempt_count=1)
+    attempt_steps.await_runtime(attempt, published={})
     container = uuid.uuid4().hex
     BuildJob.objects.filter(pk=job.pk).update(
         status=BuildJob.Status.SUCCEEDED,
         published_digest=f"sha256:{'0' * 64}",
         finished_at=Now(),
     )
-    assert workspaces.mark_ready(
+    assert attempt_steps.mark_ready(
         attempt,
         LaunchedRuntime(
             adapter="docker",

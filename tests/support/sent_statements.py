@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from django.db import connection
 
-_SENT = re.compile(rb"\tF\t\d+\t(?:Query|Parse)\t (.*)")
+_SENT = re.compile(rb"\tF\t\d+\t(?:Query|Parse)\t (.*?)(?=\n\d{4}-\d\d-\d\d |\Z)", re.DOTALL)
 
 
 @contextmanager
@@ -33,6 +33,4 @@ def sent_statements() -> Iterator[list[str]]:
             traced.pgconn.untrace()
         assert connection.connection is traced
         trace.seek(0)
-        statements += [
-            found[1].decode() for line in trace.read().split(b"\n") if (found := _SENT.search(line))
-        ]
+        statements += [found[1].decode() for found in _SENT.finditer(trace.read())]

@@ -25,7 +25,7 @@ from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from tests.accounts.connected import KEY, connect
 from tests.factories import LEASE, OWNER, claim, make_job, make_worker
-from workspaces import services as workspaces
+from tests.support import attempt_steps
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import (
     Attempt,
@@ -354,9 +354,9 @@ def test_a_ready_workspace_is_not_cancelled(staff: Client) -> None:
     BuildJob.objects.filter(pk=job.pk).update(
         status="succeeded", finished_at=Now(), lease_expires_at=None, published_digest="sha256:a"
     )
-    workspaces.await_runtime(job.attempt, published={})
+    attempt_steps.await_runtime(job.attempt, published={})
     launched = LaunchedRuntime(adapter="docker", resource_id="a", reference="b", endpoint="c")
-    workspaces.mark_ready(job.attempt, launched)
+    attempt_steps.mark_ready(job.attempt, launched)
     (message,) = act(staff, Sandbox, "cancel", [job.attempt.sandbox])
     assert "there is nothing left to cancel" in message
     assert Sandbox.objects.get().status == "ready"

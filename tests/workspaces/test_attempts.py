@@ -13,10 +13,10 @@ from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job
+from tests.support.attempt_steps import start_attempt
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.start import retry_sandbox
 from workspaces.models import Attempt, BuildJob
-from workspaces.services import start_attempt
 
 pytestmark = pytest.mark.django_db
 

@@ -12,8 +12,9 @@ from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job
+from tests.support.attempt_steps import start_attempt
 from workspaces.models import BuildJob, WorkspaceEvent
-from workspaces.services import record_event, start_attempt
+from workspaces.services import record_event
 
 pytestmark = pytest.mark.django_db
 

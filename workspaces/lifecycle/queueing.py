@@ -23,6 +23,7 @@ from workspaces.models import Attempt, BuildJob
 log = structlog.get_logger(__name__)
 
 PUBLISH_FAILED = "queue-publish-failed"
+RUNNING = BuildJob.Status.RUNNING
 
 
 def create_job(attempt: Attempt) -> BuildJob:
@@ -81,9 +82,10 @@ def cancel_job(job: BuildJob, *, reason: str) -> bool:
     removes what it started.
     """
     with transaction.atomic():
+        row = BuildJob.objects.filter(pk=job.pk)
+        status = row.select_for_update().values_list("status", flat=True).first()
         changed = (
-            BuildJob.objects.filter(pk=job.pk)
-            .exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED])
+            row.exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED])
             .exclude(status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True)
             .update(
                 status=BuildJob.Status.CANCELLED,
@@ -95,8 +97,9 @@ def cancel_job(job: BuildJob, *, reason: str) -> bool:
         )
         if changed:
             workspaces.stop_runtime(job.attempt, code="cancelled", message=reason)
-            # Not while a worker writes to the record: it ends its part in order, and then the run.
-            if not records().is_being_recorded(job.attempt):
+            # Not while a worker builds, who may have something to record that is not stored yet, or
+            # writes to the record: it ends its part in order, and then the run.
+            if not (status == RUNNING or records().is_being_recorded(job.attempt)):
                 records().end_boot_run(job.attempt, failed=False, code="cancelled", message=reason)
             workspaces.cancel_attempt(job.attempt, reason=reason)
     return bool(changed)

@@ -25,9 +25,6 @@ class Records(Protocol):
     def create_boot_run(self, attempt: Attempt) -> object:
         """Create the run that records an attempt's build and boot, in its transaction."""
 
-    def start_boot_run(self, attempt: Attempt) -> None:
-        """Make the boot run running, in the transaction that starts the attempt."""
-
     def end_boot_run(self, attempt: Attempt, *, failed: bool, code: str, message: str) -> bool:
         """End the boot run of an attempt that failed or was cancelled; False when it had ended."""
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from django.db import models
+from typing import Any
+
+from django.db import connection, models
 from django.db.models.functions import Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
+
+_CLAIM = """
+WITH known AS (
+    SELECT owner_user_id FROM workspaces_publishedrepository
+    WHERE registry_id = %(registry)s AND name = %(name)s
+),
+made AS (
+    INSERT INTO workspaces_publishedrepository (id, registry_id, name, owner_user_id)
+    SELECT %(id)s, %(registry)s, %(name)s, %(owner)s WHERE NOT EXISTS (SELECT FROM known)
+    ON CONFLICT (registry_id, name) DO NOTHING
+    RETURNING owner_user_id
+)
+SELECT owner_user_id FROM known UNION ALL SELECT owner_user_id FROM made
+"""
 
 
 class PublishedRepositoryQuerySet(models.QuerySet["PublishedRepository"]):
@@ -21,14 +37,19 @@ class PublishedRepositoryQuerySet(models.QuerySet["PublishedRepository"]):
 
         Of any number of owners at once one gets it.
         """
-        owner = self.owner_of(registry_id, name)
-        if owner is None:
-            row = PublishedRepository(
-                registry_id=registry_id, name=name, owner_user_id=owner_user_id
-            )
-            self.bulk_create([row], ignore_conflicts=True)
-            owner = self.owner_of(registry_id, name)
-        return owner == owner_user_id
+        given: dict[str, Any] = {
+            "id": uuid7(),
+            "registry": registry_id,
+            "name": name,
+            "owner": owner_user_id,
+        }
+        owner = None
+        while owner is None:
+            # Nobody's: another one has got it a moment ago, and the next statement sees him.
+            with connection.cursor() as cursor:
+                cursor.execute(_CLAIM, given)
+                (owner,) = cursor.fetchone() or (None,)
+        return bool(owner == owner_user_id)
 
 
 class PublishedRepository(models.Model):

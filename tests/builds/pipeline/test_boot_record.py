@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 
 from builds import job_sweeper as sweeper
-from builds.pipeline import program_record
-from builds.pipeline.build_record import recording
+from builds.pipeline import job_state, program_record, source_writer
+from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from controlplane.subprocesses import ProcessResult
@@ -21,9 +22,10 @@ from runs.models import Run, RunEvent, RunHead, RunLoss, RunProcess
 from runs.record import store
 from runs.record.verify import verify_run
 from tests.factories import claim, make_job
+from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
 from workspaces.lifecycle.queueing import cancel_job
-from workspaces.models import Attempt, BuildJob
+from workspaces.models import Attempt, BuildJob, LeaseLost
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -196,8 +198,8 @@ def test_a_worker_that_died_is_followed_by_a_source_of_its_own_and_named(
 
 def job_again(job: BuildJob) -> BuildJob:
     """The job as the worker sees it that takes it over."""
-    job.attempt_count += 1
-    return job
+    BuildJob.objects.release([job.fence])
+    return claim(job, "worker-b")
 
 
 def test_a_build_whose_record_was_ended_by_somebody_else_is_ended(
@@ -219,8 +221,14 @@ def test_a_record_that_cannot_be_opened_keeps_the_build_from_starting(
     job: BuildJob, record_of: Callable[[BuildJob], Any]
 ) -> None:
     store.close_early(run_of(job).number, reason="cancelled", detail="enough")
-    with pytest.raises(JobError) as caught, record_of(job):
-        pytest.fail("the build was started")
+
+    def build() -> None:
+        with record_of(job) as record:
+            record.started("docker build", ["docker", "build"])
+            pytest.fail("the build was started")
+
+    with pytest.raises(JobError) as caught:
+        build()
     assert caught.value.code == "record-ended"
 
 
@@ -279,6 +287,119 @@ def test_cancelling_a_job_at_work_leaves_the_end_to_its_worker(
     JobState(job).end_cancelled_boot_run()
     assert run_of(job).status == "cancelled"
     assert scrollback(job, 1, Stream.STDOUT) == b"half of it"
+    assert losses(job) == []
+
+
+def test_a_build_that_starts_no_program_opens_its_record_with_its_end(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    with record_of(job) as record:
+        record.state("Nothing is to be built.")
+        assert RunHead.objects.get(run_number=run_of(job).number).source_id == ""
+    assert [event.kind for event in events(job)] == [
+        Kind.RECORD_STARTED,
+        Kind.RUNTIME_STATE_CHANGED,
+        Kind.RUNTIME_STATE_CHANGED,
+    ]
+    assert verify_run(run_of(job)).ok
+
+
+def test_output_that_a_killed_worker_did_not_store_is_shown_as_lost(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    record = BuildRecord(run_of(job), job, [], cancelled=threading.Event())
+    record.started("docker build", ["docker", "build"])
+    # Killed here: what it had printed by now is with nobody.
+    with record_of(job_again(job)):
+        pass
+    with pytest.raises(JobError):
+        record.close("failed")  # it was not killed, but it may tell no more
+    assert losses(job) == ["early_close"]
+
+
+def test_the_output_of_a_build_that_loses_its_job_as_it_publishes_is_recorded(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    def lost() -> None:
+        BuildJob.objects.require(replace(job.fence, count=7))
+
+    def build() -> None:
+        with record_of(job) as record:
+            build = record.started("docker build", ["docker", "build"])
+            build.feed("stdout", b"nearly there")
+            build.ended(result())
+            record.close("stopped", lost)
+
+    with pytest.raises(LeaseLost):
+        build()
+    assert scrollback(job, 1, Stream.STDOUT) == b"nearly there"
+    assert RunHead.objects.get(run_number=run_of(job).number).source_ended
+    assert losses(job) == []
+
+
+def test_a_publication_is_written_although_everything_else_is_stored(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    published = threading.Event()
+    with record_of(job) as record:
+        record.started("docker build", ["docker", "build"]).ended(result())
+        record.close("stopped")
+        number = run_of(job).number
+        stored = RunHead.objects.get(run_number=number).last_sequence
+        record.close("stopped", published.set)
+        assert RunHead.objects.get(run_number=number).last_sequence == stored
+    assert published.is_set()
+
+
+def test_a_worker_that_has_lost_its_job_does_not_push_out_its_successor(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    def build() -> None:
+        with record_of(job) as late:
+            with record_of(job_again(job)) as record:
+                program = record.started("docker build", ["docker", "build"])
+                with pytest.raises(LeaseLost):
+                    late.started("docker build", ["docker", "build"])
+                program.feed("stdout", b"still here")
+                program.ended(result())
+            raise LeaseLost
+
+    with pytest.raises(LeaseLost):
+        build()
+    assert scrollback(job, 1, Stream.STDOUT) == b"still here"
+    assert RunHead.objects.get(run_number=run_of(job).number).past_sources == []
+    assert losses(job) == []
+
+
+def test_what_a_cancelled_build_has_not_stored_yet_comes_before_the_end_of_its_record(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    with record_of(job) as record:
+        record.state("Something is to be told.")
+        assert cancel_job(job, reason="Not needed.")
+        record.started("docker build", ["docker", "build"]).feed("stdout", b"all of it")
+    JobState(job).end_cancelled_boot_run()
+    assert run_of(job).status == "cancelled"
+    assert scrollback(job, 1, Stream.STDOUT) == b"all of it"
+    assert losses(job) == []
+    assert events(job)[-1].kind == Kind.RECORD_SEALED
+
+
+def test_a_lost_connection_costs_a_cancelled_build_neither_its_output_nor_its_end(
+    job: BuildJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_writer, "LAST_SECONDS", LONG_WAIT)
+    monkeypatch.setattr(job_state, "LAST_SECONDS", LONG_WAIT)
+    state = JobState(job)
+    with recording(run_of(job), job, [], cancelled=state.cancelled) as record:
+        record.started("docker build", ["docker", "build"]).feed("stdout", b"all of it")
+        assert cancel_job(job, reason="Not needed.")
+        state.lose()
+        connection.connection.close()
+    connection.connection.close()
+    state.end_cancelled_boot_run()
+    assert run_of(job).status == "cancelled"
+    assert scrollback(job, 1, Stream.STDOUT) == b"all of it"
     assert losses(job) == []
 
 

@@ -20,9 +20,9 @@ from controlplane.work.models import Heartbeat
 from tests.bench.empty_jobs import NoEngine
 from tests.factories import OWNER, claim, make_job, make_worker
 from tests.runs.ready import ready_attempt
+from tests.support import attempt_steps
 from tests.support.locked_rows import locked
 from tests.workspaces.lifecycle.test_races import at_once
-from workspaces import services as workspaces
 from workspaces.lifecycle import teardown as execution
 from workspaces.lifecycle.reasons import attempt_states
 from workspaces.lifecycle.reconciler import reconcile
@@ -206,8 +206,8 @@ def test_a_stop_beside_the_end_of_a_launch_either_cancels_it_or_stops_what_runs(
     for _ in range(ROUNDS):
         job = claim(make_job())
         attempt = job.attempt
-        workspaces.start_attempt(attempt, worker_id="worker-a", attempt_count=1)
-        workspaces.await_runtime(attempt, published={})
+        attempt_steps.start_attempt(attempt, worker_id="worker-a", attempt_count=1)
+        attempt_steps.await_runtime(attempt, published={})
         BuildJob.objects.filter(pk=job.pk).update(
             status="succeeded", published_digest="sha256:0", finished_at=Now()
         )
@@ -217,7 +217,7 @@ def test_a_stop_beside_the_end_of_a_launch_either_cancels_it_or_stops_what_runs(
                 BuildJob.objects.write(job.fence, lease_expires_at=None)
                 resource = "0" * 64
                 launched = LaunchedRuntime("docker", resource, "svc", f"x://{resource}", "engine")
-                workspaces.mark_ready(job.attempt, launched)
+                attempt_steps.mark_ready(job.attempt, launched)
 
         both = [
             finish,

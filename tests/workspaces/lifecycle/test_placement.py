@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from tests.factories import LEASE, claim, make_job
+from tests.support import attempt_steps
 from tests.support.engines import GIB, STALE, make_engine, persistent, silence
 from workspaces import services as workspaces
 from workspaces.lifecycle.placement import (
@@ -54,10 +55,10 @@ def launched_on(job: BuildJob, engine: str) -> None:
     BuildJob.objects.filter(pk=job.pk).update(
         status="succeeded", published_digest="sha256:0", finished_at=Now(), lease_expires_at=None
     )
-    workspaces.start_attempt(job.attempt, worker_id="w", attempt_count=1)
-    workspaces.await_runtime(job.attempt, published={}, engine_name=engine)
+    attempt_steps.start_attempt(job.attempt, worker_id="w", attempt_count=1)
+    attempt_steps.await_runtime(job.attempt, published={}, engine_name=engine)
     launched = LaunchedRuntime("docker", "c", "c", "docker-exec://c", f"id-of-{engine}")
-    assert workspaces.mark_ready(job.attempt, launched, engine_name=engine)
+    assert attempt_steps.mark_ready(job.attempt, launched, engine_name=engine)
 
 
 def stop(job: BuildJob) -> None:
@@ -227,7 +228,7 @@ def test_where_a_container_may_be_left_the_next_one_goes_too(code: str) -> None:
     make_engine("other", memory=100 * GIB)
     first = make_job()
     claimed_on(first, "cut-off")
-    workspaces.await_runtime(first.attempt, published={}, engine_name="cut-off")
+    attempt_steps.await_runtime(first.attempt, published={}, engine_name="cut-off")
     workspaces.fail_runtime(first.attempt, code=code, message="Nobody knows.")
     again = start_again(first)
     place()

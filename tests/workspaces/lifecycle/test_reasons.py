@@ -15,6 +15,7 @@ from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job, make_worker
+from tests.support import attempt_steps
 from workspaces import services as workspaces
 from workspaces.lifecycle import reasons
 from workspaces.lifecycle.failures import fail_unclaimed_job
@@ -47,7 +48,7 @@ def read(api: Api, job: BuildJob) -> dict[str, Any]:
 def publish(job: BuildJob) -> None:
     """Write what the end of the build writes."""
     BuildJob.objects.filter(pk=job.pk).update(status="succeeded", finished_at=Now(), **PUBLISHED)
-    workspaces.await_runtime(job.attempt, published={})
+    attempt_steps.await_runtime(job.attempt, published={})
 
 
 def test_a_queued_job_without_any_worker_says_so(api: Api) -> None:
@@ -112,7 +113,7 @@ def test_a_job_far_back_is_not_counted_to_its_place(
 
 def test_a_claimed_job_is_building_and_says_who_has_it(api: Api) -> None:
     job = claim(make_job())
-    workspaces.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
+    attempt_steps.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
     shown = read(api, job)
     assert shown["status"] == "running"
     assert shown["reason"]["code"] == "building"
@@ -123,7 +124,7 @@ def test_a_claimed_job_is_building_and_says_who_has_it(api: Api) -> None:
 
 def test_a_published_image_is_being_launched(api: Api) -> None:
     job = claim(make_job())
-    workspaces.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
+    attempt_steps.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
     publish(job)
     shown = read(api, job)
     assert shown["status"] == "running"
@@ -134,13 +135,13 @@ def test_a_published_image_is_being_launched(api: Api) -> None:
 
 def test_a_ready_workspace_has_no_reason(api: Api) -> None:
     job = claim(make_job())
-    workspaces.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
+    attempt_steps.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
     publish(job)
     BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=None)
     launched = LaunchedRuntime(
         adapter="docker", resource_id="abc", reference="svc-abc", endpoint="docker-exec://abc"
     )
-    workspaces.mark_ready(job.attempt, launched)
+    attempt_steps.mark_ready(job.attempt, launched)
     shown = read(api, job)
     assert shown["status"] == "ready"
     assert "reason" not in shown

@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from tests.bench.empty_jobs import NoEngine
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt, ready_attempts
+from tests.support import attempt_steps
 from workspaces import services as workspaces
 from workspaces.lifecycle.reconciler import Orphans, Reconciliation, reconcile
 from workspaces.models import (
@@ -216,7 +217,7 @@ def test_a_container_that_no_row_wants_goes_when_it_is_old_enough() -> None:
 
 def test_a_launch_in_progress_keeps_its_container_and_its_network() -> None:
     job = claim(make_job())
-    workspaces.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
+    attempt_steps.start_attempt(job.attempt, worker_id="worker-a", attempt_count=1)
     engine = having(job.attempt, running=False, exit_code=None)
     assert once(engine, grace=timedelta()) == Reconciliation()
     assert job.attempt.run_id in engine.kept_networks

@@ -22,6 +22,7 @@ from runs.recording import claims, run_sweeper
 from tests.conftest import Api
 from tests.factories import LEASE, make_job, make_worker
 from tests.runs.ready import ready_attempt
+from tests.support import attempt_steps
 from tests.support.engines import STALE, make_engine, persistent, silence
 from tests.workspaces.lifecycle.test_lifecycle_races import asked
 from workspaces import services as workspaces
@@ -292,7 +293,7 @@ def test_what_a_worker_of_an_earlier_release_has_written_stays_with_the_first_en
     RuntimeInstance.objects.filter(attempt=other).update(engine_id="id-of-one-that-is-gone")
     given: dict[str, Any] = {"worker_id": "w", "lease": timedelta()}
     assert BuildJob.objects.claim(launching.pk, **given) is not None
-    workspaces.await_runtime(launching.attempt, published={})
+    attempt_steps.await_runtime(launching.attempt, published={})
     engines.add_engine("second", url="tcp://10.0.0.3:2376", certificates=None, engine_id="new")
     assert dict(RuntimeInstance.objects.values_list("attempt", "engine_name")) == {
         kept.pk: "local",

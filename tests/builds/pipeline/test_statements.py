@@ -1,0 +1,290 @@
+"""The statements of a job that builds nothing, and each of them when something comes between.
+
+What leaves the process for another system than the database answers at once
+(``tests.bench.empty_jobs``). The rows, the record and the connections are real.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import OperationalError, close_old_connections, connection, connections
+from django.db.models.functions import Now
+
+from builds.pipeline.job_state import JobState
+from builds.pipeline.runner import JobRunner
+from runs.models import Run, RunHead, RunLoss
+from runs.record.verify import verify_run
+from tests.bench.empty_jobs import empty_runner
+from tests.factories import LEASE, claim, make_job
+from tests.support.sent_statements import sent_statements
+from tests.support.waiting import LONG_WAIT
+from workspaces.lifecycle.queueing import cancel_job
+from workspaces.models import BuildJob, LeaseLost, RuntimeInstance, Sandbox, WorkspaceEvent
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MOST = 20
+START, PUBLISH, FINISH = "'attempt.running'", "'image.published'", "'runtime.running'"
+"""What only the statement of that step has."""
+CLAIM = 'INNER JOIN "workspaces_attempt"'
+"""What the job is read with as it is claimed."""
+STEPS = pytest.mark.parametrize("step", [START, PUBLISH, FINISH], ids=["start", "publish", "ready"])
+WHOLE = [
+    *("workspace.created", "attempt.queued", "attempt.running", "image.published"),
+    *("runtime.pending", "runtime.running", "attempt.succeeded"),
+]
+
+
+@pytest.fixture
+def runner() -> JobRunner:
+    """A runner of jobs whose plan was built before."""
+    runner = empty_runner()
+    work(runner, make_job())
+    return runner
+
+
+def work(runner: JobRunner, job: BuildJob, worker_id: str = "worker-a") -> None:
+    """Claim a job and bring it to its end."""
+    state = JobState.claim(job.pk, worker_id=worker_id, lease=LEASE)
+    assert state is not None
+    runner.run(state)
+
+
+def events(job: BuildJob) -> list[str]:
+    """What the workspace's history tells, in order."""
+    found = WorkspaceEvent.objects.filter(workspace_id=job.attempt.workspace_id)
+    return list(found.order_by("pk").values_list("type", flat=True))
+
+
+def states(job: BuildJob) -> tuple[str, str, str, str]:
+    """The states of job, attempt, sandbox and boot run."""
+    job = BuildJob.objects.select_related("attempt__sandbox").get(pk=job.pk)
+    run = Run.objects.get(pk=job.attempt.run_id)
+    return job.status, job.attempt.status, job.attempt.sandbox.status, run.status
+
+
+def assert_ready(job: BuildJob) -> None:
+    """Fail unless the workspace runs, and everything that led to it is written once."""
+    assert states(job) == ("succeeded", "succeeded", "ready", "running")
+    assert events(job) == WHOLE
+    job.refresh_from_db()
+    assert (job.lease_expires_at, job.reused) == (None, True)
+    runtime = RuntimeInstance.objects.get(attempt=job.attempt_id)
+    assert (runtime.status, runtime.adapter) == ("running", "docker")
+    run = Run.objects.get(pk=job.attempt.run_id)
+    head = RunHead.objects.get(run_number=run.number)
+    assert (head.source_ended, head.loss_count) == (True, 0)
+    assert verify_run(run).ok
+
+
+def elsewhere(act: Callable[[], object]) -> None:
+    """Do something over a connection of its own."""
+
+    def do() -> None:
+        try:
+            act()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+@contextmanager
+def before(step: str, act: Callable[[], object]) -> Iterator[None]:
+    """Have something done elsewhere just before the statement of a step is sent."""
+    done: list[str] = []
+
+    def look(execute: Any, sql: str, *rest: Any) -> Any:
+        if step in sql and not done:
+            done.append(sql)
+            elsewhere(act)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(look):
+        yield
+    assert done
+
+
+@contextmanager
+def answer_lost(step: str) -> Iterator[None]:
+    """Cut the connection once the statement of a step was carried out, before its answer is in."""
+    done: list[str] = []
+
+    def cut(execute: Any, sql: str, *rest: Any) -> Any:
+        result = execute(sql, *rest)
+        if step in sql and not done:
+            done.append(sql)
+            if connection.in_atomic_block:
+                _lose_commit()
+            else:
+                connection.connection.close()
+                execute(sql, *rest)
+                pytest.fail("the connection was not cut")
+        return result
+
+    with connection.execute_wrapper(cut):
+        yield
+    assert done
+
+
+def _lose_commit() -> None:
+    raw = connection.connection
+    commit = raw.commit
+
+    def commit_and_cut() -> None:
+        commit()
+        raw.close()
+        raise psycopg.OperationalError("the connection was cut")
+
+    raw.commit = commit_and_cut
+
+
+def take_over(job: BuildJob) -> None:
+    """Let the lease expire and have another worker claim the job."""
+    BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=Now())
+    claim(job, "worker-b")
+
+
+def test_a_job_that_builds_nothing_takes_at_most_twenty_statements(runner: JobRunner) -> None:
+    job = make_job()
+
+    with sent_statements() as statements:
+        work(runner, job)
+
+    assert len(statements) <= MOST, "\n".join(statements)
+    assert any("COPY run_event" in one for one in statements)
+    assert any(one == '"COMMIT"' for one in statements)
+    assert_ready(job)
+
+
+def test_claim_start_publication_and_ready_are_one_statement_each(runner: JobRunner) -> None:
+    job = make_job()
+
+    with sent_statements() as statements:
+        work(runner, job)
+
+    writing = ("UPDATE ", "INSERT ")
+    of_the_job = [
+        one
+        for one in statements
+        if "workspaces_buildjob" in one and any(word in one for word in writing)
+    ]
+    assert len(of_the_job) == 4, "\n".join(of_the_job)
+    assert [any(step in one for one in of_the_job) for step in (START, PUBLISH, FINISH)] == [
+        True
+    ] * 3
+
+
+@STEPS
+def test_a_step_of_a_worker_whose_job_was_taken_over_writes_nothing(
+    runner: JobRunner, step: str
+) -> None:
+    job = make_job()
+    seen: list[object] = []
+
+    def take() -> None:
+        take_over(job)
+        seen.append((states(job), events(job)))
+
+    with before(step, take), pytest.raises(LeaseLost):
+        work(runner, job)
+
+    # Of two workers only the second one writes on, and nothing is told twice.
+    assert seen == [(states(job), events(job))]
+    BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=Now())
+    work(runner, job, "worker-c")
+    assert_ready(job)
+
+
+def test_a_worker_that_lost_its_job_leaves_the_record_to_who_follows(runner: JobRunner) -> None:
+    job = make_job()
+
+    with before(PUBLISH, lambda: take_over(job)), pytest.raises(LeaseLost):
+        work(runner, job)
+
+    head = RunHead.objects.get(run_number=Run.objects.get(pk=job.attempt.run_id).number)
+    assert (head.source_id, head.last_sequence) == ("", 0)
+
+
+@STEPS
+def test_a_job_that_is_cancelled_before_a_step_ends_with_a_whole_record(
+    runner: JobRunner, step: str
+) -> None:
+    job = make_job()
+
+    with (
+        before(step, lambda: cancel_job(job, reason="Not needed.")),
+        pytest.raises(LeaseLost),
+    ):
+        work(runner, job)
+
+    assert states(job) == ("cancelled",) * 4
+    assert "runtime.running" not in events(job)
+    run = Run.objects.get(pk=job.attempt.run_id)
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+    assert verify_run(run).ok
+    head = RunHead.objects.get(run_number=run.number)
+    # Of a build that had begun the record says so, whoever cancelled it.
+    assert len(head.past_sources) == (0 if step == START else 1)
+
+
+@STEPS
+def test_a_step_whose_answer_is_lost_is_not_done_twice_and_fails_nothing(
+    runner: JobRunner, step: str
+) -> None:
+    job = make_job()
+
+    with answer_lost(step):
+        work(runner, job)
+
+    assert_ready(job)
+
+
+def test_a_step_is_done_again_when_it_was_undone_with_its_connection(runner: JobRunner) -> None:
+    job = make_job()
+    ours = connection.connection.info.backend_pid
+
+    def end_session() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, %s)", [ours, int(LONG_WAIT * 1000)])
+
+    with before(PUBLISH, end_session):
+        work(runner, job)
+
+    assert_ready(job)
+
+
+def test_a_claim_whose_answer_is_lost_is_given_back_and_claimed_again(runner: JobRunner) -> None:
+    job = make_job()
+
+    with answer_lost(CLAIM), pytest.raises(OperationalError):
+        work(runner, job)
+
+    close_old_connections()  # as the worker does between jobs
+    assert BuildJob.objects.get(pk=job.pk).worker_id == "worker-a"
+    assert JobState.claim(job.pk, worker_id="worker-b", lease=LEASE) is None
+    BuildJob.objects.filter(pk=job.pk).update(claimed_at=Now() - LEASE)
+    assert BuildJob.objects.release_strays("worker-a", [], older_than=LEASE / 2) == 1
+    work(runner, job, "worker-b")
+    assert_ready(job)
+
+
+def test_what_is_not_ready_is_not_shown_as_ready(runner: JobRunner) -> None:
+    job = make_job()
+    shown: list[str] = []
+
+    def look() -> None:
+        shown.append(Sandbox.objects.get(pk=job.attempt.sandbox_id).status)
+
+    with before(START, look), before(PUBLISH, look), before(FINISH, look):
+        work(runner, job)
+
+    assert shown == ["queued", "running", "running"]
