@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack
+from os.path import commonprefix
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,10 +166,9 @@ class SpoolMachine(RuleBasedStateMachine):
         self.alive = False
         segment = self._segments()[-1]
         file = self.path / segment.name
-        content = file.read_bytes()
-        content = content[: max(0, len(content) - torn)]
+        written = file.read_bytes()
+        content = written[: max(0, len(written) - torn)]
         whole = list(frames(content))
-        self.kept = segment.first - 1 + len(whole)
         if behind == "zeros":
             content += bytes(100)
         elif behind == "part":
@@ -176,6 +176,9 @@ class SpoolMachine(RuleBasedStateMachine):
         elif behind == "twice" and whole and sum(map(len, whole)) + 8 * len(whole) == len(content):
             content += content[-len(whole[-1]) - 8 :]
         file.write_bytes(content)
+        # Zeros may be just what was torn off.
+        same = commonprefix([written, content])
+        self.kept = segment.first - 1 + len(list(frames(same)))
 
     @precondition(lambda self: not self.alive)
     @rule()
