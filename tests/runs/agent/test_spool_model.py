@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack
-from os.path import commonprefix
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,8 +176,9 @@ class SpoolMachine(RuleBasedStateMachine):
             content += content[-len(whole[-1]) - 8 :]
         file.write_bytes(content)
         # Zeros may be just what was torn off.
-        same = commonprefix([written, content])
-        self.kept = segment.first - 1 + len(list(frames(same)))
+        same = [one == other for one, other in zip(written, content, strict=False)]
+        sound = written[: (*same, False).index(False)]
+        self.kept = segment.first - 1 + len(list(frames(sound)))
 
     @precondition(lambda self: not self.alive)
     @rule()
