@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import OperationalError, transaction
 
 from builds import job_sweeper as sweeper
+from builds.images.context import BuildError
+from builds.images.docker_program import DockerProgram
+from builds.images.program_output import BuildOutput
 from builds.pipeline import program_record
 from builds.pipeline.build_record import recording
 from builds.pipeline.job_state import JobState
@@ -114,6 +119,40 @@ def test_what_the_programs_of_a_build_print_is_recorded_byte_for_byte(
     assert RunHead.objects.get(run_number=run_of(job).number).source_ended
     assert losses(job) == []
     assert verify_run(run_of(job)).ok
+
+
+def test_a_program_that_never_ran_is_not_shown_as_lost(
+    job: BuildJob, record_of: Callable[[BuildJob], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    docker = DockerProgram("/nowhere/docker", settings.DOCKER_HOST)
+    with pytest.raises(BuildError), record_of(job) as record:
+        docker.logged(
+            "push",
+            log=record,
+            place=Path("/nowhere"),
+            watched=BuildOutput([], 1024),
+            timeout=1,
+            cancelled=threading.Event(),
+        )
+
+    ended = [told(event)["reason"] for event in events(job, Kind.PROCESS_EXITED)]
+    assert ended == ["startFailed"]
+    (process,) = RunProcess.objects.filter(run_number=run_of(job).number)
+    assert (process.name, process.exit_code) == ("docker push", None)
+
+
+def test_a_program_is_not_started_whose_record_has_ended(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    with pytest.raises(JobError) as caught, record_of(job) as record:
+        record.started("docker build", ["docker", "build"])
+        store.close_early(run_of(job).number, reason="cancelled", detail="enough")
+        while True:
+            # The limit of the whole test is the only clock.
+            record.started("docker push", ["docker", "push"])
+            threading.Event().wait(0.02)
+    assert caught.value.code == "record-ended"
 
 
 def test_output_appears_while_the_build_goes_on(
