@@ -145,13 +145,17 @@ def test_a_program_that_never_ran_is_not_shown_as_lost(
 def test_a_program_is_not_started_whose_record_has_ended(
     job: BuildJob, record_of: Callable[[BuildJob], Any]
 ) -> None:
-    with pytest.raises(JobError) as caught, record_of(job) as record:
-        record.started("docker build", ["docker", "build"])
-        store.close_early(run_of(job).number, reason="cancelled", detail="enough")
-        while True:
-            # The limit of the whole test is the only clock.
-            record.started("docker push", ["docker", "push"])
-            threading.Event().wait(0.02)
+    def go_on() -> None:
+        with record_of(job) as record:
+            record.started("docker build", ["docker", "build"])
+            store.close_early(run_of(job).number, reason="cancelled", detail="enough")
+            while True:
+                # The limit of the whole test is the only clock.
+                record.started("docker push", ["docker", "push"])
+                threading.Event().wait(0.02)
+
+    with pytest.raises(JobError) as caught:
+        go_on()
     assert caught.value.code == "record-ended"
 
 
