@@ -7,13 +7,13 @@ import json
 import pytest
 from docker.models.containers import Container
 
-from runs.agent.record.frames import Kind
+from runs.agent.record.frames import Event, Kind, decode, frames
 from tests.runs.agent.booted import eventually, step
 from tests.runs.agent.test_in_container import (
     Machine,
     engine,
+    executed,
     machine,
-    record_of,
     run,
     settled,
     start_run,
@@ -51,7 +51,7 @@ def test_a_run_that_the_kernel_ends_for_want_of_memory_is_blamed_on_that(
     wait_for_end(container, run_id)
     (exited,) = [
         json.loads(event.meta)
-        for event in record_of(container, run_id)
+        for event in events_of(container, run_id)
         if event.kind == Kind.PROCESS_EXITED
     ]
     assert exited["reason"] == "outOfMemory"
@@ -63,13 +63,20 @@ def test_a_run_that_is_killed_by_somebody_is_not_blamed_on_memory(machine: Machi
     settled(container)
     run_id = start_run(container, "kill -KILL $$")
     wait_for_end(container, run_id)
-    events = record_of(container, run_id)
+    events = events_of(container, run_id)
     (exited,) = [json.loads(each.meta) for each in events if each.kind == Kind.PROCESS_EXITED]
     assert exited["reason"] == "signaled"
 
 
+def events_of(container: Container, run_id: str) -> list[Event]:
+    """What the spool of a run holds now; an archive of files that grow would be damaged."""
+    code, content = executed(container, ["sh", "-c", f"cat /var/lib/svc/runs/{run_id}/*.seg"])
+    assert code == 0, content
+    return [decode(each) for each in frames(content)]
+
+
 def wait_for_end(container: Container, run_id: str) -> None:
     def ended() -> bool:
-        return any(each.kind == Kind.RECORD_SEALED for each in record_of(container, run_id))
+        return any(each.kind == Kind.RECORD_SEALED for each in events_of(container, run_id))
 
     eventually(ended, within=LONG_WAIT)
