@@ -180,12 +180,15 @@ SCM_APP_ID: str = env.str("SCM_APP_ID", "", validate=decimal) or ""
 SCM_APP_PRIVATE_KEY = app_private_key(
     secret("SCM_APP_PRIVATE_KEY", check=rsa_private_key), env.str("SCM_APP_PRIVATE_KEY_PATH", "")
 )
-together("SCM_APP_ID", SCM_APP_ID, "SCM_APP_PRIVATE_KEY", SCM_APP_PRIVATE_KEY)
+# Most processes have the names of the app and none of its secrets: that is a warning, scm.W004.
+if SCM_APP_PRIVATE_KEY:
+    together("SCM_APP_ID", SCM_APP_ID, "SCM_APP_PRIVATE_KEY", SCM_APP_PRIVATE_KEY)
 SCM_APP_WEBHOOK_SECRET = secret("SCM_APP_WEBHOOK_SECRET")
 SCM_APP_SLUG: str = env.str("SCM_APP_SLUG", "", validate=bare_word) or ""
 SCM_APP_CLIENT_ID: str = env.str("SCM_APP_CLIENT_ID", "", validate=bare_word) or ""
 SCM_APP_CLIENT_SECRET = secret("SCM_APP_CLIENT_SECRET")
-together("SCM_APP_CLIENT_ID", SCM_APP_CLIENT_ID, "SCM_APP_CLIENT_SECRET", SCM_APP_CLIENT_SECRET)
+if SCM_APP_CLIENT_SECRET:
+    together("SCM_APP_CLIENT_ID", SCM_APP_CLIENT_ID, "SCM_APP_CLIENT_SECRET", SCM_APP_CLIENT_SECRET)
 SCM_API_BASE_URL: str = env.str("SCM_API_BASE_URL", "https://api.github.com", validate=base_url)
 SCM_API_CONNECT_TIMEOUT_MS = positive("SCM_API_CONNECT_TIMEOUT_MS", 3_000)
 SCM_API_READ_TIMEOUT_MS = positive("SCM_API_READ_TIMEOUT_MS", 15_000)

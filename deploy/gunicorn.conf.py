@@ -49,6 +49,9 @@ graceful_timeout = 30
 keepalive = 75
 # The path of a file takes thrice its bytes in a query. The worker's loop limits the whole head.
 limit_request_line = 0
+# No header sets what a request asks for: gunicorn would take a prefix of its path from one, sent by
+# any client on this machine or behind a proxy that hands all headers on.
+forwarder_headers = ""
 # The heartbeat file of each worker: memory where there is some, so that a busy disk kills nobody.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
 # The application logs every request itself, with its request id.

@@ -5,6 +5,7 @@
     scm.W001    the provider's API is asked over a connection that is not encrypted
     scm.W002    there is an app, and no secret for its webhooks
     scm.W003    the secret of the webhooks can be guessed
+    scm.W004    this process knows the name of an app, and not the secret that belongs to it
 """
 
 from __future__ import annotations
@@ -63,6 +64,24 @@ def check_webhook_secret(**kwargs: Any) -> list[CheckMessage]:
             f"{_MAKE_ONE}",
             id="scm.W003",
         )
+    ]
+
+
+@register(Tags.security, SETTINGS)
+def check_app_secrets(**kwargs: Any) -> list[CheckMessage]:
+    """scm.W004: an app can be used only by the processes that have its secrets."""
+    pairs = (
+        ("SCM_APP_ID", "SCM_APP_PRIVATE_KEY", "the app's repositories"),
+        ("SCM_APP_CLIENT_ID", "SCM_APP_CLIENT_SECRET", "accounts through the app"),
+    )
+    return [
+        Warning(
+            f"{name} is set and {secret} is not: this process cannot use {what}.",
+            hint=f"Set {secret} for the API and the build workers. Other processes need neither.",
+            id="scm.W004",
+        )
+        for name, secret, what in pairs
+        if getattr(settings, name) and not getattr(settings, secret)
     ]
 
 

@@ -128,6 +128,9 @@ class DockerProgram:
                 config=config,
                 buildkit=buildkit,
             )
+        except BuildError:
+            output.not_started()
+            raise
         except BaseException:
             output.ended(None)
             raise

@@ -25,6 +25,9 @@ class ProgramOutput(Protocol):
     def ended(self, result: ProcessResult | None) -> None:
         """Take how it ended; None when that is not known."""
 
+    def not_started(self) -> None:
+        """Take that it never ran."""
+
 
 class ProgramLog(Protocol):
     """Takes what the programs of a build print, as they print it."""

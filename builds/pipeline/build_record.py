@@ -128,8 +128,10 @@ class BuildRecord:
     def started(
         self, name: str, argv: Sequence[str], streams: Sequence[str] = ("stdout", "stderr")
     ) -> ProgramRecord:
-        """Tell of a program that is started now."""
+        """Tell of a program that is started now; raises what keeps it from the record."""
         self._writer.go_live()
+        # What cannot be recorded is not started, and then it is not in the record as lost.
+        self._writer.wait_for_room()
         number = len(self._programs) + 1
         self._writer.event(
             Kind.PROCESS_STARTED,

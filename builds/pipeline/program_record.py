@@ -52,6 +52,10 @@ class ProgramRecord:
             reason = "signaled" if result.signal else "exited"
             self.exited(result.exit_code, result.signal, reason)
 
+    def not_started(self) -> None:
+        """Tell that the program never ran."""
+        self.exited(None, None, "startFailed")
+
     def exited(self, code: int | None, signal: str | None, reason: str) -> None:
         """Tell how the program ended, in the words of ``processExited``."""
         with self._writer.lock:

@@ -25,7 +25,7 @@ import pika
 import structlog
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError
 from pika.spec import Basic, BasicProperties
 
 from controlplane.logging import carried
@@ -35,6 +35,12 @@ log = structlog.get_logger(__name__)
 DEAD_LETTER_LIMIT = 10_000
 """Dead letters kept for an operator to look at; the oldest leave first."""
 
+
+_ACCESS_REFUSED = 403
+_PRECONDITION_FAILED = 406
+
+_REFUSED_PAUSE_SECONDS = (0.05, 1.0)
+"""How long to wait before a message that the broker refused is sent again: at first, at most."""
 
 _UNDER_WAY = threading.BoundedSemaphore(64)
 """How many calls may wait for the broker at once in this process."""
@@ -162,31 +168,55 @@ def publish(
 
     ``dead_letter`` sends it to the queue of dead letters, as rejecting a delivery would.
 
-    Raises ``BrokerError`` when the broker is down, has no such queue, or does not confirm within
-    twice ``timeout`` seconds. A connection per message costs a few milliseconds and needs nothing
+    What the broker refuses is sent again, for at most ``timeout`` seconds. Raises ``BrokerError``
+    when it refuses it for good, is down, has no such queue, or does not confirm within twice
+    ``timeout`` seconds. A connection per message costs a few milliseconds and needs nothing
     shared between threads.
     """
 
     def send() -> None:
         with _connection(url, timeout=timeout, name="controlplane publisher") as connection:
-            channel = connection.channel()
-            topology.declare(channel)
-            channel.confirm_delivery()
-            channel.basic_publish(
-                exchange="",
-                routing_key=topology.dead_letter_queue if dead_letter else topology.queue,
-                body=body,
-                mandatory=True,
-                properties=BasicProperties(
-                    content_type="application/json",
-                    delivery_mode=pika.DeliveryMode.Persistent.value,
-                    message_id=message_id,
-                    type=kind,
-                    timestamp=int(time.time()),
-                ),
-            )
+            pause, longest = _REFUSED_PAUSE_SECONDS
+            while True:
+                channel = connection.channel()
+                try:
+                    topology.declare(channel)
+                    channel.confirm_delivery()
+                    channel.basic_publish(
+                        exchange="",
+                        routing_key=routing_key,
+                        body=body,
+                        mandatory=True,
+                        properties=properties,
+                    )
+                    return
+                except (NackError, ChannelClosedByBroker) as error:
+                    if time.monotonic() + pause >= give_up or not _may_pass(error):
+                        raise
+                    log.info("message_refused", queue=routing_key, again_in_s=pause)
+                connection.sleep(pause)
+                pause = min(2 * pause, longest)
 
+    give_up = time.monotonic() + timeout
+    routing_key = topology.dead_letter_queue if dead_letter else topology.queue
+    properties = BasicProperties(
+        content_type="application/json",
+        delivery_mode=pika.DeliveryMode.Persistent.value,
+        message_id=message_id,
+        type=kind,
+        timestamp=int(time.time()),
+    )
     _within(2 * timeout, send)
+
+
+def _may_pass(refusal: AMQPError) -> bool:
+    """Return whether the broker may take later what it has refused.
+
+    A queue that several connections declare at the same time takes nothing until one of them has
+    made it. A queue with other arguments, and one that is not ours, stay what they are.
+    """
+    lasting = (_ACCESS_REFUSED, _PRECONDITION_FAILED)
+    return not (isinstance(refusal, ChannelClosedByBroker) and refusal.reply_code in lasting)
 
 
 def ping(url: str, *, timeout: float) -> None:
@@ -216,7 +246,7 @@ def depth(url: str, queue: str, *, timeout: float) -> int:
             count: int = answer.method.message_count
             return count
     except BrokerError as exc:
-        if isinstance(exc.__cause__, pika.exceptions.ChannelClosedByBroker):
+        if isinstance(exc.__cause__, ChannelClosedByBroker):
             return 0
         raise
 

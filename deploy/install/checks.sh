@@ -81,7 +81,8 @@ everybody who reaches it would act as the same owner; set SVC_TRUSTED_OWNER_HEAD
 
 check_all() {
     faults=()
-    local version host
+    local version host told
+    if [ -z "$(setting SVC_VERSION)" ] && ! told=$(release 2>&1); then faults+=("${told#install.sh: }"); fi
     version=$(docker_ version --format '{{.Server.Version}}')
     [ "${version%%.*}" -ge 20 ] || faults+=("the Docker Engine $version is too old: 20.10 is needed")
     [ "$(docker_ version --format '{{.Server.Os}}')" = linux ] || faults+=("the Docker Engine does not run Linux containers")

@@ -9,7 +9,10 @@ prepare() {
 }
 
 settle() {
-    local name
+    local name version
+    # First, and not as an argument: there its failure would go unseen, and leave an empty version.
+    version=$(setting SVC_VERSION)
+    [ -n "$version" ] || version=$(release) || exit 1
     if [ ! -f "$env_file" ]; then
         printf '# Settings and secrets of this installation; deploy/README.md explains. Keep a copy.\n' | write_env
     fi
@@ -19,7 +22,7 @@ settle() {
     [ -n "$(setting CONTAINER_SOCKET_PATH)" ] || put_setting CONTAINER_SOCKET_PATH "$socket"
     for name in $HEX_SECRETS; do make_secret "$name" hex; done
     for name in $KEY_SECRETS; do make_secret "$name" key; done
-    [ -n "$(setting SVC_VERSION)" ] || put_setting SVC_VERSION "$(release)"
+    [ -n "$(setting SVC_VERSION)" ] || put_setting SVC_VERSION "$version"
     bundle_ca
 }
 
@@ -96,7 +99,8 @@ do_upgrade() {
             || die "the upgrade to $to was interrupted: finish it first (deploy/install.sh upgrade)"
     else
         from=$(setting SVC_VERSION)
-        to=${wanted:-$(release)}
+        to=$wanted
+        [ -n "$to" ] || to=$(release) || exit 1
         [[ $to =~ ^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$ ]] || die "$to is no version"
     fi
     if [ "$from" = "$to" ] && [ ! -f "$marker" ]; then

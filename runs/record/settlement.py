@@ -114,6 +114,8 @@ def _ended_early(why: str) -> Outcome:
 def _fault(reason: str, code: int | None, signal: str) -> tuple[str, str]:
     if reason == "timeout":
         return "run-timeout", "The time limit of the run was reached."
+    if reason == "outOfMemory":
+        return "run-out-of-memory", "The workspace ran out of memory, and the command was ended."
     if reason == "startFailed":
         return START_FAILED, "The command could not be started."
     if signal:

@@ -79,6 +79,9 @@ class Bench:
         self.printed += chunk
         self.on_output(self.printed)
 
+    def not_started(self) -> None:
+        """Nobody asks."""
+
     def ended(self, result: ProcessResult | None) -> None:
         """Take how a program ended."""
         self.endings.append(result)

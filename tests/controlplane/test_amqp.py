@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from structlog.testing import capture_logs
 
 from controlplane.work import amqp
+from tests.support.waiting import LONG_WAIT
 
 
 @pytest.fixture
@@ -27,14 +29,14 @@ def topology() -> Iterator[amqp.Topology]:
     amqp.purge_and_delete(settings.RABBITMQ_URL, made, timeout=5)
 
 
-def publish(topology: amqp.Topology, body: bytes, url: str = "") -> None:
+def publish(topology: amqp.Topology, body: bytes, url: str = "", *, timeout: float = 30) -> None:
     amqp.publish(
         url or settings.RABBITMQ_URL,
         topology,
         body=body,
         message_id=body.decode(),
         kind="test",
-        timeout=30,
+        timeout=timeout,
     )
 
 
@@ -186,6 +188,59 @@ class Undeclared(amqp.Topology):
 def test_a_message_that_no_queue_takes_is_an_error() -> None:
     with pytest.raises(amqp.BrokerError):
         publish(Undeclared("no-such-queue"), b"1")
+
+
+def test_messages_to_a_queue_that_many_declare_at_once_are_all_on_it() -> None:
+    for _ in range(6):
+        topology = amqp.Topology(f"test-amqp-{uuid.uuid4().hex[:12]}")
+        try:
+            with ThreadPoolExecutor(24) as pool:
+                bodies = [str(number).encode() for number in range(24)]
+                list(pool.map(partial(publish, topology, timeout=LONG_WAIT), bodies))
+            assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 24
+        finally:
+            amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=30)
+
+
+class Small(amqp.Topology):
+    """A queue that refuses what comes while one message is on it."""
+
+    def declare(self, channel: BlockingChannel) -> None:
+        """Declare the queue alone."""
+        channel.queue_declare(
+            self.queue, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
+
+
+@pytest.fixture
+def small() -> Iterator[Small]:
+    made = Small(f"test-amqp-{uuid.uuid4().hex[:12]}")
+    yield made
+    amqp.purge_and_delete(settings.RABBITMQ_URL, made, timeout=30)
+
+
+def test_a_message_that_is_refused_is_sent_again(small: Small) -> None:
+    publish(small, b"1")
+    with ThreadPoolExecutor(1) as pool, capture_logs() as logs:
+        second = pool.submit(publish, small, b"2", timeout=LONG_WAIT)
+        wait_for(lambda: any(entry["event"] == "message_refused" for entry in logs), LONG_WAIT)
+        assert not second.done()
+        with Inbox(settings.RABBITMQ_URL, small) as inbox:
+            second.result(timeout=LONG_WAIT)
+            wait_for(lambda: inbox.bodies == [b"1", b"2"], LONG_WAIT)
+
+
+def test_a_message_that_is_refused_for_good_is_an_error(small: Small) -> None:
+    publish(small, b"1")
+    with pytest.raises(amqp.BrokerError, match="NackError"):
+        publish(small, b"2", timeout=2)
+
+
+def test_a_queue_that_others_have_declared_otherwise_is_an_error_at_once(small: Small) -> None:
+    publish(small, b"1")
+    with capture_logs() as logs, pytest.raises(amqp.BrokerError, match="ChannelClosedByBroker"):
+        publish(amqp.Topology(small.queue), b"2")
+    assert not [entry for entry in logs if entry["event"] == "message_refused"]
 
 
 def test_an_acknowledged_message_is_gone_and_a_rejected_one_a_dead_letter(

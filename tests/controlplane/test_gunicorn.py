@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 POST = b"POST /v1/sandboxes HTTP/1.1\r\nHost: a\r\n"
@@ -57,6 +60,24 @@ def post(port: int, body: Any, headers: dict[str, str]) -> tuple[int, dict[str, 
         return answer.status, json.loads(answer.read())
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "status"),
+    [
+        ("/elsewhere/healthz", "SCRIPT_NAME", "/elsewhere", 404),
+        ("/elsewhere/healthz", "Script_Name", "/elsewhere", 404),
+        ("/healthz", "SCRIPT_NAME", "/healthz", 200),
+        ("/healthz", "SCRIPT_NAME", "/elsewhere", 200),
+        ("/nothing", "PATH_INFO", "/healthz", 404),
+    ],
+)
+def test_no_client_takes_a_part_out_of_a_path(
+    port: int, path: str, name: str, value: str, status: int
+) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)) as connection:
+        connection.request("GET", path, headers={name: value})
+        assert connection.getresponse().status == status
 
 
 def test_a_body_in_chunks_is_read(port: int) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from uuid import uuid4
 
 from tests.workspaces.conftest import DOCKER_HOST
@@ -53,14 +54,16 @@ class Installation:
         """Call one function of install.sh, with everything before it done."""
         folder = SCRIPT.parent
         parts = [
-            f". {folder}/install/{name}.sh" for name in ("base", "checks", "images", "lifecycle")
+            f". {quote(f'{folder}/install/{name}.sh')}"
+            for name in ("base", "checks", "images", "lifecycle")
         ]
         head = SCRIPT.read_text().splitlines()
         constants = [line for line in head if line.startswith("readonly ")]
         script = "\n".join(
             [
                 "set -euo pipefail; umask 077",
-                f"here={folder} checkout={CHECKOUT} home={self.home} min_free_mb=1 yes=yes",
+                f"here={quote(str(folder))} checkout={quote(str(CHECKOUT))}",
+                f"home={quote(str(self.home))} min_free_mb=1 yes=yes",
                 "env_file=$home/.env marker=$home/.upgrade",
                 *constants,
                 *parts,

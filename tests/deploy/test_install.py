@@ -301,6 +301,29 @@ def test_an_installation_without_a_proper_name_removes_nothing(
 # ------------------------------------------------------------------------------- secrets
 
 
+@pytest.mark.parametrize("function", ["check_all", "settle", "do_upgrade ''"])
+def test_a_checkout_that_names_no_release_is_told_and_nothing_is_written(
+    installation: Installation, tmp_path: Path, function: str
+) -> None:
+    before = installation.env.read_text()
+    place = tmp_path / "not a checkout"
+    done = installation.call(f"checkout='{place}'; find_docker; {function}; echo 'it went on'")
+    assert done.returncode == 1
+    assert "this checkout does not say which release it is" in done.stderr
+    assert f"{place}/controlplane/settings.py" in done.stderr
+    assert "it went on" not in done.stdout
+    assert installation.env.read_text() == before
+
+
+def test_a_version_in_the_settings_needs_no_release_of_the_checkout(
+    installation: Installation, tmp_path: Path
+) -> None:
+    _change(installation, SVC_VERSION="9.9.9")
+    done = installation.call(f"checkout='{tmp_path}'; find_docker; settle")
+    assert done.returncode == 0, done.stderr
+    assert installation.settings["SVC_VERSION"] == "9.9.9"
+
+
 def test_secrets_are_made_once_and_never_again(installation: Installation) -> None:
     first = installation.call("find_docker; settle")
     assert first.returncode == 0, first.stderr

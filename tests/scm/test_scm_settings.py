@@ -85,12 +85,10 @@ def test_a_self_hosted_provider_is_taken() -> None:
 @pytest.mark.parametrize(
     ("environment", "missing", "given"),
     [
-        (ID, "SCM_APP_PRIVATE_KEY", "SCM_APP_ID"),
         ({"SCM_APP_PRIVATE_KEY": PEM}, "SCM_APP_ID", "SCM_APP_PRIVATE_KEY"),
-        ({"SCM_APP_CLIENT_ID": "Iv1.a"}, "SCM_APP_CLIENT_SECRET", "SCM_APP_CLIENT_ID"),
         ({"SCM_APP_CLIENT_SECRET": "hunter2"}, "SCM_APP_CLIENT_ID", "SCM_APP_CLIENT_SECRET"),
     ],
-    ids=["id alone", "key alone", "client id alone", "client secret alone"],
+    ids=["key alone", "client secret alone"],
 )
 def test_what_belongs_together_is_given_together(
     environment: dict[str, str], missing: str, given: str
@@ -98,6 +96,11 @@ def test_what_belongs_together_is_given_together(
     told = stopped(environment)
     assert f"{missing}: Set it together with {given}, or neither." in told
     assert "hunter2" not in told
+
+
+def test_a_process_without_the_secrets_of_an_app_starts() -> None:
+    names = {**ID, "SCM_APP_CLIENT_ID": "Iv1.a"}
+    assert value_of("s.SCM_APP_ID", names) == "4711"
 
 
 def test_a_key_is_given_once(tmp_path: Path) -> None:
@@ -216,6 +219,15 @@ def test_tokens_that_would_go_unencrypted_are_a_warning(settings: Settings) -> N
 def test_an_app_that_hears_no_events_is_a_warning(settings: Settings) -> None:
     app = {"SCM_APP_ID": "1", "SCM_APP_PRIVATE_KEY": PEM}
     assert found(settings, **app) == ["scm.W002"]
+
+
+@pytest.mark.parametrize(
+    "names", [{"SCM_APP_ID": "1", "SCM_APP_WEBHOOK_SECRET": "x" * 32}, {"SCM_APP_CLIENT_ID": "a"}]
+)
+def test_an_app_whose_secret_this_process_has_not_is_a_warning(
+    settings: Settings, names: dict[str, str]
+) -> None:
+    assert found(settings, **names) == ["scm.W004"]
 
 
 def test_a_weak_webhook_secret_is_a_warning(settings: Settings) -> None:

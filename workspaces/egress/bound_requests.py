@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from uuid import UUID
 
+from django.conf import settings
+
 from workspaces.egress import web
 from workspaces.egress.bound import placeholders
 from workspaces.egress.bound.authorities import PROTOCOLS
@@ -19,16 +21,19 @@ _WITHOUT_PLACEHOLDER = "-"
 class BoundRequests:
     """Puts secrets into requests that may have them."""
 
-    def __init__(self, upstream_tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self) -> None:
         self._secrets = BoundSecrets()
-        self._upstream_tls = upstream_tls
+        self._upstream_tls: ssl.SSLContext | None = None
 
     @property
     def upstream_tls(self) -> ssl.SSLContext:
-        """How hosts have to prove their names: as to any program of the proxy's machine."""
+        """How hosts have to prove their names: as to any program of this installation."""
         if self._upstream_tls is None:
-            self._upstream_tls = ssl.create_default_context()
-            self._upstream_tls.set_alpn_protocols(list(PROTOCOLS))
+            context = ssl.create_default_context()
+            if settings.SVC_EXTRA_CA_FILE:
+                context.load_verify_locations(cafile=settings.SVC_EXTRA_CA_FILE)
+            context.set_alpn_protocols(list(PROTOCOLS))
+            self._upstream_tls = context
         return self._upstream_tls
 
     def require_placed(

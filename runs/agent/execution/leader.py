@@ -10,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..observe.observers import Observers
 from ..process.gateway_client import Watch
+from ..process.memory import kills
 from ..process.program import Account, Child, Exit, StartError, Stdio, start
 from ..process.reaper import Reaper
 from ..process.signals import name_of
@@ -24,6 +25,7 @@ from .stop import ignores_hangup, kill_all, members_of_session, signal_all
 KILL_AGAIN_SECONDS = 0.1
 LOST_SECONDS = 10.0
 """A process that not even KILL ends hangs in the kernel; the run does not wait for it for ever."""
+_KILLED_STATUS = 128 + signal.SIGKILL
 # How long something that outlives the leader may keep its output open, or its background work.
 _AFTER_LEADER_SECONDS = 2.0
 
@@ -69,6 +71,7 @@ class Leader:
         self.input: Optional[InputPipe] = None
         self.abandon_at: Optional[float] = None
         self.started_at = time.monotonic()
+        self._kills = kills()
         self._around = around
         self._recording = around.recording
         self._audience = audience
@@ -301,6 +304,9 @@ class Leader:
         reason = "exited" if ended.signal_number is None else "signaled"
         if stop_reason in ("timeout", "cancelled"):
             reason = str(stop_reason)
+        elif ended.status == _KILLED_STATUS and not self._killed and kills() > self._kills:
+            # A shell says the same of what it has waited for.
+            reason = "outOfMemory"
         self._record_exit(ended.code, ended.signal_name, reason)
 
     def _drain(self) -> None:

@@ -10,6 +10,7 @@ import stat
 import termios
 from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
+from .memory import die_before_the_agent
 from .signals import name_of, restore_defaults
 
 _PR_SET_PDEATHSIG = 1
@@ -206,6 +207,8 @@ def _become(
         os.dup2(stdio.stdout, 1)
         os.dup2(stdio.stderr, 2)
         os.umask(0o022)
+        # Before it is the user, who may not open it.
+        die_before_the_agent()
         doing = f"become the user {account.name}"
         account.assume()
         if prctl is not None:

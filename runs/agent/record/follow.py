@@ -22,7 +22,15 @@ from typing import Tuple, Union
 from .acks import acknowledge, read_acknowledged, remove_spool
 from .frames import PREFIX
 from .repair import has_writer, is_of_a_boot, repair
-from .segments import IDENTITY, Reader, SpoolDamaged, list_segments, open_folder, read_json
+from .segments import (
+    IDENTITY,
+    Reader,
+    SpoolDamaged,
+    last_written,
+    list_segments,
+    open_folder,
+    read_json,
+)
 from .spool_folder import SpoolFailed
 
 EXIT_MISSING = 4
@@ -330,8 +338,7 @@ def _looks(idle: float) -> Tuple[float, float]:
 
 def measure(directory: int) -> Tuple[int, bool]:
     """The last whole frame's sequence, and whether it seals the record."""
-    segments = list_segments(directory)
-    reader = Reader(directory, segments[-1].first)
+    reader = Reader(directory, last_written(directory))
     sealed = False
     try:
         while True:

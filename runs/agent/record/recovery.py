@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .acks import free, read_acknowledged
-from .segments import SUMMARY, Reader, list_segments, read_json
+from .segments import SUMMARY, Reader, last_written, list_segments, read_json
 from .summary import Summary, read_to_end
 
 
@@ -33,7 +33,8 @@ def read_left(directory: int) -> Left:
     # A life that ended while it began a segment behind lost frames left one that does not follow.
     free(directory, acknowledged)
     summary = Summary(read_json(directory, SUMMARY))
-    reader = Reader(directory, summary.through + 1)
+    # What was written last tells whether the record has ended, though it is counted already.
+    reader = Reader(directory, min(summary.through + 1, last_written(directory)))
     try:
         last_segment = list_segments(directory)[-1].name
         last, sealed = read_to_end(reader, last_segment, summary)

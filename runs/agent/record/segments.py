@@ -66,6 +66,17 @@ def list_segments(directory: int) -> List[Segment]:
     )
 
 
+def last_written(directory: int) -> int:
+    """Where the last segment begins that holds something; 1 where none does, or none is there.
+
+    A writer that has ended may have left an empty one behind its last event.
+    """
+    for segment in reversed(list_segments(directory)):
+        if size_of(directory, segment.name):
+            return segment.first
+    return 1
+
+
 def open_folder(path: str) -> int:
     """A descriptor of a folder; raises FileNotFoundError."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -177,6 +177,7 @@ class SpoolWriter:
         """Bytes of all segments and of the batch."""
         self._full = False
         self._disk_full = False
+        self._ending = False
 
     @property
     def full_reason(self) -> str:
@@ -263,7 +264,8 @@ class SpoolWriter:
             if not self._write_batch() and not self._reserve.release():
                 self._flush_at = time.monotonic() + _LOOK_AT_DISK_SECONDS
                 return
-        if self._files.size >= self._segment_bytes:
+        # Nothing comes behind the end; an empty segment there would hide that it was written.
+        if self._files.size >= self._segment_bytes and not self._ending:
             self._roll()
 
     def sync(self) -> None:
@@ -305,6 +307,7 @@ class SpoolWriter:
         """
         whole = {**meta, "events": self.last_sequence + 1}
         content = json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        self._ending = True
         try:
             self.append(Kind.RECORD_SEALED, meta=content)
             self.sync()

@@ -24,6 +24,12 @@ MAX_OFFSET = 2**62
 TRACKED_STREAMS = 16_384
 """Of so many streams the ends are kept; a run that has more was made to."""
 
+CONTRADICTED = "contradicted: "
+"""How the reason of a loss begins when a chunk told bytes of its stream a second time."""
+
+UNTRACKED = "more than "
+"""How it begins when nobody looks for holes and contradictions in further streams."""
+
 SOURCES = ("processes", "io", "files", "network", "input")
 
 
@@ -96,7 +102,7 @@ class Derived:
                 )
             )
         elif start < known and start < end:
-            why = f"contradicted: bytes from offset {start} were told before"
+            why = f"{CONTRADICTED}bytes from offset {start} were told before"
             self.losses.append(
                 Loss("dropped_event", "gap", sequence, sequence, process, stream, reason=why)
             )
@@ -105,7 +111,7 @@ class Derived:
 
     def _note_untracked(self, sequence: int) -> None:
         if not self.untracked:
-            why = f"more than {TRACKED_STREAMS} streams: holes in the others are not looked for"
+            why = f"{UNTRACKED}{TRACKED_STREAMS} streams: holes in the others are not looked for"
             self.losses.append(Loss("dropped_event", "gap", sequence, reason=why))
         self.untracked = True
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from runs.agent.record.frames import Kind, Stream
+from runs.agent.record.frames import MAX_FRAME_BYTES, Kind, Stream
+from runs.record.reading.contradictions import is_contradicted
 from runs.record.reading.rows import fetch
 
 WINDOW_EVENTS = 512
@@ -38,6 +39,13 @@ _FOLLOWING = f"""
     WHERE {_CHUNKS} AND stream_offset >= %(at)s ORDER BY stream_offset LIMIT 1
 """
 _FIRST = f"SELECT coalesce(({_COVERING}), ({_FOLLOWING}))"
+# Where chunks overlap, the one that was told first of those that reach behind the place.
+_FIRST_OF_CONTRADICTED = f"""
+    SELECT min(sequence) FROM run_event
+    WHERE {_CHUNKS} AND stream_offset > %(at)s - {MAX_FRAME_BYTES}
+        AND stream_offset + length > %(at)s
+"""
+_PROCESS = f"SELECT {_LEADER}"
 # What of a chunk is before the place is not even read: bodies lie where parts of them can be.
 _BEFORE = f"""
     least(length, greatest(0, CASE stream WHEN {Stream.STDOUT} THEN %(stdout)s::bigint
@@ -105,9 +113,11 @@ def output_state(run_number: int, streams: Sequence[int]) -> OutputState:
 def place_at(run_number: int, offsets: Mapping[int, int], known: OutputState) -> OutputPlace:
     """Return the place behind these offsets, of which ``known`` says that they are there."""
     first = known.last_sequence + 1
+    ((leader,),) = fetch(_PROCESS, {"run": run_number})
     for stream, offset in offsets.items():
         place = {"run": run_number, "stream": stream, "at": offset}
-        ((found,),) = fetch(_FIRST, place)
+        contradicted = is_contradicted(place | {"process": leader})
+        ((found,),) = fetch(_FIRST_OF_CONTRADICTED if contradicted else _FIRST, place)
         first = first if found is None else min(first, found)
     return OutputPlace(first - 1, dict(offsets))
 
@@ -129,7 +139,7 @@ def read_tail(run_number: int, place: OutputPlace, *, room: int) -> OutputTail |
     found = OutputTail(removed_at=removed_at)
     events = [row[3:] for row in rows if row[3] is not None]
     for sequence, stream, at, size, body in events:
-        # Chunks do not overlap unless a workspace forged them; the first one counts.
+        # Chunks do not overlap unless a workspace forged them; the one told first counts.
         known = max(0, place.offsets[stream] - at)
         piece = body[known : known + room]
         if piece:

@@ -15,12 +15,12 @@ from typing import Any
 
 from runs.agent.record.frames import STREAM_NAMES, Kind, Stream
 from runs.record.ingest import meta as metas
+from runs.record.reading import contradictions
 from runs.record.reading.rows import fetch
 
 BATCH_BYTES = 2 * 1024**2
 """About what is held at a time: a frame is at most twice as long."""
 MAX_ROWS = 16_384
-LAST_ROWS = 64
 
 _CHUNKS = f"""
     run_number = %(run)s AND kind = {Kind.IO_CHUNK} AND process_number = %(process)s
@@ -45,12 +45,9 @@ _COVERING = f"""
     SELECT stream_offset FROM run_event WHERE {_CHUNKS} AND stream_offset <= %(offset)s
     ORDER BY stream_offset DESC LIMIT 1
 """
-# The last one of them, unless a workspace forged chunks that overlap.
 _LAST = f"""
-    SELECT max(reached) FROM (
-        SELECT stream_offset + length AS reached FROM run_event WHERE {_CHUNKS}
-        ORDER BY stream_offset DESC LIMIT {LAST_ROWS}
-    ) last
+    SELECT stream_offset + length FROM run_event WHERE {_CHUNKS}
+    ORDER BY stream_offset DESC LIMIT 1
 """
 _SPANS = """
     SELECT from_offset, to_offset, reason FROM run_loss
@@ -105,6 +102,8 @@ class StreamView:
     """It ended in order: nothing comes behind ``end``."""
     spans: Sequence[Missing]
     """What is declared as missing; ordered by their starts."""
+    contradicted: bool
+    """A workspace forged chunks that overlap."""
 
     def missing(self, start: int, end: int) -> list[Missing]:
         """Return what is declared missing between two offsets, without overlaps."""
@@ -123,6 +122,10 @@ class StreamView:
         Ends at ``end``, and after ``limit`` bytes. Takes the memory of one batch and holds no
         transaction while the caller is slow; the log is append-only, so batches fit together.
         """
+        if self.contradicted:
+            stream = self._place()
+            yield from contradictions.chunks(stream, start=start, end=self.end, limit=limit)
+            return
         place = self._place(offset=start)
         covering = fetch(_COVERING, place)
         position, offset = start, covering[0][0] if covering else start
@@ -139,7 +142,6 @@ class StreamView:
                 offset = following
                 continue
             for begin, body in batch:
-                # Chunks do not overlap unless a workspace forged them; the first one counts.
                 piece = body[max(0, position - begin) : self.end - begin][:limit]
                 if not piece:
                     continue
@@ -165,7 +167,8 @@ def open_stream(run_number: int, process: int, stream: int, at: int) -> StreamVi
     """Return a stream of a process as it was known at sequence ``at``."""
     place = _place(run_number, process, stream, at)
     closed = fetch(_CLOSED, place)
-    last = fetch(_LAST, place)
+    contradicted = contradictions.is_contradicted(place)
+    last = [(contradictions.last_offset(place),)] if contradicted else fetch(_LAST, place)
     spans = [(start, end, reason) for start, end, reason in fetch(_SPANS, place)]
     open_ended = any(end is None for _, end, _ in spans)
     missing = [Missing(start, end, reason) for start, end, reason in spans if end is not None]
@@ -182,6 +185,7 @@ def open_stream(run_number: int, process: int, stream: int, at: int) -> StreamVi
         end=max(ends, default=0),
         closed=bool(closed) and not open_ended,
         spans=missing,
+        contradicted=contradicted,
     )
 
 

@@ -6,12 +6,17 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import OperationalError, connection, transaction
 
 from builds import job_sweeper as sweeper
+from builds.images.context import BuildError
+from builds.images.docker_program import DockerProgram
+from builds.images.program_output import BuildOutput
 from builds.pipeline import job_state, program_record, source_writer
 from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_state import JobState
@@ -116,6 +121,44 @@ def test_what_the_programs_of_a_build_print_is_recorded_byte_for_byte(
     assert RunHead.objects.get(run_number=run_of(job).number).source_ended
     assert losses(job) == []
     assert verify_run(run_of(job)).ok
+
+
+def test_a_program_that_never_ran_is_not_shown_as_lost(
+    job: BuildJob, record_of: Callable[[BuildJob], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    docker = DockerProgram("/nowhere/docker", settings.DOCKER_HOST)
+    with pytest.raises(BuildError), record_of(job) as record:
+        docker.logged(
+            "push",
+            log=record,
+            place=Path("/nowhere"),
+            watched=BuildOutput([], 1024),
+            timeout=1,
+            cancelled=threading.Event(),
+        )
+
+    ended = [told(event)["reason"] for event in events(job, Kind.PROCESS_EXITED)]
+    assert ended == ["startFailed"]
+    (process,) = RunProcess.objects.filter(run_number=run_of(job).number)
+    assert (process.name, process.exit_code) == ("docker push", None)
+
+
+def test_a_program_is_not_started_whose_record_has_ended(
+    job: BuildJob, record_of: Callable[[BuildJob], Any]
+) -> None:
+    def go_on() -> None:
+        with record_of(job) as record:
+            record.started("docker build", ["docker", "build"])
+            store.close_early(run_of(job).number, reason="cancelled", detail="enough")
+            while True:
+                # The limit of the whole test is the only clock.
+                record.started("docker push", ["docker", "push"])
+                threading.Event().wait(0.02)
+
+    with pytest.raises(JobError) as caught:
+        go_on()
+    assert caught.value.code == "record-ended"
 
 
 def test_output_appears_while_the_build_goes_on(

@@ -76,6 +76,7 @@ class Machine:
         self,
         *files: tuple[str, bytes, int],
         environment: dict[str, str] | None = None,
+        memory: str | None = None,
         **members: Any,
     ) -> Container:
         """Create a container, put agent and configuration into it, start it."""
@@ -106,6 +107,8 @@ class Machine:
             security_opt=["no-new-privileges"],
             environment=environment or {},
             network_mode="none",
+            mem_limit=memory,
+            memswap_limit=memory,
             labels={"svc.test": "agent"},
         )
         self.containers.append(container)

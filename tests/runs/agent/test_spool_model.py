@@ -165,10 +165,9 @@ class SpoolMachine(RuleBasedStateMachine):
         self.alive = False
         segment = self._segments()[-1]
         file = self.path / segment.name
-        content = file.read_bytes()
-        content = content[: max(0, len(content) - torn)]
+        written = file.read_bytes()
+        content = written[: max(0, len(written) - torn)]
         whole = list(frames(content))
-        self.kept = segment.first - 1 + len(whole)
         if behind == "zeros":
             content += bytes(100)
         elif behind == "part":
@@ -176,6 +175,10 @@ class SpoolMachine(RuleBasedStateMachine):
         elif behind == "twice" and whole and sum(map(len, whole)) + 8 * len(whole) == len(content):
             content += content[-len(whole[-1]) - 8 :]
         file.write_bytes(content)
+        # Zeros may be just what was torn off.
+        same = [one == other for one, other in zip(written, content, strict=False)]
+        sound = written[: (*same, False).index(False)]
+        self.kept = segment.first - 1 + len(list(frames(sound)))
 
     @precondition(lambda self: not self.alive)
     @rule()

@@ -233,3 +233,17 @@ def test_a_command_that_is_no_session_fails_by_its_exit() -> None:
     run = sealed(run, source, exited(1))
 
     assert (run.status, run.error_code) == (Run.Status.FAILED, "run-exited")
+
+
+@pytest.mark.parametrize("how", [{"code": None, "signal": "SIGKILL"}, {"code": 137}])
+def test_a_command_that_ran_out_of_memory_failed_for_that_reason(how: dict[str, Any]) -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    exit_ = {"code": None, "signal": None, **how, "reason": "outOfMemory"}
+    lead(source, exit_)
+    run = sealed(run, source, exit_)
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "run-out-of-memory")
+    assert "ran out of memory" in run.error_message
+    assert (run.exit_code, run.exit_signal) == (how["code"], how.get("signal", ""))

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 import dns.message
 import dns.rrset
+from django.test import override_settings
 
 from tests.security.surroundings import ip
 from workspaces.blueprint import Egress
@@ -149,8 +150,9 @@ async def loopback(
         authority=Authority(certificate, key),
     )
     decisions: list[Decision] = []
-    upstream_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    upstream_tls.load_verify_locations(cadata=world.certificate)
+    # The authority of the hosts is one that only this installation trusts.
+    extra_ca = folder / "extra-ca.crt"
+    extra_ca.write_text(world.certificate)
     trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusted.load_verify_locations(cadata=certificate)
 
@@ -158,10 +160,9 @@ async def loopback(
         return network
 
     reachable = ReachableAddresses([IPv4Network(f"{HERE}/32")], IPv4Network("10.213.0.0/16"))
-    proxy = EgressProxy(
-        whose, Dialler(reachable, [resolver]), decisions.append, BoundRequests(upstream_tls)
-    )
+    proxy = EgressProxy(whose, Dialler(reachable, [resolver]), decisions.append, BoundRequests())
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(override_settings(SVC_EXTRA_CA_FILE=str(extra_ca)))
         for host in hosts:
             await stack.enter_async_context(proxy.serving(port, host=str(address_for(host))))
         yield Loopback(network, port, upstream, decisions, trusted)
