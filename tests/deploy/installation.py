@@ -9,8 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from uuid import uuid4
 
+from tests.stack.free_ports import free_ports
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -35,7 +38,7 @@ class Installation:
         return {name: value for name, _, value in pairs}
 
     def run(
-        self, *arguments: str, seconds: float = 120, environ: dict[str, str] | None = None
+        self, *arguments: str, seconds: float = LONG_WAIT, environ: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Call install.sh; `compose` takes everything that follows it."""
         own = ["--home", str(self.home)]
@@ -49,18 +52,32 @@ class Installation:
             check=False,
         )
 
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start install.sh in a process group of its own."""
+        return subprocess.Popen(
+            ["bash", SCRIPT, "--home", self.home, *arguments],
+            env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
     def call(self, function: str) -> subprocess.CompletedProcess[str]:
         """Call one function of install.sh, with everything before it done."""
         folder = SCRIPT.parent
         parts = [
-            f". {folder}/install/{name}.sh" for name in ("base", "checks", "images", "lifecycle")
+            f". {quote(f'{folder}/install/{name}.sh')}"
+            for name in ("base", "checks", "images", "lifecycle")
         ]
         head = SCRIPT.read_text().splitlines()
         constants = [line for line in head if line.startswith("readonly ")]
         script = "\n".join(
             [
                 "set -euo pipefail; umask 077",
-                f"here={folder} checkout={CHECKOUT} home={self.home} min_free_mb=1 yes=yes",
+                f"here={quote(str(folder))} checkout={quote(str(CHECKOUT))}",
+                f"home={quote(str(self.home))} min_free_mb=1 yes=yes",
                 "env_file=$home/.env marker=$home/.upgrade",
                 *constants,
                 *parts,
@@ -72,7 +89,7 @@ class Installation:
             env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG_WAIT,
             check=False,
         )
 
@@ -95,13 +112,6 @@ def made_installation(home: Path, **settings: str) -> Installation:
     installation.env.write_text(text)
     installation.env.chmod(0o600)
     return installation
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on just now, all different."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(listening()) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 @contextlib.contextmanager

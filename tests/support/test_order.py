@@ -14,11 +14,10 @@ import pytest
 
 class OneOfSeveral:
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config):
-        config.workerinput = {}
+    def pytest_collection(self, session):
+        session.config.workerinput = {}
 
     def pytest_collection_finish(self, session):
-        session.config.workerinput = None
         del session.config.workerinput
 
 sys.exit(pytest.main(["-q", "-n0", "--collect-only", *sys.argv[1:]], plugins=[OneOfSeveral()]))
@@ -26,7 +25,7 @@ sys.exit(pytest.main(["-q", "-n0", "--collect-only", *sys.argv[1:]], plugins=[On
 
 
 def test_files_that_take_long_come_first_also_where_their_tests_commit() -> None:
-    commits, light = "tests/e2e/test_transitions.py", "tests/controlplane/test_ids.py"
+    commits, light = "tests/e2e/test_transitions.py", "tests/accounts/test_resolution.py"
     done = subprocess.run(
         [sys.executable, "-c", COLLECT, light, commits],
         cwd=ROOT,
