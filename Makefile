@@ -9,9 +9,15 @@ UP := $(PYTHON) -m deploy.up
 RUN := $(UP) run --
 TEST_RUN := $(UP) run --test --
 
+# A thousand child processes of the tests would each compile our code again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Within so many seconds a run of the tests ends, with its summary: one that is cut off has failed.
+TEST_SECONDS ?= 4800
+
 # Three processes on two cores: much of what the tests do is waiting. They have to agree on the order,
-# also where a set lists the tests. A run that hangs ends; a single test has a limit of its own.
-PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT 80m \
+# also where a set lists the tests. A single test has a limit of its own.
+PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT --kill-after=120 $(TEST_SECONDS) \
 	python -m pytest -n 3 --dist=loadfile --no-loadscope-reorder
 
 # Options for pytest: make test PYTEST_ARGS="-k planner -x -n 0"

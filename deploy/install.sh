@@ -13,6 +13,7 @@ home=$here
 yes=no
 keep_data=no
 min_free_mb=4096
+wait_seconds=30
 readonly HEX_SECRETS="SVC_DB_PASSWORD SVC_RABBITMQ_PASSWORD SVC_REGISTRY_PASSWORD WORKSPACE_SSH_GATEWAY_TOKEN WEB_AUTH_SECRET"
 readonly KEY_SECRETS="SVC_CREDENTIALS_KEY SVC_RECORD_SIGNING_KEY"
 readonly OURS="e2bfacade previewgateway sshgateway runworker buildworker api"
@@ -39,6 +40,7 @@ usage: deploy/install.sh [COMMAND] [OPTIONS]
   --yes                 do not ask for confirmation
   --keep-data           uninstall: keep volumes, secrets and backups
   --min-free-mb N       room that has to be free (default: 4096)
+  --wait SECONDS        how long to wait for another install.sh on the same folder (default: 30)
 END
 }
 
@@ -50,6 +52,7 @@ while [ $# -gt 0 ]; do
         --yes | -y) yes=yes ;;
         --keep-data) keep_data=yes ;;
         --min-free-mb) min_free_mb=${2:?--min-free-mb needs a number}; shift ;;
+        --wait) wait_seconds=${2:?--wait needs a number of seconds}; shift ;;
         -h | --help | help) usage; exit 0 ;;
         compose) command=compose; shift; arguments=("$@"); break ;;
         -*) usage >&2; die "there is no option $1" ;;
@@ -63,6 +66,7 @@ command=${command:-install}
 [ -d "$home" ] || mkdir -p "$home" || die "the folder $home cannot be made"
 home=$(cd "$home" && pwd)
 [ "$home" != / ] || die "an installation needs a folder of its own"
+[[ $wait_seconds =~ ^[0-9]{1,6}$ ]] || die "--wait needs a number of seconds, not $wait_seconds"
 env_file=$home/.env
 marker=$home/.upgrade
 

@@ -7,24 +7,38 @@ import os
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from django.conf import settings as django_settings
+from django.db import connection
 from django.test import Client
 from pytest_django.fixtures import Settings
+from pytest_django.plugin import DjangoDbBlocker
 
 from controlplane.work import amqp
 from tests import tiers
 from tests.conformance import assert_described, assert_media_described
 from tests.stack import cluster
+from tests.support.empty_tables import quick_flush
+from tests.support.left_sessions import end_left_sessions
 
 OWNER = "usr_test"
 JSON_TYPES = {"application/json", "application/problem+json"}
 __all__ = ["OWNER", "Answer", "Api"]
+
+# The same examples in every run, however slow the machine is.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("suite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,17 @@ def run_queue(instance_id: str) -> Iterator[str]:
     amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Have the test database emptied quickly after each test, and left by everybody at the end."""
+    with django_db_blocker.unblock():
+        flush = quick_flush()
+    with flush:
+        yield
+    with django_db_blocker.unblock():
+        end_left_sessions(connection.settings_dict["NAME"])
+
+
 @pytest.fixture(autouse=True)
 def _isolated(settings: Settings, instance_id: str) -> None:
     """Give the test session its own queues, instance id and quick passwords."""
@@ -136,6 +161,7 @@ def _isolated(settings: Settings, instance_id: str) -> None:
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-{instance_id}"
     settings.SVC_NETWORK_GUARD = "external"  # tests of it say what they want
     settings.PASSWORD_HASHERS = ["tests.support.quick_passwords.QuickHasher"]
+    settings.WHITENOISE_AUTOREFRESH = True  # else each new client reads all static files
 
 
 @pytest.fixture
@@ -182,10 +208,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(tiers.WITHOUT_CLUSTER, yellow=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests; one of several processes begins with what takes long."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Mark the tests; one of several processes begins with what takes long.
+
+    The marks are there before pytest selects by them. The order is ours, whatever plugins have made
+    of it: pytest-django puts tests that commit last, and with them those that take longest.
+    """
     tiers.mark(items)
     tiers.leave_out_kubernetes(config, items)
+    yield
     if hasattr(config, "workerinput"):
         tiers.sort(items)

@@ -8,10 +8,13 @@ die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 only_one() {
     local said
     said=$( (: >> "$home/.lock") 2>&1) || die "nothing can be written to $home: ${said##*: }"
-    # Held until this script ends, however it ends.
+    # Held until this script has ended, however it ends, and what it has started: Compose goes on for
+    # a moment when only the script is killed.
     exec 9> "$home/.lock"
     command -v flock > /dev/null || return 0
-    flock -n 9 || die "another install.sh works on $home"
+    flock -n 9 && return 0
+    warn "another install.sh, or what one has started, works on $home; waiting for at most $wait_seconds s"
+    flock -w "$wait_seconds" 9 || die "another install.sh works on $home"
 }
 
 # ------------------------------------------------------------------------------- settings

@@ -41,7 +41,7 @@ from tests.security.internet import internet  # noqa: E402
 from tests.security.surroundings import PUBLIC  # noqa: E402
 from tests.security.test_egress import Place  # noqa: E402
 from tests.security.tls_hosts import PORT, tls_hosts  # noqa: E402
-from tests.stack.gateway_process import free_port  # noqa: E402
+from tests.stack.free_ports import free_port  # noqa: E402
 from tests.stack.worker_process import ROOT, CommandProcess, environment  # noqa: E402
 from tests.workspaces.conftest import (  # noqa: E402
     DOCKER_HOST,

@@ -44,8 +44,9 @@ from tests.bench import recovery, warm  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
-from tests.bench.served import OWNER, SHELL, Api, free_port, served  # noqa: E402
+from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.runs.ready import ready_attempts  # noqa: E402
+from tests.stack.free_ports import free_port  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
 from workspaces.lifecycle.reconciler import Orphans, reconcile  # noqa: E402

@@ -31,7 +31,8 @@ from deploy.up.layout import Layout
 from deploy.up.own_processes import PROCESSES, OwnProcesses
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import Figure, milliseconds
-from tests.bench.served import free_port, remove_all
+from tests.bench.served import remove_all
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, environment
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 

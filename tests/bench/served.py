@@ -37,6 +37,7 @@ from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.registries.account import docker_config
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
@@ -95,14 +96,6 @@ class Api:
             if found["status"] in {"ready", "failed", "cancelled", "stopped"}:
                 raise RuntimeError(f"the sandbox ended {found['status']}: {found.get('error')}")
             time.sleep(every)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from controlplane.work import amqp
 from runs.models import Run
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import log_folder
-from tests.bench.served import OWNER, SHELL, free_port, served
+from tests.bench.served import OWNER, SHELL, served
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, eventually
 
 USER = "workspace"

@@ -10,11 +10,13 @@ from pathlib import Path
 import requests
 
 from tests.chaos.records import ready_workspace
-from tests.stack.gateway_process import QUICK, free_port, greeting, known_host
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import QUICK, greeting, known_host
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Child, wait_for
 from tests.stack.sandboxes import Started
 from tests.stack.ssh import Client, short_folder
+from tests.support.waiting import LONG_WAIT
 
 FINAL = {"completed", "failed", "cancelled"}
 
@@ -98,7 +100,7 @@ def somebody(stack: PrivateStack, job: Started, gateway: Gateway, folder: Path) 
     answer = requests.post(
         f"{stack.api}/v1/ssh-keys",
         json={"ownerUserId": OWNER, "publicKey": client.public_key},
-        timeout=90,
+        timeout=LONG_WAIT,
     )
     assert answer.status_code == 201, answer.text
     return client

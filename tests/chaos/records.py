@@ -11,8 +11,9 @@ import requests
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Worker, wait_for
 from tests.stack.sandboxes import Started, blueprint
+from tests.support.waiting import LONG_WAIT
 
-FINAL_SECONDS = 180.0
+FINAL_SECONDS = LONG_WAIT
 """No run stays open for longer after whatever it depended on has died."""
 
 LINE = "%08d 0123456789 abcdefghijklmnopqrstuvwxyz\n"
@@ -65,7 +66,7 @@ def execute(stack: PrivateStack, job: Started, what: Program, **members: Any) ->
             "command": {"executable": what.argv[0], "args": what.argv[1:]},
             **members,
         },
-        timeout=90,
+        timeout=LONG_WAIT,
     )
     assert answer.status_code in (201, 202), answer.text
     return str(answer.json()["runId"])
@@ -151,7 +152,7 @@ def assert_complete(stack: PrivateStack, run_id: str, what: Program, *, code: in
     answer = requests.get(
         f"{stack.api}/v1/runs/{run_id}/scrollback?stream=stdout",
         headers={"accept": "application/octet-stream"},
-        timeout=90,
+        timeout=LONG_WAIT,
     )
     assert answer.content == what.output
     assert_nobody_is_at(stack, run_id)

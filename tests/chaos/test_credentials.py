@@ -9,10 +9,12 @@ import pytest
 import requests
 
 from tests.chaos.verdict import assert_ended, assert_ready
+from tests.stack.container_output import heard_to_the_end
 from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Worker, runs, wait_for
 from tests.stack.sandboxes import Started, blueprint, nap
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -24,7 +26,7 @@ def post(stack: PrivateStack, setup: str = LOOK) -> Started:
     """Start a sandbox that is given an account, whose setup step looks for it."""
     account = {"ownerUserId": OWNER, "provider": "generic", "name": "STAGING_TOKEN"}
     answer = requests.post(
-        f"{stack.api}/v1/connected-accounts", json={**account, "secret": SECRET}, timeout=30
+        f"{stack.api}/v1/connected-accounts", json={**account, "secret": SECRET}, timeout=LONG_WAIT
     )
     assert answer.status_code == 201, answer.text
     return stack.post(blueprint(setup=setup), credentials={"generic": ["STAGING_TOKEN"]})
@@ -34,7 +36,7 @@ def assert_delivered(stack: PrivateStack, job: Started, *, claims: int) -> None:
     """The workspace is ready, and its step has seen the secret, once."""
     assert_ready(stack, job, claims=claims)
     (container,) = stack.engine.containers(job)
-    code, output = container.exec_run(["cat", "/home/workspace/seen"])
+    code, output = heard_to_the_end(container, "cat", "/home/workspace/seen")
     assert (code, output) == (0, hashlib.sha256(SECRET.encode()).hexdigest().encode() + b"\n")
 
 

@@ -18,6 +18,7 @@ from tests.chaos.verdict import assert_nothing_open
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Worker, wait_for
 from tests.stack.sandboxes import Started, blueprint, started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(14_400)]
 
@@ -70,12 +71,12 @@ class Cycles:
 
     def _wait_ready(self, job: Started) -> None:
         """Wait until it is ready or has ended; what happens to it may be a reason for either."""
-        wait_for(lambda: self._status(job) in ("ready", *ENDED), "it is ready or has ended", 180)
+        wait_for(lambda: self._status(job) in ("ready", *ENDED), "it is ready or has ended")
 
     def _stop(self, job: Started) -> None:
         self._post(job, "stop", 202)
         if self._chance.random() < 0.5:
-            wait_for(lambda: self._status(job) in ENDED, "it is stopped", 180)
+            wait_for(lambda: self._status(job) in ENDED, "it is stopped")
 
     def _start(self, job: Started) -> None:
         answer = self._post(job, "start", 202, 409)  # it may not have ended
@@ -85,12 +86,12 @@ class Cycles:
     def _delete(self, job: Started) -> None:
         url = f"{self._stack.api}/v1/workspaces/{job.workspace_id}?ownerUserId={OWNER}"
         for _ in range(self._chance.randint(1, 2)):
-            answer = requests.delete(url, timeout=90)
+            answer = requests.delete(url, timeout=LONG_WAIT)
             assert answer.status_code == 202, answer.text
 
     def _post(self, job: Started, what: str, *expected: int) -> requests.Response:
         url = f"{self._stack.api}/v1/workspaces/{job.workspace_id}/{what}"
-        answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=90)
+        answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=LONG_WAIT)
         assert answer.status_code in expected, answer.text
         return answer
 

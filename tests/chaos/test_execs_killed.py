@@ -20,6 +20,7 @@ from tests.chaos.records import (
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import Started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -54,7 +55,7 @@ def ask_until(url: str, body: dict[str, Any], **headers: str) -> Any:
 
     def answered() -> bool:
         try:
-            answer = requests.post(url, json=body, headers=headers, timeout=120)
+            answer = requests.post(url, json=body, headers=headers, timeout=LONG_WAIT)
             if answer.status_code >= 500:
                 return False
             assert answer.status_code in (200, 202), answer.text
@@ -63,7 +64,7 @@ def ask_until(url: str, body: dict[str, Any], **headers: str) -> Any:
             return False
         return True
 
-    wait_for(answered, "an answer", 180)
+    wait_for(answered, "an answer")
     return found[0]
 
 
@@ -96,7 +97,7 @@ def test_input_that_is_given_while_something_dies_arrives_once(
 
     client = threading.Thread(target=give)
     client.start()
-    assert half.wait(120)
+    assert half.wait(LONG_WAIT)
     kill(stack, run)
     client.join(240)
     assert not client.is_alive()

@@ -15,6 +15,7 @@ from tests.stack.disks import fill, read_only, small_disk
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import blueprint, started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 BIG = 16_000  # as large as a step may be, so that it needs room of its own
@@ -91,15 +92,15 @@ def test_requests_are_refused_while_the_databases_disk_is_full_and_taken_afterwa
     assert refused is not None
     assert refused.status_code == 503, refused.text
     assert refused.json()["code"] == "database-unavailable"
-    assert requests.get(f"{small.api}/healthz", timeout=60).status_code == 200
+    assert requests.get(f"{small.api}/healthz", timeout=LONG_WAIT).status_code == 200
 
     ballast.unlink()
     # One that ended for want of room is started by whoever runs it.
     small.postgres.start()
-    wait_for(lambda: requests.get(f"{small.api}/readyz", timeout=60).ok, "it is well again")
+    wait_for(lambda: requests.get(f"{small.api}/readyz", timeout=LONG_WAIT).ok, "it is well again")
     fresh = small.post(blueprint())
     for job in [*accepted, fresh]:
-        small.wait_status(job, "ready", 180)
+        small.wait_status(job, "ready")
     assert_ready(small, fresh, claims=1)
     assert_nothing_open(small)
     assert worker.exit_code is None

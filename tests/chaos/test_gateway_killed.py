@@ -15,6 +15,7 @@ from tests.stack.api_relay import Exchange, relay_to
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import runs, wait_for
 from tests.stack.ssh import short_folder
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -54,7 +55,7 @@ def test_a_killed_gateway_leaves_no_run_open_and_no_shell_behind(
         run = entrance.wait_running()
         wait_for(lambda: runs(marker), "the session's program runs")
         entrance.gateway.child.kill()
-        _, errors = begun.process.communicate(timeout=90)
+        _, errors = begun.process.communicate(timeout=LONG_WAIT)
     assert begun.process.returncode == 255
     assert b"closed" in errors or b"reset" in errors
     assert_kept(stack, run, marker, b"begun\n")
@@ -88,7 +89,7 @@ def test_a_killed_client_leaves_no_run_open_and_no_program_behind(
     with entrance.client.begun(STUBBORN.format(marker)) as begun:
         run = entrance.wait_running()
         begun.process.kill()
-        begun.process.wait(60)
+        begun.process.wait(LONG_WAIT)
     assert_kept(stack, run, marker, b"begun\n")
     assert entrance.client.said("echo in") == b"in\n"
 
@@ -148,7 +149,7 @@ def test_a_gateway_that_is_stopped_lets_sessions_end_and_takes_no_new_ones(
             assert entrance.gateway.child.exit_code is None
             out, _ = begun.process.communicate(b"told\n", 120)
             assert (begun.process.returncode, out) == (3, b"told\nended\n")
-        assert entrance.gateway.child.wait(60) == 0
+        assert entrance.gateway.child.wait(LONG_WAIT) == 0
         assert wait_final(stack, run)["status"] == "completed"
         assert output(stack, run) == b"begun\ntold\nended\n"
 
@@ -159,10 +160,10 @@ def test_a_session_that_goes_on_too_long_is_told_that_the_gateway_stops(
     with entrance.client.begun(STUBBORN.format(marker)) as begun:
         run = entrance.wait_running()
         entrance.gateway.child.terminate()
-        _, errors = begun.process.communicate(timeout=90)
+        _, errors = begun.process.communicate(timeout=LONG_WAIT)
     assert begun.process.returncode == 255
     assert b"Received disconnect" in errors
-    assert entrance.gateway.child.wait(60) == 0
+    assert entrance.gateway.child.wait(LONG_WAIT) == 0
     assert_kept(stack, run, marker, b"begun\n")
 
 
@@ -183,7 +184,7 @@ def test_a_second_gateway_has_the_same_key_and_goes_on_when_the_first_is_killed(
             other.begun("echo begun; cat") as kept,
         ):
             entrance.gateway.child.kill()
-            lost.process.wait(60)
+            lost.process.wait(LONG_WAIT)
             assert lost.process.returncode == 255
             assert kept.process.communicate(b"told\n", 120)[0] == b"told\n"
             assert kept.process.returncode == 0

@@ -10,6 +10,7 @@ from tests.chaos.gateways import Entrance, entrance_of
 from tests.chaos.records import output, wait_final, wait_stored
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import wait_for
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -43,7 +44,7 @@ def test_somebody_whose_workspace_is_killed_is_told_and_the_run_ends(
         wait_stored(stack, run, 2)
         (container,) = stack.engine.containers(entrance.job)
         container.kill()
-        _, errors = begun.process.communicate(timeout=90)
+        _, errors = begun.process.communicate(timeout=LONG_WAIT)
     assert begun.process.returncode == 255
     assert b"workspace" in errors
     assert wait_final(stack, run)["status"] == "failed"

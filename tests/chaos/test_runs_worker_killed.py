@@ -13,9 +13,11 @@ from tests.chaos.records import (
     wait_final,
     wait_stored,
 )
+from tests.stack.container_output import heard_to_the_end
 from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import runs, wait_for
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -71,7 +73,7 @@ def test_a_run_worker_killed_after_the_last_commit_leaves_nothing_to_do_but_to_t
     (container,) = stack.engine.containers(job)
 
     def kept() -> bool:
-        _, told = container.exec_run(["/usr/lib/svc/agent", "runs"], user="root")
+        _, told = heard_to_the_end(container, "/usr/lib/svc/agent", "runs", user="root")
         return run.encode() in told
 
     assert kept()
@@ -120,7 +122,7 @@ def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(
     wait_stored(stack, run, 10)
     second = stack.start_run_worker()
     first.terminate()
-    assert first.wait(60) == 0
+    assert first.wait(LONG_WAIT) == 0
     wait_for(lambda: holder(stack, run) is second, "the second one is at the run")
     assert runs(what.marker)
     assert_complete(stack, run, what)

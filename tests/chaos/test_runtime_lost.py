@@ -14,6 +14,7 @@ from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, a
 from tests.stack.private_stack import OWNER, QUICK, PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import Started, blueprint, held
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -138,7 +139,9 @@ def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_bac
         "the container is ended and kept",
     )
     path = f"/v1/workspaces/{job.workspace_id}"
-    started = requests.post(f"{stack.api}{path}/start", params={"ownerUserId": OWNER}, timeout=90)
+    started = requests.post(
+        f"{stack.api}{path}/start", params={"ownerUserId": OWNER}, timeout=LONG_WAIT
+    )
     assert started.status_code == 202, started.text
     wait_for(lambda: stack.get(path)["status"] == "ready", "it is ready again")
     wait_for(lambda: not stack.engine.containers(job), "the kept container is removed")

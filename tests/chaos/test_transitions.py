@@ -13,6 +13,7 @@ from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Worker, wait_for
 from tests.stack.sandboxes import Started, blueprint, started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 STEPS_OF_A_STOP = range(1, 5)
@@ -25,19 +26,19 @@ def workspace(job: Started) -> str:
 
 def stop(stack: PrivateStack, job: Started) -> None:
     url = f"{stack.api}{workspace(job)}/stop"
-    answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=90)
+    answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=LONG_WAIT)
     assert answer.status_code == 202, answer.text
 
 
 def delete(stack: PrivateStack, job: Started) -> None:
     url = f"{stack.api}{workspace(job)}?ownerUserId={OWNER}"
-    answer = requests.delete(url, timeout=90)
+    answer = requests.delete(url, timeout=LONG_WAIT)
     assert answer.status_code == 202, answer.text
 
 
 def start(stack: PrivateStack, job: Started) -> Started:
     url = f"{stack.api}{workspace(job)}/start"
-    answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=90)
+    answer = requests.post(url, json={"ownerUserId": OWNER}, timeout=LONG_WAIT)
     assert answer.status_code == 202, answer.text
     return started(answer.json())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.chaos.verdict import assert_ended, assert_ready
@@ -11,10 +9,11 @@ from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import runs, wait_for
 from tests.stack.sandboxes import blueprint, nap
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
-RECOVERY_SECONDS = 240.0
+RECOVERY_SECONDS = LONG_WAIT
 """Far below the lease of 15 minutes; on a machine with nothing else to do it takes some 25 s."""
 DEFAULTS = {
     "WORKER_HEARTBEAT_INTERVAL_MS": "5000",
@@ -143,8 +142,6 @@ def test_a_job_that_kills_every_worker_fails_after_the_third(stack: PrivateStack
 
 
 def test_a_failure_of_the_last_moment_is_not_repeated(stack: PrivateStack) -> None:
-    started = time.monotonic()
     job = stack.post(blueprint(setup="exit 7"))
     stack.start_worker()
     assert_ended(stack, job, "failed", code="step-failed", claims=1, tags=1)
-    assert time.monotonic() - started < 120

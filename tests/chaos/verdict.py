@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from tests.stack.container_output import heard_to_the_end
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import Started
+from tests.support.waiting import LONG_WAIT
 
 ONCE = (
     "attempt.queued",
@@ -19,7 +21,9 @@ ONCE = (
 )
 
 
-def assert_ready(stack: PrivateStack, job: Started, *, claims: int, seconds: float = 120.0) -> Any:
+def assert_ready(
+    stack: PrivateStack, job: Started, *, claims: int, seconds: float = LONG_WAIT
+) -> Any:
     """The workspace is ready, everything happened once, and nothing is left over."""
     shown = stack.wait_status(job, "ready", seconds)
     assert_nothing_open(stack)
@@ -32,7 +36,7 @@ def assert_ready(stack: PrivateStack, job: Started, *, claims: int, seconds: flo
 
     containers = stack.engine.containers(job)
     assert [container.status for container in containers] == ["running"]
-    code, output = containers[0].exec_run(["cat", "/home/workspace/setup.log"])
+    code, output = heard_to_the_end(containers[0], "cat", "/home/workspace/setup.log")
     assert (code, output) == (0, b"ran\n")
 
     digest = shown["publishedImage"]["digest"]
@@ -50,7 +54,7 @@ def assert_ended(
     claims: int,
     code: str | None = None,
     tags: int = 0,
-    seconds: float = 120.0,
+    seconds: float = LONG_WAIT,
 ) -> Any:
     """The sandbox ended without a workspace, says why, and nothing is left over."""
     shown = stack.wait_status(job, status, seconds)

@@ -12,10 +12,12 @@ from controlplane_client import Client, Workspace
 from tests.clients.places import SVC, Svc, python_path
 from tests.conftest import OWNER
 from tests.e2e.conftest import git_server, stack, transactional_db
-from tests.stack.gateway_process import ApiProcess, free_port
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import ApiProcess
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.service import HARNESS, Stack
 from tests.stack.worker_process import environment
+from tests.support.waiting import LONG_WAIT
 
 __all__ = ["git_server", "stack", "transactional_db"]
 
@@ -61,7 +63,7 @@ def client(api_process: ApiProcess) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def workspace(client: Client) -> Workspace:
     """A workspace that is ready, for all tests of a module."""
-    return client.create(HARNESS, repository="tests/clients", timeout=240)
+    return client.create(HARNESS, repository="tests/clients", timeout=LONG_WAIT)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def svc(svc_environ: dict[str, str]) -> Svc:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=LONG_WAIT,
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr

@@ -19,6 +19,7 @@ from tests.conftest import OWNER
 from tests.stack.gateway_process import ApiProcess
 from tests.stack.ssh import Terminal
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -150,7 +151,7 @@ def test_logs_are_followed_to_the_end_of_a_run(
         assert process.stdout.readline() == "begun\n"
         run.write("more\n", end=True)
         assert process.stdout.read() == "more\n"
-        assert process.wait(60) == 0
+        assert process.wait(LONG_WAIT) == 0
 
 
 def test_ssh_is_told_where_the_workspace_is_entered(svc: Svc, workspace: Workspace) -> None:

@@ -16,6 +16,7 @@ from tests.clients.places import SVC, Svc
 from tests.conftest import OWNER
 from tests.scm.conftest import git
 from tests.stack.service import HARNESS, GitServer
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -86,7 +87,7 @@ def test_the_first_interrupt_is_for_the_command(
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "caught\n"
-    assert process.wait(60) == 9
+    assert process.wait(LONG_WAIT) == 9
 
 
 def test_the_second_interrupt_leaves_a_command_that_goes_on(
@@ -99,7 +100,7 @@ def test_the_second_interrupt_leaves_a_command_that_goes_on(
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "no\n"
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=LONG_WAIT)
     assert process.returncode == 130
     run = client.run(told.split()[-1])
     assert run.info is not None
@@ -260,7 +261,7 @@ def test_an_interrupted_start_is_stopped(
     while "waiting" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130
+    assert process.wait(LONG_WAIT) == 130
     (found,) = [each for each in client.workspaces() if each.name == "slow"]
     assert found.status in {"stopped", "cancelled"}
 

@@ -12,6 +12,7 @@ from tests.clients.places import CLIENTS, python_path
 from tests.docs.pages import read_page
 from tests.stack.gateway_process import ApiProcess
 from tests.stack.worker_process import environment
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -28,7 +29,7 @@ def test_the_example_of_the_python_client_runs(api_process: ApiProcess, tmp_path
         env=environment(PYTHONPATH=python_path()),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

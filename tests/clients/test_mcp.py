@@ -21,6 +21,7 @@ from controlplane_client import AsyncClient, AsyncRun, Client, Workspace
 from tests.clients.places import SVC
 from tests.conftest import OWNER
 from tests.stack.gateway_process import ApiProcess
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -56,7 +57,7 @@ def address(svc_environ: dict[str, str]) -> Iterator[str]:
         assert line.startswith("serving http://127.0.0.1:"), line
         yield line.split()[-1]
         process.terminate()
-        assert process.wait(30) in {0, -15}
+        assert process.wait(LONG_WAIT) in {0, -15}
     finally:
         process.kill()
         process.communicate()

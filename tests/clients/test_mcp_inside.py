@@ -18,6 +18,7 @@ from runs.commands import harness_command
 from tests.clients.places import SVC, Svc
 from tests.stack.service import HARNESS, Stack
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.harnesses import CODEX
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,7 +32,7 @@ LIST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": 
 @pytest.fixture(scope="module")
 def driver(client: Client) -> Workspace:
     """A workspace that reaches nothing."""
-    return client.create(NO_NETWORK, repository="tests/driver", timeout=240)
+    return client.create(NO_NETWORK, repository="tests/driver", timeout=LONG_WAIT)
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def inside(environ: dict[str, str], workspace: Workspace) -> Iterator[subprocess
         assert line == f"serving http://127.0.0.1:8765/mcp inside {workspace.id}\n", line
         yield process
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) in {0, -signal.SIGINT, 130}
+        assert process.wait(LONG_WAIT) in {0, -signal.SIGINT, 130}
     finally:
         process.kill()
         process.communicate()
@@ -101,7 +102,7 @@ def test_a_harness_without_a_network_drives_another_workspace(
         done = driver.exec(
             harness_command("codex", "Have it computed over there.", None),
             env={"OPENAI_BASE_URL": "http://127.0.0.1:9000/v1", "CODEX_API_KEY": "key"},
-            timeout=240,
+            timeout=LONG_WAIT,
         )
         assert done.exit_code == 0, done.stdout + done.stderr
         assert "42" in done.stdout
@@ -136,7 +137,7 @@ def test_many_programs_of_the_workspace_use_it_at_once(
             env=svc_environ,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG_WAIT,
             check=False,
         )
         assert twice.returncode == 1

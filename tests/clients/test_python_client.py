@@ -35,6 +35,7 @@ from tests.clients.cutting_relay import CuttingRelay, cutting_relay_to
 from tests.conftest import OWNER
 from tests.stack.gateway_process import ApiProcess
 from tests.stack.service import HARNESS
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -373,7 +374,7 @@ def test_a_workspace_is_made_found_stopped_started_and_deleted(client: Client) -
         name="Life",
         on_status=lambda info: seen.append(info.status),
         on_output=output.append,
-        timeout=240,
+        timeout=LONG_WAIT,
     )
     assert seen[-1] == "ready"
     assert set(seen[:-1]) <= {"queued", "running"}
@@ -391,7 +392,7 @@ def test_a_workspace_is_made_found_stopped_started_and_deleted(client: Client) -
     with pytest.raises(Conflict) as caught:
         workspace.exec("true")
     assert caught.value.code == "workspace-not-ready"
-    assert workspace.start(timeout=240).status == "ready"
+    assert workspace.start(timeout=LONG_WAIT).status == "ready"
     assert workspace.exec(["ls"]).stdout == "kept\n"
     assert workspace.delete().status == "deleted"
     assert workspace.id in [each.id for each in client.workspaces("deleted")]
@@ -401,7 +402,7 @@ def test_a_workspace_is_made_found_stopped_started_and_deleted(client: Client) -
 def test_a_workspace_that_fails_says_why(client: Client) -> None:
     blueprint = {**HARNESS, "lifecycle": {"setup": [{"id": "fail", "run": "exit 9"}]}}
     with pytest.raises(NotReady) as caught:
-        client.create(blueprint, repository="tests/fails", timeout=240)
+        client.create(blueprint, repository="tests/fails", timeout=LONG_WAIT)
     assert caught.value.code == caught.value.workspace.raw["error"]["code"]
     assert caught.value.workspace.status == "failed"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.stack.free_ports import free_port
 from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,7 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """Serve the API the way a deployment does, on a port of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        free: int = probe.getsockname()[1]
+    free = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "controlplane.wsgi"],
         cwd=ROOT,
@@ -154,12 +154,6 @@ def start(api: int, web: int) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        found: int = probe.getsockname()[1]
-    return found
 
 
 def test_processes_are_forked_from_one_that_has_loaded_the_application() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 import requests
 
 from tests.controlplane.test_metrics import Page, scrape
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +36,7 @@ def eventually(condition: object, what: str) -> None:
 @contextmanager
 def api(log: Path, processes: int) -> Iterator[str]:
     """Serve the API with several processes on the test's database."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     with log.open("wb") as output:
         server = subprocess.Popen(
             [

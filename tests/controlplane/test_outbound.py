@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 from controlplane.security.outbound import Answer, Outbound, OutboundError, OutboundReason
 from tests.registries.certificates import certificate
 from tests.registries.fake_registry import FakeRegistry, answer, in_turn, trickle
+from tests.stack.free_ports import free_port
 
 LIMIT = 1000
 
@@ -54,13 +54,6 @@ def failed(call: Callable[[], object]) -> OutboundError:
     return caught.value
 
 
-def closed_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_an_answer_is_given_as_it_was_sent(fake: FakeRegistry) -> None:
     fake.behaviour = answer(418, b"\x1f\x8bbytes", content_encoding="gzip", x_kind="tea")
     client = outbound(fake.url + "//", headers={"X-Always": "a"})
@@ -84,8 +77,8 @@ def test_proxies_and_accounts_of_the_environment_are_not_used(
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
     for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
-        monkeypatch.setenv(name.upper(), f"http://127.0.0.1:{closed_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name.upper(), f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -141,7 +134,7 @@ def test_a_body_of_the_limit_is_read_and_not_a_byte_more(fake: FakeRegistry) -> 
 
 
 def test_where_nobody_listens_is_asked_again_and_then_unreachable() -> None:
-    client = outbound(f"http://127.0.0.1:{closed_port()}")
+    client = outbound(f"http://127.0.0.1:{free_port()}")
     began = time.monotonic()
     error = failed(lambda: send(client, "POST"))
     assert time.monotonic() - began >= 0.3

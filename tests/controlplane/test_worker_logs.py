@@ -22,6 +22,7 @@ import structlog
 from django.test import Client
 
 from controlplane.logging import carried, logging_config, named_process
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,8 +164,7 @@ def test_every_line_of_a_worker_names_it(tmp_path: Path, command: str) -> None:
 
 @pytest.mark.slow
 def test_every_line_of_the_gateway_names_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     output = tmp_path / "log"
     with output.open("wb") as file:
         gateway = subprocess.Popen(
@@ -193,8 +193,7 @@ def test_every_line_of_the_gateway_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_http_server_speaks_as_the_rest_does(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     output = tmp_path / "log"
     with output.open("wb") as file:
         server = subprocess.Popen(

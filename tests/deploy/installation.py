@@ -12,6 +12,8 @@ from pathlib import Path
 from shlex import quote
 from uuid import uuid4
 
+from tests.stack.free_ports import free_ports
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -36,7 +38,7 @@ class Installation:
         return {name: value for name, _, value in pairs}
 
     def run(
-        self, *arguments: str, seconds: float = 120, environ: dict[str, str] | None = None
+        self, *arguments: str, seconds: float = LONG_WAIT, environ: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Call install.sh; `compose` takes everything that follows it."""
         own = ["--home", str(self.home)]
@@ -48,6 +50,18 @@ class Installation:
             text=True,
             timeout=seconds,
             check=False,
+        )
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start install.sh in a process group of its own."""
+        return subprocess.Popen(
+            ["bash", SCRIPT, "--home", self.home, *arguments],
+            env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def call(self, function: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +89,7 @@ class Installation:
             env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG_WAIT,
             check=False,
         )
 
@@ -98,13 +112,6 @@ def made_installation(home: Path, **settings: str) -> Installation:
     installation.env.write_text(text)
     installation.env.chmod(0o600)
     return installation
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on just now, all different."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(listening()) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 @contextlib.contextmanager

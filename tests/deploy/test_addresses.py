@@ -26,6 +26,7 @@ from deploy.up.environment import load_derived, own_origins
 from deploy.up.layout import Layout
 from deploy.up.progress import Progress
 from deploy.up.ready import ssh_problem
+from tests.stack.free_ports import free_port
 
 FREE = {"SVC_PREVIEW_PORT": "0", "SVC_WEB_PORT": "0", "SVC_EGRESS_PORT": "0"}
 PORTS = ("SVC_API_PORT", "SVC_SSH_PORT", "SVC_PREVIEW_PORT", "SVC_WEB_PORT", "SVC_EGRESS_PORT")
@@ -86,10 +87,8 @@ def test_a_taken_port_is_replaced_by_a_free_one_that_is_kept(
     layout: Layout, setting: str, title: str
 ) -> None:
     said = io.StringIO()
-    with _listening() as taken, socket.create_server(("127.0.0.1", 0)) as other:
-        free = other.getsockname()[1]
-        other.close()
-        ports = dict.fromkeys(PORTS, str(free))
+    with _listening() as taken:
+        ports = dict.fromkeys(PORTS, str(free_port()))
         environ = {**ports, setting: str(taken)}
         settled = settle_ports(layout, environ, Progress(said))
         chosen = int(settled[setting])

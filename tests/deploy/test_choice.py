@@ -25,6 +25,7 @@ from deploy.up.parts import EnginePart, PostgresPart, RabbitMQPart, RegistryPart
 from deploy.up.progress import Progress
 from deploy.up.secrets import ensure_secrets, read_settings
 from deploy.up.setup import only_one
+from tests.support.waiting import LONG_WAIT
 
 
 def _values(layout: Layout, **more: str) -> dict[str, str]:
@@ -280,7 +281,7 @@ def test_a_second_set_up_of_one_checkout_waits_and_says_so(layout: Layout) -> No
     with only_one(layout, Progress(first)):
         thread = threading.Thread(target=later)
         thread.start()
-        assert wait_until(lambda: "waiting" in second.getvalue(), 5)
+        assert wait_until(lambda: "waiting" in second.getvalue(), LONG_WAIT)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]

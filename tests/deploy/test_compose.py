@@ -1,13 +1,12 @@
 """The whole service as deploy/install.sh installs it: used, repaired, upgraded and removed.
 
 The tests of this file share one installation and follow one another as an operator's year does.
+Each begins with one that is well, whatever became of the test before.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -15,124 +14,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import docker
 import pytest
-import requests
-from docker.models.containers import Container
 
-from tests.deploy.installation import SCRIPT, Installation, free_ports, made_installation
+from tests.deploy.installation import made_installation
+from tests.deploy.installed import BLUEPRINT, ON_THE_WAY, OWNER, SECONDS, Installed
+from tests.stack.container_output import heard_to_the_end
 from tests.stack.disks import small_disk
+from tests.stack.free_ports import free_ports
 from tests.stack.processes import runs
 from tests.stack.sandboxes import nap
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
-
-OWNER = "usr_install"
-BLUEPRINT = {
-    "harness": {"id": "shell"},
-    "lifecycle": {"startup": {"foreground": {"kind": "command", "run": "sleep infinity"}}},
-}
-SECONDS = 600.0
-ON_THE_WAY = ("queued", "running", "pending", "building", "starting")
-
-
-@dataclass
-class Installed:
-    """An installation that runs, and a workspace in it."""
-
-    installation: Installation
-    engine: docker.DockerClient
-    workspace_id: str = ""
-
-    @property
-    def instance(self) -> str:
-        return self.installation.settings["SVC_INSTANCE_ID"]
-
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask the API; anything but success is a failure."""
-        port = self.installation.settings["SVC_API_PORT"]
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - http
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            raise AssertionError(error.read().decode()) from error
-
-    def owned(self, path: str) -> Any:
-        """Read something of the owner's."""
-        return self.call("GET", f"{path}?ownerUserId={OWNER}")
-
-    def settled(self, path: str, *open_states: str) -> Any:
-        """Read something until its status is not one of these any more."""
-        deadline = time.monotonic() + SECONDS
-        while (found := self.owned(path))["status"] in open_states:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.5)
-        return found
-
-    def asked(self, name: str, spec: dict[str, Any]) -> str:
-        """Ask for a workspace; return its id."""
-        body = {
-            "ownerUserId": OWNER,
-            "name": name,
-            "registryId": "default",
-            "repository": f"workspaces/{name}",
-            "tag": "one",
-            "spec": spec,
-        }
-        return str(self.call("POST", "/v1/workspaces", body)["workspaceId"])
-
-    def service(self, name: str) -> Container:
-        """The container of a service."""
-        labels = [
-            f"com.docker.compose.project={self.instance}",
-            f"com.docker.compose.service={name}",
-        ]
-        (found,) = self.engine.containers.list(all=True, filters={"label": labels})
-        return found
-
-    def workspace(self) -> Container:
-        """The workspace's container."""
-        labels = [f"svc.instance={self.instance}", "svc.run"]
-        (found,) = self.engine.containers.list(all=True, filters={"label": labels})
-        return found
-
-    def run_in_workspace(self, script: str) -> str:
-        """Have a one-shot run do something; return what it printed."""
-        body = {
-            "ownerUserId": OWNER,
-            "workspaceId": self.workspace_id,
-            "harnessId": "shell",
-            "mode": "one-shot",
-            "command": {"executable": "sh", "args": ["-c", script]},
-        }
-        run_id = self.call("POST", "/v1/runs", body)["runId"]
-        ended = self.settled(f"/v1/runs/{run_id}", "queued", "running")
-        assert (ended["status"], ended["exitCode"]) == ("completed", 0), ended
-        query = f"ownerUserId={OWNER}&stream=stdout"
-        told = self.call("GET", f"/v1/runs/{run_id}/scrollback?{query}")
-        return base64.b64decode(told["contentBase64"]).decode()
-
-    def registry_status(self, password: str = "") -> int:
-        """Ask the registry what it holds, as somebody on this machine may."""
-        port = self.installation.settings["SVC_REGISTRY_PORT"]
-        url = f"http://127.0.0.1:{port}/v2/_catalog"
-        account = ("svc", password) if password else None
-        return requests.get(url, auth=account, timeout=60).status_code
-
-    def readiness(self) -> dict[str, bool]:
-        """What `/readyz` says of each part."""
-        return {check["name"]: check["ok"] for check in self.call("GET", "/readyz")["checks"]}
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +65,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         engine.close()
 
 
+@pytest.fixture(autouse=True)
+def _whole(installed: Installed) -> None:
+    installed.make_whole()
+
+
 def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> None:
     assert all(installed.readiness().values()), installed.readiness()
     for name in (
@@ -193,16 +95,12 @@ def test_nobody_uses_the_registry_without_its_account(installed: Installed) -> N
 def test_ours_run_as_nobody_special(installed: Installed) -> None:
     ours = ("api", "buildworker", "runworker", "sshgateway", "previewgateway", "e2bfacade")
     for name in ours:
-        _, said = installed.service(name).exec_run(["id", "-u"])
+        _, said = heard_to_the_end(installed.service(name), "id", "-u")
         assert said == b"10001\n", name
 
 
 def test_a_workspace_becomes_ready_and_does_what_it_is_told(installed: Installed) -> None:
-    installed.workspace_id = installed.asked("first", BLUEPRINT)
-    path = f"/v1/workspaces/{installed.workspace_id}"
-    ready = installed.settled(path, *ON_THE_WAY)
-    assert ready["status"] == "ready", ready
-    said = installed.run_in_workspace("echo kept > ~/kept; echo hello from $(id -un)")
+    said = installed.run_in_workspace("cat ~/kept; echo hello from $(id -un)")
     assert "hello from " in said
 
 
@@ -229,8 +127,9 @@ def test_people_get_in_over_ssh(installed: Installed, tmp_path: Path) -> None:
 
 
 def test_the_broker_waits_longer_than_the_longest_job(installed: Installed) -> None:
-    code, said = installed.service("rabbitmq").exec_run(
-        ["rabbitmqctl", "-q", "eval", "application:get_env(rabbit, consumer_timeout)."]
+    question = "application:get_env(rabbit, consumer_timeout)."
+    code, said = heard_to_the_end(
+        installed.service("rabbitmq"), "rabbitmqctl", "-q", "eval", question
     )
     assert (code, said) == (0, b"{ok,14400000}\n"), said
 
@@ -258,20 +157,50 @@ def test_a_backup_brings_back_what_was(installed: Installed) -> None:
     kept = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert kept == dict.fromkeys(("database.dump", "env", "host_ed25519_key"), 0o600)
     path = f"/v1/workspaces/{installed.workspace_id}"
+    name = installed.owned(path)["name"]
     installed.call("PATCH", f"{path}/name", {"ownerUserId": OWNER, "name": "changed"})
     done = installed.installation.run(
         "restore", str(folder), "--yes", "--min-free-mb", "500", seconds=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert installed.owned(path)["name"] == "first"
+    assert installed.owned(path)["name"] == name
     assert "kept" in installed.run_in_workspace("cat ~/kept")
 
 
-def _until(condition: Callable[[], bool]) -> None:
+def _until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
+
+
+def _asked_of_the_database(installed: Installed, question: str) -> str:
+    psql = ("psql", "-U", "svc", "-qAt", "-c", question)
+    code, said = heard_to_the_end(installed.service("postgres"), *psql)
+    assert code == 0, said
+    return said.decode().strip()
+
+
+@contextlib.contextmanager
+def _copies_wait(installed: Installed) -> Iterator[None]:
+    """Have no copy of the database come to its end inside the block, and nothing else wait."""
+    lock = "BEGIN; LOCK TABLE auth_group; SELECT pg_sleep(3600)"
+    psql = ["psql", "-U", "svc", "-q", "-c", lock]
+    installed.service("postgres").exec_run(psql, detach=True)
+    holder = "FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    _until(lambda: _asked_of_the_database(installed, f"SELECT pid {holder}"))
+    try:
+        yield
+    finally:
+        _asked_of_the_database(installed, f"SELECT pg_terminate_backend(pid) {holder}")
+
+
+def _copies_that_wait(installed: Installed) -> bool:
+    question = (
+        "SELECT 1 FROM pg_stat_activity"
+        " WHERE application_name = 'pg_dump' AND wait_event_type = 'Lock'"
+    )
+    return bool(_asked_of_the_database(installed, question))
 
 
 def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
@@ -284,33 +213,24 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
     kept = [line for line in lines if not line.startswith("SVC_REGISTRY_PASSWORD=")]
     installation.env.write_text("\n".join([*kept, ""]))
     workspace = installed.workspace().id
-    # Killed with all its children once the workers are stopped: the worst of moments.
-    upgrading = subprocess.Popen(
-        [
-            *("bash", SCRIPT, "--home", installation.home, "upgrade", "0.4.1"),
-            *("--min-free-mb", "500"),
-        ],
-        env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _until(
-            lambda: (
-                (marker.exists() and installed.service("buildworker").status == "exited")
-                or upgrading.poll() is not None
-            )
-        )
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(upgrading.pid, signal.SIGKILL)
-        upgrading.wait()
-    assert marker.exists()
-    refused = installation.run("upgrade", "0.4.2")
+    # Killed while it copies the database, once the workers are stopped: the worst of moments.
+    with _copies_wait(installed):
+        upgrading = installation.begin("upgrade", "0.4.1", "--min-free-mb", "500")
+        try:
+            _until(lambda: _copies_that_wait(installed) or upgrading.poll() is not None)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(upgrading.pid, signal.SIGKILL)
+            upgrading.wait()
+    # Its `docker compose exec` may live on until the copy has ended.
+    _, said = upgrading.communicate(timeout=LONG_WAIT)
+    assert marker.exists(), said
+    assert installed.service("buildworker").status == "exited"
+    waits = ("--wait", str(int(LONG_WAIT)))
+    refused = installation.run("upgrade", "0.4.2", *waits, seconds=2 * LONG_WAIT)
     assert refused.returncode == 1
     assert "the upgrade to 0.4.1 was interrupted" in refused.stderr
-    done = installation.run("install", "--min-free-mb", "500", seconds=900)
+    done = installation.run("install", "--min-free-mb", "500", *waits, seconds=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finishing it" in done.stdout
     assert not marker.exists()
@@ -335,10 +255,7 @@ def _claims(installed: Installed, workspace_id: str) -> int:
         "select attempt_count from workspaces_buildjob join workspaces_attempt on"
         " workspaces_attempt.id = attempt_id where workspace_id = "
     )
-    psql = ["psql", "-U", "svc", "-qAt", "-c", f"{question} '{workspace_id}'"]
-    code, said = installed.service("postgres").exec_run(psql)
-    assert code == 0, said
-    return int(cast("bytes", said))
+    return int(_asked_of_the_database(installed, f"{question} '{workspace_id}'"))
 
 
 @pytest.mark.parametrize(

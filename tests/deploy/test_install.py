@@ -14,15 +14,10 @@ import docker
 import pytest
 import yaml
 
-from tests.deploy.installation import (
-    CHECKOUT,
-    SCRIPT,
-    Installation,
-    free_ports,
-    listening,
-    made_installation,
-)
+from tests.deploy.installation import CHECKOUT, SCRIPT, Installation, listening, made_installation
 from tests.stack.disks import fill, read_only, small_disk
+from tests.stack.free_ports import free_ports
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 
 HEX = {
@@ -259,9 +254,28 @@ def test_a_lost_password_is_not_replaced_while_its_database_is_there(
 def test_two_at_once_do_not_get_into_each_others_way(installation: Installation) -> None:
     with (installation.home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = installation.run("install")
+        done = installation.run("install", "--wait", "0")
     assert done.returncode == 1
     assert "another install.sh works" in done.stderr
+
+
+def test_one_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    installation = Installation(tmp_path)
+    with (installation.home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = installation.begin("backup", "--wait", str(int(LONG_WAIT)))
+        assert waiting.stderr is not None
+        assert "waiting for at most" in waiting.stderr.readline()
+    _, said = waiting.communicate(timeout=LONG_WAIT)
+    assert waiting.returncode == 1
+    assert "nothing is installed" in said
+
+
+@pytest.mark.parametrize("seconds", ["", "soon", "-1", "1.5"])
+def test_a_wait_is_a_number_of_seconds(installation: Installation, seconds: str) -> None:
+    done = installation.run("install", "--wait", seconds)
+    assert done.returncode == 1
+    assert "--wait needs a number of seconds" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["upgrade", "status", "backup", "uninstall"])

@@ -23,6 +23,7 @@ from deploy.services.private import PrivateService
 from deploy.services.process import wait_until
 from deploy.services.rabbitmq import CONSUMER_TIMEOUT_MS, PrivateRabbitMQ, accepts
 from deploy.services.registry import PrivateRegistry
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.slow
 
@@ -200,13 +201,13 @@ def test_a_private_rabbitmq_keeps_its_messages_over_stop_and_kill(
 
     rabbitmq.stop()
     # Erlang's port mapper goes with its broker.
-    assert wait_until(lambda: is_free(int(rabbitmq.environment()["ERL_EPMD_PORT"])), 5)
+    assert wait_until(lambda: is_free(int(rabbitmq.environment()["ERL_EPMD_PORT"])), LONG_WAIT)
 
 
 def test_a_private_registry_keeps_what_was_pushed(registry: PrivateRegistry) -> None:
     registry.start()
     ours = ("svc", PASSWORD)
-    begun = requests.post(f"{registry.url}/v2/kept/blobs/uploads/", auth=ours, timeout=10)
+    begun = requests.post(f"{registry.url}/v2/kept/blobs/uploads/", auth=ours, timeout=LONG_WAIT)
     digest = f"sha256:{hashlib.sha256(b'hello').hexdigest()}"
 
     registry.restart()
@@ -214,10 +215,10 @@ def test_a_private_registry_keeps_what_was_pushed(registry: PrivateRegistry) -> 
     # Started before the restart, finished after it: the signature of the upload still counts.
     finish = f"{begun.headers['Location']}&digest={digest}"
     octets = {"content-type": "application/octet-stream"}
-    assert requests.put(finish, b"hello", headers=octets, auth=ours, timeout=10).ok
+    assert requests.put(finish, b"hello", headers=octets, auth=ours, timeout=LONG_WAIT).ok
     registry.kill()
     registry.start()
-    kept = requests.get(f"{registry.url}/v2/kept/blobs/{digest}", auth=ours, timeout=10)
+    kept = requests.get(f"{registry.url}/v2/kept/blobs/{digest}", auth=ours, timeout=LONG_WAIT)
     assert kept.content == b"hello"
 
 

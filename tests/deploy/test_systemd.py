@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = CHECKOUT / "deploy" / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
@@ -43,7 +45,7 @@ def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
         [verify, "verify", "--man=no", *copies],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
     said = [line for line in done.stderr.splitlines() if "svc" in line]

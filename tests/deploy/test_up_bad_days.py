@@ -14,6 +14,7 @@ from deploy.services.registry import PrivateRegistry
 from deploy.up.secrets import read_settings
 from tests.deploy.installation import CHECKOUT
 from tests.stack.disks import fill, read_only, small_disk
+from tests.support.waiting import LONG_WAIT
 
 
 def call(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def call(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": os.environ["PATH"], "SVC_DATA_DIR": str(data)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
 
@@ -84,7 +85,7 @@ def test_what_is_stopped_is_no_failure_of_make(tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"], "SVC_DATA_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

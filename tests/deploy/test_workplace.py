@@ -11,6 +11,7 @@ import pytest
 
 from deploy.up.workplace import sweep, workplace
 from tests.deploy.installation import CHECKOUT
+from tests.support.waiting import LONG_WAIT
 
 BUILDING = """
 import sys, time
@@ -44,7 +45,7 @@ def test_the_next_set_up_removes_what_a_killed_one_left(
     other, used = building(tmp_path)
     try:
         process.send_signal(ending)
-        process.wait(60)
+        process.wait(LONG_WAIT)
         assert left.exists() == (ending is signal.SIGKILL)
         with workplace(tmp_path) as place:
             assert not left.exists()
@@ -54,6 +55,6 @@ def test_the_next_set_up_removes_what_a_killed_one_left(
     finally:
         process.kill()
         other.kill()
-        other.wait(60)
+        other.wait(LONG_WAIT)
     assert sweep(tmp_path) == 1
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 from deploy.services.private import find_program
 from tests.docs.pages import read_page
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 _WHOLE = """\
 daemon off;
@@ -74,4 +75,4 @@ def running_nginx(folder: Path, server: str, port: int, changes: dict[str, str])
         yield
     finally:
         running.send_signal(signal.SIGTERM)
-        running.wait(30)
+        running.wait(LONG_WAIT)

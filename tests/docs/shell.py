@@ -11,7 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-SECONDS = 240.0
+from tests.support.waiting import LONG_WAIT
+
+SECONDS = LONG_WAIT
 _END = "the-command-has-ended"
 _ENDED = re.compile(rf"\n?\n{_END} (\d+)\n\Z".encode())
 

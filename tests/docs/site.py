@@ -14,7 +14,8 @@ from pathlib import Path
 from tests.clients.places import python_path
 from tests.docs.pages import ROOT
 from tests.docs.shell import Shell
-from tests.stack.gateway_process import ApiProcess, GatewayProcess, free_port
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import ApiProcess, GatewayProcess
 from tests.stack.preview_process import PreviewProcess
 from tests.stack.service import Stack
 from tests.stack.ssh import short_folder

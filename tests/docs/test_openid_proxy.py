@@ -20,8 +20,10 @@ import requests
 from deploy.services.private import find_program
 from tests.docs.nginx import block, make_certificate
 from tests.docs.pages import ROOT
-from tests.stack.gateway_process import ApiProcess, free_port
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import ApiProcess
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -66,9 +68,9 @@ class OpenIdProxy:
     def signed_in(self, email: str) -> requests.Session:
         """Return somebody who has come back from the provider's page."""
         session = self.browser()
-        asked = session.get(self.url("/docs"), timeout=30)
+        asked = session.get(self.url("/docs"), timeout=LONG_WAIT)
         assert "Authorize Client" in asked.text
-        back = session.post(asked.url, data={"sub": email}, timeout=30)
+        back = session.post(asked.url, data={"sub": email}, timeout=LONG_WAIT)
         assert (back.status_code, back.url) == (200, self.url("/docs"))
         session.headers["Accept"] = "application/json"
         return session
@@ -90,7 +92,7 @@ def running(command: list[str], port: int, log: Path) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(LONG_WAIT)
 
 
 @pytest.fixture
@@ -142,12 +144,12 @@ def proxy(transactional_db: None, tmp_path: Path) -> Iterator[OpenIdProxy]:
 
 def test_people_are_who_the_provider_says(proxy: OpenIdProxy) -> None:
     ada = proxy.signed_in("ada@example.org")
-    made = ada.post(proxy.url("/v1/ssh-keys"), json={"publicKey": KEY}, timeout=30)
+    made = ada.post(proxy.url("/v1/ssh-keys"), json={"publicKey": KEY}, timeout=LONG_WAIT)
     assert (made.status_code, made.json()["ownerUserId"]) == (201, "ada@example.org")
     bob = proxy.signed_in("bob@example.org")
-    assert bob.get(proxy.url("/v1/ssh-keys"), timeout=30).json() == {"items": []}
+    assert bob.get(proxy.url("/v1/ssh-keys"), timeout=LONG_WAIT).json() == {"items": []}
     foreign = proxy.url(f"/v1/ssh-keys/{made.json()['sshKeyId']}")
-    assert bob.delete(foreign, timeout=30).json()["code"] == "ssh-key-not-found"
+    assert bob.delete(foreign, timeout=LONG_WAIT).json()["code"] == "ssh-key-not-found"
 
 
 def test_a_program_that_has_not_signed_in_is_refused_and_not_sent_to_the_provider(
@@ -155,7 +157,7 @@ def test_a_program_that_has_not_signed_in_is_refused_and_not_sent_to_the_provide
 ) -> None:
     program = proxy.browser()
     program.headers["Accept"] = "application/json"
-    answer = program.get(proxy.url("/v1/workspaces"), timeout=30, allow_redirects=False)
+    answer = program.get(proxy.url("/v1/workspaces"), timeout=LONG_WAIT, allow_redirects=False)
     assert answer.status_code == 401
 
 
@@ -163,13 +165,13 @@ def test_a_program_that_has_not_signed_in_is_refused_and_not_sent_to_the_provide
 def test_nobody_names_themselves_behind_an_openid_proxy(proxy: OpenIdProxy, name: str) -> None:
     bob = proxy.signed_in("bob@example.org")
     bob.headers[name] = "ada@example.org"
-    made = bob.post(proxy.url("/v1/ssh-keys"), json={"publicKey": KEY}, timeout=30)
+    made = bob.post(proxy.url("/v1/ssh-keys"), json={"publicKey": KEY}, timeout=LONG_WAIT)
     assert (made.status_code, made.json()["ownerUserId"]) == (201, "bob@example.org")
 
 
 def test_webhooks_need_no_sign_in(proxy: OpenIdProxy) -> None:
     forged = {"X-Forwarded-User": "ada@example.org"}
     answer = proxy.browser().post(
-        proxy.url("/v1/scm/webhooks"), json={}, headers=forged, timeout=30
+        proxy.url("/v1/scm/webhooks"), json={}, headers=forged, timeout=LONG_WAIT
     )
     assert answer.json()["code"] in {"scm-webhook-secret-unset", "validation-failed"}

@@ -17,8 +17,9 @@ import pytest
 from controlplane.security.preview_links import TOKEN_PARAMETER, Grant, sign, signing_key
 from tests.docs.nginx import block, make_certificate, running_nginx
 from tests.docs.pages import ROOT
-from tests.stack.gateway_process import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.preview_process import PreviewProcess
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ class Proxy:
         """Ask as a browser that has found the name in DNS."""
         trusting = ssl.create_default_context(cafile=str(self.certificate))
         connection = http.client.HTTPSConnection(NAME, context=trusting)
-        plain = socket.create_connection(("127.0.0.1", self.port), 30)
+        plain = socket.create_connection(("127.0.0.1", self.port), LONG_WAIT)
         connection.sock = trusting.wrap_socket(plain, server_hostname=NAME)
         try:
             connection.request("GET", target, headers=headers or {})

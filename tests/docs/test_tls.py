@@ -18,8 +18,10 @@ from tests.docs.nginx import block, make_certificate, running_nginx
 from tests.docs.pages import ROOT
 from tests.runs.attach.attached_client import Attached
 from tests.runs.attach.test_attach_served import given, opened, write
-from tests.stack.gateway_process import ApiProcess, free_port
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import ApiProcess
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -44,7 +46,7 @@ class Proxy:
             f"https://localhost:{self.port}{path}",
             auth=(who, PEOPLE[who]) if who else None,
             verify=str(self.certificate),
-            timeout=30,
+            timeout=LONG_WAIT,
             **options,  # type: ignore[arg-type]
         )
 
@@ -98,9 +100,9 @@ def test_what_a_client_puts_into_the_header_never_arrives(proxy: Proxy, name: st
 
 def test_past_the_proxy_nobody_is_anybody(proxy: Proxy) -> None:
     past = f"http://localhost:{proxy.api.port}/v1/workspaces"
-    assert requests.get(past, timeout=30).status_code == 401
+    assert requests.get(past, timeout=LONG_WAIT).status_code == 401
     # From this machine the header counts; given twice it names nobody.
-    with socket.create_connection(("127.0.0.1", proxy.api.port), 30) as sock:
+    with socket.create_connection(("127.0.0.1", proxy.api.port), LONG_WAIT) as sock:
         sock.sendall(
             b"GET /v1/workspaces HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             b"X-Forwarded-User: ada\r\nX-Forwarded-User: bob\r\n\r\n"

@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db import connection
 
 from tests.registries.account import BASIC
+from tests.support.waiting import LONG_WAIT
 
 MARKER = "qUaIlCaNaRyQx"
 PIECE_BYTES = 1024 * 1024
@@ -128,13 +129,13 @@ def registry_blobs(repository: str, tag: str) -> Iterator[tuple[str, Iterator[by
     root = f"{settings.REGISTRY_BASE_URL}/v2/{repository}"
     accept = "application/vnd.docker.distribution.manifest.v2+json"
     manifest = requests.get(
-        f"{root}/manifests/{tag}", headers={"accept": accept}, auth=BASIC, timeout=60
+        f"{root}/manifests/{tag}", headers={"accept": accept}, auth=BASIC, timeout=LONG_WAIT
     )
     manifest.raise_for_status()
     yield "manifest", iter([manifest.content])
     described = manifest.json()
     for blob in [described["config"], *described["layers"]]:
-        answer = requests.get(f"{root}/blobs/{blob['digest']}", auth=BASIC, timeout=60)
+        answer = requests.get(f"{root}/blobs/{blob['digest']}", auth=BASIC, timeout=LONG_WAIT)
         answer.raise_for_status()
         yield blob["digest"], iter([answer.content])
         if answer.content[:2] == b"\x1f\x8b":

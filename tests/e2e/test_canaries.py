@@ -32,6 +32,7 @@ from tests.stack.gateway_process import ApiProcess
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.runs import GATEWAY_TOKEN, RAW, Place
 from tests.stack.service import Stack, Started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -110,7 +111,7 @@ def connect(url: str, number: int) -> str:
     answer = requests.post(
         f"{url}/v1/connected-accounts",
         json={**body, "secret": secret(provider, number)},
-        timeout=30,
+        timeout=LONG_WAIT,
     )
     assert answer.status_code == 201, answer.text
     assert found_in(answer.content) is None
@@ -215,15 +216,15 @@ def test_no_record_holds_a_canary(service: Service, runs: list[tuple[Place, str]
     for place, run in runs:
         for stream in ("stdout", "stderr", "pty", "ptyInput"):
             path = f"/v1/runs/{run}/scrollback?stream={stream}"
-            answer = requests.get(f"{service.api.url}{path}", headers=RAW, timeout=60)
+            answer = requests.get(f"{service.api.url}{path}", headers=RAW, timeout=LONG_WAIT)
             assert_clean(f"{stream} of {run}", answer.content)
         for form in ("ndjson", "text", "asciicast"):
             path = f"/v1/runs/{run}/export?format={form}"
-            answer = requests.get(f"{service.api.url}{path}", timeout=60)
+            answer = requests.get(f"{service.api.url}{path}", timeout=LONG_WAIT)
             assert_clean(f"{form} of {run}", answer.content)
         assert_clean(f"timeline of {run}", json.dumps(place.timeline(run)).encode())
         for path in (f"/v1/runs/{run}", f"/v1/runs/{run}/changes", f"/v1/runs/{run}/loss"):
-            assert_clean(path, requests.get(f"{service.api.url}{path}", timeout=60).content)
+            assert_clean(path, requests.get(f"{service.api.url}{path}", timeout=LONG_WAIT).content)
 
 
 def test_no_answer_of_a_failing_request_or_sandbox_repeats_a_canary(service: Service) -> None:
@@ -240,7 +241,7 @@ def test_no_answer_of_a_failing_request_or_sandbox_repeats_a_canary(service: Ser
         ("connected-accounts", {**account, "secret": f"{canary}\0"}),
         ("connected-accounts", {**account, "provider": "generic", "name": "-"}),
     ]:
-        answer = requests.post(f"{url}/v1/{path}", json=body, timeout=30)
+        answer = requests.post(f"{url}/v1/{path}", json=body, timeout=LONG_WAIT)
         assert answer.status_code == 400, answer.text
         assert_clean(path, answer.content)
     cut = json.dumps(account)[:-1].encode()
@@ -248,11 +249,11 @@ def test_no_answer_of_a_failing_request_or_sandbox_repeats_a_canary(service: Ser
         f"{url}/v1/connected-accounts",
         data=cut,
         headers={"content-type": "application/json"},
-        timeout=30,
+        timeout=LONG_WAIT,
     )
     assert answer.status_code == 400
     assert_clean("a body that is cut", answer.content)
-    assert requests.post(f"{url}/v1/sandboxes", json=sandbox, timeout=30).status_code == 400
+    assert requests.post(f"{url}/v1/sandboxes", json=sandbox, timeout=LONG_WAIT).status_code == 400
 
     failing = {"lifecycle": {"setup": [{"id": "fail", "run": f"{SHOW}\nexit 7"}]}}
     failed = service.stack.failed(failing, credentials=service.credentials(30))
@@ -267,7 +268,7 @@ def test_no_answer_of_a_failing_request_or_sandbox_repeats_a_canary(service: Ser
         f"connected-accounts?ownerUserId={OWNER}&limit=200",
         f"profiles?ownerUserId={OWNER}",
     ):
-        assert_clean(path, requests.get(f"{url}/v1/{path}", timeout=30).content)
+        assert_clean(path, requests.get(f"{url}/v1/{path}", timeout=LONG_WAIT).content)
 
 
 def test_no_image_and_no_container_holds_a_canary(service: Service, places: list[Place]) -> None:

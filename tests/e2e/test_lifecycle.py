@@ -22,6 +22,7 @@ from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.runs import GATEWAY_TOKEN, Place
 from tests.stack.service import Stack, Started, install
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import Attempt, Workspace, WorkspaceEvent
 
 pytestmark = pytest.mark.docker
@@ -56,10 +57,10 @@ class Lives:
     def again(self, started: Started, **members: Any) -> Started:
         """Start a workspace again and wait until it is ready."""
         begun = self.begin(started, **members)
-        self.until(begun, "ready", timeout=240)
+        self.until(begun, "ready", timeout=LONG_WAIT)
         return begun
 
-    def until(self, started: Started, status: str, timeout: float = 90) -> Any:
+    def until(self, started: Started, status: str, timeout: float = LONG_WAIT) -> Any:
         """Wait until the workspace is what it is to be; return it.
 
         At the moment it is stopped or deleted its container is gone already.
@@ -267,7 +268,7 @@ def test_a_first_start_that_failed_leaves_nothing_behind_in_what_is_kept(lives: 
     failed = lives.stack.failed(persistent(lifecycle={"setup": [step]}))
     eventually(lambda: lives.left(failed) == [], what="its container is gone")
     begun = lives.begin(failed)
-    lives.until(begun, "failed", timeout=240)
+    lives.until(begun, "failed", timeout=LONG_WAIT)
     lives.delete(begun)
     lives.until(begun, "deleted")
     assert lives.volumes(failed) == []
@@ -295,7 +296,7 @@ def test_a_stop_cancels_a_build_and_a_start_begins_it_anew(lives: Lives) -> None
 
 def test_a_delete_while_the_workspace_starts_leaves_no_container(lives: Lives) -> None:
     started = lives.stack.ask(persistent(lifecycle={"setup": [{"run": "sleep 300"}]}))
-    eventually(lambda: lives.left(started), what="there is a container", timeout=240)
+    eventually(lambda: lives.left(started), what="there is a container", timeout=LONG_WAIT)
     lives.delete(started)
     lives.until(started, "deleted")
     assert lives.volumes(started) == []
@@ -324,12 +325,12 @@ def test_an_image_of_which_the_registry_lost_a_layer_is_built_again(lives: Lives
     assert manifest is not None
     layer = manifest.parsed()["layers"][-1]["digest"]
     blob = f"{django_settings.REGISTRY_BASE_URL}/v2/{repository}/blobs/{layer}"
-    assert requests.delete(blob, auth=BASIC, timeout=60).status_code == 202
-    assert requests.head(blob, auth=BASIC, timeout=60).status_code == 404
+    assert requests.delete(blob, auth=BASIC, timeout=LONG_WAIT).status_code == 202
+    assert requests.head(blob, auth=BASIC, timeout=LONG_WAIT).status_code == 404
 
     again = lives.again(started)
     assert not again.job.reused
-    assert requests.head(blob, auth=BASIC, timeout=60).status_code == 200
+    assert requests.head(blob, auth=BASIC, timeout=LONG_WAIT).status_code == 200
 
 
 def test_what_ended_by_itself_is_resumed_too(lives: Lives) -> None:

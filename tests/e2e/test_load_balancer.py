@@ -30,6 +30,7 @@ from tests.stack.runs import FINAL, GATEWAY_TOKEN
 from tests.stack.service import Stack, Started
 from tests.stack.ssh import Client, short_folder
 from tests.stack.worker_process import CommandProcess, eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -66,7 +67,7 @@ class Behind:
             headers["idempotency-key"] = key
         told = ""
         for _ in range(TRIES):
-            connection = HTTPConnection("127.0.0.1", self.api, timeout=60)
+            connection = HTTPConnection("127.0.0.1", self.api, timeout=LONG_WAIT)
             with contextlib.closing(connection):
                 try:
                     content = None if body is None else json.dumps(body)
@@ -167,7 +168,7 @@ def test_an_api_and_a_run_worker_that_are_killed_under_load_lose_nothing(behind:
 
     with ThreadPoolExecutor(CALLERS + 1) as pool:
         following = pool.submit(follow)
-        assert half.wait(120)
+        assert half.wait(LONG_WAIT)
         calling = [pool.submit(execute, number) for number in range(CALLERS)]
         kill(behind.apis[0])
         kill(behind.workers[0])

@@ -15,6 +15,7 @@ from tests.stack.service import GitServer, Stack
 from tests.stack.ssh import HOST, Client
 from tests.stack.ssh_access import SshAccess, access_of, gone
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -144,11 +145,13 @@ def test_64_mib_go_in_and_come_out_as_they_are(
 ) -> None:
     sent = hashlib.sha256(big.read_bytes()).hexdigest()
     with access.run() as run, big.open("rb") as file:
-        done = client.command("cat > /tmp/big && sha256sum < /tmp/big", stdin=file, timeout=120)
+        done = client.command(
+            "cat > /tmp/big && sha256sum < /tmp/big", stdin=file, timeout=LONG_WAIT
+        )
     assert (done.code, done.out.decode().split()) == (0, [sent, "-"])
     back = tmp_path / "back"
     with access.run() as other, back.open("wb") as file:
-        assert client.command("cat /tmp/big; rm /tmp/big", stdout=file, timeout=120).code == 0
+        assert client.command("cat /tmp/big; rm /tmp/big", stdout=file, timeout=LONG_WAIT).code == 0
     assert hashlib.sha256(back.read_bytes()).hexdigest() == sent
     for shown, stream in ((run, "stdin"), (other, "stdout")):
         access.place.completed(shown.id)
@@ -188,7 +191,7 @@ def test_a_client_that_is_interrupted_takes_its_command_with_it(
 ) -> None:
     with access.run() as run, client.begun("echo $$; exec sleep 600") as begun:
         begun.process.send_signal(signal.SIGINT)
-        begun.process.wait(90)
+        begun.process.wait(LONG_WAIT)
     gone(access.place, begun.line)
     assert access.place.ended(run.id)["exitSignal"] == "SIGHUP"
     assert access.place.loss(run.id)["complete"]
@@ -200,7 +203,7 @@ def test_a_command_that_ignores_the_end_of_its_client_is_killed_after_the_grace(
     script = "trap '' HUP TERM; echo $$; while :; do sleep 0.1; done"
     with access.run() as run, client.begun(script) as begun:
         begun.process.kill()
-        begun.process.wait(90)
+        begun.process.wait(LONG_WAIT)
     gone(access.place, begun.line)
     assert access.place.ended(run.id)["exitSignal"] == "SIGKILL"
     assert access.place.loss(run.id)["complete"]
@@ -230,7 +233,9 @@ def test_50_connections_at_once_are_50_runs(access: SshAccess, client: Client) -
     before = set(access.runs())
     with ThreadPoolExecutor(PARALLEL) as pool:
         asked = [
-            pool.submit(client.command, f"cat; echo number {number}", given=b"in\n", timeout=250)
+            pool.submit(
+                client.command, f"cat; echo number {number}", given=b"in\n", timeout=LONG_WAIT
+            )
             for number in range(PARALLEL)
         ]
         done = [one.result() for one in asked]

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack.gateway_process import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.runs import RAW
 from tests.stack.service import GitServer, Stack
 from tests.stack.ssh import HOST, SECONDS, Client
 from tests.stack.ssh_access import SshAccess, access_of, gone
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -75,7 +76,7 @@ def client(access: SshAccess) -> Client:
 
 def fetched(url: str, data: bytes | None = None) -> bytes:
     """Return what a web server answers."""
-    with urllib.request.urlopen(url, data, timeout=60) as answer:  # noqa: S310 - http, ours
+    with urllib.request.urlopen(url, data, timeout=LONG_WAIT) as answer:  # noqa: S310 - http, ours
         return bytes(answer.read())
 
 

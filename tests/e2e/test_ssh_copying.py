@@ -17,6 +17,7 @@ from tests.stack.runs import REPOSITORY
 from tests.stack.service import GitServer, Stack
 from tests.stack.ssh import HOST, Client, Done
 from tests.stack.ssh_access import SshAccess, access_of
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -103,7 +104,7 @@ def sums_inside(access: SshAccess, folder: str) -> list[str]:
 
 def copied(client: Client, *argv: str, **how: object) -> Done:
     """Run a program that copies, which has to succeed."""
-    done = client.run(*argv, timeout=150, **how)  # type: ignore[arg-type]
+    done = client.run(*argv, timeout=LONG_WAIT, **how)  # type: ignore[arg-type]
     assert done.code == 0, done
     return done
 

@@ -16,6 +16,7 @@ from tests.stack.service import HARNESS, GitServer, Stack
 from tests.stack.ssh import HOST, SECONDS, Client, Done
 from tests.stack.ssh_access import SshAccess, access_of
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -317,7 +318,7 @@ def test_nothing_is_executed_when_the_session_is_cancelled_before_it_begins(
         if is_announcement(exchange):
             run = json.loads(exchange.content)["runId"]
             body = {"ownerUserId": OWNER, "status": "cancelled"}
-            answer = requests.patch(f"{access.api.url}/v1/runs/{run}", json=body, timeout=90)
+            answer = requests.patch(f"{access.api.url}/v1/runs/{run}", json=body, timeout=LONG_WAIT)
             assert answer.ok, answer.text
 
     runs = access.runs()

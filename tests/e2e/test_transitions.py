@@ -15,6 +15,7 @@ from controlplane.work.models import Heartbeat
 from tests.conftest import OWNER
 from tests.stack.service import Stack, Started, install
 from tests.stack.worker_process import dead_letters, eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import RuntimeInstance
 
@@ -240,7 +241,7 @@ def test_a_message_that_is_not_ours_goes_to_the_dead_letters_and_stops_nobody(
         body=strange,
         message_id=f"strange-{time.time_ns()}",
         kind="strange",
-        timeout=60,
+        timeout=LONG_WAIT,
     )
     eventually(lambda: strange in dead_letters().values(), what="the strange message")
     assert stack.worker.process.poll() is None

@@ -31,6 +31,7 @@ from tests.stack.service import GitServer, Stack, Started
 from tests.stack.ssh import Client
 from tests.stack.ssh_access import SshAccess, access_of
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import WarmMember
 
 pytestmark = pytest.mark.docker
@@ -116,9 +117,9 @@ def test_files_are_written_and_read(access: SshAccess) -> None:
     place = f"{access.api.url}/v1/workspaces/{workspace}/files"
     query = {"ownerUserId": OWNER, "path": "a file"}
     content = bytes(range(256)) * 1024
-    written = requests.put(place, params=query, data=content, timeout=60)
+    written = requests.put(place, params=query, data=content, timeout=LONG_WAIT)
     assert written.status_code == 201, written.text
-    assert requests.get(place, params=query, timeout=60).content == content
+    assert requests.get(place, params=query, timeout=LONG_WAIT).content == content
 
 
 def test_the_boot_is_recorded_from_its_first_event_to_ready(place: Place) -> None:

@@ -22,6 +22,7 @@ from tests.registries.fake_registry import (
     trickle,
 )
 from tests.registries.images import DOCKER_MANIFEST, GONE, OCI_INDEX, OCI_MANIFEST, digest_of
+from tests.stack.free_ports import free_port
 
 
 def hurried(fake: FakeRegistry, *, total: float = 5, **account: str) -> RegistryClient:
@@ -48,10 +49,9 @@ def failure(call: Callable[[], object]) -> RegistryError:
 
 
 def test_a_registry_nobody_runs_cannot_be_reached() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    client = RegistryClient(f"http://127.0.0.1:{port}", connect_timeout=0.5, read_timeout=0.5)
+    client = RegistryClient(
+        f"http://127.0.0.1:{free_port()}", connect_timeout=0.5, read_timeout=0.5
+    )
     assert "reached" in failure(client.ping).detail
 
 

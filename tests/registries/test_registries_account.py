@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from structlog.testing import capture_logs
 from deploy.services.registry import find_server
 from tests.conftest import Api
 from tests.registries.certificates import certificate
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import eventually
 
 PATH = "/v1/registries/default"
@@ -28,9 +28,7 @@ class GuardedRegistry:
 
     def __init__(self, root: Path) -> None:
         self.certificate = certificate(root)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.url = f"https://{self.address}"
         (root / "htpasswd").write_text(f"{USERNAME}:{HASHED}\n")
         self._config = root / "config.yml"

@@ -33,7 +33,7 @@ values = st.sampled_from(TEXTS) | st.text(max_size=40) | st.integers().map(str)
 hostile = settings(
     max_examples=500,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

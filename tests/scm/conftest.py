@@ -27,6 +27,7 @@ from pytest_django.fixtures import Settings
 from scm import app_connection as connection
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
+from tests.stack.free_ports import free_port
 
 GIT_ENV = {
     "PATH": os.environ["PATH"],
@@ -270,14 +271,6 @@ def https_server(served: Path, tmp_path: Path) -> Iterator[HttpsServer]:
     trusted.write_bytes(certificate)
     with serving(served, tmp_path / "server.pem") as server:
         yield HttpsServer(server.url.replace("127.0.0.1", "localhost"), trusted)
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

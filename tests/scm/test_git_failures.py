@@ -13,16 +13,8 @@ from pathlib import Path
 import pytest
 
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
-from tests.scm.conftest import (
-    GIT_ENV,
-    NEVER,
-    HttpServer,
-    Origin,
-    failure,
-    fetch_failure,
-    free_port,
-    git,
-)
+from tests.scm.conftest import GIT_ENV, NEVER, HttpServer, Origin, failure, fetch_failure, git
+from tests.stack.free_ports import free_port
 
 
 def test_a_closed_port_is_unreachable(policy: SourcePolicy) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scm.git import ResolvedSource, SourcePolicy, resolve
-from tests.scm.conftest import ODD_BRANCH, HttpServer, Origin, failure, free_port, git
+from tests.scm.conftest import ODD_BRANCH, HttpServer, Origin, failure, git
+from tests.stack.free_ports import free_port
 
 # Resolving
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +29,7 @@ from tests.scm.provider_calls import (
     make_token,
     read_installation,
 )
+from tests.stack.free_ports import free_port
 
 
 @pytest.fixture
@@ -41,10 +41,7 @@ def fake() -> Iterator[FakeProvider]:
 
 
 def test_a_provider_nobody_runs_cannot_be_reached(fake: FakeProvider) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    client = client_of(fake, url=f"http://127.0.0.1:{port}/api/v3")
+    client = client_of(fake, url=f"http://127.0.0.1:{free_port()}/api/v3")
     assert failure(lambda: client.installation(7)).reason is Reason.UNREACHABLE
 
 

@@ -18,7 +18,7 @@ from pytest_django.fixtures import Settings
 
 from tests.conftest import Api
 from tests.controlplane.test_settings import value_of
-from tests.security.test_slow_clients import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import eventually
 
 ROOT = Path(__file__).resolve().parents[2]

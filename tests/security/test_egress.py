@@ -27,7 +27,7 @@ from tests.runs.ready import ready_attempt
 from tests.security import egress_attempts
 from tests.security.internet import MACHINE, OTHER, SECOND, Internet, internet
 from tests.security.surroundings import METADATA, PRIVATE, PUBLIC
-from tests.stack.gateway_process import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, eventually
 from tests.workspaces.conftest import BASE_IMAGE, Launcher
 from tests.workspaces.conftest import docker_client as docker_client

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.stack.free_ports import free_port
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,12 +26,6 @@ MANY = 500
 OTHERS = "127.0.0.2"
 """The address that the slow clients come from."""
 HEAD = b"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        found: int = probe.getsockname()[1]
-    return found
 
 
 @contextmanager

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.security.test_slow_clients import answers, free_port
+from tests.security.test_slow_clients import answers
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, environment
+from tests.support.waiting import LONG_WAIT
 
 
 class ApiProcess:
@@ -32,7 +34,7 @@ class ApiProcess:
                 stdout=output,
                 stderr=output,
             )  # fmt: skip
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LONG_WAIT
         while not answers(self.port):
             assert self.process.poll() is None, self.told
             assert time.monotonic() < deadline, self.told
@@ -59,7 +61,7 @@ class ApiProcess:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """GET ``path`` on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG_WAIT)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -67,7 +69,7 @@ class ApiProcess:
         finally:
             connection.close()
 
-    def stop(self, timeout: float = 60) -> int:
+    def stop(self, timeout: float = LONG_WAIT) -> int:
         """Ask it to end, as a deployment does, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

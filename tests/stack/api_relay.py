@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.support.waiting import LONG_WAIT
+
 Hook = Callable[["Exchange"], None]
 
 
@@ -48,7 +50,7 @@ def relay_to(port: int) -> Iterator[Relay]:
             if (self.command, self.path) in relay.refused:
                 self.answer(503, b'{"code": "closed", "detail": "Not today."}')
                 return
-            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
             with contextlib.closing(upstream):
                 headers = {name: value for name, value in self.headers.items() if name != "Host"}
                 upstream.request(self.command, self.path, body or None, headers)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.services.private import find_program
+from tests.support.waiting import LONG_WAIT
 
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = LONG_WAIT
 _LOOK_SECONDS = 0.05
 _LOADS = 20
 _NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
@@ -175,7 +176,7 @@ def browser(profile: Path) -> Iterator[Page]:
         os.close(answers)
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(LONG_WAIT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -9,6 +9,7 @@ import psycopg
 from deploy.services.postgres import PrivatePostgres
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import Started
+from tests.support.waiting import LONG_WAIT
 
 
 class Database:
@@ -42,7 +43,7 @@ class Database:
             self.one("select attempt_count from workspaces_buildjob where id = %s", job.job_id)[0]
         )
 
-    def wait_claims(self, job: Started, count: int, seconds: float = 120.0) -> float:
+    def wait_claims(self, job: Started, count: int, seconds: float = LONG_WAIT) -> float:
         """Wait for the claim of that number and return when it happened, in UTC."""
         wait_for(lambda: self.claims(job) >= count, f"claim {count}", seconds)
         query = "select extract(epoch from claimed_at) from workspaces_buildjob where id = %s"

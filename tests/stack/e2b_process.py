@@ -6,8 +6,10 @@ import contextlib
 import socket
 from pathlib import Path
 
-from tests.stack.gateway_process import NOWHERE, free_port
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import NOWHERE
 from tests.stack.worker_process import CommandProcess, eventually
+from tests.support.waiting import LONG_WAIT
 
 
 class E2BProcess(CommandProcess):
@@ -27,6 +29,9 @@ class E2BProcess(CommandProcess):
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.told[-4000:]
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), LONG_WAIT),
+        ):
             return True
         return False

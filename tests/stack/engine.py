@@ -9,13 +9,14 @@ from docker.models.networks import Network
 
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import LET_GO, Started
+from tests.support.waiting import LONG_WAIT
 
 
 class Engine:
     """The machine's engine, of which only what carries the label of one instance is looked at."""
 
     def __init__(self, docker_host: str, instance_id: str, push_registry: str) -> None:
-        self._client = docker.DockerClient(docker_host, timeout=60)
+        self._client = docker.DockerClient(docker_host, timeout=int(LONG_WAIT))
         self._label = f"svc.instance={instance_id}"
         self._push_registry = push_registry
 

@@ -15,6 +15,7 @@ from enum import Enum
 import psycopg
 
 from tests.stack.processes import wait_for
+from tests.support.waiting import LONG_WAIT
 
 _CLAIM = ("workspaces_buildjob", "old.attempt_count <> new.attempt_count")
 _PUBLISHED = ("workspaces_buildjob", "old.status = 'running' and new.status = 'succeeded'")
@@ -94,7 +95,7 @@ class ClosedGate:
         self._connection = connection
         self._gate = gate
 
-    def wait_reached(self, seconds: float = 120.0) -> None:
+    def wait_reached(self, seconds: float = LONG_WAIT) -> None:
         """Wait until a worker stands at the gate."""
         query = (
             "select 1 from pg_locks where locktype = 'advisory' and objid = %s and not granted"

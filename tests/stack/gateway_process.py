@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, CommandProcess, environment, eventually
+from tests.support.waiting import LONG_WAIT
 
 QUICK = {
     "SSH_GATEWAY_DISCONNECT_GRACE_MS": "1000",
@@ -27,17 +29,10 @@ NOWHERE = {
 """The gateway has nothing but the API: what else the control plane uses is out of its reach."""
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def greeting(port: int) -> bytes:
     """Return the beginning of what a server says to whoever connects; nothing when nobody does."""
     try:
-        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        with socket.create_connection(("127.0.0.1", port), LONG_WAIT) as connection:
             return connection.recv(64)
     except OSError:
         return b""
@@ -91,7 +86,7 @@ class ApiProcess:
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.told[-4000:]
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 5):
+            with socket.create_connection(("127.0.0.1", self.port), LONG_WAIT):
                 return True
         except OSError:
             return False
@@ -100,7 +95,7 @@ class ApiProcess:
         """End it with everything that it started."""
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(LONG_WAIT)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploy.services.private import find_program
-from tests.stack.gateway_process import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 _CONFIGURATION = """
 global
@@ -61,10 +62,10 @@ def load_balancer(folder: Path, check: str, servers: Sequence[int]) -> Iterator[
         yield port
     finally:
         running.terminate()
-        running.wait(30)
+        running.wait(LONG_WAIT)
 
 
 def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), LONG_WAIT):
         return True
     return False

@@ -11,7 +11,9 @@ import time
 from docker.errors import APIError
 from docker.models.containers import Container
 
-WAIT_SECONDS = 60
+from tests.support.waiting import LONG_WAIT
+
+WAIT_SECONDS = LONG_WAIT
 
 
 def pause_beside(container: Container, subcommand: str) -> None:

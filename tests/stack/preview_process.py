@@ -15,12 +15,14 @@ from django.test import override_settings
 
 from controlplane.security.preview_links import TOKEN_HEADER
 from tests.conftest import OWNER
-from tests.stack.gateway_process import NOWHERE, ApiProcess, free_port
+from tests.stack.free_ports import free_port
+from tests.stack.gateway_process import NOWHERE, ApiProcess
 from tests.stack.runs import GATEWAY_TOKEN, Place, place_of
 from tests.stack.service import GitServer, Stack
 from tests.stack.worker_process import CommandProcess, eventually
+from tests.support.waiting import LONG_WAIT
 
-SECONDS = 60.0
+SECONDS = LONG_WAIT
 
 
 class PreviewProcess(CommandProcess):
@@ -39,7 +41,10 @@ class PreviewProcess(CommandProcess):
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.told[-4000:]
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), LONG_WAIT),
+        ):
             return True
         return False
 

@@ -31,6 +31,7 @@ from tests.stack.gates import build_gates
 from tests.stack.processes import Child, Worker, wait_for
 from tests.stack.registry import Registry
 from tests.stack.sandboxes import Started, blueprint, started
+from tests.support.waiting import LONG_WAIT
 
 OWNER = "usr_chaos"
 
@@ -94,7 +95,7 @@ class PrivateStack:
         self.begin()
         worker = self.start_worker()
         seed = self.post(blueprint())
-        self.wait_status(seed, "ready", 180)
+        self.wait_status(seed, "ready")
         worker.kill()
         # Nothing looks for the container of the first sandbox any more, which goes with the test's.
         self.database.execute(
@@ -183,7 +184,7 @@ class PrivateStack:
     def manage(self, *arguments: str) -> None:
         """Run a management command to its end."""
         child = Child(["manage.py", *arguments], self.environment(), self._log(arguments[0]))
-        code = child.wait(60)
+        code = child.wait(LONG_WAIT)
         assert code == 0, child.log.read_text()
 
     def start_api(self) -> None:
@@ -209,7 +210,7 @@ class PrivateStack:
 
     def _api_answers(self) -> bool:
         try:
-            return requests.get(f"{self.api}/healthz", timeout=5).ok
+            return requests.get(f"{self.api}/healthz", timeout=LONG_WAIT).ok
         except requests.RequestException:
             return False
 
@@ -274,7 +275,9 @@ class PrivateStack:
     def send(self, body: dict[str, Any], *, key: str | None = None) -> requests.Response:
         """POST a request for a sandbox."""
         headers = {"idempotency-key": key} if key else {}
-        return requests.post(f"{self.api}/v1/sandboxes", json=body, headers=headers, timeout=90)
+        return requests.post(
+            f"{self.api}/v1/sandboxes", json=body, headers=headers, timeout=LONG_WAIT
+        )
 
     def post(self, spec: dict[str, Any], *, key: str | None = None, **members: Any) -> Started:
         """Start a sandbox."""
@@ -284,7 +287,7 @@ class PrivateStack:
 
     def get(self, path: str) -> Any:
         """Return the JSON of one answer."""
-        answer = requests.get(f"{self.api}{path}", timeout=90)
+        answer = requests.get(f"{self.api}{path}", timeout=LONG_WAIT)
         assert answer.ok, answer.text
         return answer.json()
 
@@ -292,7 +295,7 @@ class PrivateStack:
         """Return the sandbox as the API shows it."""
         return self.get(f"/v1/sandboxes/{job.sandbox_id}")
 
-    def wait_status(self, job: Started, status: str, seconds: float = 120.0) -> Any:
+    def wait_status(self, job: Started, status: str, seconds: float = LONG_WAIT) -> Any:
         """Wait until the API shows ``status``, and return the sandbox."""
         seen: Any = None
 

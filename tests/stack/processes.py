@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.waiting import LONG_WAIT
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def wait_for(
-    condition: Callable[[], object], what: str | Callable[[], str], seconds: float = 120.0
+    condition: Callable[[], object], what: str | Callable[[], str], seconds: float = LONG_WAIT
 ) -> float:
     """Wait until ``condition`` holds and return how long it took; fail with ``what`` otherwise."""
     started = time.monotonic()
@@ -88,14 +90,14 @@ class Child:
         if self._process.poll() is None:
             self._process.kill()
         at = time.time()
-        self._process.wait(60)
+        self._process.wait(LONG_WAIT)
         return at
 
     def kill_group(self) -> None:
         """SIGKILL the process and all that it started in its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(60)
+        self._process.wait(LONG_WAIT)
 
     def freeze(self) -> None:
         """Stop it in its tracks (SIGSTOP): its connections stay open and it does nothing."""
@@ -110,7 +112,7 @@ class Child:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(signal.SIGABRT)
-            self._process.wait(60)
+            self._process.wait(LONG_WAIT)
 
     def terminate(self) -> None:
         """Ask it to end (SIGTERM)."""

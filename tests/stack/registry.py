@@ -8,6 +8,7 @@ import requests
 
 from tests.registries.account import BASIC
 from tests.stack.sandboxes import Started
+from tests.support.waiting import LONG_WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Registry:
     def tags(self, job: Started) -> dict[str, str]:
         """Return the tags of the job's repository with their digests."""
         base = f"{self.url}/v2/{job.repository}"
-        answer = requests.get(f"{base}/tags/list", auth=BASIC, timeout=60)
+        answer = requests.get(f"{base}/tags/list", auth=BASIC, timeout=LONG_WAIT)
         if answer.status_code == 404:
             return {}
         kinds = (
@@ -35,7 +36,7 @@ class Registry:
                 f"{base}/manifests/{tag}",
                 headers={"accept": ", ".join(kinds)},
                 auth=BASIC,
-                timeout=60,
+                timeout=LONG_WAIT,
             ).headers["docker-content-digest"]
             for tag in answer.json()["tags"] or ()
         }

@@ -24,11 +24,12 @@ from tests.conftest import OWNER
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.service import GitServer, Stack, Started
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.runtimes.base import AgentChannel
 from workspaces.runtimes.configured import configured_adapter
 
 FINAL = {"completed", "failed", "cancelled"}
-FINAL_SECONDS = 90.0
+FINAL_SECONDS = LONG_WAIT
 """No run stays open for longer after whatever it depended on has gone."""
 
 REPOSITORY = "/workspace/repo"
@@ -85,7 +86,7 @@ class Place:
         """Return the run as a client sees it."""
         return self.stack.api.get(f"/v1/runs/{run}").body
 
-    def ended(self, run: str, within: float = 120.0) -> Any:
+    def ended(self, run: str, within: float = LONG_WAIT) -> Any:
         """Wait until the run has ended; return it."""
         try:
             eventually(
@@ -107,7 +108,7 @@ class Place:
     def waits_sealed(self, run: str) -> bool:
         """Whether the whole record of a run lies in the workspace and waits to be taken over."""
         boot = Run.objects.get(pk=self.started.answer["runId"]).pk
-        answer = configured_adapter().call_agent(boot, ["runs"], timeout=60)
+        answer = configured_adapter().call_agent(boot, ["runs"], timeout=LONG_WAIT)
         return any(found["runId"] == run and found["sealed"] for found in json.loads(answer.stdout))
 
     def completed(self, run: str) -> Any:
@@ -249,7 +250,7 @@ class Session:
             self._take(lambda _, __: text in self.said)
 
     def _take(self, enough: Callable[[int, bytes], bool]) -> Any:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LONG_WAIT
         while True:
             while frame := self._decoder.take():
                 kind, _, payload = frame

@@ -15,6 +15,7 @@ from registries.services import configured_registry
 from tests.conftest import OWNER, Api
 from tests.scm.conftest import git
 from tests.stack.worker_process import WorkerProcess, eventually, settled
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import BuildJob
 
 HARNESS = {"harness": {"id": "shell"}}
@@ -61,7 +62,9 @@ class Stack:
     worker: WorkerProcess
     api: Api = field(default_factory=Api)
     engine: docker.DockerClient = field(
-        default_factory=lambda: docker.DockerClient(django_settings.DOCKER_HOST, timeout=60)
+        default_factory=lambda: docker.DockerClient(
+            django_settings.DOCKER_HOST, timeout=int(LONG_WAIT)
+        )
     )
 
     def start(self, spec: dict[str, Any], **members: Any) -> Started:
@@ -69,7 +72,7 @@ class Stack:
         started = self.ask(spec, **members)
         path = f"/v1/sandboxes/{started.answer['sandboxId']}"
         try:
-            started.readings = settled(lambda: self.api.get(path).body, timeout=240)
+            started.readings = settled(lambda: self.api.get(path).body, timeout=LONG_WAIT)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.worker.told[-4000:]}") from None
         return started

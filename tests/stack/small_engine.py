@@ -12,6 +12,7 @@ import docker
 
 from deploy.services.engine import PrivateEngine
 from tests.stack.disks import small_disk
+from tests.support.waiting import LONG_WAIT
 
 
 @contextlib.contextmanager
@@ -33,6 +34,6 @@ def small_engine(machines_engine: str, *images: str) -> Iterator[PrivateEngine]:
 
 def _carry(source: str, target: str, images: tuple[str, ...]) -> None:
     saving = subprocess.Popen(["docker", "--host", source, "save", *images], stdout=subprocess.PIPE)
-    with saving, contextlib.closing(docker.DockerClient(target, timeout=120)) as client:
+    with saving, contextlib.closing(docker.DockerClient(target, timeout=int(LONG_WAIT))) as client:
         assert saving.stdout is not None
         client.images.load(saving.stdout)

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import IO
 
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 HOST = "workspace"
 """What the clients' configuration calls the workspace."""
 
-SECONDS = 120.0
+SECONDS = LONG_WAIT
 
 CONFIG = """\
 Host *

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from controlplane.work.models import Heartbeat
 from tests.conftest import Api
 from tests.factories import claim, make_job
 from tests.scm.conftest import git
+from tests.stack.free_ports import free_port
 from tests.stack.worker_process import WorkerProcess, dead_letters, eventually, messages_in
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import Attempt, BuildJob, Fence, RuntimeInstance, Sandbox
@@ -134,14 +134,6 @@ def test_what_the_planner_does_not_support_is_the_jobs_error_code(
 
 
 # ---------------------------------------------------------------- sources
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from e2bfacade.connections import BoundedConnection
+from tests.support.waiting import LONG_WAIT
 
 HEAD = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
 BIG = 64 * 1024 * 1024
-SECONDS = 60.0
+SECONDS = LONG_WAIT
 """How long a test waits for what has to come; it comes much earlier."""
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.stack.e2b_process import E2BProcess
 from tests.stack.runs import GATEWAY_TOKEN
 from tests.stack.worker_process import CommandProcess
+from tests.support.waiting import LONG_WAIT
 
 SDK = {"lang": "python", "package_version": "2.28.0", "x-api-key": "anything"}
 SANDBOX = "01a20ac1-151b-75b4-983a-3a10b70ae05d"
@@ -45,7 +46,7 @@ def ask(
     headers: dict[str, str] | None = None,
 ) -> tuple[int, Any]:
     """Send one request; return status and document of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", facade.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", facade.port, timeout=LONG_WAIT)
     content = None if body is None else json.dumps(body)
     sent = {**({} if body is None else {"content-type": "application/json"}), **(headers or {})}
     try:
@@ -177,7 +178,7 @@ def own_token() -> str:
 def test_a_compressed_body_is_one_whole_gzip_and_nothing_else(
     facade: E2BProcess, content: bytes, status: int
 ) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", facade.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", facade.port, timeout=LONG_WAIT)
     sent = {"x-access-token": own_token(), "content-encoding": "gzip"}
     try:
         connection.request("POST", "/files?path=a", content, sent)

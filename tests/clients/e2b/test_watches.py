@@ -14,6 +14,7 @@ from e2bfacade.refused import Refused
 from e2bfacade.watches import Watches
 from tests.conftest import OWNER
 from tests.stack.gateway_process import ApiProcess
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -44,7 +45,7 @@ def odd(
             async with AsyncClient(api_process.url, OWNER) as client:
                 made = Odd(script)
                 await work(made, client.workspace(workspace.id))
-                assert (await made.runs[0].wait(timeout=60)).status == "cancelled"
+                assert (await made.runs[0].wait(timeout=LONG_WAIT)).status == "cancelled"
 
         asyncio.run(asyncio.wait_for(inside(), 120))
 
@@ -69,7 +70,7 @@ def test_a_watch_whose_events_nobody_fetches_is_ended_in_the_sandbox(
 
     async def work(made: Odd, workspace: AsyncWorkspace) -> None:
         number = await made.create(workspace, "/tmp", False)
-        await made.runs[0].wait(timeout=60)
+        await made.runs[0].wait(timeout=LONG_WAIT)
         assert made.events(workspace, number)
         with pytest.raises(Refused, match="Nobody has fetched"):
             made.events(workspace, number)

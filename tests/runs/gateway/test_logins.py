@@ -14,7 +14,7 @@ from runs.agent.session.channel import Frame, FromClient, ToClient
 from runs.models import Run
 from tests.runs.gateway.conftest import Hall
 from tests.runs.gateway.scripted_engine import Peer
-from tests.stack.gateway_process import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.ssh import HOST
 from tests.stack.worker_process import eventually
 

@@ -18,7 +18,7 @@ from runs.models import Run
 from runs.services import request_cancel
 from tests.runs.gateway.conftest import Hall
 from tests.runs.gateway.scripted_engine import CONTAINER, Peer
-from tests.stack.gateway_process import free_port
+from tests.stack.free_ports import free_port
 from tests.stack.ssh import HOST
 from tests.stack.worker_process import eventually
 

@@ -37,7 +37,9 @@ deliveries = st.builds(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(schedule=st.lists(deliveries, max_size=12), sizes=st.lists(st.integers(0, 9), max_size=16))
 def test_stored_and_declared_missing_is_everything_that_was_told(
