@@ -19,6 +19,7 @@ from django.db import connection
 from pika.adapters.blocking_connection import BlockingChannel
 
 from controlplane.work.amqp import Topology
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +99,7 @@ class WorkerProcess(CommandProcess):
 
 
 def eventually(
-    look: Callable[[], T], *, what: str, timeout: float = 120.0, every: float = 0.1
+    look: Callable[[], T], *, what: str, timeout: float = LONG_WAIT, every: float = 0.1
 ) -> T:
     """Return what ``look`` returns as soon as it is true; fail when it does not become so."""
     deadline = time.monotonic() + timeout

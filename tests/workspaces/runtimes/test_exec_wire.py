@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,9 @@ from workspaces.runtimes.kubernetes.exec_wire import (
     ExecWire,
     exec_path,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 
@@ -165,7 +169,7 @@ def test_a_command_is_passed_on_word_by_word() -> None:
     assert path.endswith("command=sh&command=-c&command=echo+%22a+b%22+%26%26+%C3%BC&command=")
 
 
-def giving_way(frame: FrameType, event: str, argument: object) -> object:
+def giving_way(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
     """Let another thread go on between any two lines of the library's making of a frame."""
     if frame.f_code.co_name != "send_data":
         return None
