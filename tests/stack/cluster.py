@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -234,8 +234,13 @@ def _token(admin: Cluster, name: str) -> str:
 def _forwarded(registry: str) -> Iterator[str]:
     """Let nodes reach our registry on the bridge; they are told that it speaks plain HTTP."""
     host, _, port = registry.partition(":")
-    listener = socket.create_server((BRIDGE_ADDRESS, 0))
-    shown = f"{BRIDGE_ADDRESS}:{listener.getsockname()[1]}"
+    with on_the_bridge(lambda: socket.create_connection((host, int(port)))) as shown:
+        _trust(shown)
+        yield shown
+
+
+def _trust(shown: str) -> None:
+    """Tell the nodes that a registry speaks plain HTTP."""
     for node in ("n1", "n2", "n3"):
         place = STATE / "state" / node / "certs.d" / shown
         place.mkdir(parents=True, exist_ok=True)
@@ -244,13 +249,20 @@ def _forwarded(registry: str) -> Iterator[str]:
             '  capabilities = ["pull", "resolve"]\n'
         )
 
+
+@contextlib.contextmanager
+def on_the_bridge(connect: Callable[[], socket.socket]) -> Iterator[str]:
+    """Let nodes and Pods of our own cluster reach what ``connect`` reaches, as ``host:port``."""
+    listener = socket.create_server((BRIDGE_ADDRESS, 0))
+    shown = f"{BRIDGE_ADDRESS}:{listener.getsockname()[1]}"
+
     def serve() -> None:
         while True:
             try:
                 client, _ = listener.accept()
             except OSError:
                 return
-            threading.Thread(target=_relay, args=(client, host, int(port)), daemon=True).start()
+            threading.Thread(target=_relay, args=(client, connect), daemon=True).start()
 
     serving = threading.Thread(target=serve, daemon=True)
     serving.start()
@@ -262,8 +274,8 @@ def _forwarded(registry: str) -> Iterator[str]:
         serving.join()
 
 
-def _relay(client: socket.socket, host: str, port: int) -> None:
-    with client, socket.create_connection((host, port)) as upstream:
+def _relay(client: socket.socket, connect: Callable[[], socket.socket]) -> None:
+    with client, connect() as upstream:
         threads = [
             threading.Thread(target=_pump, args=pair, daemon=True)
             for pair in ((client, upstream), (upstream, client))
