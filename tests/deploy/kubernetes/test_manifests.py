@@ -27,7 +27,7 @@ OURS = documents("base")
 ALL = documents("base", "postgres", "rabbitmq", "access", "example")
 PODS = dict(pods(ALL))
 PROCESSES = ("api", "buildworker", "runworker", "sshgateway", "previewgateway")
-FOR_ITSELF = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD", "PGDATA"} | {
+FOR_ITSELF = {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"} | {
     "RABBITMQ_NODENAME",
     "RABBITMQ_DEFAULT_USER",
     "RABBITMQ_DEFAULT_PASS",
