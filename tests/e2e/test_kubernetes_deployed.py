@@ -213,6 +213,10 @@ def configure(
         if document["metadata"]["name"] == "svc-secrets":
             document["stringData"] |= {name: value for name, value in hidden.items() if value}
     for _, pod in pods(documents):
+        for volume in pod.get("volumes", ()):
+            # The volumes of our cluster's class belong to root, whatever ``fsGroup`` says.
+            if volume.pop("persistentVolumeClaim", None):
+                volume["emptyDir"] = {}
         for container in pod["containers"]:
             for each in container.get("env", ()):
                 if each["name"] == "SSH_GATEWAY_API_BASE_URL":
