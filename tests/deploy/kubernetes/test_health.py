@@ -17,7 +17,6 @@ NOWHERE = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("kind", ["run", "build"])
-@pytest.mark.django_db(transaction=True)
 def test_a_worker_is_alive_while_its_database_and_broker_are_away(
     kind: str, tmp_path: Path
 ) -> None:
