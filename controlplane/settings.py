@@ -22,6 +22,7 @@ from controlplane.logging import configure_logging
 from controlplane.security.app_key import app_private_key, rsa_private_key
 from controlplane.settings_environment import (
     absolute_path,
+    absolute_path_or_none,
     account,
     allowed_networks,
     amount,
@@ -49,6 +50,7 @@ from controlplane.settings_environment import (
     origins,
     own_hosts,
     owner_header,
+    pinned_image_or_none,
     port,
     port_or_none,
     positive,
@@ -220,6 +222,9 @@ KUBERNETES_PULL_REGISTRY: str = (
     env.str("KUBERNETES_PULL_REGISTRY", "", validate=registry_or_none) or ""
 )
 KUBERNETES_PULL_SECRET: str = env.str("KUBERNETES_PULL_SECRET", "")
+KUBERNETES_PROBE_IMAGE: str = (
+    env.str("KUBERNETES_PROBE_IMAGE", "", validate=pinned_image_or_none) or ""
+)
 KUBERNETES_STORAGE_CLASS: str = env.str("KUBERNETES_STORAGE_CLASS", "")
 KUBERNETES_VOLUME_SIZE: str = env.str("KUBERNETES_VOLUME_SIZE", "10Gi", validate=amount)
 KUBERNETES_EPHEMERAL_STORAGE: str = env.str("KUBERNETES_EPHEMERAL_STORAGE", "10Gi", validate=amount)
@@ -237,6 +242,7 @@ WORKSPACE_BUILD_JOB_MAX_ATTEMPTS = positive("WORKSPACE_BUILD_JOB_MAX_ATTEMPTS", 
 WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS = positive("WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS", 10_000)
 WORKER_HEARTBEAT_INTERVAL_MS = positive("WORKER_HEARTBEAT_INTERVAL_MS", 5_000)
 WORKER_HEARTBEAT_STALE_MS = positive("WORKER_HEARTBEAT_STALE_MS", 20_000)
+WORKER_ALIVE_FILE: str = env.str("WORKER_ALIVE_FILE", "", validate=absolute_path_or_none)
 WORKER_SWEEP_INTERVAL_MS = positive("WORKER_SWEEP_INTERVAL_MS", 3_000)
 WORKER_RECONCILE_INTERVAL_MS = positive("WORKER_RECONCILE_INTERVAL_MS", 10_000)
 WORKER_RECONCILE_GRACE_MS = positive("WORKER_RECONCILE_GRACE_MS", 60_000)

@@ -296,6 +296,12 @@ def account(user: str, password: str) -> str:
     return f"{user}:{quote(password, safe='')}" if password else user
 
 
+def absolute_path_or_none(value: str) -> None:
+    """Refuse a path that is not absolute; unset is allowed."""
+    if value:
+        absolute_path(value)
+
+
 def absolute_path(value: str) -> None:
     """Refuse what is not an absolute path."""
     if not value.startswith("/") or not value.isprintable():
@@ -386,6 +392,12 @@ def image_or_none(value: str) -> None:
     """Refuse what names no image; unset is allowed."""
     if value and not is_image(value):
         raise ValidationError("Must name an image, like registry.example/tools:1.")
+
+
+def pinned_image_or_none(value: str) -> None:
+    """Refuse what does not name an image by its digest; unset is allowed."""
+    if value and not (is_image(value) and re.search(r"@sha256:[0-9a-f]{64}\Z", value)):
+        raise ValidationError("Must name an image by its digest, like registry.example/a@sha256:…")
 
 
 def networks(values: list[str]) -> None:

@@ -1,7 +1,9 @@
 """Health checks of our containers: exit code 0 when the process there does its work.
 
 ``python -m deploy.health api|buildworker|runworker|sshgateway|previewgateway|e2bfacade``. No
-Django, so that asking often costs little.
+Django, so that asking often costs little. On Kubernetes ``alive`` says whether a worker's main loop
+goes on, whatever its database does, and ``api-ready``, ``build-ready`` and ``run-ready`` whether
+the process has its database.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ import http.client
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import LiteralString
 
 _SECONDS = 5.0
+_ALIVE_SECONDS = 60.0
 
 
 def main(argv: list[str]) -> int:
@@ -97,22 +102,44 @@ def runworker() -> str:
     return _heartbeat("run")
 
 
+def alive() -> str:
+    """Return what is wrong with the loop of the worker of this container, if anything."""
+    age = time.time() - Path(os.environ["WORKER_ALIVE_FILE"]).stat().st_mtime
+    return "" if age < _ALIVE_SECONDS else f"its loop has not gone on for {age:.0f} s"
+
+
+def api_ready() -> str:
+    """Return what is wrong with the API of this container or its database, if anything."""
+    return api() or _asked("SELECT 1", (), "the database says nothing")
+
+
+def build_ready() -> str:
+    """Return what is wrong with the build worker of this container; it has no engine proxy."""
+    return _heartbeat("build")
+
+
 def _heartbeat(kind: str) -> str:
     """Look for the heartbeat that the worker of this container writes into the database."""
+    stale = int(os.environ.get("WORKER_HEARTBEAT_STALE_MS", "20000"))
+    return _asked(
+        "SELECT count(*) FROM work_heartbeat WHERE kind = %s AND hostname = %s"
+        " AND seen_at > clock_timestamp() - %s * interval '1 millisecond'",
+        (kind, socket.gethostname(), stale),
+        "it has written no heartbeat",
+    )
+
+
+def _asked(query: LiteralString, values: tuple[object, ...], fault: str) -> str:
+    """Return the fault unless the database answers with anything but nothing."""
     # Only where it is needed, as is the driver itself.
     import psycopg
 
-    stale = int(os.environ.get("WORKER_HEARTBEAT_STALE_MS", "20000"))
     try:
         with psycopg.connect(_database_url(), connect_timeout=int(_SECONDS)) as connection:
-            found = connection.execute(
-                "SELECT count(*) FROM work_heartbeat WHERE kind = %s AND hostname = %s"
-                " AND seen_at > clock_timestamp() - %s * interval '1 millisecond'",
-                (kind, socket.gethostname(), stale),
-            ).fetchone()
+            found = connection.execute(query, values).fetchone()
     except psycopg.OperationalError as error:
         return f"the database does not answer: {type(error).__name__}"
-    return "" if found and found[0] else "it has written no heartbeat"
+    return "" if found and found[0] else fault
 
 
 def _database_url() -> str:
@@ -127,6 +154,10 @@ CHECKS: dict[str, Callable[[], str]] = {
     "sshgateway": sshgateway,
     "previewgateway": previewgateway,
     "e2bfacade": e2bfacade,
+    "alive": alive,
+    "api-ready": api_ready,
+    "build-ready": build_ready,
+    "run-ready": runworker,
 }
 
 if __name__ == "__main__":

@@ -16,14 +16,17 @@ import os
 import signal
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import structlog
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -39,6 +42,9 @@ from controlplane.work.leases import Fence, LeasedQuerySet
 from controlplane.work.models import Heartbeat, SlotUsage
 from controlplane.work.periodic import PeriodicTask, guarded
 from controlplane.work.stopping import StopEvent
+
+ALIVE_EVERY_SECONDS = 5.0
+"""How often ``WORKER_ALIVE_FILE`` is touched, at most."""
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +111,7 @@ class Worker:
         self._lock = threading.Lock()
         self._done = 0
         self._signals = 0
+        self._shown_at = -ALIVE_EVERY_SECONDS
         self._consumer = Consumer(
             broker_url,
             topology,
@@ -229,6 +236,7 @@ class Worker:
 
     def _on_tick(self) -> None:
         """On the main thread, about twice a second: act on signals, and end when drained."""
+        self._show_that_alive()
         if self._signals and not self.draining.is_set():
             self.drain("a signal asked for it")
         if self.draining.is_set():
@@ -237,6 +245,16 @@ class Worker:
             self.stop_now()
         if self.draining.is_set() and self.is_idle():
             self._consumer.stop()
+
+    def _show_that_alive(self) -> None:
+        """Touch the file that probes look at, which needs neither database nor broker."""
+        now = time.monotonic()
+        if settings.WORKER_ALIVE_FILE and now - self._shown_at >= ALIVE_EVERY_SECONDS:
+            self._shown_at = now
+            try:
+                Path(settings.WORKER_ALIVE_FILE).touch()
+            except OSError as exc:
+                log.warning("alive_file_not_written", reason=str(exc))
 
     def stop_consuming(self) -> None:
         """Return from :meth:`run` soon, whatever is under way."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, cast
 
+import docker
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
@@ -16,12 +18,15 @@ from tests.stack.cluster import Namespace
 from tests.stack.service import GitServer, Stack
 from tests.stack.ssh_access import SshAccess, access_of
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
+from tests.workspaces.conftest import DOCKER_HOST, agent_image
 from workspaces.lifecycle.enforcement import isolation
 from workspaces.lifecycle.enforcement.cluster_isolation import ClusterIsolation
 from workspaces.lifecycle.enforcement.isolation import IsolationTask
 from workspaces.models import NetworkGuardReport, RuntimeInstance
 from workspaces.runtimes.configured_cluster import kubernetes_adapter
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS
+from workspaces.runtimes.kubernetes.pods import PodOptions
 
 # The first test also has the cluster set up, and the service started.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -30,14 +35,18 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """A namespace with the installation's Role, in which this process and its children work."""
+    with closing(docker.DockerClient(base_url=DOCKER_HOST, timeout=int(LONG_WAIT))) as client:
+        probe_image = agent_image(client)
     registry = os.environ["REGISTRY_PUSH_REGISTRY"]
     with cluster.namespace(registry, tmp_path_factory.mktemp("cluster")) as made:
+        shown = PodOptions(pull_registry=made.pull_registry)
         chosen = {
             "DEFAULT_RUNTIME_ADAPTER": "kubernetes",
             "KUBERNETES_NAMESPACE": made.name,
             "KUBERNETES_KUBECONFIG": made.kubeconfig,
             "KUBERNETES_PULL_REGISTRY": made.pull_registry,
             "KUBERNETES_PULL_SECRET": made.pull_secret,
+            "KUBERNETES_PROBE_IMAGE": shown.image(probe_image),
             "KUBERNETES_VOLUME_SIZE": "64Mi",
         }
         with pytest.MonkeyPatch.context() as patch, override_settings(**chosen):

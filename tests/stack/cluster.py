@@ -66,6 +66,7 @@ class Namespace:
     """Of the account that has the Role, and no other right."""
     admin: Cluster
     """As somebody who may do everything; for looking, and for what an operator does."""
+    admin_kubeconfig: str
     pull_registry: str
     pull_secret: str
     """With the account of our registry; empty where that asks for none."""
@@ -95,7 +96,7 @@ def namespace(registry: str, folder: Path) -> Iterator[Namespace]:
             pull = stack.enter_context(_forwarded(registry))
             enforcer = stack.enter_context(PolicyEnforcer(admin, "k8skit-n1"))
         secret = _registry_account(admin, name, pull)
-        yield Namespace(name, restricted, admin, pull, secret, own, enforcer)
+        yield Namespace(name, restricted, admin, kubeconfig, pull, secret, own, enforcer)
 
 
 @contextlib.contextmanager

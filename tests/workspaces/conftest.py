@@ -25,6 +25,7 @@ from runs.agent_archive import agent_archive, agent_digest
 from tests.conftest import Api
 from tests.registries.account import ENGINE, PASSWORD, PUSH_REGISTRY, USERNAME
 from tests.runs.agent.booted import RECORD
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.boxes import Box
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 from workspaces.runtimes.docker import DockerAdapter
@@ -66,8 +67,13 @@ def docker_client() -> Iterator[docker.DockerClient]:
 @pytest.fixture(scope="session")
 def workspace_image(docker_client: docker.DockerClient) -> str:
     """The digest reference of an image with the agent, in the registry and in the engine."""
+    return agent_image(docker_client)
+
+
+def agent_image(client: docker.DockerClient) -> str:
+    """Build an image with the agent and push it; return its digest reference."""
     context = tar_of(Dockerfile=DOCKERFILE.encode(), svc_agent=agent_archive())
-    return published(docker_client, context, tag=agent_digest()[:32])
+    return published(client, context, tag=agent_digest()[:32])
 
 
 @pytest.fixture
@@ -132,7 +138,7 @@ class Launcher:
             "sudo": sudo,
             "restart": False,
             "oci_runtime": "runc",
-            "timeout": 60.0,
+            "timeout": LONG_WAIT,
         }
         return LaunchRequest(**(values | changes))
 

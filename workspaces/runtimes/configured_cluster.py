@@ -40,6 +40,7 @@ def _kubernetes(instance_id: str, namespace: str, kubeconfig: str) -> Kubernetes
         options=PodOptions(
             pull_registry=settings.KUBERNETES_PULL_REGISTRY,
             pull_secret=settings.KUBERNETES_PULL_SECRET,
+            probe_image=settings.KUBERNETES_PROBE_IMAGE,
             storage_class=settings.KUBERNETES_STORAGE_CLASS,
             volume_size=settings.KUBERNETES_VOLUME_SIZE,
             ephemeral_storage=settings.KUBERNETES_EPHEMERAL_STORAGE,

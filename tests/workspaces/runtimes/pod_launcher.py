@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.stack.cluster import Namespace
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.kubernetes import KubernetesAdapter
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS, Conflict, Document, labels_of
@@ -21,18 +22,17 @@ class PodLauncher(Launcher):
     @classmethod
     def of(cls, place: Namespace, launcher: Launcher, **options: Any) -> PodLauncher:
         """Make one of an installation of its own, which has the Role and no other right."""
+        probe_image = PodOptions(pull_registry=place.pull_registry).image(launcher.image)
+        chosen = {"probe_image": probe_image, "volume_size": "64Mi"} | options.pop("pods", {})
         pod_options = PodOptions(
-            pull_registry=place.pull_registry,
-            pull_secret=place.pull_secret,
-            volume_size="64Mi",
-            **options.pop("pods", {}),
+            pull_registry=place.pull_registry, pull_secret=place.pull_secret, **chosen
         )
         adapter = KubernetesAdapter(
             launcher.instance_id,
             place.name,
             kubeconfig=place.kubeconfig,
             options=pod_options,
-            **{"guarded": False} | options,
+            **{"guarded": False, "agent_silence": LONG_WAIT, "start_timeout": LONG_WAIT} | options,
         )
         made = cls(adapter, launcher.client, launcher.image, launcher.instance_id)  # type: ignore[arg-type]
         made.place = place

@@ -5,6 +5,7 @@ Imported by the file that has a cluster and a fixture ``pods``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +15,16 @@ from typing import Any
 import pytest
 
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
+from tests.workspaces.conftest import step
 from tests.workspaces.runtimes.pod_launcher import PodLauncher
-from tests.workspaces.runtimes.runtime_suite import HOME, running, shell
-from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.kubernetes import pod_state
+from tests.workspaces.runtimes.runtime_suite import HOME, out_of_time, running, shell
+from workspaces.runtimes.base import LaunchError, LaunchRequest
+from workspaces.runtimes.kubernetes import pod_ownership, pod_state
 from workspaces.runtimes.kubernetes.cluster import CLAIMS, PODS, POLICIES, Conflict, Document
-from workspaces.runtimes.kubernetes.pods import claim_name, pod_name
+from workspaces.runtimes.kubernetes.network_policies import NetworkProof
+from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
+from workspaces.runtimes.kubernetes.pods import claim_name, pod_for, pod_name
 from workspaces.runtimes.kubernetes.preflight import RIGHTS
 
 QUOTAS = "resourcequotas"
@@ -51,9 +56,15 @@ def refused(pods: PodLauncher, **changes: Any) -> LaunchError:
 def test_a_pod_that_no_node_has_room_for_is_unschedulable(
     make_pods: Callable[..., PodLauncher],
 ) -> None:
-    error = refused(make_pods(start_timeout=1.0), memory_mb=999_999)
-    assert error.code == "unschedulable", error.message
-    assert "Insufficient memory" in error.message
+    pods = make_pods(start_timeout=1.0)
+
+    def has_no_room() -> bool:
+        error = refused(pods, memory_mb=999_999)
+        assert error.code == "unschedulable", error.message
+        # A node that has just come takes nothing at first, for other reasons.
+        return "Insufficient memory" in error.message
+
+    eventually(has_no_room, what="the node is asked for room")
 
 
 def test_a_quota_that_is_used_up_is_told_as_such(pods: PodLauncher) -> None:
@@ -183,10 +194,9 @@ def test_no_second_pod_is_made_on_a_volume_while_the_first_is_not_gone(
     pods = make_pods()
     request = pods.request(volumes=(HOME,), fresh_volumes=True)
     pods.launch(request)
-    again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,), timeout=8.0)
-    with pytest.raises(LaunchError) as caught:
-        pods.launch(again)
-    assert caught.value.code == "volume-in-use"
+    again = pods.request(workspace_id=request.workspace_id, volumes=(HOME,))
+    error = out_of_time(pods, again, lambda error: error.code == "volume-in-use")
+    assert error.code == "volume-in-use"
     assert pods.left_over() == [pod_name(request.run_id)]
 
 
@@ -237,6 +247,82 @@ def test_a_launch_whose_volume_another_has_taken_gives_its_pod_nothing_to_run(
     assert pods.left_over() == []
 
 
+def made_by_another(pods: PodLauncher, request: LaunchRequest) -> str:
+    """Have the Pod of a launch that died before it gave it anything; return its id."""
+    pod = pod_for(replace(request, attempt_count=1), pods.adapter.options, "another launch")
+    return str(pods.adapter.cluster.create(PODS, pod)["metadata"]["uid"])
+
+
+def until_running(pods: PodLauncher, request: LaunchRequest) -> None:
+    """Wait until the container of a run's Pod waits for its configuration."""
+    eventually(
+        lambda: pod_state.is_running(pods.pod(request.run_id)),
+        what="its container runs",
+    )
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_pod_that_was_not_given_its_configuration_is_adopted_by_a_newer_launch(
+    pods: PodLauncher, runs: bool
+) -> None:
+    setup = {"setup": [step("touch own")]}
+    request = pods.request(attempt_count=2, boot=setup, timeout=LONG_WAIT)
+    made = made_by_another(pods, request)
+    if runs:
+        until_running(pods, request)
+    runtime = pods.launch(request)
+    assert runtime.resource_id == made
+    assert shell(pods, request.run_id, "ls own") == (0, "own\n")
+    observed = pods.adapter.observe(request.run_id)
+    assert observed is not None
+    assert observed.attempt_count == 2
+
+
+def test_a_pod_that_has_only_a_part_of_its_configuration_is_replaced(
+    pods: PodLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pods.request(attempt_count=2, timeout=LONG_WAIT)
+    made = made_by_another(pods, request)
+    until_running(pods, request)
+    # As an exec that was cut leaves it.
+    with contextlib.closing(
+        ExecChannel.open(
+            pods.adapter.cluster.access,
+            pods.place.name,
+            pod_name(request.run_id),
+            "workspace",
+            ["/bin/mkdir", "/var/lib/svc/given"],
+            timeout=LONG_WAIT,
+            framed=False,
+        )
+    ) as channel:
+        answer = channel.answer(b"", LONG_WAIT)
+    assert answer is not None
+    assert answer.exit_code == 0
+    monkeypatch.setattr(pod_ownership, "UNSTARTED_SECONDS", 1.0)
+    assert pods.launch(request).resource_id != made
+    assert running(pods, request.run_id)
+
+
+def test_a_launch_whose_pod_a_newer_one_has_adopted_leaves_it_alone(pods: PodLauncher) -> None:
+    request = pods.request(timeout=LONG_WAIT)
+    create = pods.adapter.cluster.create
+
+    def create_and_lose(kind: str, document: Document) -> Document:
+        made: Document = create(kind, document)
+        if kind == PODS:
+            newer = {"svc.attempt-count": "2", "svc.token": "a newer launch"}
+            name = document["metadata"]["name"]
+            pods.place.admin.patch(PODS, name, {"metadata": {"annotations": newer}})
+        return made
+
+    pods.adapter.cluster.create = create_and_lose
+    with pytest.raises(LaunchError) as caught:
+        pods.launch(request)
+    assert caught.value.code == "launch-superseded"
+    assert pods.left_over() == [pod_name(request.run_id)]
+
+
 def test_a_pod_that_took_the_name_meanwhile_is_not_removed(pods: PodLauncher) -> None:
     request = pods.request()
     runtime = pods.launch(request)
@@ -273,12 +359,23 @@ def test_without_enforcement_nothing_is_launched_that_must_not_reach_anything(
     enforcer = pods.place.enforcer
     if enforcer is None:
         pytest.fail("only our own cluster can be had without enforcement")
-    proof = type(pods.adapter.proof)(pods.adapter.cluster)
+    options = pods.adapter.options
+    proof = NetworkProof(pods.adapter.cluster, options.probe_image, options.pull_secret)
     pods.adapter.proof = proof
     with enforcer.suspended():
         error = refused(pods)
         assert error.code == "network-not-guarded"
         assert "does not enforce them" in error.message
+
+
+def test_without_an_image_for_the_probe_nothing_is_launched_that_the_guard_is_to_keep_away(
+    make_pods: Callable[..., PodLauncher],
+) -> None:
+    pods = make_pods(guarded=True)
+    pods.adapter.proof = NetworkProof(pods.adapter.cluster, "")
+    error = refused(pods, outbound=True)
+    assert error.code == "network-not-guarded"
+    assert "KUBERNETES_PROBE_IMAGE names no image" in error.message
 
 
 def test_the_account_has_the_rights_of_the_role_and_no_other(pods: PodLauncher) -> None:

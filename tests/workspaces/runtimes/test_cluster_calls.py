@@ -35,7 +35,13 @@ def server() -> Iterator[SmallApiServer]:
 @pytest.fixture
 def adapter(server: SmallApiServer, tmp_path: Path) -> KubernetesAdapter:
     """An installation in it."""
-    return KubernetesAdapter("ours", "ns", kubeconfig=server.kubeconfig(tmp_path), guarded=False)
+    return KubernetesAdapter(
+        "ours",
+        "ns",
+        kubeconfig=server.kubeconfig(tmp_path),
+        options=PodOptions(probe_image="registry/probe@sha256:0"),
+        guarded=False,
+    )
 
 
 @pytest.fixture
@@ -278,7 +284,7 @@ def test_who_waits_for_anothers_probe_of_policies_can_be_cancelled(
         raise WaitedLongEnoughError
 
     with adapter.proof._lock, pytest.raises(WaitedLongEnoughError):
-        adapter.proof.require("image", proceed)
+        adapter.proof.require(proceed)
 
 
 def test_a_volume_that_another_launch_takes_at_that_moment_is_not_removed(
@@ -361,7 +367,7 @@ def test_the_pods_of_a_probe_reach_no_more_than_they_try_and_leave_nothing(
         return False
 
     server.faults.append(probed)
-    assert adapter.proof.problem("registry/image@sha256:0") == ""
+    assert adapter.proof.problem() == ""
     assert rules["denied"] == []
     (rule,) = rules["allowed"]
     ports = {each["port"] for each in rule.pop("ports")}

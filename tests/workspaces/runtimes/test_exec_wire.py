@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -32,6 +37,9 @@ from workspaces.runtimes.kubernetes.exec_wire import (
     ExecWire,
     exec_path,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 
@@ -159,3 +167,30 @@ def test_a_command_is_passed_on_word_by_word() -> None:
     path = exec_path("ns", "svc-1", "workspace", ["sh", "-c", 'echo "a b" && ü', ""])
     assert path.startswith("/api/v1/namespaces/ns/pods/svc-1/exec?container=workspace&")
     assert path.endswith("command=sh&command=-c&command=echo+%22a+b%22+%26%26+%C3%BC&command=")
+
+
+def giving_way(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+    """Let another thread go on between any two lines of the library's making of a frame."""
+    if frame.f_code.co_name != "send_data":
+        return None
+    time.sleep(0.0001)
+    return giving_way
+
+
+def test_frames_of_two_threads_are_each_whole() -> None:
+    wire, server = opened()
+    made: list[list[bytes]] = [[], []]
+
+    def send(thread: int) -> None:
+        sys.settrace(giving_way)
+        made[thread].extend(wire.frame(b"%d" % number) for number in range(50))
+
+    threads = [threading.Thread(target=send, args=(each,)) for each in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for frames in made:
+        server.receive_data(b"".join(frames))
+        received = [event.data for event in server.events() if isinstance(event, BytesMessage)]
+        assert received == [b"\0%d" % number for number in range(50)]

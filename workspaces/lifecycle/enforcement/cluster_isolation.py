@@ -9,7 +9,7 @@ import structlog
 from django.conf import settings
 
 from workspaces.lifecycle.enforcement.isolation import IsolationTask
-from workspaces.models import BuildJob, NetworkGuardReport
+from workspaces.models import NetworkGuardReport
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.configured_cluster import kubernetes_adapter
 
@@ -29,7 +29,7 @@ class ClusterIsolation:
         self._told: str | None = None
 
     def look(self) -> None:
-        """Do it once. A probe needs an image that the nodes can pull: the last one built."""
+        """Do it once."""
         self._builds.look()
         if settings.SVC_NETWORK_GUARD != "on":
             return
@@ -50,17 +50,7 @@ class ClusterIsolation:
             self._told = problem
 
     def _problem(self) -> str:
-        adapter = kubernetes_adapter()
-        published = BuildJob.objects.exclude(published_digest_reference="")
-        image = (
-            published.order_by("-id").values_list("published_digest_reference", flat=True).first()
-        )
-        if not image:
-            return (
-                "Whether the cluster enforces network policies is not known before the first image "
-                "is built: the probe runs one."
-            )
         try:
-            return adapter.proof.problem(adapter.options.image(image))
+            return kubernetes_adapter().proof.problem()
         except LaunchError as error:
             return error.message

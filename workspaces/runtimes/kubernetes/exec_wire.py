@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote, urlencode
 
@@ -18,6 +19,7 @@ from wsproto.events import (
     AcceptConnection,
     BytesMessage,
     CloseConnection,
+    Event,
     Ping,
     RejectConnection,
     RejectData,
@@ -54,10 +56,15 @@ def exec_path(namespace: str, pod: str, container: str, command: Sequence[str]) 
 
 
 class ExecWire:
-    """What one exec says; whoever has the connection sends and receives."""
+    """What one exec says; whoever has the connection sends and receives.
+
+    One thread may send while another one receives.
+    """
 
     def __init__(self) -> None:
         self._connection = WSConnection(ConnectionType.CLIENT)
+        # The library keeps the state of one frame: of two at once one goes on with the other.
+        self._framing = threading.Lock()
         self._channel = -1
         self._status = bytearray()
         self._refusal: RejectConnection | None = None
@@ -68,7 +75,7 @@ class ExecWire:
 
     def request(self, host: str, path: str, headers: Mapping[str, str]) -> bytes:
         """Return the first bytes to send."""
-        return self._connection.send(
+        return self._sent(
             Request(
                 host=host,
                 target=path,
@@ -94,7 +101,7 @@ class ExecWire:
                 elif isinstance(event, BytesMessage | TextMessage):
                     found.extend(self._message(event))
                 elif isinstance(event, Ping):
-                    answer += self._connection.send(event.response())
+                    answer += self._sent(event.response())
                 elif isinstance(event, CloseConnection):
                     self.closed = True
                 else:
@@ -117,7 +124,7 @@ class ExecWire:
         """Return what sends ``content`` on the channel of the input as it is."""
         if self.closed:
             return b""
-        return self._connection.send(BytesMessage(bytes((INPUT,)) + content))
+        return self._sent(BytesMessage(bytes((INPUT,)) + content))
 
     @property
     def exit_code(self) -> int | None:
@@ -140,6 +147,10 @@ class ExecWire:
             return str(told.get("message") or "it failed") if failed else ""
         except (ValueError, KeyError, TypeError, AttributeError):
             return ""
+
+    def _sent(self, event: Event) -> bytes:
+        with self._framing:
+            return self._connection.send(event)
 
     def _message(self, event: BytesMessage | TextMessage) -> Iterator[tuple[int, bytes]]:
         data = event.data.encode() if isinstance(event, TextMessage) else bytes(event.data)

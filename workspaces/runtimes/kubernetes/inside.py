@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path, PurePosixPath
 
 from workspaces.runtimes import boot
@@ -19,8 +20,23 @@ FILE_SECONDS = 30.0
 GIVEN_BY_ANOTHER = 45
 CUT_SHORT = 46
 NOT_THERE = 44
+NOTHING_GIVEN = 47
 _GIVE = (Path(__file__).parent / "give.sh").read_text("utf-8")
+_LOOK = f"""
+[ -e /var/lib/svc/given ] || exit {NOTHING_GIVEN}
+[ -e "$1" ] && [ ! -e /var/lib/svc/begin ]
+"""
 _READ = f'[ -e "$1/$2" ] || exit {NOT_THERE}; exec tar -cf - -C "$1" -- "$2"'
+
+
+class Given(Enum):
+    """How much of its agent's configuration a Pod has."""
+
+    NOTHING = "nothing"
+    PART = "part"
+    """A launch is giving it, or has died at that."""
+    ALL = "all"
+    """Its agent has begun."""
 
 
 def relay_command(arguments: Sequence[str]) -> list[str]:
@@ -70,10 +86,11 @@ def give_configuration(cluster: Cluster, pod: str, configuration: Mapping[str, o
     return True
 
 
-def is_given(cluster: Cluster, pod: str) -> bool:
-    """Whether a Pod has its agent's configuration."""
-    command = ["/bin/sh", "-c", f"[ -e {boot.CONFIG_DIRECTORY}/{boot.CONFIG_FILE} ]"]
-    return _run(cluster, pod, WORKSPACE, command, b"", SIGNAL_SECONDS).exit_code == 0
+def given(cluster: Cluster, pod: str) -> Given:
+    """Return how much of its agent's configuration a Pod has."""
+    command = ["/bin/sh", "-c", _LOOK, "look", f"{boot.CONFIG_DIRECTORY}/{boot.CONFIG_FILE}"]
+    code = _run(cluster, pod, WORKSPACE, command, b"", SIGNAL_SECONDS).exit_code
+    return {0: Given.ALL, NOTHING_GIVEN: Given.NOTHING}.get(code, Given.PART)
 
 
 def ask_to_end(cluster: Cluster, pod: str) -> None:

@@ -57,6 +57,10 @@ API_PORTS = (443, 6443)
 """Where API servers listen, for those who are inside the cluster and behind its service."""
 KEPT_AWAY_SECONDS = 6
 REACHED_SECONDS = 10
+NO_IMAGE = (
+    "Whether the cluster enforces network policies is not known: KUBERNETES_PROBE_IMAGE names no "
+    "image to try it with."
+)
 LEFT_BEHIND = timedelta(minutes=10)
 _CONNECTED, _NOT_CONNECTED = 0, 7
 _TRY = f"""
@@ -118,36 +122,40 @@ def ensure_policy(cluster: Cluster, request: LaunchRequest) -> None:
 class NetworkProof:
     """Whether the cluster enforces policies, as seen by Pods that tried; asked from any thread.
 
-    Each question brings an image with Python that nodes can pull, as the nodes name it, with the
-    account in the Secret ``pull_secret`` if there is one.
+    ``image`` has Python and is named by its digest, as the nodes pull it, with the account in the
+    Secret ``pull_secret`` if there is one. It must not be an owner's: such a one could say what it
+    likes. Without an image nothing counts as enforced.
     """
 
-    def __init__(self, cluster: Cluster, pull_secret: str = "") -> None:
+    def __init__(self, cluster: Cluster, image: str, pull_secret: str = "") -> None:
         self._cluster = cluster
+        self._image = image
         self._pull_secret = pull_secret
         self._lock = threading.Lock()
         self._problem: str | None = None
         self._seen_at = 0.0
 
-    def require(self, image: str, proceed: Callable[[], object] = lambda: None) -> None:
+    def require(self, proceed: Callable[[], object] = lambda: None) -> None:
         """Return when policies are enforced; raises ``network-not-guarded`` with the reason.
 
         What was seen holds for a while; a refusal is looked at again sooner. ``proceed`` is called
         every now and then and raises when the caller does not want to wait any more.
         """
-        problem = self.problem(image, proceed)
+        problem = self.problem(proceed)
         if problem:
             raise LaunchError("network-not-guarded", problem)
 
-    def problem(self, image: str, proceed: Callable[[], object] = lambda: None) -> str:
+    def problem(self, proceed: Callable[[], object] = lambda: None) -> str:
         """Return why policies are not known to be enforced; empty when they are."""
+        if not self._image:
+            return NO_IMAGE
         # Probes that find no result follow each other, one for everybody who asks.
         while not self._lock.acquire(timeout=QUEUE_SECONDS):
             proceed()
         try:
             age = time.monotonic() - self._seen_at
             if self._problem is None or age > (AGAIN_SECONDS if self._problem else VALID_SECONDS):
-                self._problem = self._look(image, proceed)
+                self._problem = self._look(proceed)
                 self._seen_at = time.monotonic()
                 logger.info("network_policy_probed", enforced=not self._problem)
             return self._problem
@@ -159,11 +167,11 @@ class NetworkProof:
         with self._lock:
             self._problem = None
 
-    def _look(self, image: str, proceed: Callable[[], object]) -> str:
+    def _look(self, proceed: Callable[[], object]) -> str:
         token = uuid4().hex[:8]
         labels = {INSTANCE_LABEL: self._cluster.instance_id, PROBE_LABEL: token}
         name = f"svc-probe-{token}"
-        # The image is somebody's own: also what may connect reaches no more than is needed.
+        # Also what may connect reaches no more than is needed.
         ports = sorted({*API_PORTS, self._cluster.access.server().port})
         to_servers: Document = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
         made: list[tuple[str, Document]] = []
@@ -173,7 +181,7 @@ class NetworkProof:
                 policy = _policy(f"{name}-{side}", labels, chosen, rules)
                 made.append((POLICIES, self._cluster.create(POLICIES, policy)))
             for side in ("denied", "allowed"):
-                pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, image, side)
+                pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, self._image, side)
                 if self._pull_secret:
                     pod["spec"]["imagePullSecrets"] = [{"name": self._pull_secret}]
                 made.append((PODS, self._cluster.create(PODS, pod)))
@@ -208,7 +216,6 @@ class NetworkProof:
             if found is not None:
                 return found.exit_code
             if pod_state.is_running(pod):
-                # Its image is somebody's, and one of the two may reach what it likes.
                 running_at = running_at or time.monotonic()
                 if time.monotonic() - running_at > RUNNING_SECONDS:
                     break

@@ -5,8 +5,9 @@ workspace. All carry the labels in ``pods``.
 
 **Two launches of one run at once** end with one live Pod. The API server gives a name to one only,
 and the annotation ``svc.attempt-count`` says who yields: a lower one raises ``launch-superseded``.
-Whoever adopts a Pod writes its own count and token there, whoever is to remove one first writes
-that; both only into the very version that they have seen, so one of the two fails and looks again.
+Whoever adopts a Pod, also one that has not begun, writes its own count and token there, whoever is
+to remove one first writes that; both only into the very version that they have seen, so one of the
+two fails and looks again.
 A Pod is removed by its id: one that took the name meanwhile is not touched.
 """
 
@@ -83,7 +84,12 @@ class Launch:
         self._proceed()
         self._require_network()
         for _ in range(ROUNDS):
-            pod = self._pods.adoptable(self._proceed) or self._create()
+            adopted = self._pods.adoptable(self._proceed)
+            if adopted is None:
+                pod = self._create()
+            else:
+                found, begun = adopted
+                pod = found if begun else self._begin(found)
             if pod is None:
                 continue
             try:
@@ -104,7 +110,7 @@ class Launch:
             )
         if self._guarded or not self._request.outbound:
             self._doing = "the cluster's network policies were being probed"
-            self._proof.require(self._options.image(self._request.image), self._proceed)
+            self._proof.require(self._proceed)
             self._proceed()
 
     def _proceed(self, status: boot.BootStatus | None = None) -> None:
@@ -138,7 +144,14 @@ class Launch:
         except LaunchError as error:
             self._pods.withdraw(error)
             raise
-        given = False
+        return self._begin(pod, made=True)
+
+    def _begin(self, pod: Document, *, made: bool = False) -> Document | None:
+        """Have a Pod of ours begin; None when it has got another launch's configuration.
+
+        ``made``: by this launch, so that nobody else has given it anything while it is ours.
+        """
+        given = not made
         try:
             if self._request.volumes and not volume_claims.holds(self._cluster, self._request):
                 raise superseded()
@@ -147,7 +160,7 @@ class Launch:
             ensure_policy(self._cluster, self._request)
             given = True
             if not inside.give_configuration(self._cluster, self._name, self._configuration()):
-                raise superseded()
+                return None
         except BaseException as error:
             self._pods.clean_up(pod, in_order=False, given=given)
             if isinstance(error, LaunchError) and error.code == "runtime-gone":
@@ -176,11 +189,11 @@ class Launch:
             self._pods.look_again(others[0])
 
     def _started(self, pod: Document) -> Document:
-        """Wait until the workspace's container runs; raises why it does not."""
+        """Wait until the container of a Pod of ours runs; raises why it does not."""
         began = time.monotonic()
         troubled_since: float | None = None
         error: LaunchError | None = None
-        while not pod_state.is_running(pod):
+        while not pod_state.is_running(self._pods.mine(pod)):
             self._doing = "its Pod was being started"
             if (gone := self._ended_early(pod)) is not None:
                 raise gone

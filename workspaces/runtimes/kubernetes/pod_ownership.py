@@ -3,6 +3,10 @@
 The annotations ``svc.attempt-count`` and ``svc.token`` say which launch relies on a Pod,
 ``svc.discarded-by`` that it is to be removed. Each is written only into the very version that was
 looked at, so of two launches that meet one fails and looks again.
+
+A Pod that has not begun is adopted as well: a node that is told to remove a Pod while it starts its
+containers takes more than a minute for that. Its earlier launch may still give it a configuration,
+so it is never removed by force by another launch than the one that made it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from workspaces.runtimes.kubernetes.cluster import (
     annotations_of,
     labels_of,
 )
+from workspaces.runtimes.kubernetes.inside import Given
 from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod, remove_policy
 from workspaces.runtimes.kubernetes.pods import (
     ATTEMPT_COUNT,
@@ -36,7 +41,7 @@ from workspaces.runtimes.kubernetes.pods import (
 
 WATCH_SECONDS = 1
 UNSTARTED_SECONDS = 10.0
-UNANSWERED_SECONDS = 10.0
+"""How long another launch that seems to be at work on a Pod is waited for."""
 
 logger = structlog.get_logger(__name__)
 
@@ -59,8 +64,8 @@ class PodOwnership:
         self._token = token
         self._name = pod_name(request.run_id)
 
-    def adoptable(self, proceed: Callable[[], None]) -> Document | None:
-        """Return an earlier launch's Pod to go on with, or make way for a new one.
+    def adoptable(self, proceed: Callable[[], None]) -> tuple[Document, bool] | None:
+        """Return an earlier launch's Pod to go on with and whether it has begun, or make way.
 
         ``proceed`` raises when that takes too long. Raises ``launch-superseded`` when a newer
         launch owns it.
@@ -76,15 +81,23 @@ class PodOwnership:
             if DISCARDED in annotations_of(pod) and seconds < UNSTARTED_SECONDS:
                 self.look_again(pod)
                 continue
-            is_adoptable = self._is_adoptable(pod)
-            if is_adoptable:
+            given = self._given(pod) if self._is_of_use(pod) else Given.PART
+            if given is Given.ALL or (
+                given is Given.NOTHING and (seconds >= UNSTARTED_SECONDS or not self._is_peer(pod))
+            ):
                 if (adopted := self._mark(pod)) is not None:
-                    return adopted
-            elif seconds < self._seconds_to_wait(pod, is_adoptable):
+                    return adopted, given is Given.ALL
+            elif self._is_of_use(pod) and seconds < UNSTARTED_SECONDS:
                 self.look_again(pod)
             else:
                 self._discard(pod)
         return None
+
+    def mine(self, pod: Document) -> Document:
+        """Return a Pod; raises ``launch-superseded`` when another launch has adopted it."""
+        if annotations_of(pod).get(TOKEN) != self._token:
+            raise superseded()
+        return pod
 
     def _require_ours(self, pod: Document) -> None:
         if labels_of(pod).get(INSTANCE_LABEL) != self._cluster.instance_id:
@@ -94,29 +107,29 @@ class PodOwnership:
         if _count(pod) > self._request.attempt_count:
             raise superseded()
 
-    def _is_adoptable(self, pod: Document) -> bool | None:
-        """Whether a Pod is as it should be; None when the cluster does not let it be asked."""
+    def _is_of_use(self, pod: Document) -> bool:
+        """Whether a Pod is as it should be, or may become so."""
         image = self._options.image(self._request.image)
         same = any(
             each["name"] == WORKSPACE and each["image"] == image
             for each in pod["spec"]["containers"]
         )
-        if not same or DISCARDED in annotations_of(pod) or not pod_state.is_running(pod):
-            return False
+        over = pod_state.ended(pod) is not None or pod_state.is_over(pod)
+        return same and not over and DISCARDED not in annotations_of(pod)
+
+    def _given(self, pod: Document) -> Given | None:
+        """Return what a Pod was given; None when the cluster does not let it be asked."""
+        if not pod_state.is_running(pod):
+            return Given.NOTHING
         try:
-            return inside.is_given(self._cluster, self._name)
-        except LaunchError as error:
-            return False if error.code in ("runtime-gone", "runtime-not-running") else None
+            return inside.given(self._cluster, self._name)
+        except LaunchError:
+            return None
 
-    def _seconds_to_wait(self, pod: Document, is_adoptable: bool | None) -> float:
-        """Return how long a Pod that cannot be adopted now may be about to become so."""
-        if is_adoptable is None:
-            return UNANSWERED_SECONDS
-        return UNSTARTED_SECONDS if self._is_under_way(pod) else 0.0
-
-    def _is_under_way(self, pod: Document) -> bool:
-        """Whether the launch that made it has our count: it is about to go on, or it has died."""
-        return _count(pod) == self._request.attempt_count and pod_state.ended(pod) is None
+    def _is_peer(self, pod: Document) -> bool:
+        """Whether the launch that has it has our count: it is about to go on, or it has died."""
+        held_by = annotations_of(pod).get(TOKEN)
+        return held_by != self._token and _count(pod) == self._request.attempt_count
 
     def _mark(self, pod: Document) -> Document | None:
         """Write that the Pod is ours; None when it has changed meanwhile."""
@@ -133,7 +146,7 @@ class PodOwnership:
             return None
 
     def _discard(self, pod: Document, *, in_order: bool = False, given: bool = True) -> bool:
-        """Remove a Pod; False when a launch of our rank or above has it, True when it goes."""
+        """Remove a Pod; False when a launch has adopted it meanwhile, True when it goes."""
         if self._request.before_discard is not None and pod_state.is_running(pod):
             self._request.before_discard()
         while True:
@@ -170,6 +183,9 @@ class PodOwnership:
     def clean_up(self, pod: Document, *, in_order: bool, given: bool = True) -> None:
         """Discard after a failure without hiding it: what stays behind is found by its labels."""
         try:
+            current = self._cluster.get(PODS, self._name)
+            if current is None or annotations_of(current).get(TOKEN) != self._token:
+                return
             # Its network policy stays until the Pod is gone; ``sweep_networks`` removes it then.
             self._discard(pod, in_order=in_order, given=given)
         except LaunchError as error:

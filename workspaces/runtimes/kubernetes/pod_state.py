@@ -68,6 +68,11 @@ def is_terminating(pod: Document) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
+def is_over(pod: Document) -> bool:
+    """Whether nothing will run in the Pod any more, whether or not anything did."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
 def ended(pod: Document) -> Ended | None:
     """Return how the workspace's container ended; None while it has not, or never ran."""
     state = _state(pod).get("terminated")

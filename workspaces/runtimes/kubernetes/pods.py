@@ -62,6 +62,8 @@ class PodOptions:
     pull_registry: str = ""
     """The registry's name for the nodes; empty: the same that images are pushed to."""
     pull_secret: str = ""
+    probe_image: str = ""
+    """By digest, under its name for the nodes; see ``NetworkProof``."""
     ephemeral_storage: str = ""
     """How much of a node's disk a workspace may use, as Kubernetes writes it; empty: no limit."""
     storage_class: str = ""

@@ -88,8 +88,9 @@ class Preflight:
         yield self._tried(
             "network policies",
             self._policies,
-            "Install a network plugin that enforces them; until then `outbound: false` is refused, "
-            "and SVC_NETWORK_GUARD decides about the rest.",
+            "Install a network plugin that enforces them, and name an image in "
+            "KUBERNETES_PROBE_IMAGE; until then `outbound: false` is refused, and "
+            "SVC_NETWORK_GUARD decides about the rest.",
         )
 
     # -------------------------------------------------------------------------------- the checks
@@ -168,7 +169,7 @@ class Preflight:
         )
 
     def _policies(self) -> str:
-        problem = self._adapter.proof.problem(self._adapter.options.image(self._image))
+        problem = self._adapter.proof.problem()
         if problem:
             raise LaunchError("network-not-guarded", problem)
         return "Enforced: a Pod that may reach nothing did not reach the API server, another did."
