@@ -1,7 +1,7 @@
 """Health checks of our containers: exit code 0 when the process there does its work.
 
-``python -m deploy.health api|buildworker|runworker|sshgateway|previewgateway|e2bfacade``. No
-Django, so that asking often costs little.
+``python -m deploy.health api|buildworker|runworker|engineworkers|sshgateway|previewgateway|
+e2bfacade``. No Django, so that asking often costs little.
 """
 
 from __future__ import annotations
@@ -97,6 +97,21 @@ def runworker() -> str:
     return _heartbeat("run")
 
 
+def engineworkers() -> str:
+    """Return what is wrong with the keeper of this container: it does nothing without a database.
+
+    How its workers are is said by ``manage.py engine list``: one engine that is away is no reason
+    to start the workers of the others again.
+    """
+    import psycopg
+
+    try:
+        with psycopg.connect(_database_url(), connect_timeout=int(_SECONDS)):
+            return ""
+    except psycopg.OperationalError as error:
+        return f"the database does not answer: {type(error).__name__}"
+
+
 def _heartbeat(kind: str) -> str:
     """Look for the heartbeat that the worker of this container writes into the database."""
     # Only where it is needed, as is the driver itself.
@@ -124,6 +139,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "api": api,
     "buildworker": buildworker,
     "runworker": runworker,
+    "engineworkers": engineworkers,
     "sshgateway": sshgateway,
     "previewgateway": previewgateway,
     "e2bfacade": e2bfacade,
