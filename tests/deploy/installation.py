@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from uuid import uuid4
 
 from tests.workspaces.conftest import DOCKER_HOST
@@ -51,7 +52,8 @@ class Installation:
 
     def call(self, function: str) -> subprocess.CompletedProcess[str]:
         """Call one function of install.sh, with everything before it done."""
-        folder = SCRIPT.parent
+        folder, checkout = quote(str(SCRIPT.parent)), quote(str(CHECKOUT))
+        home = quote(str(self.home))
         parts = [
             f". {folder}/install/{name}.sh" for name in ("base", "checks", "images", "lifecycle")
         ]
@@ -60,7 +62,7 @@ class Installation:
         script = "\n".join(
             [
                 "set -euo pipefail; umask 077",
-                f"here={folder} checkout={CHECKOUT} home={self.home} min_free_mb=1 yes=yes",
+                f"here={folder} checkout={checkout} home={home} min_free_mb=1 yes=yes",
                 "env_file=$home/.env marker=$home/.upgrade",
                 *constants,
                 *parts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import structlog
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 
 from workspaces.engines.runtime_adapters import placement_engine
 from workspaces.models import Engine
@@ -29,10 +29,7 @@ def await_served_engine() -> str:
             if not waits:
                 log.info("engine_leaving_awaited", engine=name)
                 waits = True
-            connections.close_all()
             time.sleep(LOOK_EVERY)
         return Engine.objects.filter(pk=name).values_list("engine_id", flat=True).first() or ""
     except (DatabaseError, InterfaceError):
         return ""
-    finally:
-        connections.close_all()
