@@ -415,6 +415,7 @@ class BuildWorker(Worker):
             grace=self._reconciler.grace,
             keep_ended=self._reconciler.keep_ended,
             orphans=self._orphans,
+            engine=self._engine,
         )
         if result.lost or result.ended or result.removed:
             log.info("reconciled", lost=result.lost, ended=result.ended, removed=result.removed)
