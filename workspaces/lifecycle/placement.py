@@ -7,8 +7,9 @@ are all jobs that wait, at once and in a constant number of statements.
 * A persistent workspace goes where its volumes are, whatever the state of that engine.
 * So does one whose last container may still exist: nobody has seen it ended.
 * Any other goes to an engine that answers and is not drained: to the one with the most memory not
-  yet promised to workspaces, those of the warm pool included, or to one with an image of the same repository that has at least half
-  as much. Where none has room for it, the one with the most still takes it, as one machine would.
+  yet promised to workspaces, those of the warm pool included, or to one with an image of the same
+  repository that has at least half as much. Where none has room for it, the one with the most still
+  takes it, as one machine would.
 """
 
 from __future__ import annotations
