@@ -33,10 +33,11 @@ from tests.stack.worker_process import (
     environment,
     eventually,
 )
-from tests.support.waiting import LONG_WAIT
+from tests.support.waiting import BUILD_WAIT, LONG_WAIT
 from workspaces.models import Engine, RuntimeInstance
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+# The machines are set up, and an image is built, within the first test's time.
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2 * BUILD_WAIT)]
 
 PAGE = ROOT / "docs" / "operators" / "second-machine.md"
 PERSISTENT = {"runtime": {"persistence": "persistent"}}
@@ -74,7 +75,7 @@ class TwoMachines:
             env=environment(**self.settings),
             capture_output=True,
             text=True,
-            timeout=LONG_WAIT,
+            timeout=BUILD_WAIT,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -379,8 +379,11 @@ def forget_named(name: str, *, by: str, stale: timedelta, wait: float = 0.0) -> 
 
 
 def wait_for_workers(stale: timedelta) -> float:
-    """Return how many seconds workers may take to end: the last ones are killed, and then stale."""
-    return stale.total_seconds() + 60.0
+    """Return how many seconds workers may take to end: the last ones are killed, and then stale.
+
+    That takes half a minute; on a machine with much else to do it takes longer.
+    """
+    return stale.total_seconds() + 300.0
 
 
 def finish_all(*, stale: timedelta) -> None:
