@@ -43,7 +43,7 @@ from controlplane.work.worker import Worker, WorkerTimes
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.placement import place_waiting, several_engines
 from workspaces.lifecycle.reconciler import Orphans, reconcile
-from workspaces.models import BuildJob
+from workspaces.models import BuildJob, Engine
 
 log = structlog.get_logger(__name__)
 
@@ -354,6 +354,9 @@ class BuildWorker(Worker):
     def _look_at_engines(self) -> None:
         """Place what no worker's message brings up: an engine is lost, drained, or there again."""
         if self._engine:
+            if Engine.objects.ends_workers(self._engine):
+                self.leave("its engine is leaving")
+                return
             self._several_engines = several_engines()
             self._place()
 
@@ -412,6 +415,7 @@ class BuildWorker(Worker):
             grace=self._reconciler.grace,
             keep_ended=self._reconciler.keep_ended,
             orphans=self._orphans,
+            engine=self._engine,
         )
         if result.lost or result.ended or result.removed:
             log.info("reconciled", lost=result.lost, ended=result.ended, removed=result.removed)

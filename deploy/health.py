@@ -1,9 +1,9 @@
 """Health checks of our containers: exit code 0 when the process there does its work.
 
-``python -m deploy.health api|buildworker|runworker|sshgateway|previewgateway|e2bfacade``. No
-Django, so that asking often costs little. On Kubernetes ``alive`` says whether a worker's main loop
-goes on, whatever its database does, and ``api-ready``, ``build-ready`` and ``run-ready`` whether
-the process has its database.
+``python -m deploy.health NAME``, where NAME is a part of the service (``api``, ``buildworker``,
+``engineworkers``, …). No Django, so that asking often costs little. On Kubernetes ``alive`` says
+whether a worker's main loop goes on, whatever its database does, and ``api-ready``,
+``build-ready`` and ``run-ready`` whether the process has its database.
 """
 
 from __future__ import annotations
@@ -118,6 +118,15 @@ def build_ready() -> str:
     return _heartbeat("build")
 
 
+def engineworkers() -> str:
+    """Return what is wrong with the keeper of this container: it does nothing without a database.
+
+    How its workers are is said by ``manage.py engine list``: one engine that is away is no reason
+    to start the workers of the others again.
+    """
+    return _asked("SELECT 1", (), "the database says nothing")
+
+
 def _heartbeat(kind: str) -> str:
     """Look for the heartbeat that the worker of this container writes into the database."""
     stale = int(os.environ.get("WORKER_HEARTBEAT_STALE_MS", "20000"))
@@ -151,6 +160,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "api": api,
     "buildworker": buildworker,
     "runworker": runworker,
+    "engineworkers": engineworkers,
     "sshgateway": sshgateway,
     "previewgateway": previewgateway,
     "e2bfacade": e2bfacade,

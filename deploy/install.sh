@@ -16,7 +16,7 @@ min_free_mb=4096
 wait_seconds=30
 readonly HEX_SECRETS="SVC_DB_PASSWORD SVC_RABBITMQ_PASSWORD SVC_REGISTRY_PASSWORD WORKSPACE_SSH_GATEWAY_TOKEN WEB_AUTH_SECRET"
 readonly KEY_SECRETS="SVC_CREDENTIALS_KEY SVC_RECORD_SIGNING_KEY"
-readonly OURS="e2bfacade previewgateway sshgateway runworker buildworker api"
+readonly OURS="e2bfacade previewgateway sshgateway runworker enginerunworkers enginebuildworkers buildworker api"
 
 for part in base checks images lifecycle; do
     # shellcheck source=/dev/null

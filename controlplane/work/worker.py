@@ -218,6 +218,16 @@ class Worker:
         self._consumer.pause()
         log.info("worker_draining", reason=reason)
 
+    def leave(self, reason: str) -> None:
+        """End at once, as after the second signal; from any thread."""
+        if self._signals < 2:
+            log.info("worker_leaving", reason=reason)
+            self._signals = 2
+
+    def expect_engine(self, engine_id: str) -> None:
+        """Say in the heartbeat which engine it is, until that has answered itself."""
+        self._engine_id = engine_id
+
     def count_done(self) -> None:
         """Count one finished row; the last one of ``max_done`` drains the worker."""
         with self._lock:

@@ -62,7 +62,7 @@ start() {
 
 wait_healthy() {
     local service id state left=300
-    local wanted=(postgres rabbitmq registry api buildworker runworker sshgateway previewgateway)
+    local wanted=(postgres rabbitmq registry api buildworker runworker enginebuildworkers enginerunworkers sshgateway previewgateway)
     [ "$(setting SVC_E2B_PORT 0)" = 0 ] || wanted+=(e2bfacade)
     for service in "${wanted[@]}"; do
         while :; do
@@ -149,7 +149,7 @@ drain() {
     local seconds service
     seconds=$(setting SVC_DRAIN_SECONDS 300)
     say "letting work under way finish (at most $seconds s)"
-    compose_ stop -t "$seconds" buildworker > /dev/null 2>&1 || true
+    compose_ stop -t "$seconds" buildworker enginebuildworkers > /dev/null 2>&1 || true
     for service in $OURS; do compose_ stop "$service" > /dev/null 2>&1 || true; done
 }
 

@@ -38,6 +38,8 @@ PROCESSES: tuple[Process, ...] = (
     Process("api", "{bin}/gunicorn -c deploy/gunicorn.conf.py controlplane.wsgi", 40),
     Process("buildworker", "{bin}/python manage.py buildworker", 60),
     Process("runworker", "{bin}/python manage.py runworker", 20),
+    # As long as systemd waits for builds: those on other machines are not cut short.
+    Process("engineworkers", "{bin}/python manage.py engineworkers", 300),
     Process("sshgateway", "{bin}/python manage.py sshgateway", 30),
     Process("previewgateway", "{bin}/python manage.py previewgateway", 30),
     Process("egressproxy", "{bin}/python manage.py egressproxy", 10),

@@ -41,6 +41,7 @@ from runs.recording.slots import Held, Slots
 from runs.recording.thread_connections import Connections, StoppedError
 from runs.run_messages import CANCELLATIONS, INPUT, QUEUED, RUN_REQUESTED
 from runs.services import end_sessions_not_begun
+from workspaces.models import Engine
 from workspaces.runtimes.base import RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -125,6 +126,7 @@ class RunWorker(Worker):
                     every=times.sweep,
                     first=timedelta(),
                     steps={
+                        "engine": self._look_at_engine,
                         "sweep": self._sweep_runs,
                         "sessions": self.end_sessions_of_dead_workers,
                         "announced": lambda: end_sessions_not_begun(older_than=ANNOUNCED_FOR),
@@ -352,6 +354,10 @@ class RunWorker(Worker):
                 held.control.cancelled.set()
             if held.fence.row_id in given:
                 held.control.given.set()
+
+    def _look_at_engine(self) -> None:
+        if self._engine and Engine.objects.ends_workers(self._engine):
+            self.leave("its engine is leaving")
 
     def _sweep_runs(self) -> None:
         if self.draining.is_set():

@@ -74,7 +74,7 @@ def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> Non
     assert all(installed.readiness().values()), installed.readiness()
     for name in (
         *("postgres", "rabbitmq", "registry", "api", "buildworker", "runworker"),
-        *("sshgateway", "previewgateway", "e2bfacade"),
+        *("sshgateway", "previewgateway", "e2bfacade", "enginebuildworkers", "enginerunworkers"),
     ):
         assert installed.service(name).attrs["State"]["Health"]["Status"] == "healthy"
     web = f"http://127.0.0.1:{installed.installation.settings['SVC_WEB_PORT']}/healthz"
@@ -235,7 +235,10 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
     assert "finishing it" in done.stdout
     assert not marker.exists()
     assert installation.settings["SVC_VERSION"] == "0.4.1"
-    for name in ("migrate", "api", "buildworker", "runworker", "sshgateway", "previewgateway"):
+    for name in (
+        *("migrate", "api", "buildworker", "runworker", "enginebuildworkers"),
+        *("enginerunworkers", "sshgateway", "previewgateway"),
+    ):
         configured = installed.service(name).attrs["Config"]["Image"]
         assert configured == f"{installed.instance}/controlplane:0.4.1"
     assert all(installed.readiness().values())

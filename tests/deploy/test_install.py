@@ -28,7 +28,9 @@ HEX = {
     "WEB_AUTH_SECRET",
 }
 KEYS = {"SVC_CREDENTIALS_KEY", "SVC_RECORD_SIGNING_KEY"}
-OURS = {"api", "buildworker", "runworker", "sshgateway", "previewgateway"}
+BUILDS = {"buildworker", "enginebuildworkers"}
+RUNS = {"runworker", "enginerunworkers"}
+OURS = {"api", *BUILDS, *RUNS, "sshgateway", "previewgateway"}
 
 
 @pytest.fixture
@@ -497,13 +499,35 @@ def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> No
         "SVC_DB_PASSWORD": set(),
         "SVC_RABBITMQ_PASSWORD": set(),
         "SVC_REGISTRY_PASSWORD": set(),
-        "REGISTRY_PASSWORD": {"api", "buildworker"},
+        "REGISTRY_PASSWORD": {"api", *BUILDS},
         "WORKSPACE_SSH_GATEWAY_TOKEN": {"api", "sshgateway", "previewgateway"},
         "WEB_AUTH_SECRET": {"api"},
-        "SVC_CREDENTIALS_KEY": {"api", "buildworker"},
-        "SVC_RECORD_SIGNING_KEY": {"api", "buildworker", "runworker"},
-        "DATABASE_URL": {"migrate", "api", "buildworker", "runworker"},
-        "SCM_APP_PRIVATE_KEY": {"api", "buildworker"},
+        "SVC_CREDENTIALS_KEY": {"api", *BUILDS},
+        "SVC_RECORD_SIGNING_KEY": {"api", *BUILDS, *RUNS},
+        "DATABASE_URL": {"migrate", "api", *BUILDS, *RUNS},
+        "SCM_APP_PRIVATE_KEY": {"api", *BUILDS},
+    }
+
+
+def test_gateways_read_how_engines_are_reached_and_only_who_knows_that_writes_it(
+    composed: dict[str, Any],
+) -> None:
+    def mounted(name: str) -> tuple[str, bool] | None:
+        for mount in composed["services"][name].get("volumes", ()):
+            if isinstance(mount, str):
+                source, target, *mode = mount.split(":")
+                found = (source, target, "ro" in mode)
+            else:
+                found = (mount["source"], mount["target"], mount.get("read_only", False))
+            if found[1] == "/var/lib/svc/engines":
+                return found[0], found[2]
+        return None
+
+    assert {name: mounted(name) for name in composed["services"] if mounted(name)} == {
+        "api": ("engines", False),
+        "enginerunworkers": ("engines", False),
+        "sshgateway": ("engines", True),
+        "previewgateway": ("engines", True),
     }
 
 

@@ -16,7 +16,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = CHECKOUT / "deploy" / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 _PROGRAMS = "/opt/svc/venv/bin/"
-EDGE = {"svc-runworker.service", "svc-sshgateway.service", "svc-previewgateway.service"}
+EDGE = {
+    "svc-runworker.service",
+    "svc-enginerunworkers.service",
+    "svc-sshgateway.service",
+    "svc-previewgateway.service",
+}
 """Whose account has nothing else, and who reaches workspaces through the engine proxy."""
 EGRESS = "svc-egressproxy.service"
 E2B = "svc-e2bfacade.service"

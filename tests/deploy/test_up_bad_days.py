@@ -89,7 +89,10 @@ def test_what_is_stopped_is_no_failure_of_make(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    for name in ("api", "buildworker", "runworker", "sshgateway", "previewgateway", "egressproxy"):
+    for name in (
+        *("api", "buildworker", "runworker", "engineworkers"),
+        *("sshgateway", "previewgateway", "egressproxy"),
+    ):
         assert [name, "stopped"] in [line.split() for line in done.stdout.splitlines()]
     assert "Start it: make up" in done.stdout
     assert call(tmp_path, "status").returncode == 3

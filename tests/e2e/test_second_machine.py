@@ -21,15 +21,23 @@ from django.test import override_settings
 from runs.exec.waiting import stop_listening
 from tests.conftest import OWNER
 from tests.stack.gateway_process import ApiProcess, GatewayProcess
-from tests.stack.run_worker_process import RunWorkerProcess
+from tests.stack.run_worker_process import QUICK, RunWorkerProcess
 from tests.stack.runs import GATEWAY_TOKEN
 from tests.stack.second_machine import SecondMachine, carry_image, second_machine
 from tests.stack.service import Stack, Started, remove_all
 from tests.stack.ssh import Client, short_folder
-from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
+from tests.stack.worker_process import (
+    ROOT,
+    CommandProcess,
+    WorkerProcess,
+    environment,
+    eventually,
+)
+from tests.support.waiting import BUILD_WAIT, LONG_WAIT
 from workspaces.models import Engine, RuntimeInstance
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+# The machines are set up, and an image is built, within the first test's time.
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2 * BUILD_WAIT)]
 
 PAGE = ROOT / "docs" / "operators" / "second-machine.md"
 PERSISTENT = {"runtime": {"persistence": "persistent"}}
@@ -51,7 +59,7 @@ class TwoMachines:
     stack: Stack
     machine: SecondMachine
     folder: Path
-    processes: list[WorkerProcess | RunWorkerProcess] = field(default_factory=list)
+    processes: list[CommandProcess] = field(default_factory=list)
 
     def typed(self, beginning: str) -> str:
         """Type the command of the page that begins so; return what it printed."""
@@ -67,7 +75,7 @@ class TwoMachines:
             env=environment(**self.settings),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=BUILD_WAIT,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -77,12 +85,14 @@ class TwoMachines:
         """The settings of all processes."""
         return {**TIMES, "SVC_DATA_DIR": str(self.folder / "data")}
 
-    def start_workers(self, engine: str) -> None:
-        """Start the two workers of an engine."""
-        own = {**self.settings, "SVC_ENGINE": engine}
-        logs = self.folder / f"{engine}-{len(self.processes)}"
-        self.processes.append(WorkerProcess(Path(f"{logs}-build.log"), max_jobs=None, **own))
-        self.processes.append(RunWorkerProcess(Path(f"{logs}-run.log"), max_runs=None, **own))
+    def start_workers(self) -> None:
+        """Start the workers of the first engine, and what starts those of engines to be added."""
+        logs = self.folder
+        self.processes.append(WorkerProcess(logs / "build.log", max_jobs=None, **self.settings))
+        self.processes.append(RunWorkerProcess(logs / "run.log", max_runs=None, **self.settings))
+        assert "python manage.py engineworkers" in commands()
+        keeper = CommandProcess(logs / "keeper.log", "engineworkers", **QUICK | self.settings)
+        self.processes.append(keeper)
 
     def start_engine(self) -> None:
         """Start the second machine's engine with the page's daemon.json."""
@@ -117,7 +127,11 @@ class TwoMachines:
     def stopped(self, started: Started) -> None:
         """Stop a workspace and wait for it."""
         self.act(started, "stop")
-        eventually(lambda: self.workspace(started)["status"] == "stopped", what="it is stopped")
+        eventually(
+            lambda: self.workspace(started)["status"] == "stopped",
+            what="it is stopped",
+            timeout=LONG_WAIT,
+        )
 
     def ready_on_second(self, spec: dict[str, Any]) -> Started:
         """Return a workspace on the second machine: the first one is drained for its start."""
@@ -166,17 +180,17 @@ def machines(
         both.typed("manage.py engine certificates")
         both.start_engine()
         carry_image(django_settings.DOCKER_HOST, machine, django_settings.SVC_BASE_IMAGES["debian"])
-        both.start_workers("local")
+        both.start_workers()
         both.stack = Stack(both.processes[0])  # type: ignore[arg-type]
         ended.callback(both.stack.engine.close)
         ended.callback(remove_all, both.stack.engine, instance_id)
         # The second machine has no way to the mirrors: it takes the image that the first has built.
         both.stopped(both.stack.ready({}))
         both.typed("manage.py engine add")
-        both.start_workers("second")
         eventually(
             lambda: Engine.objects.filter(seen_at__isnull=False).count() == 2,
             what="both engines were heard",
+            timeout=LONG_WAIT,
         )
         try:
             yield both
@@ -236,11 +250,19 @@ def test_a_persistent_workspace_stays_on_its_engine_and_waits_while_that_is_drai
     machines.stopped(started)
     machines.typed("manage.py engine drain")
     machines.act(started, "start")
-    eventually(lambda: machines.reason(started) == "engine-draining", what="it says why it waits")
+    eventually(
+        lambda: machines.reason(started) == "engine-draining",
+        what="it says why it waits",
+        timeout=LONG_WAIT,
+    )
     other = machines.stack.ready({})
     assert machines.workspace(other)["engine"] == {"name": "local", "pinned": False}
     machines.typed("manage.py engine undrain")
-    eventually(lambda: machines.workspace(started)["status"] == "ready", what="it has started")
+    eventually(
+        lambda: machines.workspace(started)["status"] == "ready",
+        what="it has started",
+        timeout=LONG_WAIT,
+    )
     assert machines.workspace(started)["engine"] == {"name": "second", "pinned": True}
     machines.stopped(started)
     machines.stopped(other)
@@ -253,7 +275,9 @@ def test_what_is_on_an_engine_that_does_not_answer_waits_and_goes_on(
     name = f"svc-{started.answer['runId']}"
     machines.machine.cut()
     try:
-        eventually(lambda: machines.reason(started) == "engine-lost", what="it says so")
+        eventually(
+            lambda: machines.reason(started) == "engine-lost", what="it says so", timeout=LONG_WAIT
+        )
         shown = machines.workspace(started)
         assert (shown["status"], shown["reason"]["engine"]) == ("ready", "second")
         other = machines.stack.ready({})
@@ -261,16 +285,24 @@ def test_what_is_on_an_engine_that_does_not_answer_waits_and_goes_on(
         assert name in machines.there()
     finally:
         machines.machine.mend()
-    eventually(lambda: machines.reason(started) is None, what="it is well again")
+    eventually(lambda: machines.reason(started) is None, what="it is well again", timeout=LONG_WAIT)
     machines.machine.signal_engine(signal.SIGSTOP)
     try:
-        eventually(lambda: machines.reason(started) == "engine-lost", what="it says so again")
+        eventually(
+            lambda: machines.reason(started) == "engine-lost",
+            what="it says so again",
+            timeout=LONG_WAIT,
+        )
         machines.act(started, "stop")
         assert machines.reason(started) == "stopping"
         assert "engine-lost" in machines.workspace(started)["reason"]["message"]
     finally:
         machines.machine.signal_engine(signal.SIGCONT)
-    eventually(lambda: machines.workspace(started)["status"] == "stopped", what="it is stopped")
+    eventually(
+        lambda: machines.workspace(started)["status"] == "stopped",
+        what="it is stopped",
+        timeout=LONG_WAIT,
+    )
     assert name not in machines.there()
     machines.stopped(other)
 
@@ -280,17 +312,18 @@ def test_an_engine_that_is_gone_for_good_is_forgotten_and_its_workspace_starts_e
 ) -> None:
     started = machines.ready_on_second(PERSISTENT)
     machines.machine.signal_engine(signal.SIGKILL)
-    eventually(lambda: machines.reason(started) == "engine-lost", what="it says so")
-    for process in machines.processes[2:]:
-        for number in (signal.SIGTERM, signal.SIGINT):  # the second one says: at once
-            process.process.send_signal(number)
-    for process in machines.processes[2:]:
-        process.process.wait(60)
+    eventually(
+        lambda: machines.reason(started) == "engine-lost", what="it says so", timeout=LONG_WAIT
+    )
     machines.typed("manage.py engine forget")
     shown = machines.workspace(started)
     assert (shown["status"], shown["error"]["code"]) == ("failed", "engine-gone")
     machines.act(started, "start")
-    eventually(lambda: machines.workspace(started)["status"] == "ready", what="it has started")
+    eventually(
+        lambda: machines.workspace(started)["status"] == "ready",
+        what="it has started",
+        timeout=LONG_WAIT,
+    )
     assert machines.workspace(started)["engine"]["name"] == "local"
     runtimes = RuntimeInstance.objects.filter(attempt__workspace=started.answer["workspaceId"])
     assert sorted(runtimes.values_list("status", "engine_name")) == [
@@ -298,3 +331,9 @@ def test_an_engine_that_is_gone_for_good_is_forgotten_and_its_workspace_starts_e
         ("running", "local"),
     ]
     assert "second: gone" in machines.typed("manage.py engine list")
+    data = machines.folder / "data"
+    eventually(
+        lambda: not (data / "engines" / "second").exists(),
+        what="nothing opens it",
+        timeout=LONG_WAIT,
+    )

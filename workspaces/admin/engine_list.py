@@ -52,14 +52,21 @@ class EngineAdmin(HistoryAdmin):
 
     @admin.action(permissions=["operate"], description="Declare gone for good: its workspaces fail")
     def forget(self, request: HttpRequest, chosen: QuerySet[Engine]) -> None:
-        """Give up engines that do not answer; one that does is refused."""
+        """Give up engines; one with workers is leaving until they have ended."""
         who = request.user.get_username()
         stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
 
         def gone(name: str) -> None:
             engines.forget_named(name, by=who, stale=stale)
 
-        self._each(request, chosen, gone, "It is gone; what was there has failed.")
+        for engine in chosen:
+            told, level = "It is gone; what was there has failed.", messages.INFO
+            try:
+                gone(engine.name)
+            except engines.EngineLivesError as error:
+                told, level = error.detail, messages.WARNING
+            self.log_change(request, engine, told)
+            self.message_user(request, f"{engine.name}: {told}", level)
 
     def _each(
         self,

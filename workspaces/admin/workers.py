@@ -62,7 +62,7 @@ class HeartbeatAdmin(HistoryAdmin):
         if asked and may_forget:
             try:
                 context["asked"] = engines.look_at(asked, stale=stale)
-                engines.require_gone(asked, stale=stale)
+                engines.require_forgettable(asked, stale=stale)
             except ControlPlaneError as exc:
                 context["refused"] = exc.detail
         return TemplateResponse(request, "admin/work/heartbeat/engines.html", context)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -179,6 +180,11 @@ def _ca_last(name: str) -> bool:
 def engine_folder(name: str) -> Path:
     """Return where address and certificates of an engine are kept for processes."""
     return Path(settings.SVC_DATA_DIR / "engines" / name)
+
+
+def remove_unpacked(name: str) -> None:
+    """Remove what was unpacked of an engine that is gone: its certificates open nothing more."""
+    shutil.rmtree(engine_folder(name), ignore_errors=True)
 
 
 def _write(folder: Path, files: Mapping[str, bytes], *, exclusive: bool = False) -> None:

@@ -6,6 +6,8 @@ of it waits: it may come back. That it will not is something that only an operat
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +20,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat
 from controlplane.work.notifications import announce
 from workspaces import services as workspaces
+from workspaces.engines.certificates import remove_unpacked
 from workspaces.models import ENGINE_GONE, BuildJob, RuntimeInstance, Transition, WarmMember
 from workspaces.models import Engine as KnownEngine
 from workspaces.models.known_engines import CHANNEL, LOCAL_ENGINE
@@ -27,6 +30,7 @@ log = structlog.get_logger(__name__)
 MESSAGE = "The engine that the workspace ran on is gone, and what was only there with it."
 AT_ONCE = 200
 """How many runtimes end in one transaction."""
+LOOK_AGAIN_SECONDS = 0.5
 _RUNTIME = "workspace__latest_sandbox__latest_attempt__runtime"
 _PRESENT = (RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING)
 
@@ -53,6 +57,13 @@ class Engine:
     seen_at: datetime | None = None
     workers: list[str] = field(default_factory=list)
     """The build workers that live and are of it."""
+    named: str | None = None
+    """What the operator calls it, where there are several: its workers can be ended."""
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether no worker is in the way."""
+        return self.named is not None or not self.workers
 
 
 def engines(*, stale: timedelta) -> list[Engine]:
@@ -79,6 +90,8 @@ def engines(*, stale: timedelta) -> list[Engine]:
         engine.seen_at = worker.seen_at
         if worker.pk in alive:
             engine.workers.append(worker.pk)
+    for engine_id, engine in found.items():
+        engine.named = one_of_several(engine_id)
     return sorted(found.values(), key=lambda one: (-one.running - one.stopping, one.engine_id))
 
 
@@ -131,7 +144,7 @@ def _listed(worker_ids: Sequence[str]) -> str:
     return ", ".join(worker_ids[:5]) + (f" and {more} more" if more > 0 else "")
 
 
-def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
+def forget_engine(engine_id: str, *, by: str, stale: timedelta, wait: float = 0.0) -> int:
     """Declare an engine gone for good, and return how many runtimes have ended with it.
 
     What counts as running or stopping there becomes ``failed`` (``engine-gone``); then whoever
@@ -139,13 +152,14 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
     also after a crash on the way. Containers of an engine that comes back nevertheless are ended
     by its reconciler, which keeps their files as those of any other that ended.
 
-    Raises ``UnknownEngineError`` and ``EngineLivesError``; then nothing has changed.
+    Of several engines it is given up by its name (:func:`forget_named`). Raises
+    ``UnknownEngineError`` and ``EngineLivesError``; then nothing has failed.
     """
     engine = look_at(engine_id, stale=stale)
-    require_gone(engine_id, stale=stale)
-    named = _one_of_several(engine_id)
+    named = one_of_several(engine_id)
     if named is not None:
-        return forget_named(named, by=by, stale=stale)
+        return forget_named(named, by=by, stale=stale, wait=wait)
+    require_gone(engine_id, stale=stale)
     ended = _end_all(Q(engine_id=engine_id))
     WarmMember.objects.filter(engine_id=engine_id).delete()
     log.warning(
@@ -158,11 +172,21 @@ def forget_engine(engine_id: str, *, by: str, stale: timedelta) -> int:
     return ended
 
 
-def _one_of_several(engine_id: str) -> str | None:
+def one_of_several(engine_id: str) -> str | None:
     """Return the name of the engine where there are others: what is placed there has to move."""
     known = KnownEngine.objects.known()
     name = known.filter(engine_id=engine_id).values_list("name", flat=True).first()
     return name if name is not None and known.exclude(pk=name).exists() else None
+
+
+def require_forgettable(engine_id: str, *, stale: timedelta) -> None:
+    """Raise ``EngineLivesError`` where a worker that lives is in the way.
+
+    The workers of one of several engines are ended first, those of the only one are not: they are
+    the workers of whatever engine comes in its place.
+    """
+    if one_of_several(engine_id) is None:
+        require_gone(engine_id, stale=stale)
 
 
 def _end_all(there: Q) -> int:
@@ -258,39 +282,69 @@ def _adopt(only: KnownEngine) -> None:
 
 
 def drain_engine(name: str, *, draining: bool) -> None:
-    """Have an engine take nothing new, or take starts again.
+    """Have an engine take nothing new, or take starts again, also one that is leaving.
 
     What runs there goes on until it is stopped; what waits and is bound to no engine is placed on
     another one. Raises ``UnknownEngineError`` and ``EngineRefusedError``.
     """
     states = KnownEngine.State
-    engine = known_engine(name)
-    if engine.state == states.GONE:
-        raise EngineRefusedError(f"The engine {name} was declared gone.")
+    known_engine(name)
     state = states.DRAINING if draining else states.ACTIVE
     with transaction.atomic():
-        KnownEngine.objects.known().filter(pk=name).update(state=state)
+        engine = KnownEngine.objects.select_for_update().get(pk=name)
+        if engine.state == states.GONE:
+            raise EngineRefusedError(f"The engine {name} was declared gone.")
+        if draining and engine.state == states.LEAVING:
+            raise EngineRefusedError(
+                f"The engine {name} is leaving already; manage.py engine undrain takes it back."
+            )
+        KnownEngine.objects.filter(pk=name).update(state=state)
         announce(CHANNEL)
     log.info("engine_state_changed", engine=name, state=state.value)
 
 
-def forget_named(name: str, *, by: str, stale: timedelta) -> int:
-    """Declare the engine of that name gone for good; as :func:`forget_engine`, of all placed there.
+# ------------------------------------------------------------ forgetting, by name
 
-    What waited for it may start elsewhere then, persistent workspaces with empty volumes.
+
+def begin_forgetting(name: str, *, by: str) -> None:
+    """Have the workers of an engine end, so that it can be gone; raises ``UnknownEngineError``.
+
+    Nothing is placed there any more. ``drain_engine`` takes it back as long as it is not gone.
     """
-    engine = known_engine(name)
-    require_silent(engine, stale=stale)
+    known_engine(name)
+    with transaction.atomic():
+        KnownEngine.objects.known().filter(pk=name).update(state=KnownEngine.State.LEAVING)
+        announce(CHANNEL)
+    log.warning("engine_leaving", engine=name, by=by)
+
+
+def finish_forgetting(name: str, *, by: str, stale: timedelta) -> int:
+    """Declare an engine gone that is leaving; as :func:`forget_engine`, of all placed there.
+
+    What waited for it may start elsewhere then, persistent workspaces with empty volumes. May be
+    repeated for one that is gone. Raises ``EngineLivesError`` while a worker of it lives, or has
+    heard it just now, and ``EngineRefusedError`` when it was taken back; then nothing has changed.
+    """
+    with transaction.atomic():
+        engine = KnownEngine.objects.select_for_update().get(pk=name)
+        if engine.state not in (KnownEngine.State.LEAVING, KnownEngine.State.GONE):
+            raise EngineRefusedError(
+                f"The engine {name} was taken back meanwhile (manage.py engine undrain)."
+            )
+        if engine.state == KnownEngine.State.LEAVING:
+            require_silent(engine, stale=stale)
+            # First of all: from here on nobody takes it back.
+            KnownEngine.objects.filter(pk=name).update(
+                state=KnownEngine.State.GONE, certificates=None
+            )
     there = Q(engine_name=name)
     if engine.engine_id:
         there |= Q(engine_id=engine.engine_id)
-        WarmMember.objects.filter(engine_id=engine.engine_id).delete()
     ended = _end_all(there)
     with transaction.atomic():
         if engine.engine_id:
             # Containers wait also where no workspace has ever run.
             WarmMember.objects.filter(engine_id=engine.engine_id).delete()
-        KnownEngine.objects.filter(pk=name).update(state=KnownEngine.State.GONE, certificates=None)
         BuildJob.objects.filter(engine_name=name).exclude(
             status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True
         ).exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED]).update(
@@ -298,16 +352,51 @@ def forget_named(name: str, *, by: str, stale: timedelta) -> int:
         )
         RuntimeInstance.objects.filter(engine_name=name).update(engine_name="")
         announce(CHANNEL)
+    remove_unpacked(name)
     log.warning("engine_gone", engine=name, by=by, runtimes=ended)
     return ended
 
 
+def forget_named(name: str, *, by: str, stale: timedelta, wait: float = 0.0) -> int:
+    """Forget the engine of that name: end its workers, then declare it gone.
+
+    Waits for its workers for ``wait`` seconds. Raises ``EngineLivesError`` when it is not silent by
+    then: it stays leaving, and is gone when somebody calls ``finish_forgetting`` later.
+    """
+    begin_forgetting(name, by=by)
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return finish_forgetting(name, by=by, stale=stale)
+        except EngineLivesError as error:
+            if time.monotonic() >= deadline:
+                raise EngineLivesError(
+                    f"The engine {name} is leaving, and not gone yet. {error.detail} It is gone as "
+                    "soon as that is over (manage.py engineworkers sees to it, or repeat this); "
+                    "manage.py engine undrain takes it back."
+                ) from error
+        time.sleep(LOOK_AGAIN_SECONDS)
+
+
+def wait_for_workers(stale: timedelta) -> float:
+    """Return how many seconds workers may take to end: the last ones are killed, and then stale.
+
+    That takes half a minute; on a machine with much else to do it takes longer.
+    """
+    return stale.total_seconds() + 300.0
+
+
+def finish_all(*, stale: timedelta) -> None:
+    """Declare the engines gone that are leaving and have no workers any more."""
+    leaving = KnownEngine.objects.filter(state=KnownEngine.State.LEAVING)
+    for name in leaving.values_list("name", flat=True):
+        with contextlib.suppress(EngineLivesError, EngineRefusedError):
+            finish_forgetting(name, by="engineworkers", stale=stale)
+
+
 def require_silent(engine: KnownEngine, *, stale: timedelta) -> None:
-    """Raise ``EngineLivesError`` while the engine answers a worker that lives."""
-    if KnownEngine.objects.answering(stale=stale).filter(pk=engine.pk).exists():
-        raise EngineLivesError(
-            f"The engine {engine.name} answers its build worker. An engine that lives is drained "
-            "(manage.py engine drain); if it is to go anyway, stop its workers first."
-        )
+    """Raise ``EngineLivesError`` while a worker of the engine lives, or has just heard it."""
     if engine.engine_id:
         require_gone(engine.engine_id, stale=stale)
+    if KnownEngine.objects.answering(stale=stale).filter(pk=engine.pk).exists():
+        raise EngineLivesError(f"A worker has heard the engine {engine.name} just now.")

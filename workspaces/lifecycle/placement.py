@@ -7,8 +7,9 @@ are all jobs that wait, at once and in a constant number of statements.
 * A persistent workspace goes where its volumes are, whatever the state of that engine.
 * So does one whose last container may still exist: nobody has seen it ended.
 * Any other goes to an engine that answers and is not drained: to the one with the most memory not
-  yet promised to workspaces, or to one with an image of the same repository that has at least half
-  as much. Where none has room for it, the one with the most still takes it, as one machine would.
+  yet promised to workspaces, those of the warm pool included, or to one with an image of the same
+  repository that has at least half as much. Where none has room for it, the one with the most still
+  takes it, as one machine would.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce, Now
 
 from controlplane.work.notifications import announce
-from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance
+from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance, WarmMember
 from workspaces.models.known_engines import CHANNEL
 
 log = structlog.get_logger(__name__)
@@ -81,9 +82,13 @@ def place_waiting(*, stale: timedelta, at_most: int = AT_ONCE) -> int:
         jobs = _unplaced(usable, at_most)
         if not jobs:
             return 0
-        promised = _promised()
+        promised, waiting = _promised(), _kept_waiting()
         rooms = [
-            Room(one.name, one.memory_bytes - promised.get(one.name, 0), frozenset(one.images))
+            Room(
+                one.name,
+                one.memory_bytes - promised.get(one.name, 0) - waiting.get(one.engine_id, 0),
+                frozenset(one.images),
+            )
             for one in engines
             if one.name in usable
         ]
@@ -169,6 +174,20 @@ def _promised() -> Mapping[str, int]:
     total = Sum(_memory("attempt__spec"), output_field=BigIntegerField())
     by_engine = placed.order_by().values("engine_name").annotate(total=total)
     return dict(by_engine.values_list("engine_name", "total"))
+
+
+def _kept_waiting() -> Mapping[str, int]:
+    """Return by engine, as that calls itself, how much memory containers may use that wait there.
+
+    One that a run has claimed counts with its job.
+    """
+    members = WarmMember.objects.exclude(status=WarmMember.Status.CLAIMED)
+    bytes_each = Cast(KeyTextTransform("memory_mb", "plan__shape"), BigIntegerField())
+    total = Sum(bytes_each * Value(1024**2), output_field=BigIntegerField())
+    by_engine = members.order_by().values("engine_id").annotate(total=total)
+    return {
+        engine_id: total or 0 for engine_id, total in by_engine.values_list("engine_id", "total")
+    }
 
 
 def _waiting(jobs: Iterable[Mapping[str, Any]], engines: Collection[str]) -> list[Waiting]:

@@ -203,7 +203,7 @@ def _engines_of(jobs: Iterable[BuildJob]) -> _Engines:
         return _Engines({}, ())
     known = Engine.objects.known()
     lost = known.lost(stale=_stale()).values_list("name", "seen_at", "added_at")
-    draining = known.filter(state=Engine.State.DRAINING).values_list("name", flat=True)
+    draining = known.exclude(state=Engine.State.ACTIVE).values_list("name", flat=True)
     return _Engines({name: seen or added for name, seen, added in lost}, set(draining))
 
 

@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -23,7 +23,8 @@ from controlplane.database.locks import try_advisory_lock
 from workspaces import services as workspaces
 from workspaces.credentials.upkeep import keep_renewed
 from workspaces.lifecycle.records import records
-from workspaces.models import Attempt, RuntimeInstance, WarmMember, Workspace
+from workspaces.models import Attempt, BuildJob, RuntimeInstance, WarmMember, Workspace
+from workspaces.models.known_engines import here
 from workspaces.runtimes.base import LaunchError, ObservedRuntime, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -53,14 +54,16 @@ def reconcile(
     grace: timedelta,
     keep_ended: timedelta,
     orphans: Orphans | None = None,
+    engine: str = "",
 ) -> Reconciliation:
     """Bring rows and containers of one engine together once, unless another worker is at it.
 
     ``grace`` is how old a container must be before it counts as wanted by nobody. A workspace that
     ended by itself is kept for ``keep_ended``, or until it is started again or deleted: its files
     may be all there is of somebody's work. ``orphans`` remembers, from pass to pass, the volumes
-    that no row knows; without it they are left alone. Raises ``LaunchError`` when the engine cannot
-    be asked.
+    that no row knows; without it they are left alone. ``engine`` is the engine's name where there
+    may be several: what a row wants on another one, nobody wants here. Raises ``LaunchError`` when
+    the engine cannot be asked.
     """
     engine_id = adapter.engine_id()
     with try_advisory_lock(f"reconcile:{instance_id}:{engine_id}") as held:
@@ -75,13 +78,13 @@ def reconcile(
         # Without an exit code it is just being removed; the next pass finds it gone.
         over = [observed[run_id] for run_id in expected if run_id in observed]
         ended = _end([each for each in over if not each.running and _is_known(each)])
-        wanted, kept = _wanted(), _kept(keep_ended)
+        wanted, kept = _wanted(engine, engine_id), _kept(keep_ended)
         _end_kept(adapter, [found for run_id, found in observed.items() if run_id in kept])
         removed = _remove_unwanted(adapter, observed, wanted | kept, grace)
         # Of what was stopped only the network may be left. What is wanted is asked once more: to
         # end and to remove takes its time, and nothing is connected yet to the network of a launch
         # that has begun since.
-        adapter.sweep_networks(wanted | _wanted() | kept & observed.keys())
+        adapter.sweep_networks(wanted | _wanted(engine, engine_id) | kept & observed.keys())
         _remove_volumes(adapter, orphans or Orphans(keep=timedelta.max))
     return Reconciliation(lost, ended, removed)
 
@@ -159,8 +162,12 @@ def _write(outcome: _Outcome, run_ids: Sequence[uuid.UUID]) -> int:
         )
 
 
-def _wanted() -> set[uuid.UUID]:
-    """Return the runs whose container belongs there: launching, running or stopping."""
+def _wanted(engine: str, engine_id: str) -> set[uuid.UUID]:
+    """Return the runs whose container belongs there: launching, running or stopping.
+
+    What was placed on another engine does not belong on this one, though it may have begun here
+    before it was placed anew.
+    """
     # The members first: the run of one that is claimed by then is in the later lists. One that is
     # claimed after this look counts as waiting.
     members = list(WarmMember.objects.values_list("pk", "run_id"))
@@ -171,6 +178,10 @@ def _wanted() -> set[uuid.UUID]:
     live = RuntimeInstance.objects.filter(
         status__in=[RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING]
     )
+    if engine:
+        placed = BuildJob.objects.filter(attempt=OuterRef("pk"))
+        open_attempts = open_attempts.exclude(Exists(placed.exclude(here(engine))))
+        live = live.filter(here(engine) | Q(engine_id=engine_id))
     runs = {*open_attempts.values_list("run_id", flat=True), *live.values_list("run_id", flat=True)}
     return runs | {pk for pk, run_id in members if run_id is None or run_id in runs}
 

@@ -44,6 +44,15 @@ class EngineQuerySet(models.QuerySet["Engine"]):
         states = set(self.filter(engine_id=engine_id).values_list("state", flat=True))
         return not states or Engine.State.ACTIVE in states
 
+    def ends_workers(self, name: str) -> bool:
+        """Whether the workers of the engine of that name are to end at once.
+
+        Those of an engine without an address look after what its machine still runs once it is
+        gone; who starts them knows no other engine.
+        """
+        gone = Q(state=Engine.State.GONE) & ~Q(url="")
+        return self.filter(Q(state=Engine.State.LEAVING) | gone, pk=name).exists()
+
     def has_images(self, name: str, repositories: list[str]) -> None:
         """Write of which repositories the engine has images; it is not heard by that."""
         self.known().filter(pk=name).update(images=repositories)
@@ -80,8 +89,10 @@ class Engine(models.Model):
 
     ::
 
-        active ⇄ draining → gone → active      (added again)
-           └─────────────────→ gone
+        active ⇄ draining → leaving → gone → active      (added again)
+           └────────────────→ leaving → active           (taken back)
+
+    One that is leaving has no workers any more as soon as they have ended; then it is gone.
 
     Workers say by ``SVC_ENGINE`` which one they serve. What is placed there carries the name
     (``BuildJob.engine_name``, ``RuntimeInstance.engine_name``); an empty name is of no engine yet.
@@ -92,7 +103,11 @@ class Engine(models.Model):
 
         ACTIVE = "active"
         DRAINING = "draining"
+        LEAVING = "leaving"
         GONE = "gone"
+
+    SERVED = (State.ACTIVE, State.DRAINING)
+    """The states in which it has workers."""
 
     name = models.CharField(
         primary_key=True, max_length=63, validators=[RegexValidator(rf"^{NAME}\Z")]

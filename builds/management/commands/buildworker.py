@@ -11,6 +11,7 @@ from builds.build_worker_setup import build_worker
 from builds.images.work_folders import NoWorkplaceError
 from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
+from workspaces.engines.served_engine import await_served_engine
 from workspaces.runtimes.base import LaunchError
 
 
@@ -39,10 +40,12 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
         try:
+            expected = await_served_engine()
             worker = build_worker(max_jobs=options["max_jobs"])
         except NoWorkplaceError as error:
             raise CommandError(str(error)) from error
         except LaunchError as error:
             raise CommandError(error.message) from error
+        worker.expect_engine(expected)
         with named_process(worker_id=worker.worker_id):
             worker.run()

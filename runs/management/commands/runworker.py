@@ -11,6 +11,7 @@ from controlplane.checks import SETTINGS
 from controlplane.logging import named_process
 from controlplane.open_files import allow_many_open_files
 from runs.recording.run_worker_setup import run_worker
+from workspaces.engines.served_engine import await_served_engine
 from workspaces.runtimes.base import LaunchError
 
 
@@ -40,8 +41,10 @@ class Command(BaseCommand):
         """Run until stopped."""
         allow_many_open_files()  # four for each run
         try:
+            expected = await_served_engine()
             worker = run_worker(max_runs=options["max_runs"])
         except LaunchError as error:
             raise CommandError(error.message) from error
+        worker.expect_engine(expected)
         with named_process(worker_id=worker.worker_id):
             worker.run()

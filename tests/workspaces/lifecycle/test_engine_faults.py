@@ -280,7 +280,13 @@ class World:
             job_sweeper.repair_attempts()
             self.transitions(name)
             with suppress(LaunchError):
-                reconcile(self.engines[name], instance_id="test", grace=timedelta(), keep_ended=DAY)
+                reconcile(
+                    self.engines[name],
+                    instance_id="test",
+                    grace=timedelta(),
+                    keep_ended=DAY,
+                    engine=name,
+                )
         finally:
             self.busy.remove(name)
 

@@ -23,7 +23,7 @@ from workspaces.lifecycle.placement import (
     place_waiting,
     several_engines,
 )
-from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance
+from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance, WarmMember, WarmPlan
 from workspaces.runtimes.base import LaunchedRuntime
 
 pytestmark = pytest.mark.django_db
@@ -269,3 +269,21 @@ def test_a_job_that_may_have_a_container_never_moves() -> None:
     assert place() == 0
     assert BuildJob.objects.claim(job.pk, worker_id="v", lease=LEASE, engine="two") is None
     assert BuildJob.objects.claim(job.pk, worker_id="v", lease=LEASE, engine="one") is not None
+
+
+def test_containers_that_wait_count_as_memory_that_is_not_free() -> None:
+    make_engine("first", memory=8 * GIB)
+    make_engine("second", memory=7 * GIB)
+    plan = WarmPlan.objects.create(key="one", shape={"memory_mb": 2048})
+    member = WarmMember.objects.create(plan=plan, engine_id="id-of-first")
+    job = make_job()
+    place()
+    assert engine_of(job) == "second"
+    # What a run has claimed is counted with its job.
+    run_id = job.attempt.run_id
+    WarmMember.objects.filter(pk=member.pk).update(
+        status="claimed", run_id=run_id, claimed_at=Now()
+    )
+    other = make_job()
+    place()
+    assert engine_of(other) == "first"

@@ -94,7 +94,7 @@ class Engine(NoEngine):
         return 1
 
 
-def once(engine: Engine, **options: Any) -> Reconciliation:
+def once(engine: Engine, /, **options: Any) -> Reconciliation:
     return reconcile(
         engine, **{"instance_id": "test", "grace": GRACE, "keep_ended": KEEP, **options}
     )
@@ -123,6 +123,21 @@ def member_of(run_id: uuid.UUID | None = None) -> WarmMember:
 
 
 # ---------------------------------------------------------------- what a row wants
+
+
+def test_what_was_placed_on_another_engine_is_not_wanted_on_this_one() -> None:
+    moved, here, unplaced = (make_job(engine_name=name) for name in ("other", "this", ""))
+    runs_there, runs_here = ready_attempt(), ready_attempt()
+    runtimes = RuntimeInstance.objects
+    runtimes.filter(attempt=runs_there).update(engine_name="other", engine_id="id-of-other")
+    runtimes.filter(attempt=runs_here).update(engine_name="this")
+    attempts = [job.attempt for job in (moved, here, unplaced)]
+    engine = having(*attempts, runs_there, runs_here)
+    assert once(engine, engine="this").removed == 2
+    assert set(engine.removed) == {moved.attempt.run_id, runs_there.run_id}
+    assert state(runs_there)[0] == "running"
+    again = having(*attempts)
+    assert once(again).removed == 0
 
 
 def test_what_runs_and_is_wanted_is_left_as_it_is() -> None:

@@ -13,10 +13,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models.functions import Now
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from controlplane.work.models import Heartbeat
 from runs.models import Run
 from runs.recording import claims, run_sweeper
 from tests.conftest import Api
@@ -207,16 +207,6 @@ def test_the_list_says_how_each_engine_stands() -> None:
     told = engine("list").splitlines()
     assert told[0].startswith("local: active, does not answer, last heard: ")
     assert told[1].startswith("second: active, answers, workspaces: 1, memory: 16384 MiB, CPUs: 4")
-
-
-def test_an_engine_that_answers_or_has_a_live_worker_is_not_forgotten() -> None:
-    with pytest.raises(CommandError, match="answers its build worker"):
-        engine("forget", "second")
-    silence("second")
-    make_worker("worker-x")
-    Heartbeat.objects.filter(pk="worker-x").update(engine_id="id-of-second")
-    with pytest.raises(CommandError, match="live build worker: worker-x"):
-        engine("forget", "second")
 
 
 def test_what_was_on_an_engine_that_is_forgotten_has_failed_and_starts_anywhere(api: Api) -> None:
@@ -422,11 +412,14 @@ def test_operators_drain_and_give_up_engines_in_the_admin() -> None:
     assert "takes nothing new" in act("drain")
     assert Engine.objects.get(pk="second").state == "draining"
     assert "takes workspaces again" in act("undrain")
-    assert "answers its build worker" in act("forget")
+    Engine.objects.filter(pk="second").update(seen_at=Now() + timedelta(days=1))
+    assert "is leaving, and not gone yet" in act("forget")
+    assert Engine.objects.get(pk="second").state == "leaving"
+    assert "takes workspaces again" in act("undrain")
     silence("second")
     assert "It is gone" in act("forget")
     assert Engine.objects.get(pk="second").state == "gone"
-    assert LogEntry.objects.filter(object_id="second").count() == 3
+    assert LogEntry.objects.filter(object_id="second").count() == 5
 
 
 @pytest.mark.parametrize("command", ["buildworker", "runworker"])

@@ -74,7 +74,12 @@ class Command(BaseCommand):
             ("undrain", "place workspaces on an engine again"),
             ("forget", "declare an engine gone for good; its workspaces fail (engine-gone)"),
         ):
-            commands.add_parser(action, help=what).add_argument("name", type=_name, metavar="NAME")
+            command = commands.add_parser(action, help=what)
+            command.add_argument("name", type=_name, metavar="NAME")
+            if action == "forget":
+                command.add_argument(
+                    "--wait", type=float, metavar="SECONDS", help="how long its workers may take"
+                )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Do it and tell."""
@@ -125,12 +130,15 @@ class Command(BaseCommand):
         given = {"url": url, "certificates": sealed, "engine_id": engine_id}
         if options["replace"]:
             engines.replace_access(name, **given)
-            self.stdout.write(f"The engine {name} is reached so from now on; restart its workers.")
+            self.stdout.write(
+                f"The engine {name} is reached so from now on. manage.py engineworkers starts "
+                "new workers; restart those that you have started yourself."
+            )
             return
         engines.add_engine(name, **given)
         self.stdout.write(
-            f"The engine {name} is added. It takes workspaces once its workers run: "
-            f"SVC_ENGINE={name} manage.py buildworker, and the same with runworker."
+            f"The engine {name} is added. It takes workspaces once its workers run, which "
+            "manage.py engineworkers starts."
         )
 
     def _drain(self, options: dict[str, Any]) -> None:
@@ -145,7 +153,13 @@ class Command(BaseCommand):
         self.stdout.write(f"The engine {options['name']} takes workspaces again.")
 
     def _forget(self, options: dict[str, Any]) -> None:
-        ended = engines.forget_named(options["name"], by="manage.py", stale=_stale())
+        wait = options["wait"]
+        ended = engines.forget_named(
+            options["name"],
+            by="manage.py",
+            stale=_stale(),
+            wait=engines.wait_for_workers(_stale()) if wait is None else wait,
+        )
         self.stdout.write(
             f"The engine {options['name']} is gone. Workspaces that have failed with it: {ended}."
         )

@@ -10,7 +10,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.errors import ControlPlaneError
 from controlplane.http.serializers import format_timestamp
-from workspaces.lifecycle.engines import Engine, engines, forget_engine, look_at, require_gone
+from workspaces.lifecycle.engines import (
+    Engine,
+    engines,
+    forget_engine,
+    look_at,
+    require_forgettable,
+    wait_for_workers,
+)
 
 
 class Command(BaseCommand):
@@ -42,10 +49,11 @@ class Command(BaseCommand):
         try:
             if options["dry_run"]:
                 engine = look_at(engine_id, stale=stale)
-                require_gone(engine_id, stale=stale)
+                require_forgettable(engine_id, stale=stale)
                 number = engine.running + engine.stopping
             else:
-                number = forget_engine(engine_id, by="manage.py", stale=stale)
+                wait = wait_for_workers(stale)
+                number = forget_engine(engine_id, by="manage.py", stale=stale, wait=wait)
         except ControlPlaneError as error:
             raise CommandError(error.detail) from error
         verb = "would fail" if options["dry_run"] else "have failed"

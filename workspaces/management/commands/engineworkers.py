@@ -1,0 +1,42 @@
+"""``manage.py engineworkers``: run the workers of every engine that was added."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandParser
+
+from controlplane.checks import SETTINGS
+from workspaces.engines.worker_keeper import COMMANDS, WorkerKeeper
+from workspaces.lifecycle.engines import finish_all
+
+
+class Command(BaseCommand):
+    """Keeps the workers running; the first SIGTERM or SIGINT lets them finish, the second not."""
+
+    help = (
+        "Run a build worker and a run worker for every engine that was added (manage.py engine "
+        "add), and start them again when they end. The first signal lets them finish their work, "
+        "a second ends them at once."
+    )
+    requires_system_checks = [SETTINGS]
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument(
+            "--only",
+            choices=list(COMMANDS),
+            help="workers of this kind alone, where the two kinds have accounts of their own",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run until stopped."""
+        only = options["only"]
+        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        WorkerKeeper(
+            kinds=(only,) if only else tuple(COMMANDS),
+            finish=partial(finish_all, stale=stale),
+        ).run()
