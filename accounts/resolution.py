@@ -30,7 +30,7 @@ from accounts.models import ConnectedAccount, Profile
 from accounts.profiles import bindings_of, unstored_default
 from accounts.providers import Provider, variables_of
 from controlplane.errors import Conflict, ControlPlaneError, Fault, NotFound, ValidationFailed
-from controlplane.http.serializers import camel_case
+from controlplane.spelling import camel_case
 
 NOT_FOUND = "not-found"
 NOT_ACTIVE = "not-active"

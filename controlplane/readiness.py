@@ -17,7 +17,6 @@ from django.db.migrations.executor import MigrationExecutor
 
 from controlplane.checks import OPEN_TO_PAGES, open_to_pages
 from controlplane.errors import ControlPlaneError
-from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 
 
@@ -65,9 +64,8 @@ def needs_setup() -> bool:
 def _outcome(name: str, ask: Callable[[], str], *, required: bool = True) -> Check:
     try:
         return Check(name, True, ask(), required)
-    except (AnyDatabaseError, amqp.BrokerError) as exc:
-        detail = str(exc) if isinstance(exc, amqp.BrokerError) else "It cannot be reached."
-        return Check(name, False, detail, required)
+    except AnyDatabaseError:
+        return Check(name, False, "It cannot be reached.", required)
     except ControlPlaneError as exc:
         return Check(name, False, exc.detail, required)
 
@@ -86,8 +84,14 @@ def _database() -> Check:
 
 
 def _broker() -> Check:
+    # Every process registers parts here; only the API asks them.
+    from controlplane.work import amqp
+
     def ask() -> str:
-        amqp.ping(settings.RABBITMQ_URL, timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000)
+        try:
+            amqp.ping(settings.RABBITMQ_URL, timeout=settings.RABBITMQ_CONNECT_TIMEOUT_MS / 1000)
+        except amqp.BrokerError as exc:
+            raise ControlPlaneError(str(exc)) from exc
         return "It answers."
 
     return _outcome("broker", ask)

@@ -13,6 +13,12 @@ class RegistriesConfig(AppConfig):
         """Have readiness ask the registry."""
         # Models cannot be imported before the apps are loaded.
         from controlplane.readiness import register
-        from registries.services import ping_configured_registry
 
-        register("registry", ping_configured_registry)
+        register("registry", _ping)
+
+
+def _ping() -> str:
+    # Most processes never ask.
+    from registries.services import ping_configured_registry
+
+    return ping_configured_registry()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controlplane.errors import Fault, NotFound, ValidationFailed
-from controlplane.http.serializers import suggestion
+from controlplane.spelling import suggestion
 from runs.input.sealed import StartInput
 from runs.models import Run
 from runs.services import NewRun

@@ -11,7 +11,10 @@ from pydantic import ValidationError
 from rest_framework import serializers
 
 from controlplane.http.pagination import DecimalField
-from controlplane.http.serializers import json_kind, suggestion
+from controlplane.http.serializers import (
+    json_kind,
+)
+from controlplane.spelling import suggestion
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES
 from workspaces.blueprint.faults import faults_of
 from workspaces.blueprint.part import Part

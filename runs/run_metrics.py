@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q
 from django.db.models.functions import Now
 
-from controlplane.metrics.exposition import Gauge, single
+from controlplane.metrics.gauges import Gauge, single
 from controlplane.work.models import Heartbeat, SlotUsage
 from runs.models import Run
 from runs.recording import claims

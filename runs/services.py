@@ -21,8 +21,8 @@ from structlog.contextvars import bind_contextvars
 
 from controlplane.database.ids import IdOrder, uuid7
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
-from controlplane.http.serializers import format_timestamp
 from controlplane.owner_limits import require_room
+from controlplane.spelling import format_timestamp
 from controlplane.work.amqp import BrokerError
 from controlplane.work.notifications import announce
 from runs.input.sealed import StartInput, seal_input

@@ -1,6 +1,13 @@
 """The Django app ``workspaces``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from django.apps import AppConfig
+
+if TYPE_CHECKING:
+    from accounts.sealing import Rotated
 
 
 class WorkspacesConfig(AppConfig):
@@ -14,17 +21,23 @@ class WorkspacesConfig(AppConfig):
         # Models cannot be imported before the apps are loaded.
         from accounts.sealing import rotated_too
         from controlplane import readiness
-        from controlplane.metrics import exposition, samples
+        from controlplane.metrics import gauges, samples
         from workspaces import minute_counts
-        from workspaces.egress.bound.authorities import rotate_authorities
         from workspaces.lifecycle.enforcement import isolation
         from workspaces.queue_metrics import measure
         from workspaces.warm_pool import pool_check
 
-        rotated_too["authorities of workspaces"] = rotate_authorities
-        exposition.register("builds", measure)
+        rotated_too["authorities of workspaces"] = _rotate_authorities
+        gauges.register("builds", measure)
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)
         readiness.register("isolation", isolation.check, required=isolation.bound_wide)
         readiness.register("egress", isolation.check_egress, required=False)
         readiness.register("warmPool", pool_check.check, required=False)
+
+
+def _rotate_authorities(dry_run: bool) -> Rotated:
+    # It is asked for by one command only, and certificates are much to load.
+    from workspaces.egress.bound.authorities import rotate_authorities
+
+    return rotate_authorities(dry_run)

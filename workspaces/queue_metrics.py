@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from django.db import connection
 
-from controlplane.metrics.exposition import Gauge, single
+from controlplane.metrics.gauges import Gauge, single
 from controlplane.work.models import Heartbeat, SlotUsage
 from workspaces.models import BuildJob, Transition, WarmMember
 

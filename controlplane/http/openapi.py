@@ -21,8 +21,8 @@ from controlplane.http.serializers import (
     InputSerializer,
     OutputSerializer,
     PatternField,
-    camel_case,
 )
+from controlplane.spelling import camel_case
 
 _OWNER = {"type": "string", "minLength": 1, "maxLength": OWNER_MAX_LENGTH}
 OWNER_QUERY = OpenApiParameter(

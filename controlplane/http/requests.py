@@ -22,10 +22,9 @@ from controlplane.http.serializers import (
     InputSerializer,
     OwnerField,
     QuerySerializer,
-    camel_case,
     shown_name,
-    suggestion,
 )
+from controlplane.spelling import camel_case, suggestion
 
 OWNER_NAMES = ("ownerUserId", "userId")
 MAX_PARAMETER_FAULTS = 100

@@ -6,7 +6,6 @@ inside of opaque JSON (a blueprint, an event's data) is never touched.
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
 import uuid
@@ -14,33 +13,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.fields import empty
 
 from controlplane.database.ids import OWNER_MAX_LENGTH
 from controlplane.http.parsers import escape_pointer
+from controlplane.spelling import MAX_SHOWN_NAME, camel_case, format_timestamp, suggestion
 
 CANONICAL_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MAX_SHOWN_NAME = 80
 NAME_MAX_LENGTH = 120
 MAX_UNKNOWN_MEMBERS = 100
 """No answer names more; a body may hold a hundred thousand."""
-
-
-def camel_case(name: str) -> str:
-    """Return the member name on the wire of a Python name: ``owner_user_id`` → ``ownerUserId``."""
-    head, *tail = name.split("_")
-    return head + "".join(part.capitalize() for part in tail)
-
-
-def suggestion(name: str, known: list[str]) -> str:
-    """Return `` Did you mean "x"?`` when a known name is close to ``name``, else nothing."""
-    if len(name) > MAX_SHOWN_NAME:
-        return ""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f' Did you mean "{close[0]}"?' if close else ""
 
 
 def has_control_character(text: str, *, allowed: str = "") -> bool:
@@ -242,12 +226,6 @@ def page_of(item: type[OutputSerializer], name: str) -> type[OutputSerializer]:
         "__doc__": "One page of a list; `nextCursor` leads to the next one, when there is one.",
     }
     return type(name, (OutputSerializer,), members)
-
-
-def format_timestamp(value: datetime) -> str:
-    """Return ``value`` as the wire shows instants: ``2026-01-02T03:04:05.678Z``."""
-    utc = value.astimezone(timezone.get_fixed_timezone(0))
-    return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03d}Z"
 
 
 def member_pointer(*names: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -12,32 +11,9 @@ from prometheus_client.metrics_core import Metric
 
 from controlplane.metrics.counting import Key
 from controlplane.metrics.families import FAMILIES, SUM, Counter, Histogram
+from controlplane.metrics.gauges import Gauge
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-
-
-@dataclass(frozen=True, slots=True)
-class Gauge:
-    """A number that was measured just now, by the values of its labels."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    values: Mapping[tuple[str, ...], float] = field(default_factory=dict)
-
-
-def single(name: str, help_: str, value: float) -> Gauge:
-    """Return a gauge without labels."""
-    return Gauge(name, help_, (), {(): value})
-
-
-measured: dict[str, Callable[..., list[Gauge]]] = {}
-"""What apps measure when they are asked, by the part of the page; see :func:`register`."""
-
-
-def register(part: str, measure: Callable[..., list[Gauge]]) -> None:
-    """Add gauges to the page; ``measure`` takes ``stale``, as heartbeats do."""
-    measured[part] = measure
 
 
 class _Collected:

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connection
 
-from controlplane.metrics.exposition import measured
+from controlplane.metrics.gauges import measured
 from controlplane.metrics.models import MinuteSample
 
 KEPT = timedelta(hours=25)

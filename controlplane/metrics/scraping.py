@@ -14,7 +14,8 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 
 from controlplane.metrics import counting, services
 from controlplane.metrics.counting import Key
-from controlplane.metrics.exposition import Gauge, exposition, measured
+from controlplane.metrics.exposition import exposition
+from controlplane.metrics.gauges import Gauge, measured
 
 T = TypeVar("T")
 

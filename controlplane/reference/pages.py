@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,16 +11,16 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 
-class ReferenceCommand(BaseCommand):
+class ReferenceCommand(BaseCommand, ABC):
     """Writes one page, or tells whether it is what the code says."""
 
     page: ClassVar[str]
     """The page's path in the checkout."""
     requires_system_checks = ()
 
+    @abstractmethod
     def text(self) -> str:
         """Return the page as it has to be."""
-        raise NotImplementedError
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from marshmallow import ValidationError
 
 from controlplane.settings_environment import env, note_fault
@@ -60,6 +57,11 @@ def rsa_private_key(text: str) -> None:
     """Refuse what is not an RSA private key in PEM, with line ends or ``\\n``; unset is allowed."""
     if not text.strip():
         return
+    # Every process reads the settings; few installations have an app.
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         key = load_pem_private_key(_normalized(text).encode(), password=None)
     except TypeError:

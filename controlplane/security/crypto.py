@@ -10,9 +10,6 @@ from __future__ import annotations
 import base64
 import os
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 VERSION = 1
 NONCE_BYTES = 12
 KEY_BYTES = 32
@@ -35,6 +32,8 @@ def decode_key(text: str) -> bytes:
 
 def seal(plaintext: bytes, *, key: bytes, key_id: int, context: str) -> bytes:
     """Return ``plaintext`` sealed under ``key`` for the row that ``context`` names."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     header = bytes((VERSION, key_id))
     nonce = os.urandom(NONCE_BYTES)
     return header + nonce + AESGCM(key).encrypt(nonce, plaintext, header + context.encode())
@@ -45,6 +44,10 @@ def unseal(sealed: bytes, *, keys: dict[int, bytes], context: str) -> bytes:
 
     Raises ``SealError`` without saying which part did not fit.
     """
+    # Every process knows how to open what is sealed, and most never do: it is much to load.
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     if len(sealed) < 2 + NONCE_BYTES or sealed[0] != VERSION or sealed[1] not in keys:
         raise SealError("The sealed value cannot be opened.")
     header, nonce, ciphertext = sealed[:2], sealed[2 : 2 + NONCE_BYTES], sealed[2 + NONCE_BYTES :]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ _PROGRESS_BYTES = 4 * 1024 * 1024
 """How much of a body has to come within the time limit of a body."""
 
 
-class ClientLoop(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
+class ClientLoop(ThreadWorker, ABC):  # type: ignore[misc]  # gunicorn has no types
     """Accepts connections, reads requests and writes answers, within the limits of clients.
 
     A subclass says what is done with a request that is there.
@@ -48,17 +49,17 @@ class ClientLoop(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
         self.limits = Limits(self.cfg.threads)
         self.streams = Streams(most=self.limits.most, most_of_one=self.limits.most_of_one)
 
+    @abstractmethod
     def serve(self, connection: Connection) -> None:
         """Answer a request that is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse_waiting(self, connection: Connection) -> None:
         """Refuse a request that has waited for a thread for too long."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave_queue(self, connection: Connection) -> None:
         """Forget a request that waits for a thread: its connection closes."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ accepting
 

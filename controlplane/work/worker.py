@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -67,7 +68,7 @@ class WorkerTimes:
     """How often the engine is looked at."""
 
 
-class Worker:
+class Worker(ABC):
     """One worker process. :meth:`run` returns when it was told to stop or ``max_done`` are done.
 
     A subclass gives ``kind`` and ``leased`` (the rows that it leases) and defines
@@ -125,29 +126,29 @@ class Worker:
     # ------------------------------------------------------------ what a subclass defines
 
     @property
+    @abstractmethod
     def leased(self) -> LeasedQuerySet[Any]:
         """The rows that this kind of worker leases."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_delivery(self, delivery: Delivery) -> None:
         """Take a message, on the main thread: hand it to a pool and return at once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fences(self) -> list[Fence]:
         """Return the leases that this worker holds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def busy_with(self) -> Collection[uuid.UUID]:
         """Return the rows that some thread works on or is about to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self, fence: Fence) -> None:
         """Stop the work on a row whose lease was lost."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_idle(self) -> bool:
         """Whether nothing is left to do for a worker that drains."""
-        raise NotImplementedError
 
     def engine_every(self, times: WorkerTimes) -> timedelta:
         """Return how often the engine is asked which one it is."""
@@ -157,13 +158,13 @@ class Worker:
         """Return how many slots of each kind there are and are in use, for the heartbeat."""
         return {}
 
-    def on_drain(self) -> None:
+    def on_drain(self) -> None:  # noqa: B027 (some have nothing to do)
         """Called about twice a second while the worker drains."""
 
-    def stop_now(self) -> None:
+    def stop_now(self) -> None:  # noqa: B027 (some have nothing to do)
         """Stop what is under way, on the second signal."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (some have nothing to do)
         """Wait for the pools, when nothing new comes any more."""
 
     # ------------------------------------------------------------ life

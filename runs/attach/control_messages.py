@@ -10,7 +10,11 @@ from rest_framework import serializers
 from controlplane.errors import Fault, ValidationFailed
 from controlplane.http.parsers import parse_json
 from controlplane.http.problems import faults_of
-from controlplane.http.serializers import InputSerializer, json_kind, suggestion
+from controlplane.http.serializers import (
+    InputSerializer,
+    json_kind,
+)
+from controlplane.spelling import suggestion
 from runs.exec.serializers import SIGNALS, TerminalSerializer
 from runs.fields import WholeNumberField
 

@@ -13,9 +13,9 @@ from controlplane.http.serializers import (
     InputSerializer,
     OutputSerializer,
     TextField,
-    camel_case,
     json_kind,
 )
+from controlplane.spelling import camel_case
 from runs.fields import EnvironmentField, ExactTextField, TimeLimitField, WholeNumberField
 from runs.models import Run
 from runs.serializers import ARGUMENT_MAX_BYTES, MAX_ARGUMENTS

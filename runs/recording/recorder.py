@@ -22,13 +22,13 @@ from runs.agent.record.frames import HEADER, FrameError, Kind
 from runs.models import Run
 from runs.record import store
 from runs.recording import program_start as execution
-from runs.recording.collect import drain_container
 from runs.recording.control import RunControl
 from runs.recording.endings import GONE, NOT_RUNNING, Endings
 from runs.recording.input_channel import InputChannel
 from runs.recording.program_start import RecordLimits, StartUnknownError, time_limit_seconds
 from runs.recording.tail_channel import NO_SUCH_RUN, UNREADABLE, TailChannel, TailEndedError
 from runs.recording.thread_connections import Connections, Database, StoppedError
+from runs.recording.unheard_ends import UnheardEnds
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -48,9 +48,6 @@ IDLE_SECONDS = 1.0
 LAST_ACK_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 3.0
-MAX_DAMAGED = 5
-UNREADABLE_SECONDS = 15.0
-"""So many connections in a row that bring nothing sound are no accident."""
 NOT_BEGUN_SECONDS = 20.0
 """How long a session that its gateway has begun may be without a spool."""
 STOP_AGAIN_SECONDS = 1.0
@@ -86,16 +83,15 @@ class Recorder:
         self._limits = limits
         self._database = Database(connections or Connections(1), control.stopped)
         self._endings = Endings(run, self._fence, adapter)
+        self._unheard = UnheardEnds(run, control, adapter, self._endings, self._database)
         self._input = InputChannel(run, control, adapter, self._database)
         self._began = self._heard = self._stored_at = self._used_at = time.monotonic()
-        self._begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
+        self._unheard.begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
         self._last_moment = self._began + self._seconds_allowed() - self._seconds_before_us()
         self._stopped_by = float("inf")
         self._start_known = False
         self._took = 0.0
         self._retry = RETRY_SECONDS
-        self._damaged = 0
-        self._unreadable_since = 0.0
         self._stop_accepted = False
         self._stop_again_at = 0.0
         # Nothing can be stored of what nobody has claimed before.
@@ -130,15 +126,18 @@ class Recorder:
                 return True
             return self._start(begun=bool(head.source_id or head.event_count)) or self._follow()
         except _SilentError:
-            return self._end_silent()
+            if self._unheard.end_silent():
+                return True
+            self._heard = time.monotonic()  # it is the engine that is away
+            return False
         except LaunchError as exc:
             log.info("workspace_not_reached", code=exc.code)
-            return exc.code in (GONE, NOT_RUNNING) and self._without_container(exc)
+            return exc.code in (GONE, NOT_RUNNING) and self._unheard.without_container(exc)
         except TailEndedError as exc:
             log.info("tail_ended", reason=str(exc))
             if exc.exit_code in UNREADABLE:
-                return self._give_up_after_a_while()
-            return exc.exit_code == NO_SUCH_RUN and self._not_there()
+                return self._unheard.give_up_after_a_while()
+            return exc.exit_code == NO_SUCH_RUN and self._unheard.not_there()
         except StartUnknownError as exc:
             log.warning("start_unknown", reason=str(exc))
             return False
@@ -146,10 +145,10 @@ class Recorder:
             return True
         except store.SourceRefused as exc:
             log.error("record_refused", reason=str(exc)[:500])
-            return self._end_unreadable(str(exc))
+            return self._unheard.end_unreadable(str(exc))
         except (FrameError, DataError, IntegrityError) as exc:
             log.warning("record_damaged", error=type(exc).__name__, reason=str(exc)[:500])
-            return self._give_up_sometime()
+            return self._unheard.give_up_sometime()
         except store.SourceMismatch as exc:
             # What this container has is part of the record no more; another one is to come.
             log.warning("source_followed", reason=str(exc))
@@ -164,7 +163,7 @@ class Recorder:
             # A fault of ours, or a forgery that nobody thought of: without an end the run would
             # go from worker to worker for ever.
             log.exception("record_not_understood")
-            return self._give_up_sometime()
+            return self._unheard.give_up_sometime()
 
     def _is_held_surely(self) -> bool:
         """Whether the lease is so young that nobody else can have the run."""
@@ -173,9 +172,6 @@ class Recorder:
         claimed_at, until = self._run.claimed_at, self._run.lease_expires_at
         assert claimed_at is not None
         return until is not None and (until - claimed_at).total_seconds() > SURE_SECONDS
-
-    def _has_ended(self) -> bool:
-        return self._database(lambda: self._endings.head().sealed_at is not None)
 
     def _start(self, *, begun: bool, new: bool = False) -> bool:
         """Execute a one-shot run that has not begun; True when its record has ended.
@@ -300,7 +296,8 @@ class Recorder:
             _, written_us, *_ = HEADER.unpack_from(batch[0])
             INGEST_LAG.observe(max(0.0, time.time() - written_us / 1e6))
         self._stored_at = self._used_at = self._heard = time.monotonic()
-        self._retry, self._damaged, self._unreadable_since = RETRY_SECONDS, 0, 0.0
+        self._retry = RETRY_SECONDS
+        self._unheard.is_heard()
         tail.acknowledge(appended.last_sequence)
         if appended.sealed:
             tail.wait_end(LAST_ACK_SECONDS)
@@ -409,101 +406,6 @@ class Recorder:
         assert self._run.started_at is not None
         assert self._run.claimed_at is not None
         return (self._run.claimed_at - self._run.started_at).total_seconds()
-
-    # ------------------------------------------------------------ ends that the agent cannot tell
-
-    def _is_cancelled(self) -> bool:
-        return self._control.cancelled.is_set()
-
-    def _without_container(self, error: LaunchError) -> bool:
-        """Read what an ended container still holds, and end the record when no more can come."""
-        endings = self._endings
-        try:
-            if self._database(endings.may_come_back):
-                return False
-            if error.code == NOT_RUNNING:
-                self._database(
-                    lambda: drain_container(self._adapter, self._boot_run_id, only=self._run.pk)
-                )
-                if self._has_ended():
-                    return True
-            return self._database(
-                lambda: endings.without_container(error, cancelled=self._is_cancelled())
-            )
-        except LaunchError as exc:
-            log.info("workspace_not_reached", code=exc.code)
-            return False
-
-    def _not_there(self) -> bool:
-        """The agent knows no such run: it is not there yet, or not any more."""
-        if self._has_ended():
-            return True
-        endings, cancelled = self._endings, self._is_cancelled()
-        if self._run.mode == Run.Mode.BOOT:
-            if self._database(endings.may_come_back):
-                return False
-            gone = LaunchError(NOT_RUNNING, "The container has no record of the run.")
-            return self._database(lambda: endings.without_container(gone))
-        if self._database(endings.has_begun):
-            self._database(lambda: endings.lost("record-lost", _SPOOL_GONE, cancelled=cancelled))
-            return True
-        if cancelled:
-            self._database(
-                lambda: endings.not_started(
-                    "", "The run was cancelled before it began.", cancelled=True
-                )
-            )
-            return True
-        if self._run.mode == Run.Mode.ONE_SHOT:
-            return self._give_up_sometime()
-        if time.monotonic() < self._begins_until:
-            return False
-        self._database(
-            lambda: endings.not_started("session-not-begun", "The session was never started.")
-        )
-        return True
-
-    def _give_up_sometime(self) -> bool:
-        """End a record that cannot be read, and not only once."""
-        self._damaged += 1
-        return self._damaged >= MAX_DAMAGED and self._end_unreadable(_UNREADABLE)
-
-    def _give_up_after_a_while(self) -> bool:
-        """End a record that the agent itself cannot read, unless that passes.
-
-        It also cannot while the workspace is out of memory or processes.
-        """
-        now = time.monotonic()
-        self._unreadable_since = self._unreadable_since or now
-        lasted = now - self._unreadable_since >= UNREADABLE_SECONDS
-        return lasted and self._end_unreadable(_UNREADABLE)
-
-    def _end_unreadable(self, detail: str) -> bool:
-        cancelled = self._is_cancelled()
-        self._database(lambda: self._endings.lost("record-lost", detail, cancelled=cancelled))
-        return True
-
-    def _end_silent(self) -> bool:
-        """End a run that should be over and is not heard, unless it is the engine that is away.
-
-        Its record may be whole in the workspace.
-        """
-        try:
-            self._adapter.engine_id()
-        except LaunchError as exc:
-            log.info("engine_not_reached", code=exc.code)
-            self._heard = time.monotonic()
-            return False
-        cancelled = self._is_cancelled()
-        self._database(
-            lambda: self._endings.lost("time-limit-exceeded", _SILENT, cancelled=cancelled)
-        )
-        return True
-
-
-_SPOOL_GONE = "The rest of the record is no longer in the workspace."
-_UNREADABLE = "The record in the workspace cannot be read."
-_SILENT = "The run's time was over, and the workspace sent nothing more about it."
 
 
 def _has_output(content: bytes) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rest_framework.utils.encoders import JSONEncoder
 
-from controlplane.http.serializers import format_timestamp
 from controlplane.http.server_sent_events import frame
+from controlplane.spelling import format_timestamp
 from workspaces.models import Workspace
 from workspaces.presentation import present_workspaces
 from workspaces.serializers import WorkspaceSummarySerializer

@@ -28,7 +28,7 @@ from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from workspaces.blueprint import Blueprint
 from workspaces.runtimes.docker.build.build_steps import STEP_LABEL, STEP_NAME, StepLimits
-from workspaces.runtimes.docker.network_guard import NetworkGuard
+from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
 
 pytestmark = pytest.mark.docker
 

@@ -42,7 +42,7 @@ from workspaces.egress.name_addresses import address_for
 from workspaces.models import Attempt, WorkspaceEvent
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError
 from workspaces.runtimes.docker.build.build_steps import StepLimits
-from workspaces.runtimes.docker.network_guard import NetworkGuard
+from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
 

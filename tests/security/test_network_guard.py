@@ -33,7 +33,7 @@ from tests.workspaces.conftest import workspace_image as workspace_image
 from tests.workspaces.runtimes.test_docker_adapter_isolation import own_address
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.engine_api import EngineConnections
-from workspaces.runtimes.docker.network_guard import NetworkGuard
+from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
 from workspaces.runtimes.docker.network_guard.rules import GuardRules, resolvers_in
 
 pytestmark = pytest.mark.docker

@@ -15,8 +15,8 @@ from controlplane.http.serializers import (
     OwnedInputSerializer,
     QuerySerializer,
     TimestampField,
-    camel_case,
 )
+from controlplane.spelling import camel_case
 
 MAX_PATH_BYTES = 4096
 LIST_LIMIT, MAX_LIST_LIMIT = 100, 1000

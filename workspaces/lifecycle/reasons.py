@@ -18,7 +18,7 @@ from django.db.models import Exists, OuterRef, Q, Subquery
 from django.db.models.fields.json import KT
 
 from controlplane.errors import Conflict
-from controlplane.http.serializers import format_timestamp
+from controlplane.spelling import format_timestamp
 from controlplane.work.models import Heartbeat
 from workspaces.models import (
     Attempt,

@@ -7,6 +7,7 @@ what runs in them is recorded, not how.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
@@ -51,15 +52,21 @@ class Records(Protocol):
 
 
 class _Registered:
+    make: Callable[[], Records] | None = None
     records: Records | None = None
 
 
-def register(records: Records) -> None:
-    """Make these the records of this process; called once, when the app that has them is loaded."""
-    _Registered.records = records
+def register(make: Callable[[], Records]) -> None:
+    """Have ``make`` give the records of this process, when they are first asked for.
+
+    Called once, when the app that has them is loaded.
+    """
+    _Registered.make = make
 
 
 def records() -> Records:
     """Return the records of this process."""
-    assert _Registered.records is not None, "the runs app is not loaded"
+    if _Registered.records is None:
+        assert _Registered.make is not None, "the runs app is not loaded"
+        _Registered.records = _Registered.make()
     return _Registered.records

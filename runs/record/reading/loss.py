@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controlplane.http.serializers import format_timestamp
+from controlplane.spelling import format_timestamp
 from runs.agent.record.frames import STREAM_NAMES
 from runs.models import Run, RunHead, RunLoss
 from runs.record.reading.rows import fetch

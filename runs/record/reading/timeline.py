@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from controlplane.http.serializers import format_timestamp
+from controlplane.spelling import format_timestamp
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Kind
 from runs.record.reading.rows import Row, fetch, fetch_in_order
 from runs.record.reading.summaries import summary, text

@@ -211,7 +211,7 @@ def test_the_spool_of_a_new_run_is_known_though_its_connection_ends_before_its_f
 def test_a_spool_that_the_agent_cannot_read_any_more_ends_the_run(
     exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runs.recording.recorder.UNREADABLE_SECONDS", 0.0)
+    monkeypatch.setattr("runs.recording.unheard_ends.UNREADABLE_SECONDS", 0.0)
     run = make_executable()
     agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreadable=[exit_code] * 1000)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import structlog
 from django.conf import settings
@@ -18,7 +19,9 @@ from controlplane.settings_environment import is_loopback
 from controlplane.work.models import Heartbeat
 from workspaces.models import NetworkGuardReport
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker import DockerAdapter
+
+if TYPE_CHECKING:  # every process registers the checks below; the Docker SDK is large
+    from workspaces.runtimes.docker import DockerAdapter
 
 EVERY = timedelta(seconds=15)
 """How often each build worker looks whether the rules hold."""

@@ -14,8 +14,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Count, Q
 
 from controlplane.errors import ControlPlaneError, JobError
-from controlplane.http.serializers import format_timestamp
 from controlplane.settings_environment import is_loopback
+from controlplane.spelling import format_timestamp
 from workspaces.engines.certificates import (
     make_certificates,
     read_certificates,

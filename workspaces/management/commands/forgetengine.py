@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.errors import ControlPlaneError
-from controlplane.http.serializers import format_timestamp
+from controlplane.spelling import format_timestamp
 from workspaces.lifecycle.engines import (
     Engine,
     engines,

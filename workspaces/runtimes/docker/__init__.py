@@ -5,6 +5,18 @@
 subnet.
 """
 
-from workspaces.runtimes.docker.adapter import DockerAdapter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workspaces.runtimes.docker.adapter import DockerAdapter
 
 __all__ = ["DockerAdapter"]
+
+
+def __getattr__(name: str) -> Any:
+    # Gateways and proxies need modules of this package, and not the SDK that the adapter loads.
+    if name != "DockerAdapter":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from workspaces.runtimes.docker.adapter import DockerAdapter
+
+    return DockerAdapter

@@ -42,7 +42,7 @@ from workspaces.runtimes.docker.engine_api import (
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.launch import Launch
-from workspaces.runtimes.docker.network_guard import NetworkGuard
+from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
 
 
 class DockerAdapter:

@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from docker.models.containers import Container
-
 from workspaces.runtimes.docker.exec_channel import ExecChannel
+
+if TYPE_CHECKING:  # gateways call agents, too, and need nothing else of the Docker SDK
+    from docker.models.containers import Container
 
 FOLDERS = ("var", "lib", "svc")
 NAME = "agent.sock"

@@ -16,7 +16,6 @@ that a newer launch relies on is never removed by an older one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import ipaddress
 import threading
 import time
@@ -31,19 +30,17 @@ from docker.models.containers import Container
 from docker.types import Mount
 
 from controlplane.errors import JobError
-from workspaces.runtimes import boot, credentials
+from workspaces.runtimes import boot
 from workspaces.runtimes.base import FileReader, LaunchedRuntime, LaunchError, LaunchRequest
-from workspaces.runtimes.docker import agent_socket, volumes
+from workspaces.runtimes.docker import volumes
+from workspaces.runtimes.docker.agent_talk import AgentTalk, LaunchProgress
 from workspaces.runtimes.docker.creation import (
     NetworkInTheMaking,
     create_container,
     image_digest,
     labels_for,
 )
-from workspaces.runtimes.docker.credential_files import deliver
 from workspaces.runtimes.docker.engine_api import (
-    EXEC_GRACE_SECONDS,
-    STATUS_WAIT_SECONDS,
     TICK_SECONDS,
     Engine,
     container_name,
@@ -54,13 +51,11 @@ from workspaces.runtimes.docker.engine_api import (
     refused,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
-from workspaces.runtimes.docker.member_binding import bind
 from workspaces.runtimes.docker.networks import new_bridge_name
 from workspaces.runtimes.docker.pulling import pull
 from workspaces.runtimes.docker.trust import trust
 
 UNSTARTED_SECONDS = 10.0
-OUT_OF_MEMORY_SECONDS = 3.0
 ROUNDS = 8
 
 logger = structlog.get_logger(__name__)
@@ -90,15 +85,20 @@ class Launch:
         self._pool = pool
         self._registry_auth = registry_auth
         self._connect = connect
-        self._silence = silence
         self._reader = reader
-        self._open_agent = open_agent
-        self._calls_directly = calls_directly
         self._place = f"{engine_name}/" if engine_name else ""
         self._name = container_name(request.run_id)
         self._token = uuid4().hex
-        self._deadline = time.monotonic() + request.timeout
-        self._doing = "the engine was looked at"
+        self._progress = LaunchProgress(cancelled, request.timeout)
+        self._agent = AgentTalk(
+            engine,
+            request,
+            self._progress,
+            marker=f"{request.attempt_count}-{self._token}",
+            silence=silence,
+            open_agent=open_agent,
+            calls_directly=calls_directly,
+        )
         self._created: set[str] = set()
         self._engine_id = ""
         self._said: boot.BootStatus | None = None
@@ -117,7 +117,7 @@ class Launch:
                 with contextlib.suppress(NotFound):
                     ours = container.id in self._created
                     self._request.on_started()
-                    answer = self._deliver(container) if ours and not taken else self._said
+                    answer = self._agent.deliver(container) if ours and not taken else self._said
                     return self._ready(container, answer)
             except BaseException as error:
                 self._clean_up(container, in_order=isinstance(error, JobError))
@@ -140,7 +140,7 @@ class Launch:
         member = self._request.member
         if member is None:
             return None
-        self._doing = "a container that was waiting for it was being taken"
+        self._progress.doing = "a container that was waiting for it was being taken"
         container = self._engine.named(container_name(member.member_id))
         if container is None or container.status != "running":
             return None
@@ -151,13 +151,13 @@ class Launch:
             logger.info("warm_member_not_taken", run=self._name, reason=str(error.explanation))
             return None
         try:
-            self._said = self._bind(container)
+            self._said = self._agent.bind(container)
         except (LaunchError, APIError) as error:
             logger.warning("warm_member_not_taken", run=self._name, reason=str(error))
             # One that has not refused may be bound all the same, and have run steps.
             refused_it = isinstance(error, LaunchError) and error.code == "launch-refused"
             self._clean_up(container, empty=refused_it)
-            self._proceed()
+            self._progress.proceed()
             return None
         named = self._engine.named(self._name)
         if named is None or named.id != container.id:
@@ -165,15 +165,6 @@ class Launch:
         self._engine_id = member.engine_id
         self._created.add(str(container.id))
         return container
-
-    def _bind(self, container: Container) -> boot.BootStatus | None:
-        """Tell a container that waits whose it is; what its agent then says of the boot."""
-        return bind(
-            functools.partial(self._open_agent, self._engine, container),
-            boot.binding(f"{self._request.attempt_count}-{self._token}", self._request.boot),
-            limit=self._deadline - time.monotonic(),
-            cancelled=self._cancelled.is_set,
-        )
 
     # ----------------------------------------------------------------- before there is a container
 
@@ -192,25 +183,13 @@ class Launch:
         """Pull the image unless the engine has it, until the deadline or until cancelled."""
         image = self._request.image
         if not self._engine.has_image(image):
-            self._doing = "its image was being pulled"
+            self._progress.doing = "its image was being pulled"
             pull(
                 image,
                 name=f"pull for {self._name}",
                 connect=self._connect,
                 auth=self._registry_auth,
-                proceed=self._proceed,
-            )
-
-    def _proceed(self, status: boot.BootStatus | None = None) -> None:
-        """Raise when the launch was cancelled or its time is over."""
-        if self._cancelled.is_set():
-            raise LaunchError("launch-cancelled", "The launch was cancelled.")
-        if time.monotonic() >= self._deadline:
-            where = boot.progress_of(status) if status else self._doing
-            raise LaunchError(
-                "launch-timed-out",
-                f"The workspace was not ready after {self._request.timeout:g} s: {where}."
-                + (f"\nThe end of its output:\n{status.tail}" if status and status.tail else ""),
+                proceed=self._progress.proceed,
             )
 
     # ------------------------------------------------------------------------------------ adopting
@@ -222,7 +201,7 @@ class Launch:
         """
         unstarted: tuple[str | None, float] = (None, 0.0)
         while (container := self._engine.named(self._name)) is not None:
-            self._proceed()
+            self._progress.proceed()
             if not is_of_a_launch(container, self._engine.instance_id):
                 raise LaunchError(
                     "launch-refused",
@@ -340,8 +319,8 @@ class Launch:
 
     def _create(self) -> Container | None:
         """Return a started container of our own; None when another launch took the name."""
-        self._proceed()
-        self._doing = "its container was being created"
+        self._progress.proceed()
+        self._progress.doing = "its container was being created"
         mounts = volumes.prepare(
             self._engine,
             self._request.workspace_id,
@@ -368,7 +347,7 @@ class Launch:
                 trust(container, self._request.authority)
             if network is not None:
                 network.made()
-            self._proceed()
+            self._progress.proceed()
             container.start()
         except BaseException as error:
             if network is not None:
@@ -408,45 +387,14 @@ class Launch:
             name, labels, self._connect, pool=self._pool, start=start, bridge=bridge
         )
 
-    # ---------------------------------------------------------------------- waiting for the agent
+    # -------------------------------------------------------------------------- once it is ready
 
     def _ready(self, container: Container, answer: boot.BootStatus | None) -> LaunchedRuntime:
         """Wait until the agent says ready; raises ``NotFound`` when the container goes away.
 
         ``answer`` is what it has said already.
         """
-        self._doing = boot.progress_of(None)
-        status: boot.BootStatus | None = answer
-        heard = time.monotonic()
-        goal = boot.UNBOUND if self._request.unbound else "ready"
-        while status is None or status.phase != goal:
-            self._proceed(status)
-            if answer is None:
-                left = self._deadline - time.monotonic()
-                answer = self._ask(container, left)
-            status = answer or status
-            if status is not None and status.phase == goal:
-                break
-            container.reload()
-            if status is not None and status.phase in ("failed", "stopped"):
-                raise boot.failure_of(status, out_of_memory=self._out_of_memory(container))
-            if container.status in ("exited", "dead"):
-                raise self._exited(container)
-            if answer is not None:
-                heard = time.monotonic()
-                # An adopted container still waits, or the engine has restarted ours.
-                if answer.phase == boot.UNBOUND:
-                    answer = self._bind(container)
-                else:
-                    waits = answer.phase == credentials.PHASE
-                    answer = self._deliver(container) if waits else None
-            elif time.monotonic() - heard > self._silence:
-                raise LaunchError(
-                    "agent-silent",
-                    f"The agent in the workspace gave no answer for {self._silence:g} s.",
-                )
-            else:
-                time.sleep(TICK_SECONDS)
+        self._agent.wait_ready(container, answer)
         if self._request.restart:
             policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
             container.update(restart_policy=policy)
@@ -460,52 +408,6 @@ class Launch:
             engine_id=self._engine_id,
         )
 
-    def _ask(self, container: Container, left: float) -> boot.BootStatus | None:
-        """Ask the agent how the boot is getting on, without the engine where that is possible."""
-        if self._calls_directly:
-            container.reload()
-            arguments = ("status", "--wait", str(STATUS_WAIT_SECONDS))
-            channel = agent_socket.call_soon(container, arguments, self._cancelled)
-            if channel is not None:
-                seconds = min(left, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
-                with contextlib.closing(channel), contextlib.suppress(LaunchError):
-                    answer = channel.answer(b"", seconds, cancelled=self._cancelled.is_set)
-                    return None if answer is None else boot.parse_status(answer.stdout)
-                return None
-        return self._engine.ask(container, self._cancelled, limit=left)
-
-    def _deliver(self, container: Container) -> boot.BootStatus | None:
-        """Give the container any credentials; what its agent then says of the boot, if it does."""
-        make_document = self._request.credentials
-        if make_document is None:
-            return None
-        self._proceed()
-        self._doing = "its credentials were being delivered"
-        try:
-            return deliver(
-                functools.partial(self._open_agent, self._engine, container),
-                make_document,
-                limit=self._deadline - time.monotonic(),
-                cancelled=self._cancelled.is_set,
-            )
-        except LaunchError as error:
-            if error.code != "credentials-refused":
-                raise
-            return self._better_reason(container, error)
-
-    def _better_reason(self, container: Container, error: LaunchError) -> boot.BootStatus | None:
-        """Return the status of a boot that has failed, None if it has ended; or raise ``error``."""
-        while container.status not in ("exited", "dead"):
-            self._proceed()
-            left = self._deadline - time.monotonic()
-            status = self._ask(container, left)
-            if status is not None and status.phase in ("failed", "stopped"):
-                return status
-            if status is not None and status.phase != "starting":
-                raise error
-            container.reload()
-        return None
-
     def _remove_others(self, ready: Container) -> None:
         """Remove what a launch that died while discarding left of this run."""
         for container in self._engine.containers(self._request.run_id):
@@ -513,28 +415,6 @@ class Launch:
                 container.attrs["Names"] or ()
             ):
                 self._engine.remove_container(container)
-
-    def _exited(self, container: Container) -> LaunchError:
-        out_of_memory = self._out_of_memory(container)
-        status = self._engine.last_status(container)
-        if status is not None and status.phase in ("failed", "stopped"):
-            return boot.failure_of(status, out_of_memory=out_of_memory)
-        return boot.exited_without_status(
-            container.attrs["State"]["ExitCode"],
-            container.logs(tail=50),
-            secrets=boot.secrets_of(self._request.boot),
-            out_of_memory=out_of_memory,
-        )
-
-    def _out_of_memory(self, container: Container) -> str:
-        """Say so if the workspace ran out of memory, which the engine may know a moment later."""
-        until = time.monotonic() + OUT_OF_MEMORY_SECONDS
-        while not container.attrs["State"]["OOMKilled"]:
-            if container.status in ("exited", "dead") or time.monotonic() > until:
-                return ""
-            time.sleep(TICK_SECONDS)
-            container.reload()
-        return f" The workspace ran out of its {self._request.memory_mb} MB of memory."
 
 
 def _superseded() -> LaunchError:

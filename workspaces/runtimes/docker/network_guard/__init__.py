@@ -2,7 +2,3 @@
 
 ``rules`` says what may pass, as text for nftables; ``keeper`` has the engine's machine hold to it.
 """
-
-from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
-
-__all__ = ["NetworkGuard"]
