@@ -17,7 +17,7 @@ from tests.support.locked_rows import locked
 from workspaces.models import BuildJob, Transition
 
 EXPIRED = timedelta(seconds=-1)
-STALE = timedelta(seconds=20)
+STALE = timedelta(minutes=20)
 
 
 def make_transition() -> Transition:

@@ -16,6 +16,7 @@ from deploy.services.registry import find_server
 from tests.conftest import Api
 from tests.registries.certificates import certificate
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 PATH = "/v1/registries/default"
 USERNAME, PASSWORD = "robot", "c0rrect-horse"
@@ -52,7 +53,7 @@ class GuardedRegistry:
         self._process = subprocess.Popen(
             [server, "serve", self._config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        eventually(self._answers, what="the registry answers", timeout=90)
+        eventually(self._answers, what="the registry answers", timeout=LONG_WAIT)
 
     def stop(self) -> None:
         """Kill it."""

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from tests.conftest import Answer, Api
 from tests.registries.fake_registry import FakeRegistry, answer, endless, in_turn, trickle
 from tests.registries.images import GONE, OCI_MANIFEST, digest_of
+from tests.support.waiting import LONG_WAIT
 
 PATH = "/v1/registries/default"
 TAGS, MANIFEST = f"{PATH}/tags?repository=a", f"{PATH}/manifest?repository=a&reference=v1"
@@ -90,9 +91,9 @@ def test_a_registry_that_hangs_or_trickles_is_left_in_time(
     started = time.monotonic()
     fake.behaviour = trickle(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 150)
     failed(api, path, "timed-out")
-    fake.behaviour = lambda request: time.sleep(90)
+    fake.behaviour = lambda request: time.sleep(2 * LONG_WAIT)
     failed(api, path, "timed-out")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < LONG_WAIT
 
 
 @pytest.mark.parametrize("path", ASKING)

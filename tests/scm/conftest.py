@@ -27,6 +27,7 @@ from pytest_django.fixtures import Settings
 from scm import app_connection as connection
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
+from tests.support.waiting import LONG_WAIT
 
 GIT_ENV = {
     "PATH": os.environ["PATH"],
@@ -293,7 +294,7 @@ def git_daemon(served: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG_WAIT
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

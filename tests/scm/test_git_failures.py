@@ -23,6 +23,7 @@ from tests.scm.conftest import (
     free_port,
     git,
 )
+from tests.support.waiting import LONG_WAIT
 
 
 def test_a_closed_port_is_unreachable(policy: SourcePolicy) -> None:
@@ -93,7 +94,7 @@ def test_a_server_that_hangs_meets_the_time_limit(
         assert failure(url, None, hurried).code == "source-timed-out"
         source = ResolvedSource(url, "refs/heads/main", "1" * 40)
         assert fetch_failure(source, tmp_path / "into", hurried).code == "source-timed-out"
-        assert time.monotonic() - started < 90
+        assert time.monotonic() - started < LONG_WAIT
 
 
 def test_a_checkout_can_be_cancelled(
@@ -109,7 +110,7 @@ def test_a_checkout_can_be_cancelled(
     timer.join()
     assert caught.value.code == "source-cancelled"
     assert not (tmp_path / "into").exists()
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
 
 
 def test_a_repository_that_is_too_large_is_refused(
@@ -160,7 +161,7 @@ def test_a_small_repository_that_unpacks_without_end_is_stopped(
     started = time.monotonic()
     error = fetch_failure(source, tmp_path / "into", replace(policy, max_bytes=2_000_000))
     assert error.code == "source-too-large"
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
 
 
 def test_a_place_that_cannot_be_written_fails_the_checkout(

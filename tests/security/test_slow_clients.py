@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,7 @@ def serving(application: str = "controlplane.wsgi", **settings: str) -> Iterator
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONG_WAIT
         while not answers(port):
             assert server.poll() is None, "gunicorn ended"
             assert time.monotonic() < deadline, "gunicorn does not answer"
@@ -52,12 +54,12 @@ def serving(application: str = "controlplane.wsgi", **settings: str) -> Iterator
         yield port
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(60)
+        server.wait(LONG_WAIT)
 
 
 def answers(port: int) -> bool:
     """Tell whether the server answers at all."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
@@ -78,7 +80,9 @@ def slowest_answer(port: int, times: int = 20) -> float:
 
 
 def connect(port: int, address: str = OTHERS) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(address, 0))
+    return socket.create_connection(
+        ("127.0.0.1", port), timeout=LONG_WAIT, source_address=(address, 0)
+    )
 
 
 def crowd(stack: ExitStack, port: int, data: bytes, count: int = MANY) -> list[socket.socket]:
@@ -141,7 +145,7 @@ def test_readers_of_endless_answers_hold_up_nobody_else() -> None:
         time.sleep(1)
         assert slowest_answer(port) < 5
         # One that reads gets all of it, whatever others do.
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
         connection.request("GET", "/big")
         assert len(connection.getresponse().read()) == 64 * 1024 * 1024 + 2
         connection.close()
@@ -284,7 +288,7 @@ def test_a_head_without_end_is_refused(port: int) -> None:
 
 
 def test_a_connection_is_used_again_until_it_is_ended(port: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     connection.connect()
     first: Any = connection.sock
     for _ in range(5):

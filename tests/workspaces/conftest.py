@@ -25,6 +25,7 @@ from runs.agent_archive import agent_archive, agent_digest
 from tests.conftest import Api
 from tests.registries.account import ENGINE, PASSWORD, PUSH_REGISTRY, USERNAME
 from tests.runs.agent.booted import RECORD
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.boxes import Box
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 from workspaces.runtimes.docker import DockerAdapter
@@ -58,7 +59,7 @@ def tar_of(**files: bytes) -> bytes:
 @pytest.fixture(scope="session")
 def docker_client() -> Iterator[docker.DockerClient]:
     """The engine, asked directly, to see what the adapter did."""
-    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=120)
+    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=round(LONG_WAIT))
     yield client
     client.close()
 

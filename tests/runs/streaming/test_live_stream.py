@@ -22,6 +22,7 @@ from tests.runs.record_factory import Source, make_run
 from tests.runs.streaming.event_stream import Follower, Received
 from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.browser import browser
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -122,7 +123,7 @@ def test_a_run_without_a_record_is_heard_of_when_it_ends(api: ApiProcess) -> Non
 
 def listening() -> None:
     """Wait until the server listens for what runs announce."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONG_WAIT
     with connection.cursor() as cursor:
         while True:
             cursor.execute(
@@ -137,7 +138,7 @@ def listening() -> None:
 
 def test_a_request_for_the_head_alone_is_answered_and_ends(api: ApiProcess) -> None:
     run, _, _ = begun()
-    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=LONG_WAIT) as client:
         client.sendall(f"HEAD {path(run)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         answer = b""
         while data := client.recv(65536):
@@ -177,7 +178,7 @@ def test_a_stuck_reader_holds_up_nobody_and_goes_on_where_it_was(api: ApiProcess
             rest = list(reader.events())
         assert [int(event.id) for event in found + rest] == list(range(3, 306))
         # It has taken nothing for longer than the write timeout: what had been sent, and no more.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONG_WAIT
         while "slow_reader" not in api.told:
             assert time.monotonic() < deadline, "the stuck reader was not cut off"
             time.sleep(0.1)
@@ -206,7 +207,7 @@ def test_streams_leave_room_for_requests_and_give_theirs_back(api: ApiProcess) -
         with Follower(api.port, path(run), address="127.0.0.2") as other:
             assert other.read_head() == 200
         followers.pop().close()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LONG_WAIT
         while True:
             with Follower(api.port, path(run)) as later:
                 if later.read_head() == 200:
