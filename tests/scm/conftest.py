@@ -158,7 +158,7 @@ class GitHttpHandler(BaseHTTPRequestHandler):
         elif kind == "page":
             self._answer(200, b"<html>\n<body>\nHi\n</body>\n", Content_Type="text/html")
         elif kind == "hang":
-            time.sleep(30)
+            time.sleep(2 * LONG_WAIT)
         else:
             self._answer(404)
 

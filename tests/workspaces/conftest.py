@@ -133,7 +133,7 @@ class Launcher:
             "sudo": sudo,
             "restart": False,
             "oci_runtime": "runc",
-            "timeout": 60.0,
+            "timeout": LONG_WAIT,
         }
         return LaunchRequest(**(values | changes))
 

@@ -157,7 +157,7 @@ class Workspace:
             "setup": [],
             "startup": [],
             "foreground": HARNESS,
-            "limits": {"stepSeconds": 300, "graceSeconds": 300, "tailBytes": 8192},
+            "limits": {"stepSeconds": 300, "graceSeconds": 30, "tailBytes": 8192},
             "record": RECORD,
             "secrets": [],
         }
@@ -165,7 +165,7 @@ class Workspace:
 
     def limits(self, **members: float) -> dict[str, float]:
         """The limits with some of them replaced."""
-        defaults = {"stepSeconds": 300, "graceSeconds": 300, "tailBytes": 8192}
+        defaults = {"stepSeconds": 300, "graceSeconds": 30, "tailBytes": 8192}
         return defaults | members
 
     def write_config(self, **members: object) -> None:

@@ -123,7 +123,7 @@ def test_a_batch_that_is_not_committed_yet_holds_up_no_other_run_of_the_owner() 
         assert stored.wait(LONG_WAIT)
         try:
             with connection.cursor() as cursor:
-                cursor.execute("SET lock_timeout = '1s'")
+                cursor.execute("SET lock_timeout = '60s'")
             quick.output(1, b"z" * 100)
             quick.exited(1)
             quick.sealed()
