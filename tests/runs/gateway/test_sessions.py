@@ -38,10 +38,10 @@ def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
 
 
 def test_a_connection_in_use_is_not_idle(hall: Hall) -> None:
-    gateway = hall.another_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS="4000")
+    gateway = hall.another_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS="10000")
     # Longer than that in all, and so often that a busy machine does not make it idle.
-    script = "for i in $(seq 20); do echo $i; sleep 0.3; done"
-    assert hall.client(gateway=gateway).said(script).split() == [b"%d" % i for i in range(1, 21)]
+    script = "for i in $(seq 40); do echo $i; sleep 0.3; done"
+    assert hall.client(gateway=gateway).said(script).split() == [b"%d" % i for i in range(1, 41)]
 
 
 def test_a_client_that_is_dead_is_noticed(hall: Hall) -> None:
@@ -54,9 +54,21 @@ def test_a_client_that_is_dead_is_noticed(hall: Hall) -> None:
 
 def test_a_client_that_only_listens_is_kept(hall: Hall) -> None:
     client = hall.client()
-    alive = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=5")
-    with client.begun("echo here; exec sleep 9", *alive) as begun:
-        assert begun.process.wait(LONG_WAIT) == 0
+    alive = (
+        "-o",
+        "ServerAliveInterval=1",
+        "-o",
+        "ServerAliveCountMax=300",
+        "-o",
+        "LogLevel=DEBUG3",
+    )
+    with client.begun(LONG, *alive) as begun:
+        answers = 0
+        assert begun.process.stderr is not None
+        while answers < 3:  # each question whether the gateway is there is answered
+            line = begun.process.stderr.readline()
+            assert line, "the client has left"
+            answers += b"receive packet: type 81" in line or b"receive packet: type 82" in line
 
 
 def test_a_container_that_ends_is_told(hall: Hall) -> None:
