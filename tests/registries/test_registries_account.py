@@ -64,7 +64,9 @@ class GuardedRegistry:
 
     def _answers(self) -> bool:
         try:
-            answer = requests.get(f"{self.url}/v2/", timeout=2, verify=str(self.certificate))
+            answer = requests.get(
+                f"{self.url}/v2/", timeout=LONG_WAIT, verify=str(self.certificate)
+            )
         except requests.ConnectionError:
             return False
         return answer.status_code == 401

@@ -44,10 +44,13 @@ def test_bytes_go_both_ways_unchanged_without_the_engine(place: Place) -> None: 
 
     async def echo() -> tuple[bytes, int]:
         told = Told()
-        script = f"sleep 1; head -c {len(content)}; echo done >&2; exit 7"
+        until_go = "until [ -e /tmp/go ]; do sleep 0.1; done"
+        script = f"{until_go}; head -c {len(content)}; echo done >&2; exit 7"
         stream = await opened(place, told, "sh", "-c", script)
         assert isinstance(stream, SocketStream)
         for start in range(0, len(content), 65536):
+            if told.pauses == 1 and not told.writable.is_set():  # only now it begins to read
+                await asyncio.to_thread(place.container.exec_run, ["touch", "/tmp/go"])
             await told.writable.wait()
             stream.write(content[start : start + 65536])
         async with asyncio.timeout(LONG_WAIT):

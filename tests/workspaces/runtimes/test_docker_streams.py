@@ -73,9 +73,11 @@ def test_bytes_go_both_ways_unchanged_and_input_waits(container: Container) -> N
 
     async def echo() -> tuple[bytes, int]:
         told = Told()
-        script = f"sleep 1; head -c {len(content)}; echo done >&2"
+        script = f"until [ -e /tmp/go ]; do sleep 0.1; done; head -c {len(content)}; echo done >&2"
         stream = await opened(container, told, "sh", "-c", script)
         for start in range(0, len(content), 65536):
+            if told.pauses == 1 and not told.writable.is_set():  # only now it begins to read
+                await asyncio.to_thread(container.exec_run, ["touch", "/tmp/go"])
             await told.writable.wait()
             stream.write(content[start : start + 65536])
         async with asyncio.timeout(LONG_WAIT):
