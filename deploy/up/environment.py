@@ -27,6 +27,15 @@ def operator_values(layout: Layout, environ: Mapping[str, str]) -> dict[str, str
     return values
 
 
+_LIMITS_OF_TIME = (
+    "DATABASE_IDLE_TRANSACTION_TIMEOUT_MS",
+    "RABBITMQ_CONNECT_TIMEOUT_MS",
+    *("REGISTRY_CONNECT_TIMEOUT_MS", "REGISTRY_READ_TIMEOUT_MS", "REGISTRY_TOTAL_TIMEOUT_MS"),
+    *("SCM_API_CONNECT_TIMEOUT_MS", "SCM_API_READ_TIMEOUT_MS", "SCM_API_TOTAL_TIMEOUT_MS"),
+)
+"""A test in which one of these is to be met says so; a machine that is slow meets none."""
+
+
 def complete(
     layout: Layout, environ: Mapping[str, str], derived: Mapping[str, str], *, test: bool = False
 ) -> dict[str, str]:
@@ -43,6 +52,8 @@ def complete(
         values["WORKSPACE_BUILD_QUEUE"] = f"{queue}.test"
         # Many a test serves the API on a port of its own.
         values["SVC_WEB_PORT"] = "0"
+        for name in _LIMITS_OF_TIME:
+            values.setdefault(name, "300000")
     elif not values.get("CORS_ALLOWED_ORIGINS"):
         # The default lets every page read, which suits an API that others find and no workstation.
         values.setdefault("SVC_CORS_ALLOWED_ORIGINS", own_origins(values))

@@ -28,7 +28,7 @@ from workspaces import minute_counts
 from workspaces.models import Attempt, RuntimeInstance, WorkspaceEvent
 from workspaces.services import fail_attempt, fail_runtime
 
-STALE = timedelta(seconds=20)
+STALE = timedelta(minutes=20)
 HOUR = timedelta(hours=1)
 
 

@@ -16,8 +16,8 @@ from tests.support.locked_rows import locked
 from workspaces.models import BuildJob, Fence, LeaseLost
 
 EXPIRED = timedelta(seconds=-1)
-STALE = timedelta(seconds=20)
-OVERDUE = timedelta(seconds=10)
+STALE = timedelta(minutes=20)
+OVERDUE = timedelta(minutes=10)
 
 
 @pytest.mark.django_db
@@ -155,7 +155,7 @@ def test_a_repair_passes_over_a_job_that_is_being_written() -> None:
 @pytest.mark.django_db
 def test_a_renewal_prolongs_the_lease_and_a_lost_claim_cannot_renew() -> None:
     job = make_job()
-    first = claim(job, lease=timedelta(seconds=1))
+    first = claim(job, lease=timedelta(minutes=5))
     assert BuildJob.objects.renew(first.fence, lease=LEASE)
     BuildJob.objects.give_back(first.fence)
 
@@ -194,7 +194,7 @@ def test_the_sweeper_finds_overdue_and_expired_jobs_and_leaves_the_others() -> N
     overdue = make_job()
     expired = make_job()
     held = make_job()
-    BuildJob.objects.filter(pk=overdue.pk).update(queued_at=Now() - timedelta(minutes=1))
+    BuildJob.objects.filter(pk=overdue.pk).update(queued_at=Now() - 2 * OVERDUE)
     make_worker("worker-a")
     claim(expired, lease=EXPIRED)
     claim(held)
@@ -208,8 +208,8 @@ def test_the_sweeper_finds_overdue_and_expired_jobs_and_leaves_the_others() -> N
 @pytest.mark.django_db
 def test_the_leases_of_a_worker_without_heartbeat_end_and_those_of_the_living_stay() -> None:
     dead, gone, alive = make_job(), make_job(), make_job()
-    make_worker("dead", seen=timedelta(seconds=30))
-    make_worker("alive", seen=timedelta(seconds=5))
+    make_worker("dead", seen=2 * STALE)
+    make_worker("alive", seen=STALE / 4)
     claim(dead, "dead")
     claim(gone, "never-registered")
     claim(alive, "alive")
@@ -222,7 +222,7 @@ def test_the_leases_of_a_worker_without_heartbeat_end_and_those_of_the_living_st
 @pytest.mark.django_db
 def test_after_an_outage_nobody_is_taken_for_dead_before_all_could_beat() -> None:
     job = make_job()
-    make_worker("slept", seen=timedelta(minutes=5))
+    make_worker("slept", seen=2 * STALE)
     claim(job, "slept")
 
     assert sweeper.claimable_jobs(overdue=OVERDUE, stale=STALE, limit=10, expire=False) == []
@@ -230,7 +230,7 @@ def test_after_an_outage_nobody_is_taken_for_dead_before_all_could_beat() -> Non
 
 @pytest.mark.django_db
 def test_a_worker_registers_once_and_beats_on_the_same_row() -> None:
-    first = make_worker("worker-a", seen=timedelta(minutes=1))
+    first = make_worker("worker-a", seen=2 * STALE)
     Heartbeat.objects.beat(
         "worker-a", kind=Heartbeat.Kind.BUILD, hostname="test", pid=1, capacity=1
     )

@@ -33,7 +33,7 @@ from workspaces.models import (
     Workspace,
 )
 
-STALE = timedelta(seconds=20)
+STALE = timedelta(minutes=20)
 
 
 @pytest.fixture

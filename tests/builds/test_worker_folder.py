@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.stack.disks import read_only
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def test_a_data_folder_that_may_only_be_read_is_told_in_one_line(
             env={**os.environ, "SVC_DATA_DIR": str(folder.parent)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG_WAIT,
             check=False,
         )
     assert done.returncode == 1

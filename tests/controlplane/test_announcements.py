@@ -12,11 +12,11 @@ from django.db import OperationalError, connection, connections, transaction
 
 from controlplane.work.notifications import announce, listen
 from controlplane.work.stopping import StopEvent
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-WAIT_SECONDS = 30
-"""Seconds after which a test has failed; nothing takes nearly as long."""
+WAIT_SECONDS = LONG_WAIT
 
 
 class Ear:

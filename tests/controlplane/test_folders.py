@@ -16,6 +16,7 @@ import pytest
 from controlplane.folders import scratch_folder, sweep_scratch
 from tests.stack.gateway_process import ApiProcess
 from tests.stack.worker_process import ROOT, CommandProcess, eventually
+from tests.support.waiting import LONG_WAIT
 
 HOLDER = """
 import time
@@ -52,7 +53,7 @@ def left_folder() -> Path:
     """What a process that was killed has left."""
     with holder() as (process, place):
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(LONG_WAIT)
     assert (place / "file").exists()
     return place
 

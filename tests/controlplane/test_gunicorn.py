@@ -36,7 +36,7 @@ def port() -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONG_WAIT
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", free)) == 0:
@@ -47,12 +47,12 @@ def port() -> Iterator[int]:
         yield free
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        server.wait(LONG_WAIT)
 
 
 def post(port: int, body: Any, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
     """POST ``body``; an iterable is sent in chunks, without a Content-Length."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     try:
         connection.request("POST", "/v1/sandboxes", body, headers)
         answer = connection.getresponse()
@@ -119,7 +119,7 @@ def test_the_server_lives_on_after_requests_that_are_no_http(port: int) -> None:
         b"GET /v1/workspaces?" + b"a" * 80_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\x00b\r\n\r\n",
     ):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+        with socket.create_connection(("127.0.0.1", port), timeout=LONG_WAIT) as raw:
             raw.sendall(garbage)
             raw.shutdown(socket.SHUT_WR)
             answer = raw.recv(65536)
@@ -127,14 +127,14 @@ def test_the_server_lives_on_after_requests_that_are_no_http(port: int) -> None:
         assert b"Content-Type: application/problem+json" in head, (garbage, answer[:200])
         assert head.split(b" ")[1] == str(json.loads(body)["status"]).encode(), garbage
         assert json.loads(body)["code"] in {"malformed-request", "head-too-large"}, garbage
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
     connection.close()
 
 
 def test_a_parameter_is_as_long_as_the_description_allows(port: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     connection.request("GET", f"/v1/workspaces/0/files?pathBase64={'a' * 16_384}")
     assert connection.getresponse().status == 404
     connection.close()
@@ -160,7 +160,7 @@ def test_processes_are_forked_from_one_that_has_loaded_the_application() -> None
     api = free_port()
     server = start(api, 0)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LONG_WAIT
         while forked(server.pid) == []:
             assert server.poll() is None, "gunicorn ended"
             assert time.monotonic() < deadline, "no process was forked"
@@ -171,7 +171,7 @@ def test_processes_are_forked_from_one_that_has_loaded_the_application() -> None
         assert len([name for name in opened if name.startswith("socket:")]) == 1  # it listens
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.communicate(timeout=LONG_WAIT)
 
 
 def forked(pid: int) -> list[str]:
@@ -184,7 +184,7 @@ def test_the_admin_is_served_on_the_webs_port_too() -> None:
     server = start(api, web)
     try:
         for number in (api, web):
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + LONG_WAIT
             while True:
                 with socket.socket() as probe:
                     if probe.connect_ex(("127.0.0.1", number)) == 0:
@@ -192,7 +192,7 @@ def test_the_admin_is_served_on_the_webs_port_too() -> None:
                 assert server.poll() is None, "gunicorn ended"
                 assert time.monotonic() < deadline, f"nobody listens on {number}"
                 time.sleep(0.1)
-            connection = http.client.HTTPConnection("127.0.0.1", number, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", number, timeout=LONG_WAIT)
             connection.request("GET", "/docs")
             answer = connection.getresponse()
             assert answer.status == 200
@@ -200,14 +200,14 @@ def test_the_admin_is_served_on_the_webs_port_too() -> None:
             connection.close()
     finally:
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=60)
+        server.communicate(timeout=LONG_WAIT)
 
 
 def test_one_port_for_both_is_listened_on_once() -> None:
     both = free_port()
     server = start(both, both)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LONG_WAIT
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", both)) == 0:
@@ -215,13 +215,13 @@ def test_one_port_for_both_is_listened_on_once() -> None:
             assert server.poll() is None, "gunicorn ended"
             assert time.monotonic() < deadline, f"nobody listens on {both}"
             time.sleep(0.1)
-        connection = http.client.HTTPConnection("127.0.0.1", both, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", both, timeout=LONG_WAIT)
         connection.request("GET", "/healthz")
         assert connection.getresponse().status == 200
         connection.close()
     finally:
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=60)
+        server.communicate(timeout=LONG_WAIT)
 
 
 @pytest.mark.parametrize("taken", ["api", "web"])
@@ -230,7 +230,7 @@ def test_a_port_that_is_taken_is_a_clear_error(taken: str) -> None:
         occupied: int = other.getsockname()[1]
         ports = {"api": free_port(), "web": free_port(), taken: occupied}
         server = start(**ports)
-        _, told = server.communicate(timeout=120)
+        _, told = server.communicate(timeout=LONG_WAIT)
     assert server.returncode != 0
     assert f"Cannot listen on 127.0.0.1 port {occupied}: Address already in use." in told
     assert "SVC_WEB_PORT (0: none) and SVC_ADMIN_PORT" in told
@@ -248,10 +248,10 @@ def test_a_number_of_processes_or_threads_that_is_none_is_told(name: str, value:
         text=True,
     )
     try:
-        _, told = server.communicate(timeout=120)
+        _, told = server.communicate(timeout=LONG_WAIT)
     finally:
         server.kill()
-        server.wait(60)
+        server.wait(LONG_WAIT)
     assert server.returncode != 0
     assert told.splitlines()[0] == "The environment is not valid."
     assert f"  {name}: " in told
@@ -280,7 +280,7 @@ def test_it_serves_where_nothing_can_be_written(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LONG_WAIT
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -292,4 +292,4 @@ def test_it_serves_where_nothing_can_be_written(tmp_path: Path) -> None:
         assert (status, body["code"]) == (400, "validation-failed")
     finally:
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=60)
+        server.communicate(timeout=LONG_WAIT)

@@ -19,7 +19,7 @@ from tests.support.sent_statements import sent_statements
 from workspaces.models import BuildJob, Transition
 
 EXPIRED = timedelta(seconds=-1)
-STALE = timedelta(seconds=20)
+STALE = timedelta(minutes=20)
 
 
 def make_transition() -> Transition:

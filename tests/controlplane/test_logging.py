@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import LONG_WAIT
+
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
@@ -29,7 +31,7 @@ def lines(code: str, **environment: str) -> list[dict[str, Any]]:
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_WAIT,
         check=True,
     )
     assert done.stdout == ""

@@ -18,14 +18,15 @@ import requests
 from tests.controlplane.test_metrics import Page, scrape
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, environment
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"WORKER_HEARTBEAT_INTERVAL_MS": "500", "WORKER_SWEEP_INTERVAL_MS": "300"}
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = LONG_WAIT
 
 
 def eventually(condition: object, what: str) -> None:
-    """Wait for up to two minutes: the machine may be at something else."""
+    """Wait for it: the machine may be at something else."""
     assert callable(condition)
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
@@ -59,20 +60,20 @@ def api(log: Path, processes: int) -> Iterator[str]:
         yield url
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(60)
+        server.wait(LONG_WAIT)
 
 
 def answers(url: str) -> bool:
     """Tell whether somebody answers."""
     try:
-        return requests.get(f"{url}/healthz", timeout=30).ok
+        return requests.get(f"{url}/healthz", timeout=LONG_WAIT).ok
     except requests.RequestException:
         return False
 
 
 def page_of(url: str) -> Page:
     """Scrape one API."""
-    return Page(requests.get(f"{url}/metrics", timeout=60).text)
+    return Page(requests.get(f"{url}/metrics", timeout=LONG_WAIT).text)
 
 
 @pytest.mark.slow
@@ -86,9 +87,9 @@ def test_one_scrape_shows_what_all_processes_of_the_api_answered(tmp_path: Path)
 
         def ask() -> None:
             for _ in range(sent // 6):
-                requests.get(f"{url}/v1/runs/{os.urandom(4).hex()}", timeout=60)
+                requests.get(f"{url}/v1/runs/{os.urandom(4).hex()}", timeout=LONG_WAIT)
                 answer = requests.get(
-                    f"{url}/v1/runs/018f0000-0000-7000-8000-000000000000", timeout=60
+                    f"{url}/v1/runs/018f0000-0000-7000-8000-000000000000", timeout=LONG_WAIT
                 )
                 assert answer.status_code == 404
 

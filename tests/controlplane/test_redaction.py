@@ -215,7 +215,7 @@ def test_hostile_output_does_not_make_redaction_slow(piece: bytes) -> None:
         redactor.feed(data[start : start + 4096])
     redactor.flush()
     # Generous: a quadratic search needs minutes for this.
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 60
 
 
 def test_a_tail_is_plain_text() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,7 +23,7 @@ def load(environment: dict[str, str], show: str = "1") -> subprocess.CompletedPr
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_WAIT,
         check=False,
     )
 
@@ -149,7 +151,7 @@ def test_files_of_another_account_are_named_with_their_settings(tmp_path: Path) 
         env={"PATH": os.environ["PATH"], **dict.fromkeys(names, str(secret))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode != 0
@@ -182,7 +184,7 @@ def test_origins_that_are_not_origins_are_a_failed_check() -> None:
         env={"PATH": os.environ["PATH"], "CORS_ALLOWED_ORIGINS": "web.example"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode != 0

@@ -17,6 +17,7 @@ from pytest_django.fixtures import Settings
 
 from deploy.up.secrets import ensure_secrets, read_settings
 from tests.controlplane.test_settings import load, value_of
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "deploy" / "README.md"
@@ -137,7 +138,7 @@ def test_every_process_ends_with_all_faults_and_no_traceback(process: str) -> No
         env={"PATH": os.environ["PATH"], "SVC_API_PORT": "x", "SVC_LOG_FORMAT": "xml"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode == 1
@@ -153,7 +154,7 @@ def test_a_database_that_does_not_answer_is_told_to_who_migrates_in_words() -> N
         env={"PATH": os.environ["PATH"], "DATABASE_URL": "postgres://svc:hunter2@127.0.0.1:1/svc"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode == 1
@@ -171,7 +172,7 @@ def test_a_build_worker_that_cannot_write_says_where(tmp_path: Path) -> None:
         env={**os.environ, "SVC_DATA_DIR": str(tmp_path / "file" / "data")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode == 1

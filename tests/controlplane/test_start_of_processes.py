@@ -11,6 +11,7 @@ import pytest
 from django.core.checks.registry import registry
 
 from controlplane.checks import SETTINGS
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).parents[2]
 OURS = ("accounts", "builds", "controlplane", "registries", "runs", "scm", "workspaces")
@@ -85,7 +86,7 @@ def test_a_worker_does_not_start_with_settings_that_cannot_work(command: str) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=LONG_WAIT,
     )
     assert (started.returncode, "controlplane.E002" in started.stderr) == (1, True), started.stderr
 

@@ -11,10 +11,11 @@ from controlplane.errors import ControlPlaneError
 from controlplane.http.stream_answers import Duplex, Piece
 from controlplane.serving.connections import Outgoing
 from controlplane.serving.stream_threads import Feed, Puller
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SECONDS = 60.0
+SECONDS = LONG_WAIT
 
 
 class Gated(Duplex):

@@ -12,6 +12,7 @@ from django.db import DataError, OperationalError, connection
 from django.db.backends.postgresql.base import DatabaseWrapper
 
 from controlplane.database.retries import database_trouble
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +51,7 @@ def test_the_line_of_a_worker_that_cannot_write_its_sign_of_life_says_why() -> N
         line = next(line for line in worker.stderr if "heartbeat_failed" in line)
     finally:
         worker.kill()
-        worker.wait(60)
+        worker.wait(LONG_WAIT)
         worker.stderr.close()
     assert "Connection refused" in line
     assert "hunter2" not in line

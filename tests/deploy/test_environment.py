@@ -80,6 +80,14 @@ def test_a_test_run_gets_an_instance_and_a_queue_of_its_own(layout: Layout) -> N
     assert test["WORKSPACE_BUILD_QUEUE"] == "sandbox-image-builds.test"
 
 
+def test_a_slow_machine_meets_no_limit_of_time_in_a_test_run(layout: Layout) -> None:
+    ensure_secrets(layout.secrets)
+    name = "DATABASE_IDLE_TRANSACTION_TIMEOUT_MS"
+    assert name not in complete(layout, {}, {})
+    assert complete(layout, {}, {}, test=True)[name] == "300000"
+    assert complete(layout, {name: "7000"}, {}, test=True)[name] == "7000"
+
+
 def test_pages_of_other_origins_read_nothing_unless_the_operator_says_so(layout: Layout) -> None:
     name = "SVC_CORS_ALLOWED_ORIGINS"
     ports = {"SVC_API_PORT": "4100", "SVC_WEB_PORT": "0"}

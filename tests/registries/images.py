@@ -11,6 +11,7 @@ import uuid
 import requests
 
 from tests.registries.account import BASIC
+from tests.support.waiting import LONG_WAIT
 
 BASE_URL = os.environ.get("REGISTRY_BASE_URL", "http://127.0.0.1:5000")
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -28,9 +29,11 @@ def digest_of(content: bytes) -> str:
 def push_blob(repository: str, content: bytes) -> dict[str, object]:
     """Push a blob and return its descriptor."""
     url = f"{BASE_URL}/v2/{repository}/blobs/uploads/"
-    location = requests.post(url, auth=BASIC, timeout=60).headers["Location"]
+    location = requests.post(url, auth=BASIC, timeout=LONG_WAIT).headers["Location"]
     digest = digest_of(content)
-    put = requests.put(location, params={"digest": digest}, data=content, auth=BASIC, timeout=60)
+    put = requests.put(
+        location, params={"digest": digest}, data=content, auth=BASIC, timeout=LONG_WAIT
+    )
     assert put.status_code == 201
     return {"size": len(content), "digest": digest, "mediaType": "application/octet-stream"}
 
@@ -43,7 +46,7 @@ def put_manifest(repository: str, reference: str, media_type: str, document: obj
         data=content,
         headers={"Content-Type": media_type},
         auth=BASIC,
-        timeout=60,
+        timeout=LONG_WAIT,
     )
     assert put.status_code == 201, put.text
     return digest_of(content)

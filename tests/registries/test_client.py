@@ -17,6 +17,7 @@ from tests.registries.images import (
     push_image,
     put_manifest,
 )
+from tests.support.waiting import LONG_WAIT
 
 
 def test_the_registry_answers(client: RegistryClient) -> None:
@@ -57,7 +58,7 @@ def test_a_copy_names_the_same_manifest_in_another_repository(
     assert manifest is not None
     for layer in manifest.parsed()["layers"]:
         url = f"{BASE_URL}/v2/{repository}/copy/blobs/{layer['digest']}"
-        assert requests.head(url, auth=BASIC, timeout=60).status_code == 200
+        assert requests.head(url, auth=BASIC, timeout=LONG_WAIT).status_code == 200
 
 
 def test_a_copy_within_a_repository_adds_a_tag_and_may_move_one(
@@ -107,7 +108,7 @@ def test_an_image_whose_layer_is_gone_is_not_copied(
     assert manifest is not None
     layer = manifest.parsed()["layers"][1]["digest"]
     blob = f"{BASE_URL}/v2/{repository}/blobs/{layer}"
-    requests.delete(blob, auth=BASIC, timeout=60).raise_for_status()
+    requests.delete(blob, auth=BASIC, timeout=LONG_WAIT).raise_for_status()
     assert not client.copy(repository, digest, f"{repository}-copy", "v1")
     assert client.head_manifest(f"{repository}-copy", "v1") is None
 

@@ -23,14 +23,18 @@ from tests.registries.fake_registry import (
 )
 from tests.registries.images import DOCKER_MANIFEST, GONE, OCI_INDEX, OCI_MANIFEST, digest_of
 from tests.stack.free_ports import free_port
+from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 
-def hurried(fake: FakeRegistry, *, total: float = 5, **account: str) -> RegistryClient:
-    """Return a client of the fake registry that waits half a second for an answer."""
+def client_of(
+    fake: FakeRegistry, *, read: float = LONG_WAIT, total: float = LONG_WAIT, **account: str
+) -> RegistryClient:
+    """Return a client of the fake registry that waits so many seconds for an answer."""
     return RegistryClient(
         fake.url,
-        connect_timeout=0.5,
-        read_timeout=0.5,
+        connect_timeout=LONG_WAIT,
+        read_timeout=read,
         total_timeout=total,
         username=account.get("username"),
         password=account.get("password"),
@@ -56,10 +60,10 @@ def test_a_registry_nobody_runs_cannot_be_reached() -> None:
 
 
 def test_a_registry_that_does_not_answer_is_left_in_time(fake: FakeRegistry) -> None:
-    fake.behaviour = lambda request: time.sleep(90)
+    fake.behaviour = lambda request: time.sleep(2 * LONG_WAIT)
     started = time.monotonic()
-    assert "in time" in failure(hurried(fake).ping).detail
-    assert time.monotonic() - started < 60
+    assert "in time" in failure(client_of(fake, read=0.5).ping).detail
+    assert time.monotonic() - started < LONG_WAIT
 
 
 @pytest.mark.parametrize(
@@ -74,8 +78,9 @@ def test_a_registry_that_does_not_answer_is_left_in_time(fake: FakeRegistry) -> 
 def test_headers_that_trickle_are_left_in_time(fake: FakeRegistry, sent: bytes) -> None:
     fake.behaviour = trickle(sent)
     started = time.monotonic()
-    assert failure(hurried(fake).ping).reason is Reason.TIMED_OUT
-    assert time.monotonic() - started < 60
+    assert failure(client_of(fake, read=0.5).ping).reason is Reason.TIMED_OUT
+    assert time.monotonic() - started < LONG_WAIT
+    eventually(lambda: fake.requests, what="it is noted")
     assert len(fake.requests) == 1
 
 
@@ -88,8 +93,8 @@ def test_a_body_that_trickles_is_left_in_time(fake: FakeRegistry) -> None:
 
     fake.behaviour = behave
     started = time.monotonic()
-    assert failure(hurried(fake).ping).reason is Reason.TIMED_OUT
-    assert time.monotonic() - started < 60
+    assert failure(client_of(fake, read=0.5).ping).reason is Reason.TIMED_OUT
+    assert time.monotonic() - started < LONG_WAIT
 
 
 def test_repetitions_and_pages_end_in_time_together(fake: FakeRegistry) -> None:
@@ -102,13 +107,13 @@ def test_repetitions_and_pages_end_in_time_together(fake: FakeRegistry) -> None:
 
     fake.behaviour = slowly(503)
     started = time.monotonic()
-    assert failure(hurried(fake, total=0.5).ping).reason is Reason.TIMED_OUT
+    assert failure(client_of(fake, total=0.5).ping).reason is Reason.TIMED_OUT
     fake.behaviour = lambda request: slowly(
         200, Link=f'</v2/a/tags/list?last={len(fake.requests)}>; rel="next"'
     )(request)
-    error = failure(lambda: hurried(fake, total=0.5).list_tags("a"))
+    error = failure(lambda: client_of(fake, total=0.5).list_tags("a"))
     assert error.reason is Reason.TIMED_OUT
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < LONG_WAIT
 
 
 @pytest.mark.parametrize("status", [200, 307, 401, 404, 503])
@@ -117,15 +122,15 @@ def test_a_body_without_end_is_read_to_the_limit_whatever_the_status(
 ) -> None:
     fake.behaviour = endless(status, Location="/elsewhere")
     started = time.monotonic()
-    error = failure(lambda: hurried(fake).list_extensions())
+    error = failure(lambda: client_of(fake).list_extensions())
     assert (error.reason, error.upstream_status) == (Reason.TOO_LARGE, status)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < LONG_WAIT
     assert len(fake.requests) == 1
 
 
 def test_an_answer_that_is_too_large_is_not_read(fake: FakeRegistry) -> None:
     fake.behaviour = answer(200, b"x" * (5 * 1024 * 1024))
-    assert "too large" in failure(lambda: hurried(fake).get_manifest("a", "v1")).detail
+    assert "too large" in failure(lambda: client_of(fake).get_manifest("a", "v1")).detail
 
 
 def test_an_answer_that_breaks_off_is_a_failure(fake: FakeRegistry) -> None:
@@ -138,12 +143,12 @@ def test_an_answer_that_breaks_off_is_a_failure(fake: FakeRegistry) -> None:
         request.connection.shutdown(socket.SHUT_RDWR)
 
     fake.behaviour = break_off
-    failure(lambda: hurried(fake).get_manifest("a", "v1"))
+    failure(lambda: client_of(fake).get_manifest("a", "v1"))
 
 
 def test_a_server_error_names_its_status_after_a_reading_was_repeated(fake: FakeRegistry) -> None:
     fake.behaviour = answer(503, b"secret internals")
-    error = failure(hurried(fake).ping)
+    error = failure(client_of(fake).ping)
     assert error.upstream_status == 503
     assert "503" in error.detail
     assert len(fake.requests) == 3
@@ -151,19 +156,19 @@ def test_a_server_error_names_its_status_after_a_reading_was_repeated(fake: Fake
 
 def test_a_registry_that_recovers_is_not_an_error(fake: FakeRegistry) -> None:
     fake.behaviour = in_turn(answer(503), answer(200, b"{}"))
-    hurried(fake).ping()
+    client_of(fake).ping()
 
 
 def test_writing_is_not_repeated(fake: FakeRegistry) -> None:
     fake.behaviour = answer(503)
-    failure(lambda: hurried(fake).delete_manifest("a", GONE))
+    failure(lambda: client_of(fake).delete_manifest("a", GONE))
     assert len(fake.requests) == 1
 
 
 def test_the_account_is_sent_and_a_redirect_does_not_carry_it_away(fake: FakeRegistry) -> None:
     elsewhere = FakeRegistry()
     fake.behaviour = answer(307, Location=f"{elsewhere.url}/v2/")
-    client = hurried(fake, username="joe", password="hunter2")
+    client = client_of(fake, username="joe", password="hunter2")
     error = failure(client.ping)
     assert error.upstream_status == 307
     assert "redirect" in error.detail
@@ -175,19 +180,19 @@ def test_the_account_is_sent_and_a_redirect_does_not_carry_it_away(fake: FakeReg
 
 def test_a_refused_account_is_a_failure_with_the_registrys_status(fake: FakeRegistry) -> None:
     fake.behaviour = answer(401, WWW_Authenticate='Basic realm="x"')
-    assert failure(hurried(fake).ping).upstream_status == 401
+    assert failure(client_of(fake).ping).upstream_status == 401
 
 
 def test_an_account_beyond_latin_1_is_sent_as_utf_8(fake: FakeRegistry) -> None:
     fake.behaviour = answer(200, b"{}")
-    hurried(fake, username="łucja", password="h€llo").ping()
+    client_of(fake, username="łucja", password="h€llo").ping()
     expected = "Basic " + base64.b64encode("łucja:h€llo".encode()).decode()
     assert fake.requests[0][2]["authorization"] == expected
 
 
 def test_all_manifest_formats_are_accepted(fake: FakeRegistry) -> None:
     fake.behaviour = answer(404)
-    assert hurried(fake).head_manifest("a", "v1") is None
+    assert client_of(fake).head_manifest("a", "v1") is None
     asked = set(fake.requests[0][2]["accept"].split(", "))
     assert asked == {
         DOCKER_MANIFEST,
@@ -203,7 +208,7 @@ def test_a_manifest_that_is_not_what_its_digest_says_is_refused(
     fake: FakeRegistry, stated: str
 ) -> None:
     fake.behaviour = answer(200, b"{}", Docker_Content_Digest=stated)
-    client = hurried(fake)
+    client = client_of(fake)
     failure(lambda: client.get_manifest("a", digest_of(b"other")))
     if stated:
         failure(lambda: client.get_manifest("a", "v1"))
@@ -224,7 +229,7 @@ def test_a_manifest_that_is_not_what_its_digest_says_is_refused(
 )
 def test_a_manifest_that_makes_no_sense_is_not_copied(fake: FakeRegistry, content: bytes) -> None:
     fake.behaviour = answer(200, content, Content_Type=OCI_MANIFEST)
-    failure(lambda: hurried(fake).copy("a", digest_of(content), "b", "v1"))
+    failure(lambda: client_of(fake).copy("a", digest_of(content), "b", "v1"))
     assert {method for method, _, _ in fake.requests} == {"GET"}
 
 
@@ -244,7 +249,7 @@ def test_a_registry_that_shares_no_blobs_gets_no_manifest_and_keeps_no_upload(
             answer(204)(request)
 
     fake.behaviour = behave
-    assert not hurried(fake).copy("a", digest_of(content), "b", "v1")
+    assert not client_of(fake).copy("a", digest_of(content), "b", "v1")
     assert [(method, path) for method, path, _ in fake.requests[2:]] == [
         ("POST", f"/v2/b/blobs/uploads/?mount={GONE}&from=a"),
         ("DELETE", "/v2/b/blobs/uploads/42?_state=x"),
@@ -264,7 +269,7 @@ def test_an_upload_that_is_said_to_be_elsewhere_is_not_touched(fake: FakeRegistr
             answer(202, Location=f"{elsewhere.url}/v2/b/blobs/uploads/42")(request)
 
     fake.behaviour = behave
-    assert not hurried(fake).copy("a", digest_of(content), "b", "v1")
+    assert not client_of(fake).copy("a", digest_of(content), "b", "v1")
     assert elsewhere.requests == []
     elsewhere.close()
 
@@ -279,12 +284,12 @@ def test_a_registry_that_stores_something_else_is_caught(fake: FakeRegistry) -> 
             answer(201, Docker_Content_Digest=GONE)(request)
 
     fake.behaviour = behave
-    failure(lambda: hurried(fake).copy("a", digest_of(content), "a", "v1"))
+    failure(lambda: client_of(fake).copy("a", digest_of(content), "a", "v1"))
 
 
 def test_cookies_are_not_kept(fake: FakeRegistry) -> None:
     fake.behaviour = answer(200, b"{}", Set_Cookie="a=b")
-    client = hurried(fake)
+    client = client_of(fake)
     client.ping()
     client.ping()
     assert "cookie" not in fake.requests[1][2]

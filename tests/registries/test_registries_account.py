@@ -16,6 +16,7 @@ from tests.conftest import Api
 from tests.registries.certificates import certificate
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 PATH = "/v1/registries/default"
 USERNAME, PASSWORD = "robot", "c0rrect-horse"
@@ -50,7 +51,7 @@ class GuardedRegistry:
         self._process = subprocess.Popen(
             [server, "serve", self._config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        eventually(self._answers, what="the registry answers", timeout=90)
+        eventually(self._answers, what="the registry answers", timeout=LONG_WAIT)
 
     def stop(self) -> None:
         """Kill it."""
@@ -61,7 +62,9 @@ class GuardedRegistry:
 
     def _answers(self) -> bool:
         try:
-            answer = requests.get(f"{self.url}/v2/", timeout=2, verify=str(self.certificate))
+            answer = requests.get(
+                f"{self.url}/v2/", timeout=LONG_WAIT, verify=str(self.certificate)
+            )
         except requests.ConnectionError:
             return False
         return answer.status_code == 401

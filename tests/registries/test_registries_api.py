@@ -22,6 +22,7 @@ from tests.registries.images import (
     push_image,
     put_manifest,
 )
+from tests.support.waiting import LONG_WAIT
 
 PATH = "/v1/registries/default"
 ROUTES = ["", "/ping", "/extensions", "/tags?repository=a", "/manifest?repository=a&reference=b"]
@@ -40,7 +41,7 @@ def stored(repository: str, reference: str) -> requests.Response:
     """Return a manifest as the registry has it."""
     accept = {"Accept": ", ".join(MANIFEST_TYPES)}
     url = f"{BASE_URL}/v2/{repository}/manifests/{reference}"
-    return requests.get(url, headers=accept, auth=BASIC, timeout=60)
+    return requests.get(url, headers=accept, auth=BASIC, timeout=LONG_WAIT)
 
 
 def test_what_is_configured_is_shown_without_asking_the_registry(
@@ -111,7 +112,9 @@ def test_a_repository_that_is_not_there_or_has_lost_its_tags_has_none(
     assert api.get(tags_path(repository)).body == expected
     client.delete_manifest(repository, push_image(repository, "v1"))
     assert (
-        requests.get(f"{BASE_URL}/v2/{repository}/tags/list", auth=BASIC, timeout=60).status_code
+        requests.get(
+            f"{BASE_URL}/v2/{repository}/tags/list", auth=BASIC, timeout=LONG_WAIT
+        ).status_code
         == 200
     )
     assert api.get(tags_path(repository)).body == expected

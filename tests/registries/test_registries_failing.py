@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from tests.conftest import Answer, Api
 from tests.registries.fake_registry import FakeRegistry, answer, endless, in_turn, trickle
 from tests.registries.images import GONE, OCI_MANIFEST, digest_of
+from tests.support.waiting import LONG_WAIT
 
 PATH = "/v1/registries/default"
 TAGS, MANIFEST = f"{PATH}/tags?repository=a", f"{PATH}/manifest?repository=a&reference=v1"
@@ -25,11 +26,11 @@ PASSWORD = "correct-horse-battery"
 
 @pytest.fixture(autouse=True)
 def _hurried(settings: Settings, fake: FakeRegistry) -> None:
-    """Configure the fake registry, with an account and a short timeout."""
+    """Configure the fake registry, with an account, and time for its answers."""
     settings.REGISTRY_BASE_URL = fake.url
     settings.REGISTRY_USERNAME, settings.REGISTRY_PASSWORD = "jo-the-robot", PASSWORD
-    settings.REGISTRY_CONNECT_TIMEOUT_MS = settings.REGISTRY_READ_TIMEOUT_MS = 500
-    settings.REGISTRY_TOTAL_TIMEOUT_MS = 1500
+    settings.REGISTRY_CONNECT_TIMEOUT_MS = settings.REGISTRY_READ_TIMEOUT_MS = 300_000
+    settings.REGISTRY_TOTAL_TIMEOUT_MS = 300_000
 
 
 @pytest.fixture
@@ -85,14 +86,15 @@ def test_an_address_of_no_registry_is_unreachable(api: Api, settings: Settings, 
 
 @pytest.mark.parametrize("path", ASKING)
 def test_a_registry_that_hangs_or_trickles_is_left_in_time(
-    api: Api, fake: FakeRegistry, path: str
+    api: Api, fake: FakeRegistry, settings: Settings, path: str
 ) -> None:
+    settings.REGISTRY_READ_TIMEOUT_MS, settings.REGISTRY_TOTAL_TIMEOUT_MS = 500, 1500
     started = time.monotonic()
     fake.behaviour = trickle(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 150)
     failed(api, path, "timed-out")
-    fake.behaviour = lambda request: time.sleep(90)
+    fake.behaviour = lambda request: time.sleep(2 * LONG_WAIT)
     failed(api, path, "timed-out")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < LONG_WAIT
 
 
 @pytest.mark.parametrize("path", ASKING)
@@ -214,7 +216,7 @@ def test_pages_that_lead_back_or_on_for_ever_are_malformed(api: Api, fake: FakeR
 
 
 def test_pages_that_never_end_are_left(api: Api, fake: FakeRegistry, settings: Settings) -> None:
-    settings.REGISTRY_TOTAL_TIMEOUT_MS = 30_000
+    settings.REGISTRY_TOTAL_TIMEOUT_MS = 300_000
 
     def behave(request: BaseHTTPRequestHandler) -> None:
         listed("a", **link(f"?last={len(fake.requests)}"))(request)

@@ -16,6 +16,7 @@ from docker.models.containers import Container
 from runs.agent_archive import agent_archive
 from tests.runs.agent.booted import PYTHON, eventually
 from tests.runs.agent.test_in_container import Machine, engine, executed, machine, settled
+from tests.support.waiting import LONG_WAIT
 from workspaces.runtimes.docker import agent_socket
 from workspaces.runtimes.docker.agent_socket import SocketChannel
 
@@ -87,7 +88,7 @@ def test_an_idle_workspace_that_is_recorded_takes_eight_mib_at_most(machine: Mac
     container.reload()
     _, told = executed(container, ["ls", "/var/lib/svc/runs"])
     with called(container, "tail", told.decode().strip(), "--from", "1") as tail:
-        assert tail.read(30.0)
+        assert tail.read(LONG_WAIT)
 
         eventually(lambda: len(processes_of(container)) == 2)
         pids = processes_of(container)

@@ -28,6 +28,7 @@ from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, record
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.reasons import find_ready
 from workspaces.models import Attempt, BuildJob, RuntimeInstance
 
@@ -41,7 +42,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     topology = RUN_REQUESTED.topology()
     yield
     stop_listening()
-    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=60)
+    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def answer_to(path: str, body: Any, write: Any) -> Answer:
     with asked(path, body) as future:
         eventually(one_shot, what="its run is there")
         write(one_shot()[0])
-        answer: Answer = future.result(60)
+        answer: Answer = future.result(LONG_WAIT)
     return answer
 
 
@@ -199,7 +200,7 @@ def test_an_exec_can_be_followed_from_its_beginning(path: str) -> None:
         eventually(one_shot, what="its run is there")
         run = one_shot()[0]
         record(run, [b"seen"])
-        answer = future.result(60)
+        answer = future.result(LONG_WAIT)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["location"] == f"/v1/runs/{run.pk}"
     assert b"recordStarted" in answer.content
@@ -213,7 +214,7 @@ def test_a_key_executes_once_and_its_repetition_has_the_same_answer(path: str) -
     with asked(path, body, **options) as first, asked(path, body, **options) as second:
         eventually(one_shot, what="its run is there")
         record(one_shot()[0])
-        answers = [first.result(60), second.result(60)]
+        answers = [first.result(LONG_WAIT), second.result(LONG_WAIT)]
     late = Api().post(path, body, **options, expect=200)
 
     assert len(one_shot()) == 1

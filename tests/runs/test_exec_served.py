@@ -29,6 +29,7 @@ from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import record
 from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,7 +42,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = RUN_REQUESTED.topology()
     yield
-    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=60)
+    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def waiting() -> list[Run]:
 
 def execute(api: ApiProcess, path: str, number: int) -> Any:
     """Ask for an exec and return the answer's body."""
-    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=LONG_WAIT)
     try:
         body = json.dumps({"command": ["echo", str(number)]})
         connection.request("POST", path, body, {"content-type": "application/json"})
@@ -75,7 +76,7 @@ def ask(pool: ThreadPoolExecutor, api: ApiProcess) -> list[Future[Any]]:
     """Ask for fifty execs at once, and wait until their runs are there."""
     path = f"/v1/workspaces/{ready_attempt().workspace_id}/exec"
     futures = [pool.submit(execute, api, path, number) for number in range(NUMBER)]
-    eventually(lambda: len(waiting()) == NUMBER, what="all runs are there", timeout=120)
+    eventually(lambda: len(waiting()) == NUMBER, what="all runs are there", timeout=LONG_WAIT)
     return futures
 
 
@@ -89,7 +90,7 @@ def test_fifty_that_are_waited_for_keep_nobody_else_waiting(api: ApiProcess) -> 
             number = int(run.command["args"][0])
             told[number] = str(run.pk)
             record(run, [b"%d" % number], code=number)
-        answers = [future.result(120) for future in futures]
+        answers = [future.result(LONG_WAIT) for future in futures]
     assert [answer["stdout"] for answer in answers] == [str(each) for each in range(NUMBER)]
     assert [answer["runId"] for answer in answers] == [told[each] for each in range(NUMBER)]
     assert [answer["exitCode"] for answer in answers] == list(range(NUMBER))
@@ -100,7 +101,7 @@ def test_those_that_are_waited_for_when_it_ends_are_told_that_they_go_on(api: Ap
         futures = ask(pool, api)
         assert api.get("/healthz")[0] == 200
         api.stop()
-        answers = [future.result(120) for future in futures]
+        answers = [future.result(LONG_WAIT) for future in futures]
     assert {answer["status"] for answer in answers} == {"queued"}
     assert {answer["runId"] for answer in answers} == {str(run.pk) for run in waiting()}
 
@@ -109,7 +110,7 @@ def asked(api: ApiProcess, path: str) -> socket.socket:
     """Ask for an exec with a client that takes little at a time; return it behind the head."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-    client.settimeout(120)
+    client.settimeout(LONG_WAIT)
     client.connect(("127.0.0.1", api.port))
     body = json.dumps({"command": ["true"]}).encode()
     client.sendall(

@@ -20,6 +20,7 @@ import pytest
 
 from runs.commands import harness_command
 from tests.runs.model_api import ModelApi, model_api, names_of_tools
+from tests.support.waiting import LONG_WAIT
 from workspaces.harnesses import HARNESSES, REFUSED
 from workspaces.models import Attempt
 
@@ -136,7 +137,7 @@ def test_a_prompt_that_codex_cannot_restrict_is_refused_without_asking_its_model
     (native,) = programs.parent.glob("@openai/codex-linux-*/vendor/*/bin/codex")
     attempt = Attempt(spec={"harness": {"id": "codex", "rights": "read-only"}})
     folder = native.parents[1]
-    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=120)
+    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=round(LONG_WAIT))
     try:
         # As in a workspace: no user namespaces.
         container = client.containers.create(
@@ -150,7 +151,7 @@ def test_a_prompt_that_codex_cannot_restrict_is_refused_without_asking_its_model
         )
         try:
             container.start()
-            code = container.wait(timeout=120)["StatusCode"]
+            code = container.wait(timeout=LONG_WAIT)["StatusCode"]
             said = container.logs().decode()
         finally:
             container.remove(force=True, v=True)

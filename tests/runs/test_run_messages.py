@@ -12,6 +12,7 @@ from controlplane.work import amqp
 from controlplane.work.amqp import MalformedMessage
 from runs.run_messages import RUN_REQUESTED, Announcer
 from tests.stack.worker_process import declare, eventually, messages_in
+from tests.support.waiting import LONG_WAIT
 
 RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
 
@@ -63,7 +64,7 @@ def test_a_process_without_room_for_a_thread_stores_its_runs_and_tells_of_them_l
         told = [RUN_REQUESTED.from_bytes(body) for _, body in messages_in(topology.queue)]
         assert told == [first, second]
     finally:
-        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=60)
+        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
 def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance_id: str) -> None:
@@ -83,4 +84,4 @@ def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance
         late.announce(first)
         eventually(lambda: len(messages_in(topology.queue)) == 3, what="another message")
     finally:
-        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=60)
+        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)

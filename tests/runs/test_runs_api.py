@@ -20,6 +20,7 @@ from tests.factories import make_job
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, make_run, record
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
 from workspaces.harnesses import CLAUDE_CODE, CODEX, OPENCODE
 from workspaces.models import Attempt
@@ -37,7 +38,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = RUN_REQUESTED.topology()
     yield
-    amqp.purge_and_delete(url, topology, timeout=60)
+    amqp.purge_and_delete(url, topology, timeout=LONG_WAIT)
 
 
 @pytest.fixture

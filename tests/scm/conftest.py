@@ -28,6 +28,7 @@ from scm import app_connection as connection
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from tests.scm.fake_provider import FakeProvider, configure, running_provider
 from tests.stack.free_ports import free_port
+from tests.support.waiting import LONG_WAIT
 
 GIT_ENV = {
     "PATH": os.environ["PATH"],
@@ -158,7 +159,7 @@ class GitHttpHandler(BaseHTTPRequestHandler):
         elif kind == "page":
             self._answer(200, b"<html>\n<body>\nHi\n</body>\n", Content_Type="text/html")
         elif kind == "hang":
-            time.sleep(30)
+            time.sleep(2 * LONG_WAIT)
         else:
             self._answer(404)
 
@@ -286,7 +287,7 @@ def git_daemon(served: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG_WAIT
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -7,6 +7,7 @@ import ipaddress
 import pytest
 
 from scm.git_addresses import is_public, look_up, parse_literal
+from tests.support.waiting import LONG_WAIT
 
 
 @pytest.mark.parametrize(
@@ -51,5 +52,5 @@ def test_names_and_plain_addresses_are_told_apart() -> None:
 
 
 def test_a_host_is_looked_up_with_all_its_addresses() -> None:
-    assert ipaddress.ip_address("127.0.0.1") in look_up("localhost", timeout=10)
+    assert ipaddress.ip_address("127.0.0.1") in look_up("localhost", timeout=LONG_WAIT)
     assert look_up("no-such-host.invalid", timeout=20) == []

@@ -15,6 +15,7 @@ import pytest
 from scm.git import ResolvedSource, SourceError, SourcePolicy, checkout, resolve
 from tests.scm.conftest import GIT_ENV, NEVER, HttpServer, Origin, failure, fetch_failure, git
 from tests.stack.free_ports import free_port
+from tests.support.waiting import LONG_WAIT
 
 
 def test_a_closed_port_is_unreachable(policy: SourcePolicy) -> None:
@@ -85,7 +86,7 @@ def test_a_server_that_hangs_meets_the_time_limit(
         assert failure(url, None, hurried).code == "source-timed-out"
         source = ResolvedSource(url, "refs/heads/main", "1" * 40)
         assert fetch_failure(source, tmp_path / "into", hurried).code == "source-timed-out"
-        assert time.monotonic() - started < 90
+        assert time.monotonic() - started < LONG_WAIT
 
 
 def test_a_checkout_can_be_cancelled(
@@ -101,7 +102,7 @@ def test_a_checkout_can_be_cancelled(
     timer.join()
     assert caught.value.code == "source-cancelled"
     assert not (tmp_path / "into").exists()
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
 
 
 def test_a_repository_that_is_too_large_is_refused(
@@ -152,7 +153,7 @@ def test_a_small_repository_that_unpacks_without_end_is_stopped(
     started = time.monotonic()
     error = fetch_failure(source, tmp_path / "into", replace(policy, max_bytes=2_000_000))
     assert error.code == "source-too-large"
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
 
 
 def test_a_place_that_cannot_be_written_fails_the_checkout(

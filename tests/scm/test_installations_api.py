@@ -28,6 +28,7 @@ from tests.scm.installed import (
     repository_of,
     sync,
 )
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db
 
@@ -257,7 +258,7 @@ def test_a_provider_that_hangs_is_left(
     api: Api, provider: FakeProvider, settings: Settings
 ) -> None:
     settings.SCM_API_READ_TIMEOUT_MS = 300
-    provider.override = lambda asked: lambda request: time.sleep(2)
+    provider.override = lambda asked: lambda request: time.sleep(2 * LONG_WAIT)
     assert import_(api, expect=502).body["upstream"] == {
         "name": "scm-provider",
         "reason": "timed-out",

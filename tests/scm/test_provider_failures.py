@@ -30,6 +30,7 @@ from tests.scm.provider_calls import (
     read_installation,
 )
 from tests.stack.free_ports import free_port
+from tests.support.waiting import LONG_WAIT
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_provider_nobody_runs_cannot_be_reached(fake: FakeProvider) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_provider_that_does_not_answer_is_left(fake: FakeProvider, call: Call) -> None:
-    fake.override = lambda asked: lambda request: time.sleep(3)
+    fake.override = lambda asked: lambda request: time.sleep(2 * LONG_WAIT)
     assert failure(call(fake, read=0.5)).reason is Reason.TIMED_OUT
 
 

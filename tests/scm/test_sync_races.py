@@ -16,6 +16,7 @@ from scm.services import database_now, sync_installation
 from tests.conftest import OWNER, Api
 from tests.scm.fake_provider import Asked, FakeProvider, FakeRepository
 from tests.scm.installed import PATH, import_, imported, listed, names, repositories, say, sync
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,7 +32,7 @@ def test_a_slow_sync_does_not_bring_back_what_a_quicker_one_saw_go(
     def hold_the_first(asked: Asked) -> None:
         if "/installation/repositories" in asked.path and next(slow) == 0:
             held.set()
-            assert go_on.wait(60)
+            assert go_on.wait(LONG_WAIT)
 
     provider.after = hold_the_first
 
@@ -43,13 +44,13 @@ def test_a_slow_sync_does_not_bring_back_what_a_quicker_one_saw_go(
 
     with ThreadPoolExecutor(1) as pool:
         slow_sync = pool.submit(run)
-        assert held.wait(60)  # its answer has both repositories, and is on its way
+        assert held.wait(LONG_WAIT)  # its answer has both repositories, and is on its way
         installed.repositories.pop()
         try:
             assert sync(api, installation).body["syncedRepositoryCount"] == 1
         finally:
             go_on.set()
-        slow_sync.result(60)
+        slow_sync.result(LONG_WAIT)
     assert names(repositories(api, installation)) == ["app"]
 
 
@@ -64,7 +65,7 @@ def test_a_slow_provider_takes_no_more_than_some_of_the_apis_threads(
     def hold(asked: Asked) -> None:
         if asked.path.endswith("/app/installations/7"):
             asked_for.release()
-            assert go_on.wait(60)
+            assert go_on.wait(LONG_WAIT)
 
     provider.after = hold
 
@@ -78,14 +79,14 @@ def test_a_slow_provider_takes_no_more_than_some_of_the_apis_threads(
         slow = [pool.submit(run, number) for number in range(ASKED_AT_ONCE)]
         try:
             for _ in slow:
-                assert asked_for.acquire(timeout=60)
+                assert asked_for.acquire(timeout=LONG_WAIT)
             before = len(provider.requests)
             refused = sync(api, installation, expect=503)
             assert import_(api, expect=503).body["code"] == "scm-busy"
             assert len(provider.requests) == before
         finally:
             go_on.set()
-        assert [each.result(60) for each in slow] == [200] * ASKED_AT_ONCE
+        assert [each.result(LONG_WAIT) for each in slow] == [200] * ASKED_AT_ONCE
     assert (refused.body["code"], refused.headers["Retry-After"]) == ("scm-busy", "5")
     sync(api, installation)
 

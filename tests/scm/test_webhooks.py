@@ -23,6 +23,7 @@ from tests.scm.conftest import NEVER
 from tests.scm.deliveries import PATH, SECRET, deliver, examples, headers, signature
 from tests.scm.fake_provider import FakeProvider
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db
 
@@ -371,7 +372,7 @@ class TestAtTheSameTime:
                 with try_advisory_lock(f"scm-delivery-{left.pk}") as mine:
                     assert mine
                     held.set()
-                    done.wait(60)
+                    done.wait(LONG_WAIT)
             finally:
                 held.set()
                 connection.close()
@@ -379,7 +380,7 @@ class TestAtTheSameTime:
         other = threading.Thread(target=act)
         other.start()
         try:
-            assert held.wait(60)
+            assert held.wait(LONG_WAIT)
             assert webhooks.apply_delivery(left.pk).status == "received"
             webhooks.keep_deliveries(NEVER)
             assert provider.paths() == []
@@ -396,7 +397,7 @@ class TestAtTheSameTime:
 
         def wait(_: object) -> None:
             first_is_asked.set()
-            assert others_are_stored.wait(60)
+            assert others_are_stored.wait(LONG_WAIT)
 
         def send(number: int) -> str:
             try:
@@ -409,7 +410,7 @@ class TestAtTheSameTime:
         provider.after = wait
         with ThreadPoolExecutor(6) as pool:
             first = pool.submit(send, 0)
-            assert first_is_asked.wait(60)
+            assert first_is_asked.wait(LONG_WAIT)
             others = [pool.submit(send, number) for number in range(1, 6)]
             eventually(lambda: WebhookDelivery.objects.count() == 6, what="all are stored")
             others_are_stored.set()
@@ -451,4 +452,4 @@ class TestAtTheSameTime:
 
 
 def assert_set(event: threading.Event) -> None:
-    assert event.wait(120)
+    assert event.wait(LONG_WAIT)

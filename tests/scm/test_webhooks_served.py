@@ -22,6 +22,7 @@ from tests.scm.deliveries import PATH, SECRET, headers
 from tests.scm.fake_provider import APP_ID, Asked, FakeProvider
 from tests.scm.test_webhooks import CREATED
 from tests.stack.gateway_process import ApiProcess
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,7 +51,7 @@ def send(api: ApiProcess, delivery_id: str, **members: object) -> requests.Respo
     """Deliver that the installation was created."""
     body = json.dumps({**CREATED, **members}).encode()
     signed = {**headers(body, "installation", delivery_id), "content-type": "application/json"}
-    return requests.post(f"{api.url}{PATH}", data=body, headers=signed, timeout=120)
+    return requests.post(f"{api.url}{PATH}", data=body, headers=signed, timeout=LONG_WAIT)
 
 
 def kill_while_the_provider_is_asked(
@@ -61,7 +62,7 @@ def kill_while_the_provider_is_asked(
 
     def wait(_: Asked) -> None:
         is_asked.set()
-        assert is_dead.wait(120)
+        assert is_dead.wait(LONG_WAIT)
 
     def ask() -> None:
         with pytest.raises(requests.RequestException):
@@ -70,11 +71,11 @@ def kill_while_the_provider_is_asked(
     provider.after = wait
     client = threading.Thread(target=ask)
     client.start()
-    assert is_asked.wait(120)
+    assert is_asked.wait(LONG_WAIT)
     os.killpg(api.process.pid, signal.SIGKILL)
     api.process.wait()
     is_dead.set()
-    client.join(120)
+    client.join(LONG_WAIT)
     provider.after = lambda asked: None
 
 

@@ -68,7 +68,7 @@ def serve(listener, port, tls):
         context.load_cert_chain(certificate, key)
     def one(client):
         try:
-            client.settimeout(5)
+            client.settimeout(60)
             if context:
                 client = context.wrap_socket(client, server_side=True)
             said = b""

@@ -44,7 +44,7 @@ def reach(place):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as s:
-            s.settimeout(3)
+            s.settimeout(8)
             s.connect((host, port))
             if kind == "udp":
                 s.send(b"hello")

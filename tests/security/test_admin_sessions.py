@@ -20,6 +20,7 @@ from tests.conftest import Api
 from tests.controlplane.test_settings import value_of
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGIN = "/admin/login/"
@@ -67,7 +68,7 @@ def test_with_a_port_of_its_own_the_other_ports_have_no_admin(
 
 def status(port: int, path: str) -> int:
     """What the service says at one of its ports."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -99,4 +100,4 @@ def test_the_real_server_keeps_the_admin_to_its_port() -> None:
             assert (status(port, path), status(admin, path)) == (200, 200)
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(LONG_WAIT)

@@ -280,7 +280,7 @@ def test_a_workspace_reaches_what_its_policy_names_and_nothing_in_any_other_way(
     (network,) = place.launcher.networks()
     gateway = network.attrs["IPAM"]["Config"][0]["Gateway"]
 
-    allowed = tried(container, ALLOWED, wait=15)
+    allowed = tried(container, ALLOWED, wait=60)
     failed = {name: allowed.get(name) for name in set(ALLOWED) - successful(allowed)}
     assert not failed, failed
     refused = tried(
@@ -328,7 +328,7 @@ def test_nothing_passes_while_the_proxy_is_killed_and_all_that_is_allowed_once_i
     runtime, _ = place.launch(POLICY)
     container = place.launcher.container(runtime)
     place.guard.require_egress()
-    assert successful(tried(container, ALLOWED, wait=15)) == set(ALLOWED)
+    assert successful(tried(container, ALLOWED, wait=60)) == set(ALLOWED)
     known = {name: ["raw", _AT["allowed.test"], *words[2:]] for name, words in ALLOWED.items()}
     by_address = {name: words for name, words in known.items() if ALLOWED[name][0] == "raw"}
     assert by_address
@@ -349,7 +349,7 @@ def test_nothing_passes_while_the_proxy_is_killed_and_all_that_is_allowed_once_i
     place.guard.require_egress()
     # What was looked up before is known again once it is said.
     tls = {"TLS by what was looked up": ["tls", _AT["allowed.test"], 443, "allowed.test"]}
-    assert successful(tried(container, tls | ALLOWED, wait=15)) == set(tls | ALLOWED)
+    assert successful(tried(container, tls | ALLOWED, wait=60)) == set(tls | ALLOWED)
 
 
 def test_each_workspace_is_held_to_its_own_policy_and_one_without_reaches_the_world(
@@ -367,10 +367,12 @@ def test_each_workspace_is_held_to_its_own_policy_and_one_without_reaches_the_wo
         ({"other"}, {"default": "allow", "rules": [{"hosts": ["allowed.test"]}]}),
     ):
         runtime, _ = place.launch(policy)
-        assert successful(tried(place.launcher.container(runtime), places)) == wanted, policy
+        assert successful(tried(place.launcher.container(runtime), places, wait=15)) == wanted, (
+            policy
+        )
     free = place.launcher.launch(place.launcher.request(outbound=True))
     address = {"an address": ["raw", OTHER, 80, get("/", OTHER)]}
-    assert successful(tried(place.launcher.container(free), address)) == set(address)
+    assert successful(tried(place.launcher.container(free), address, wait=60)) == set(address)
 
 
 def test_a_network_that_nobody_knows_reaches_nothing(place: Place) -> None:

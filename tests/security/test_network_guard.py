@@ -24,6 +24,7 @@ from tests.security.surroundings import (
     outside_world,
     reached,
 )
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, Launcher
 from tests.workspaces.conftest import docker_client as docker_client
 from tests.workspaces.conftest import launcher as launcher
@@ -202,12 +203,12 @@ def test_an_open_connection_to_the_machine_ends_with_the_first_rule(
     hold = (
         "import socket, sys, time\n"
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-        f"s.connect(('{gateway}', {PORT})); s.settimeout(2)\n"
+        f"s.connect(('{gateway}', {PORT})); s.settimeout(300)\n"
         "s.send(b'a'); print(s.recv(9).decode(), flush=True)\n"
         "open('/tmp/began', 'w').close()\n"
         "import os\n"
         "while not os.path.exists('/tmp/go-on'): time.sleep(0.05)\n"
-        "s.send(b'b')\n"
+        "s.settimeout(2); s.send(b'b')\n"
         "try: print(s.recv(9).decode())\n"
         "except OSError as error: print('failed')\n"
     )
@@ -311,9 +312,9 @@ def listening() -> Iterator[int]:
         yield int(server.getsockname()[1])
 
 
-def connects(address: str, port: int) -> bool:
+def connects(address: str, port: int, *, wait: float = LONG_WAIT) -> bool:
     try:
-        socket.create_connection((address, port), timeout=1).close()
+        socket.create_connection((address, port), timeout=wait).close()
     except TimeoutError:
         return False
     return True
@@ -328,7 +329,7 @@ def test_nobody_but_networks_with_a_policy_reaches_the_egress_proxy(
     try:
         guard.ensure()
         guard.require_egress()
-        assert not any(connects(address, listening) for address in places)
+        assert not any(connects(address, listening, wait=1) for address in places)
     finally:
         guard.remove()
     assert all(connects(address, listening) for address in places)

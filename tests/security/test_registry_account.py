@@ -14,6 +14,7 @@ from deploy.services.registry import PrivateRegistry, open_to_all
 from registries.client import RegistryClient
 from registries.errors import RegistryError
 from tests.registries.images import digest_of
+from tests.support.waiting import LONG_WAIT
 
 PASSWORD = "of-the-private-registry"
 OURS = ("svc", PASSWORD)
@@ -57,13 +58,13 @@ class EarlierRegistry(PrivateRegistry):
 def push(registry: PrivateRegistry, account: tuple[str, str] | None) -> list[int]:
     """Push an image without layers; the statuses of each call."""
     base = f"{registry.url}/v2/team/website"
-    begun = requests.post(f"{base}/blobs/uploads/", auth=account, timeout=10)
+    begun = requests.post(f"{base}/blobs/uploads/", auth=account, timeout=LONG_WAIT)
     where = begun.headers.get("Location", f"{base}/blobs/uploads/{'0' * 8}")
     blob = {"digest": digest_of(CONFIG)}
-    put = requests.put(where, CONFIG, params=blob, auth=account, timeout=10)
+    put = requests.put(where, CONFIG, params=blob, auth=account, timeout=LONG_WAIT)
     kind = {"Content-Type": KIND}
     tag = f"{base}/manifests/latest"
-    named = requests.put(tag, json=MANIFEST, headers=kind, auth=account, timeout=10)
+    named = requests.put(tag, json=MANIFEST, headers=kind, auth=account, timeout=LONG_WAIT)
     return [begun.status_code, put.status_code, named.status_code]
 
 
@@ -76,17 +77,17 @@ def test_who_lacks_the_account_neither_reads_nor_pushes_nor_deletes(
     base = f"{registry.url}/v2"
     kind = {"Accept": KIND}
     latest = f"{base}/team/website/manifests/latest"
-    kept = requests.get(latest, headers=kind, auth=OURS, timeout=10).content
+    kept = requests.get(latest, headers=kind, auth=OURS, timeout=LONG_WAIT).content
     digest = digest_of(kept)
 
     assert push(registry, stranger) == [401] * 3
     for path in ("", "_catalog", "team/website/tags/list", "team/website/manifests/latest"):
-        answer = requests.get(f"{base}/{path}", headers=kind, auth=stranger, timeout=10)
+        answer = requests.get(f"{base}/{path}", headers=kind, auth=stranger, timeout=LONG_WAIT)
         assert answer.status_code == 401
     manifest = f"{base}/team/website/manifests/{digest}"
-    assert requests.delete(manifest, auth=stranger, timeout=10).status_code == 401
-    assert requests.get(latest, headers=kind, auth=OURS, timeout=10).content == kept
-    assert requests.delete(manifest, auth=OURS, timeout=10).status_code == 202
+    assert requests.delete(manifest, auth=stranger, timeout=LONG_WAIT).status_code == 401
+    assert requests.get(latest, headers=kind, auth=OURS, timeout=LONG_WAIT).content == kept
+    assert requests.delete(manifest, auth=OURS, timeout=LONG_WAIT).status_code == 202
 
 
 def test_our_client_uses_the_account_that_the_registry_tells(registry: PrivateRegistry) -> None:
@@ -117,7 +118,7 @@ def test_one_that_an_earlier_version_started_asks_for_the_account_and_keeps_its_
     assert not open_to_all("127.0.0.1", registry.port)
     kind = {"Accept": KIND}
     latest = f"{registry.url}/v2/team/website/manifests/latest"
-    assert requests.get(latest, headers=kind, auth=OURS, timeout=10).json() == MANIFEST
+    assert requests.get(latest, headers=kind, auth=OURS, timeout=LONG_WAIT).json() == MANIFEST
     assert registry.start() is False
 
 
@@ -127,8 +128,8 @@ def test_a_new_password_counts_from_the_next_start(registry: PrivateRegistry) ->
     changed = PrivateRegistry(registry.root, None, "another")
     changed.start()
     catalogue = f"{registry.url}/v2/_catalog"
-    assert requests.get(catalogue, auth=OURS, timeout=10).status_code == 401
-    assert requests.get(catalogue, auth=("svc", "another"), timeout=10).status_code == 200
+    assert requests.get(catalogue, auth=OURS, timeout=LONG_WAIT).status_code == 401
+    assert requests.get(catalogue, auth=("svc", "another"), timeout=LONG_WAIT).status_code == 200
 
 
 def test_nobody_else_on_the_machine_reads_the_file_of_accounts(registry: PrivateRegistry) -> None:

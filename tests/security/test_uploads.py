@@ -16,6 +16,7 @@ import pytest
 
 from tests.security.test_slow_clients import serving
 from tests.stack.disks import small_disk
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def pieces() -> Iterator[bytes]:
 
 
 def asked(port: int, method: str = "GET", body: Any = None, **headers: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     try:
         connection.request(method, PATH, body, headers)
         answer = connection.getresponse()
@@ -58,7 +59,7 @@ def test_a_client_that_leaves_reaches_nobody_and_its_bytes_are_forgotten(tmp_pat
         with socket.create_connection(("127.0.0.1", port)) as client:
             head = f"PUT {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {100 << 20}\r\n\r\n"
             client.sendall(head.encode() + PIECE * 5)
-            until = time.monotonic() + 60
+            until = time.monotonic() + LONG_WAIT
             while asked(port)["uploads"] == 0:
                 assert time.monotonic() < until, "the body is not kept on the disk"
                 time.sleep(0.05)

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from workspaces.models import Engine
 
 GIB = 1024**3
-STALE = timedelta(seconds=20)
+STALE = timedelta(minutes=20)
 
 
 def make_engine(

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from runs.agent.record.frames import KIND_NAMES, decode, frames
 from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import RuntimeInstance
 from workspaces.runtimes.base import LaunchedRuntime
 
@@ -106,7 +107,7 @@ class Box:
     def accesses(self) -> list[dict[str, Any]]:
         """What the record of the workspace tells of its files."""
         answer = self.launcher.adapter.call_agent(
-            self.run_id, ("tail", str(self.run_id)), timeout=30
+            self.run_id, ("tail", str(self.run_id)), timeout=LONG_WAIT
         )
         _, _, content = answer.stdout.partition(b"\n")
         events = [decode(frame) for frame in frames(content) if frame]

@@ -59,7 +59,7 @@ def tar_of(**files: bytes) -> bytes:
 @pytest.fixture(scope="session")
 def docker_client() -> Iterator[docker.DockerClient]:
     """The engine, asked directly, to see what the adapter did."""
-    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=120)
+    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=round(LONG_WAIT))
     yield client
     client.close()
 

@@ -9,10 +9,11 @@ from typing import Any, cast
 from uuid import UUID
 
 from tests.runs.agent.credentialed import ALL, document
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = LONG_WAIT
 
 
 def wanting(launcher: Launcher, *accounts: dict[str, str], **changes: Any) -> LaunchRequest:

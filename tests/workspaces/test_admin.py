@@ -26,6 +26,7 @@ from controlplane.work.models import Heartbeat
 from tests.accounts.connected import KEY, connect
 from tests.factories import LEASE, OWNER, claim, make_job, make_worker
 from tests.support import attempt_steps
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import (
     Attempt,
@@ -270,7 +271,7 @@ def test_a_failed_sandbox_is_retried(staff: Client, build_queue: str) -> None:
 def messages_on(queue: str) -> set[str]:
     """Take every message off ``queue`` and return the job ids they carry."""
     found: set[str] = set()
-    waiting = amqp.depth(django_settings.RABBITMQ_URL, queue, timeout=60)
+    waiting = amqp.depth(django_settings.RABBITMQ_URL, queue, timeout=LONG_WAIT)
 
     def on_delivery(delivery: amqp.Delivery) -> None:
         found.add(json.loads(delivery.body)["jobId"])
@@ -282,7 +283,7 @@ def messages_on(queue: str) -> set[str]:
         django_settings.RABBITMQ_URL,
         amqp.Topology(queue),
         prefetch=100,
-        timeout=60,
+        timeout=LONG_WAIT,
         name="test",
         on_delivery=on_delivery,
         on_tick=lambda: None,

@@ -17,6 +17,7 @@ from pytest_django.fixtures import Settings
 
 from tests.conftest import Api
 from tests.runs.agent.booted import RECORD
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.boxes import Box, sha256
 from tests.workspaces.conftest import Launcher
 from workspaces.files.services import WorkspaceFiles
@@ -31,7 +32,7 @@ def files_of(box: Box) -> WorkspaceFiles:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + LONG_WAIT
     while not condition():
         assert time.monotonic() < until, "it did not come to that"
         time.sleep(0.05)

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import OWNER
 from tests.security.test_slow_clients import serving
 from tests.stack.worker_process import environment
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.boxes import Box, sha256
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -34,7 +35,7 @@ def asked(
     port: int, box: Box, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, str], str, int]:
     """Return status, headers, and the hash and size of the content."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     try:
         query = urlencode({"ownerUserId": OWNER, "path": path})
         place = f"/v1/workspaces/{box.workspace_id}/files?{query}"
@@ -63,7 +64,7 @@ def test_a_large_file_goes_there_and_back(box: Box, port: int) -> None:
 
 
 def test_an_upload_whose_client_leaves_never_begins(box: Box, port: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
     query = urlencode({"ownerUserId": OWNER, "path": "half"})
     connection.putrequest("PUT", f"/v1/workspaces/{box.workspace_id}/files?{query}")
     connection.putheader("Content-Length", str(10 << 20))

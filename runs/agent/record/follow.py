@@ -138,7 +138,7 @@ class Gathering:
         return 0.0 if self._hurried < _HURRIED_SENDS else _BETWEEN_SENDS_SECONDS
 
 
-class _Pace:
+class Pace:
     """How fast a record is passed on while its run writes much.
 
     Storing a record takes more of a machine than writing it. So behind a burst there is a limit,
@@ -204,7 +204,7 @@ class _Tail:
         self._hints.watch(os.path.join(self._root, self._run_id))
         self._greet()
         self._reader = Reader(self._directory, self._start)
-        self._pace = _Pace(self._root, self._run_id, self._directory)
+        self._pace = Pace(self._root, self._run_id, self._directory)
         active = spoke = looked = time.monotonic()
         damaged_since = 0.0
         while True:

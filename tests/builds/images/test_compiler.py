@@ -20,6 +20,7 @@ from registries.client import RegistryClient
 from runs.agent_archive import agent_archive
 from tests.builds.bench import BASE_IMAGE, PLAN, Bench
 from tests.builds.planner.images import CATALOGUE, extra_ca
+from tests.support.waiting import LONG_WAIT
 from workspaces.blueprint import Blueprint
 
 
@@ -31,7 +32,7 @@ def docker(*arguments: str) -> str:
     return (done.stdout + done.stderr).decode().strip()
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = LONG_WAIT) -> bool:
     """Wait for the condition for a while and return whether it holds."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
@@ -168,7 +169,7 @@ def test_a_build_that_is_stopped_ends_in_the_engine_too(
     with pytest.raises(BuildError) as caught:
         bench.build(endless, cancelled=cancelled)
     assert caught.value.code == f"build-{reason}"
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < LONG_WAIT
     assert until(lambda: not sleeps())
     assert until(lambda: seconds not in docker("ps", "-a", "--no-trunc"))
     assert bench.is_clean()

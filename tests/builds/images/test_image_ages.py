@@ -28,6 +28,7 @@ from tests.registries.account import docker_config
 from tests.registries.fake_registry import FakeRegistry, answer, in_turn
 from tests.registries.images import push_image
 from tests.runs.ready import ready_attempt
+from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, Workspace
 
@@ -229,20 +230,20 @@ def test_nothing_is_removed_from_a_repository_while_a_job_publishes_into_it(
     shared, go_on = threading.Event(), threading.Event()
 
     def publish() -> None:
-        with shared_advisory_lock(repository_lock(repository), timeout=60, cancelled=never):
+        with shared_advisory_lock(repository_lock(repository), timeout=LONG_WAIT, cancelled=never):
             shared.set()
-            go_on.wait(60)
+            go_on.wait(LONG_WAIT)
         connections.close_all()
 
     publisher = threading.Thread(target=publish)
     publisher.start()
     try:
-        assert shared.wait(60)
+        assert shared.wait(LONG_WAIT)
         tidy(keeper)
         assert registry.head_manifest(repository, "latest") == one.digest
     finally:
         go_on.set()
-        publisher.join(60)
+        publisher.join(LONG_WAIT)
     tidy(keeper)
     assert registry.head_manifest(repository, "latest") is None
 
@@ -253,20 +254,20 @@ def test_jobs_share_a_repository_and_nobody_has_it_alone_meanwhile() -> None:
     held: list[bool] = []
 
     def share() -> None:
-        with shared_advisory_lock("images:x", timeout=60, cancelled=never):
-            inside.wait(60)
-            inside.wait(60)
+        with shared_advisory_lock("images:x", timeout=LONG_WAIT, cancelled=never):
+            inside.wait(LONG_WAIT)
+            inside.wait(LONG_WAIT)
         connections.close_all()
 
     sharers = [threading.Thread(target=share) for _ in range(2)]
     for thread in sharers:
         thread.start()
-    inside.wait(60)  # both have it at the same time
+    inside.wait(LONG_WAIT)  # both have it at the same time
     with try_advisory_lock("images:x") as alone:
         held.append(alone)
-    inside.wait(60)
+    inside.wait(LONG_WAIT)
     for thread in sharers:
-        thread.join(60)
+        thread.join(LONG_WAIT)
     with try_advisory_lock("images:x") as alone:
         held.append(alone)
     assert held == [False, True]
@@ -320,7 +321,7 @@ def docker(*arguments: str, config: str = "") -> str:
     program = [django_settings.DOCKER_CLI, "--host", django_settings.DOCKER_HOST]
     program += ["--config", config] if config else []
     return subprocess.run(
-        [*program, *arguments], check=True, capture_output=True, text=True, timeout=120
+        [*program, *arguments], check=True, capture_output=True, text=True, timeout=LONG_WAIT
     ).stdout
 
 

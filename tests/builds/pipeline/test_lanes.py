@@ -13,6 +13,7 @@ from builds.pipeline.job_slots import BuildSlotNeeded, JobSlots, Lane
 from builds.pipeline.job_state import JobState
 from tests.conftest import OWNER, Api
 from tests.factories import LEASE, claim, make_job, make_worker
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import BuildJob, LeaseLost, Sandbox, Workspace
 
 FOREVER = timedelta(hours=1)
@@ -85,7 +86,7 @@ def test_whoever_waits_for_a_slot_gets_the_one_that_is_released() -> None:
     thread = threading.Thread(target=lambda: got.append(slots.acquire(Lane.START, stopped=never)))
     thread.start()
     first.release()
-    thread.join(30)
+    thread.join(LONG_WAIT)
     assert got != [None]
     assert len(got) == 1
     assert slots.acquire(Lane.START, stopped=lambda: True) is None

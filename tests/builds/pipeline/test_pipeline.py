@@ -26,6 +26,7 @@ from tests.factories import claim, make_job
 from tests.scm.conftest import git
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import WorkerProcess, dead_letters, eventually, messages_in
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import Attempt, BuildJob, Fence, RuntimeInstance, Sandbox
 from workspaces.runtimes.configured import configured_adapter
@@ -226,7 +227,7 @@ def test_a_build_that_is_killed_names_the_signal() -> None:
     builder = eventually(lambda: docker_build_of(job), what="the build")
     assert builder is not None
     os.kill(builder, signal.SIGKILL)
-    thread.join(120)
+    thread.join(LONG_WAIT)
 
     assert raised == ["build-command-failed"]
     assert_failed_everywhere(job, "build-command-failed", "SIGKILL")

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from runs.agent_archive import agent_archive
+from tests.support.waiting import LONG_WAIT
 
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 USER = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-WAIT_SECONDS = 90.0
+WAIT_SECONDS = LONG_WAIT
 
 
 def step(run: str, *, name: str = "a step", cwd: str | None = None) -> dict[str, object]:
@@ -156,7 +157,7 @@ class Workspace:
             "setup": [],
             "startup": [],
             "foreground": HARNESS,
-            "limits": {"stepSeconds": 20, "graceSeconds": 5, "tailBytes": 8192},
+            "limits": {"stepSeconds": 300, "graceSeconds": 30, "tailBytes": 8192},
             "record": RECORD,
             "secrets": [],
         }
@@ -164,7 +165,7 @@ class Workspace:
 
     def limits(self, **members: float) -> dict[str, float]:
         """The limits with some of them replaced."""
-        defaults = {"stepSeconds": 20, "graceSeconds": 5, "tailBytes": 8192}
+        defaults = {"stepSeconds": 300, "graceSeconds": 30, "tailBytes": 8192}
         return defaults | members
 
     def write_config(self, **members: object) -> None:

@@ -16,6 +16,7 @@ import pytest
 from runs.agent.record.frames import Kind
 from runs.agent.record.spool import SpoolLimits, SpoolWriter
 from tests.runs.agent.test_follow import RUN, Tail
+from tests.support.waiting import LONG_WAIT
 
 CALLS = "fsync,fdatasync,write,pwrite64,openat,rename,renameat,renameat2,unlinkat,unlink,mkdir"
 DONE = re.compile(r"^(?:\d+ +)?(.*?) += ([0-9]+)")
@@ -68,7 +69,7 @@ def run(strace: list[str], script: str, root: Path) -> None:
     )
     folder = Path(__file__).parents[3]
     argv = [*strace, sys.executable, "-c", head + script, str(root)]
-    subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=LONG_WAIT)
 
 
 SEGMENT = r"0{19}1\.seg"
@@ -186,7 +187,7 @@ def test_the_end_of_a_record_is_durable_before_its_acknowledgement_and_that_befo
     with tail.process:
         assert tail.sequences(2) == [1, 2]
         tail.acknowledge(2)
-        assert tail.process.wait(30) == 0
+        assert tail.process.wait(LONG_WAIT) == 0
     Trace(tmp_path).assert_order(
         r"^write\(1<.*runId",
         rf"^fdatasync\(\d+<.*{SEGMENT}>",

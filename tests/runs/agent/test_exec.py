@@ -17,8 +17,9 @@ import pytest
 
 from runs.agent.record.frames import Kind, Stream
 from tests.runs.agent.booted import Workspace, eventually
-from tests.runs.agent.recorded import Runs, given, is_alive, meta_of
+from tests.runs.agent.recorded import Record, Runs, given, is_alive, meta_of
 from tests.stack.worker_process import ROOT
+from tests.support.waiting import LONG_WAIT
 
 
 @pytest.fixture
@@ -185,9 +186,18 @@ def test_a_run_is_never_started_twice(runs: Runs) -> None:
     assert runs.workspace.read("runs") == "once\n"
 
 
+def outlasted(runs: Runs, script: str, **members: Any) -> Record:
+    """The record of a run that met its time limit after it had written something."""
+    for seconds in (1, 10, 100):
+        record = runs.run("sh", "-c", script, timeSeconds=seconds, **members)
+        if record.stream(Stream.STDOUT):
+            break
+    return record
+
+
 def test_the_time_limit_ends_everything_that_the_run_has_started(runs: Runs) -> None:
     script = "trap '' TERM; setsid sleep 600 & echo $!; sleep 600"
-    record = runs.run("sh", "-c", script, timeSeconds=1, graceSeconds=0.2)
+    record = outlasted(runs, script, graceSeconds=0.2)
     assert record.exit == {"code": None, "signal": "SIGKILL", "reason": "timeout"}
     assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGTERM", "SIGKILL"]
     assert not is_alive(int(record.stream(Stream.STDOUT)))
@@ -195,7 +205,8 @@ def test_the_time_limit_ends_everything_that_the_run_has_started(runs: Runs) -> 
 
 
 def test_a_program_that_obeys_is_not_killed(runs: Runs) -> None:
-    record = runs.run("sh", "-c", "trap 'exit 5' TERM; while :; do sleep 0.01; done", timeSeconds=1)
+    script = "trap 'exit 5' TERM; echo here; while :; do sleep 0.01; done"
+    record = outlasted(runs, script, graceSeconds=LONG_WAIT)
     assert record.exit == {"code": 5, "signal": None, "reason": "timeout"}
     assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGTERM"]
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +23,7 @@ from docker.models.containers import Container
 from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
 from runs.agent_archive import agent_archive
 from tests.runs.agent.booted import RECORD, bash_step, command, eventually, step
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -52,7 +52,7 @@ def tar_of(*files: tuple[str, bytes, int]) -> bytes:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.DockerClient]:
-    client = docker.DockerClient(base_url=ENGINE, timeout=60)
+    client = docker.DockerClient(base_url=ENGINE, timeout=round(LONG_WAIT))
     try:
         client.images.get(IMAGE)
     except ImageNotFound:
@@ -96,7 +96,7 @@ class Machine:
             "setup": [],
             "startup": [],
             "foreground": {"kind": "harness", "command": ["bash"]},
-            "limits": {"stepSeconds": 30, "graceSeconds": 60, "tailBytes": 8192},
+            "limits": {"stepSeconds": 3000, "graceSeconds": 900, "tailBytes": 8192},
             "record": RECORD,
             "secrets": [],
         } | members
@@ -132,7 +132,7 @@ def machine(engine: docker.DockerClient) -> Iterator[Machine]:
 
 def settled(container: Container) -> dict[str, Any]:
     """What `agent status --wait` prints."""
-    code, printed = executed(container, ["/usr/lib/svc/agent", "status", "--wait", "30"])
+    code, printed = executed(container, ["/usr/lib/svc/agent", "status", "--wait", "300"])
     status: dict[str, Any] = json.loads(printed)
     assert (code == 0) == (status["phase"] == "ready"), status
     return status
@@ -222,7 +222,7 @@ def test_a_stop_is_quick_and_a_restart_does_not_repeat_the_setup(machine: Machin
     )
     first = settled(container)
     # The grace is longer, and who is killed by the engine has not exited with 143.
-    container.stop(timeout=20)
+    container.stop(timeout=300)
     assert container.wait()["StatusCode"] == 143
     assert left_behind(container)["phase"] == "stopped"
 
@@ -241,7 +241,7 @@ def test_a_stop_does_not_wait_for_the_shell_of_a_session(machine: Machine) -> No
     in_background(container, "mkfifo /tmp/typed; exec bash -i <>/tmp/typed")
     eventually(lambda: "bash" in run(container, "cat /proc/[0-9]*/comm"))
     # The grace is longer, and who is killed by the engine has not exited with 143.
-    container.stop(timeout=20)
+    container.stop(timeout=300)
     assert container.wait()["StatusCode"] == 143
 
 
@@ -258,9 +258,11 @@ def test_a_failing_step_leaves_its_reason_in_the_stopped_container(machine: Mach
 
 def test_whoever_waits_for_a_boot_that_fails_gets_the_answer(machine: Machine) -> None:
     container = machine.start(startup=[step("while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 1")])
-    in_background(container, "exec /usr/lib/svc/agent status --wait 30 > /tmp/answer")
-    eventually(lambda: "--wait" in run(container, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
-    time.sleep(0.2)
+    in_background(container, "exec /usr/lib/svc/agent status --wait 300 > /tmp/answer")
+    # A boot that fails terminates it; before it ignores that it would end without an answer.
+    waiting = "grep -l -e --wait /proc/[0-9]*/cmdline | sed s/cmdline/status/"
+    ignoring = f"grep -il '^SigIgn:.*[4567cdef]...$' $({waiting}) 2>/dev/null || true"
+    eventually(lambda: "/status" in run(container, ignoring))
     run(container, "touch /tmp/go", user="workspace")
     container.wait()
     assert json.loads(file_of(container, "/tmp/answer"))["phase"] == "failed"
@@ -317,12 +319,12 @@ def test_other_runs_end_their_records_before_the_boot_ends_its_own(
 ) -> None:
     container = machine.start(
         foreground=command(f"{trap} while :; do sleep 0.05; done"),
-        limits={"stepSeconds": 30, "graceSeconds": 4, "tailBytes": 8192},
+        limits={"stepSeconds": 300, "graceSeconds": 4, "tailBytes": 8192},
         record=RECORD | {"restart": False},
     )
     boot_id = settled(container)["runId"]
     run_id = start_run(container, "echo hello; exec sleep 600")
-    container.stop(timeout=30)
+    container.stop(timeout=300)
     ran, booted = record_of(container, run_id), record_of(container, boot_id)
     assert ran[-1].kind == booted[-1].kind == Kind.RECORD_SEALED
     assert json.loads(ran[-1].meta)["by"] == "agent"
@@ -365,14 +367,14 @@ def test_a_container_that_is_stopped_ends_after_its_reader_has_the_end_of_the_re
     container = machine.start(record=RECORD | {"restart": False})
     run_id = settled(container)["runId"]
     reader = Reader(container, run_id)
-    stopping = threading.Thread(target=container.stop, kwargs={"timeout": 60})
+    stopping = threading.Thread(target=container.stop, kwargs={"timeout": 300})
     with reader.process:
         stopping.start()
         for event in reader.events():
             if event.kind == Kind.RECORD_SEALED:
                 reader.acknowledge(event.sequence)
         assert event.kind == Kind.RECORD_SEALED
-    stopping.join(90)
+    stopping.join(LONG_WAIT)
     assert reader.process.returncode == 0
     assert record_of(container, f".done/{run_id}") == []  # nothing is left to be taken out
 
@@ -384,7 +386,7 @@ def test_a_reader_that_acknowledges_nothing_does_not_keep_a_container_from_endin
     run_id = settled(container)["runId"]
     reader = Reader(container, run_id)
     with reader.process:
-        container.stop(timeout=60)
+        container.stop(timeout=300)
         assert not container.attrs["State"]["OOMKilled"]
         assert [event.kind for event in reader.events()][-1] == Kind.RECORD_SEALED
     assert record_of(container, run_id)[-1].kind == Kind.RECORD_SEALED
@@ -399,11 +401,11 @@ def test_a_program_of_the_workspace_that_poses_as_a_reader_is_ended_like_any_oth
     program = f"/bin/sh -c {shlex.quote(disguised)} /usr/lib/svc/agent tail"
     container = machine.start(
         startup=[step(f"setsid {program} > /dev/null 2>&1 &")],
-        limits={"stepSeconds": 30, "graceSeconds": 1, "tailBytes": 8192},
+        limits={"stepSeconds": 300, "graceSeconds": 1, "tailBytes": 8192},
         record=RECORD | {"restart": False},
     )
     run_id = settled(container)["runId"]
-    container.stop(timeout=60)
+    container.stop(timeout=300)
     signals = [
         json.loads(event.meta)["signal"]
         for event in record_of(container, run_id)
@@ -424,7 +426,7 @@ def test_a_container_that_was_killed_goes_on_with_its_record(machine: Machine) -
     container.wait()
     container.start()
     assert settled(container)["phase"] == "ready"
-    container.stop(timeout=30)
+    container.stop(timeout=300)
     events = record_of(container, run_id)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     exits = [json.loads(event.meta) for event in events if event.kind == Kind.PROCESS_EXITED]

@@ -91,7 +91,7 @@ def test_the_end_of_the_foreground_is_the_end_of_everything(workspace: Workspace
 
 def test_a_workspace_held_open_for_a_harness_stops_at_once(workspace: Workspace) -> None:
     # A grace beyond the test's timeout: whoever waits for it fails.
-    boot = workspace.boot(startup=[step("sleep 90 &")], limits=workspace.limits(graceSeconds=60))
+    boot = workspace.boot(startup=[step("sleep 900 &")], limits=workspace.limits(graceSeconds=900))
     boot.settle()
     assert boot.stop() == 128 + signal.SIGTERM
     assert workspace.status()["phase"] == "stopped"
@@ -102,7 +102,7 @@ def test_a_workspace_held_open_for_a_harness_stops_at_once(workspace: Workspace)
 def test_an_interactive_shell_does_not_delay_the_stop(workspace: Workspace) -> None:
     # Interactive shells ignore TERM, and would use up the grace if nothing else were sent.
     boot = workspace.boot(
-        startup=[step("trap '' TERM; sleep 90 &")], limits=workspace.limits(graceSeconds=60)
+        startup=[step("trap '' TERM; sleep 900 &")], limits=workspace.limits(graceSeconds=900)
     )
     boot.settle()
     boot.stop()
@@ -170,9 +170,12 @@ def test_pid_1_sleeps_while_nothing_happens(workspace: Workspace) -> None:
         status = Path(f"/proc/{boot.pid}/status").read_text()
         return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
-    before = wakeups(), processor_ticks(boot)
-    time.sleep(0.5)
-    assert (wakeups(), processor_ticks(boot)) == before
+    def slept() -> bool:
+        before = wakeups(), processor_ticks(boot)
+        time.sleep(0.5)
+        return (wakeups(), processor_ticks(boot)) == before
+
+    eventually(slept)  # what is left of the boot may come late
 
 
 def stat_of(boot: Boot) -> list[str]:

@@ -24,6 +24,7 @@ from runs.agent.record.spool import (
     SpoolWriter,
 )
 from runs.agent.record.spool_files import Reserve, SegmentFiles
+from tests.support.waiting import LONG_WAIT
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 TOTAL = 1 << 16
@@ -183,7 +184,7 @@ def test_a_tick_writes_what_is_due_and_nothing_before(tmp_path: Path) -> None:
     assert due is not None
     writer.tick()
     assert path.stat().st_size == 0 or time.monotonic() >= due
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONG_WAIT
     while (due := writer.deadline()) is not None and time.monotonic() < deadline:
         time.sleep(max(0.0, due - time.monotonic()))
         writer.tick()
@@ -203,7 +204,7 @@ def test_whoever_goes_on_with_a_spool_waits_for_its_writer_as_long_as_it_says(
     closing = threading.Timer(1.5, writer.close)
     closing.start()
     try:
-        SpoolWriter.reopen(str(tmp_path), RUN, timeout=60).close()
+        SpoolWriter.reopen(str(tmp_path), RUN, timeout=LONG_WAIT).close()
     finally:
         closing.join()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import threading
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from runs.agent.status_file import StatusFile
-from tests.runs.agent.booted import PYTHON, UNTIL_GO, Workspace, command, step
+from tests.runs.agent.booted import PYTHON, UNTIL_GO, Workspace, command, eventually, step
+from tests.support.waiting import LONG_WAIT
 
 
 def test_ready_exits_with_0(workspace: Workspace) -> None:
@@ -72,7 +74,7 @@ def test_the_word_of_an_earlier_pid_1_does_not_count(
 def test_a_wait_that_began_first_ends_with_the_boot(workspace: Workspace) -> None:
     answers: list[subprocess.CompletedProcess[str]] = []
     waiting = threading.Thread(
-        target=lambda: answers.append(workspace.agent("status", "--wait", "20"))
+        target=lambda: answers.append(workspace.agent("status", "--wait", str(LONG_WAIT)))
     )
     waiting.start()
     workspace.boot(startup=[step("sleep 0.2")])
@@ -81,13 +83,21 @@ def test_a_wait_that_began_first_ends_with_the_boot(workspace: Workspace) -> Non
     assert json.loads(answers[0].stdout)["runId"] == workspace.run_id
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process does nothing when it gets that signal."""
+    facts = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return bool(int(facts["SigIgn"], 16) >> (number - 1) & 1)
+
+
 def test_a_wait_outlives_the_end_of_the_boot_it_waits_for(workspace: Workspace) -> None:
-    argv = [PYTHON, "-I", str(workspace.archive), "status", "--wait", "20"]
+    argv = [PYTHON, "-I", str(workspace.archive), "status", "--wait", str(LONG_WAIT)]
     waiting = subprocess.Popen(
         [*argv, "--state-dir", str(workspace.state)], stdout=subprocess.PIPE, text=True
     )
     # A failing boot terminates every process of its container; a short wait gives the answer.
-    time.sleep(0.3)
+    eventually(lambda: ignores(waiting.pid, signal.SIGTERM))
     waiting.terminate()
     workspace.boot(startup=[step("exit 1")]).wait()
     printed, _ = waiting.communicate()

@@ -14,6 +14,7 @@ from runs.agent.record.segments import open_folder
 from runs.agent.record.spool import SpoolWriter
 from tests.runs.agent.booted import eventually
 from tests.runs.agent.test_follow import RUN, add, spool, tail_of
+from tests.support.waiting import LONG_WAIT
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_the_end_that_another_tail_was_told_of_is_the_end_of_this_one(
         assert json.loads(event.meta)["events"] == 41
         assert second.sequences(1) == [41]
         first.acknowledge(41)
-        assert first.process.wait(30) == 0
+        assert first.process.wait(LONG_WAIT) == 0
         assert second.event() is None
-        assert second.process.wait(30) == 0
+        assert second.process.wait(LONG_WAIT) == 0
     assert not (tmp_path / "runs" / RUN).exists()

@@ -12,7 +12,9 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-SECONDS = 60.0
+from tests.support.waiting import LONG_WAIT
+
+SECONDS = LONG_WAIT
 
 
 class Attached:

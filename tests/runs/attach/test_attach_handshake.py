@@ -19,6 +19,7 @@ from tests.runs.attach.test_attach_served import end, given, opened, write
 from tests.runs.record_factory import make_run
 from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -64,7 +65,7 @@ def asked(api: ApiProcess, path: str, **headers: str | None) -> tuple[int, bytes
     """Return status and body of a handshake; a header of None is left out."""
     told = {name.replace("_", "-"): value for name, value in headers.items()}
     named = {name: value for name, value in {**HANDSHAKE, **told}.items() if value is not None}
-    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=LONG_WAIT)
     try:
         connection.request("GET", path, headers=named)
         answer = connection.getresponse()
@@ -112,7 +113,7 @@ def test_what_is_no_handshake_is_answered_as_a_request(
 
 def test_a_plain_request_is_told_what_to_speak(api: ApiProcess) -> None:
     run, _, _ = opened()
-    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=LONG_WAIT)
     connection.request("GET", f"/v1/runs/{run.pk}/attach")
     answer = connection.getresponse()
     assert answer.status == 426
@@ -196,7 +197,7 @@ def connected(
     """Give an upgraded connection, with bytes sent right behind the handshake, and its head."""
     lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{api.port}"]
     lines += [f"{name}: {value}" for name, value in HANDSHAKE.items()]
-    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=LONG_WAIT) as client:
         client.sendall("\r\n".join([*lines, "", ""]).encode() + early)
         head = b""
         while not head.endswith(b"\r\n\r\n"):

@@ -24,6 +24,7 @@ from tests.runs.attach.attached_client import Attached
 from tests.runs.record_factory import Source, make_run, record
 from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -437,7 +438,7 @@ def test_a_client_that_takes_nothing_is_cut_off_with_its_place_and_holds_up_nobo
     with Attached(api.port, run.pk, max_queue=1) as stuck:
         with Attached(api.port, run.pk) as other:
             other.until_output(content)
-        eventually(lambda: "slow_reader" in api.told, what="it is cut off", timeout=60)
+        eventually(lambda: "slow_reader" in api.told, what="it is cut off", timeout=LONG_WAIT)
         stuck.rest()
         assert stuck.closed == (4408, "slow-reader")
         found = bytes(stuck.output["pty"])

@@ -17,6 +17,7 @@ from asyncssh.packet import SSHPacket
 from tests.stack.gateway_process import GatewayProcess
 from tests.stack.ssh import Client
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 (SERVICE_REQUEST, KEXINIT, USERAUTH_REQUEST, GLOBAL_REQUEST, CHANNEL_OPEN) = (5, 20, 50, 80, 90)
 (OPEN_CONFIRMED, OPEN_REFUSED, WINDOW_ADJUST, DATA, EXTENDED, EOF) = (91, 92, 93, 94, 95, 96)
@@ -188,7 +189,7 @@ class Enemy(SSHClientConnection):
             await asyncio.sleep(0.002)
         await asyncio.sleep(0)
 
-    async def hears(self, kind: int, count: int = 1, within: float = 120.0) -> None:
+    async def hears(self, kind: int, count: int = 1, within: float = LONG_WAIT) -> None:
         """Wait until so many packets of a kind have come."""
         async with asyncio.timeout(within):
             while self.counts.get(kind, 0) < count:
@@ -238,7 +239,7 @@ async def enemy(
     connection = protocol
     try:
         if key is not None:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(LONG_WAIT):
                 await connection.inside
         yield connection
     finally:
@@ -277,7 +278,7 @@ def unharmed(
     eventually(
         lambda: open_files(pid) <= at_first + files,
         what=f"the files of those who are gone are closed: {open_files(pid)}, before {at_first}",
-        timeout=90,
+        timeout=LONG_WAIT,
     )
     grown = (pss(pid) - memory) >> 20
     assert grown <= grows, f"the gateway has grown by {grown} MiB"

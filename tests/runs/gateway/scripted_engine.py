@@ -25,6 +25,7 @@ from runs.agent.session.channel import (
     ToClient,
     encode_frame,
 )
+from tests.support.waiting import LONG_WAIT
 
 CONTAINER = "c" * 64
 EXEC = "e" * 64
@@ -158,7 +159,7 @@ class ScriptedEngine:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(LONG_WAIT)
 
     @property
     def url(self) -> str:

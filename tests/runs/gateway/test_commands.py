@@ -14,6 +14,7 @@ from tests.runs.gateway.conftest import Hall
 from tests.runs.gateway.scripted_engine import Peer
 from tests.stack.ssh import HOST
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 
 def test_a_command_has_its_input_outputs_and_exit_code(hall: Hall) -> None:
@@ -81,7 +82,7 @@ def test_a_missing_subsystem_is_refused_with_the_reason(hall: Hall) -> None:
 def test_a_program_whose_reader_has_gone_is_told_as_in_any_pipe(hall: Hall) -> None:
     client = hall.client()
     with client.start("sh", "-c", f"ssh -F {client.config} {HOST} yes | head -2") as process:
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=LONG_WAIT)
     assert out == b"y\ny\n"
 
 

@@ -10,6 +10,7 @@ import asyncssh
 import pytest
 
 from runs.gateway.connection import GatewayConnection
+from tests.support.waiting import LONG_WAIT
 
 RESET = struct.pack("ii", 1, 0)
 
@@ -46,7 +47,7 @@ def test_a_client_that_is_reset_in_the_middle_of_its_end_is_noticed(dismissed: b
         )
         server = await loop.create_server(lambda: Connection(loop, options), "127.0.0.1", 0)
         client = socket.create_connection(server.sockets[0].getsockname(), 5)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LONG_WAIT):
             await made.wait()
             client.shutdown(socket.SHUT_WR)
             await lost.wait()

@@ -32,8 +32,9 @@ from tests.runs.gateway.enemy import (
 from tests.runs.gateway.scripted_engine import Peer
 from tests.stack.ssh import Client
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
-SERVED_SECONDS = 100.0
+SERVED_SECONDS = LONG_WAIT
 """A gateway that an enemy holds up answers nobody for longer than that."""
 
 
@@ -74,10 +75,10 @@ def asleep(hall: Hall) -> Iterator[None]:
 
     def sleep() -> None:
         still.set()
-        awake.wait(60)
+        awake.wait(LONG_WAIT)
 
     hall.engine.do(sleep)
-    assert still.wait(90)
+    assert still.wait(LONG_WAIT)
     try:
         yield
     finally:
@@ -119,9 +120,9 @@ def test_channels_that_are_opened_and_closed_at_once_leave_nothing(
 
 def test_one_channel_runs_one_program(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
-        await begin(member, "echo one; exec sleep 60")
+        await begin(member, "echo one; exec sleep 600")
         for _ in range(500):
-            member.ask(0, "exec", text("exec sleep 60"))
+            member.ask(0, "exec", text("exec sleep 600"))
             member.ask(0, "shell")
             member.ask(0, "subsystem", text("sftp"))
         await member.hears(100, 1500)
@@ -172,7 +173,7 @@ def test_storms_of_sizes_and_signals_are_stood(hall: Hall, client: Client) -> No
 @pytest.mark.slow
 def test_storms_that_an_agent_does_not_take_are_not_kept(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
-        await begin(member, "echo here; exec sleep 60")
+        await begin(member, "echo here; exec sleep 600")
         await member.hears(DATA)
         with asleep(hall):
             for count in range(60_000):
@@ -195,7 +196,7 @@ def test_channels_that_an_agent_never_ends_are_counted(hall: Hall, client: Clien
         hall.engine.behaviour = never
         for count in range(1500):
             member.open_program(0)
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(LONG_WAIT):
                 while sum(member.counts.get(k, 0) for k in (OPEN_CONFIRMED, OPEN_REFUSED)) <= count:
                     if member.over.done():
                         return
@@ -218,7 +219,7 @@ def test_a_client_that_reads_no_answers_is_not_answered_without_end(
     hall: Hall, client: Client
 ) -> None:
     async def storm(member: Enemy) -> None:
-        await begin(member, "exec sleep 60")
+        await begin(member, "exec sleep 600")
         await member.hears(SUCCESS)
         member.deafen()
         with contextlib.suppress(TimeoutError):
@@ -236,7 +237,7 @@ def test_a_client_that_reads_no_answers_is_not_answered_without_end(
 @pytest.mark.slow
 def test_a_key_exchange_that_is_never_finished_keeps_no_answers(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
-        await begin(member, "exec sleep 60")
+        await begin(member, "exec sleep 600")
         await member.hears(SUCCESS)
         member._send_kexinit()
         member._kexinit_sent = True
@@ -281,7 +282,7 @@ def test_output_in_the_smallest_pieces_does_not_hold_up_others(hall: Hall, clien
 @pytest.mark.slow
 def test_input_that_no_program_reads_is_bounded_by_its_window(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
-        await begin(member, "echo here; exec sleep 60")
+        await begin(member, "echo here; exec sleep 600")
         await member.hears(DATA)
         with asleep(hall):
             for _ in range(2000):
@@ -344,7 +345,7 @@ def test_keys_may_be_exchanged_again_and_again(hall: Hall, client: Client) -> No
 
 def test_thousands_of_requests_that_nobody_gets_fill_no_log(hall: Hall, client: Client) -> None:
     async def storm(member: Enemy) -> None:
-        await begin(member, "exec sleep 60")
+        await begin(member, "exec sleep 600")
         await member.hears(SUCCESS)
         for count in range(3000):
             member.ask_all("tcpip-forward", text("*") + number(0))
@@ -433,7 +434,7 @@ def test_a_stopped_agent_does_not_keep_an_idle_connection(hall: Hall) -> None:
     gateway = hall.another_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS="1500")
     client = hall.client(gateway=gateway)
     hall.engine.behaviour = lambda peer, frame: frame.type != FromClient.SPEC
-    done = client.command("sleep 60")
+    done = client.command("sleep 600")
     assert "there was no traffic" in done.err
     eventually(lambda: all(p.closed for p in hall.engine.peers), what="the agent is hung up on")
 

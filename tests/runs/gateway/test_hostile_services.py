@@ -19,8 +19,9 @@ from tests.runs.gateway.enemy import ACCIDENTS, pss
 from tests.runs.gateway.scripted_engine import CONTAINER
 from tests.stack.gateway_process import GatewayProcess
 from tests.stack.ssh import Done, short_folder
+from tests.support.waiting import LONG_WAIT
 
-BOUND_SECONDS = 150
+BOUND_SECONDS = LONG_WAIT
 Answer = Callable[[socket.socket], None]
 
 

@@ -17,6 +17,7 @@ from tests.runs.gateway.scripted_engine import Peer
 from tests.stack.free_ports import free_port
 from tests.stack.ssh import HOST
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 KEYS = [
     ("ed25519", ()),
@@ -201,7 +202,7 @@ def test_silent_connections_keep_nobody_out(hall: Hall) -> None:
 
 def test_whoever_does_not_log_in_in_time_is_told(hall: Hall) -> None:
     gateway = hall.another_gateway(SSH_GATEWAY_LOGIN_GRACE_MS="300")
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as silent:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=LONG_WAIT) as silent:
         silent.sendall(b"SSH-2.0-slow\r\n")
         said = b""
         while data := silent.recv(4096):
@@ -231,7 +232,7 @@ def test_failing_keys_wait_and_good_ones_do_not(hall: Hall) -> None:
 
 
 def test_a_flood_before_the_login_is_cut_off(hall: Hall) -> None:
-    with socket.create_connection(("127.0.0.1", hall.gateway.port), timeout=60) as flood:
+    with socket.create_connection(("127.0.0.1", hall.gateway.port), timeout=LONG_WAIT) as flood:
         flood.sendall(b"SSH-2.0-flood\r\n")
         with pytest.raises(OSError):
             flood.sendall(os.urandom(64_000_000))

@@ -10,8 +10,9 @@ import paramiko
 
 from tests.runs.gateway.conftest import Hall
 from tests.stack.ssh import Client
+from tests.support.waiting import LONG_WAIT
 
-SECONDS = 60.0
+SECONDS = LONG_WAIT
 REFUSED = b"Agent forwarding is not supported by this gateway"
 
 

@@ -14,6 +14,7 @@ from runs.preview.exchange import Hall
 from runs.preview.message_heads import page_headers, response_headers
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
+from tests.support.waiting import LONG_WAIT
 
 WORKSPACE = "019af2c0-0000-7000-8000-00000000000a"
 SETTINGS = PreviewSettings(
@@ -95,7 +96,7 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off() -> None:
             ended = asyncio.ensure_future(reader.read())
             sent = 0
             began = time.monotonic()
-            while not ended.done() and time.monotonic() - began < 60:
+            while not ended.done() and time.monotonic() - began < LONG_WAIT:
                 writer.write(b"x")
                 sent += 1
                 await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ from runs.preview.exchange import Hall
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.unadmitted import Unadmitted
 from tests.runs.preview.test_preview_heads import SETTINGS, WORKSPACE
+from tests.support.waiting import LONG_WAIT
 
 HOST = f"8000-{WORKSPACE}.localhost"
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -68,7 +69,7 @@ async def _with(settings: PreviewSettings, act: Callable[[Connect], Awaitable[No
     address = server.sockets[0].getsockname()
     try:
         await act(lambda: asyncio.open_connection(*address))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LONG_WAIT):
             while hall.clients:
                 await asyncio.sleep(0.01)
     finally:
@@ -86,7 +87,7 @@ def test_too_many_silent_connections_of_one_address_are_refused() -> None:
         writer.close()
         # The place of one that goes is another one's.
         silent.pop()[1].close()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LONG_WAIT):
             while not (answer := await _answer(connect)).startswith(b"HTTP/1.1 401 "):
                 await asyncio.sleep(0.01)
         for _, other in silent:

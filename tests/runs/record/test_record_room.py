@@ -16,6 +16,7 @@ from runs.record.retention import prunable, prune
 from runs.record.room import taken_by
 from tests.runs.killed import Killed, killed_before
 from tests.runs.record_factory import OWNER, Source, make_run, record
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,10 +95,10 @@ def test_of_any_number_of_writers_nothing_is_lost_and_no_reader_sees_less_than_b
         watched = pool.submit(watch)
         try:
             for work in [pool.submit(write, source) for source in sources]:
-                work.result(60)
+                work.result(LONG_WAIT)
         finally:
             done.set()
-        seen = watched.result(60)
+        seen = watched.result(LONG_WAIT)
     assert seen == sorted(seen)
     assert taken_by(OWNER) == held_by_heads(OWNER)
     assert RunOwner.objects.get(pk=OWNER).sealed_bytes == taken_by(OWNER)
@@ -113,16 +114,16 @@ def test_a_batch_that_is_not_committed_yet_holds_up_no_other_run_of_the_owner() 
                 slow.output(1, b"z" * 100)
                 slow.append()
                 stored.set()
-                assert other_is_done.wait(60)
+                assert other_is_done.wait(LONG_WAIT)
         finally:
             connection.close()
 
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(store_slowly)
-        assert stored.wait(60)
+        assert stored.wait(LONG_WAIT)
         try:
             with connection.cursor() as cursor:
-                cursor.execute("SET lock_timeout = '1s'")
+                cursor.execute("SET lock_timeout = '60s'")
             quick.output(1, b"z" * 100)
             quick.exited(1)
             quick.sealed()
@@ -131,5 +132,5 @@ def test_a_batch_that_is_not_committed_yet_holds_up_no_other_run_of_the_owner() 
         finally:
             other_is_done.set()
             connection.close()
-        work.result(60)
+        work.result(LONG_WAIT)
     assert taken_by(OWNER) == held_by_heads(OWNER)

@@ -34,6 +34,7 @@ from runs.record.verify import verify_run
 from tests.runs.agent.booted import eventually
 from tests.runs.killed import Killed, killed_before
 from tests.runs.record_factory import Source, make_run, record
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -303,7 +304,7 @@ def test_a_session_that_is_cut_while_it_waits_leaves_what_the_next_command_finis
                 " WHERE datname = current_database() AND query LIKE 'ALTER TABLE%%DETACH%%'"
             )
             with pytest.raises(DatabaseError):
-                work.result(60)
+                work.result(LONG_WAIT)
     assert tables()[name] == "detaching"
     assert f"1 whole partitions ({name})" in prune("--older-than", "30")
     assert nothing_is_left_of(name, runs)
@@ -334,16 +335,19 @@ def test_others_read_and_write_while_a_partition_waits_for_its_readers(
             assert verify_run(ended(1)).ok
             assert not work.done()
             cursor.execute("RESET lock_timeout")
-        assert f"1 whole partitions ({name})" in work.result(60)
+        assert f"1 whole partitions ({name})" in work.result(LONG_WAIT)
     assert nothing_is_left_of(name, runs)
 
 
 def test_two_commands_at_once_do_not_meet() -> None:
     never = threading.Event()
-    with ThreadPoolExecutor(1) as pool, advisory_lock("prune-records", timeout=1, cancelled=never):
+    with (
+        ThreadPoolExecutor(1) as pool,
+        advisory_lock("prune-records", timeout=LONG_WAIT, cancelled=never),
+    ):
         work = pool.submit(pruned_alone)
         with pytest.raises(CommandError, match="Another pruneruns is running"):
-            work.result(60)
+            work.result(LONG_WAIT)
 
 
 def pruned_alone() -> None:
@@ -368,17 +372,17 @@ def test_a_partition_stays_while_a_run_with_one_of_its_numbers_is_being_made(
                 run = make_run()
                 numbers.append(run.number)
                 made.set()
-                pruned_meanwhile.wait(60)
+                pruned_meanwhile.wait(LONG_WAIT)
         finally:
             connection.close()
 
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(late)
-        made.wait(60)
+        made.wait(LONG_WAIT)
         next_partition()
         told = prune("--older-than", "30")
         pruned_meanwhile.set()
-        work.result(60)
+        work.result(LONG_WAIT)
     assert "0 whole partitions" in told
     assert size_of(old) == (0, 0)
     assert numbers[0] // PARTITION_RUNS == old.number // PARTITION_RUNS

@@ -13,6 +13,7 @@ from runs.agent.record.frames import Confidence, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunEvent, RunHead, RunLoss
 from runs.record import partitions, store
 from tests.runs.record_factory import Source, make_run
+from tests.support.waiting import LONG_WAIT
 
 EXITED: dict[str, Any] = {"code": 3, "signal": None, "reason": "exited"}
 
@@ -239,7 +240,9 @@ def test_whoever_waits_is_told_of_each_batch_and_of_the_end() -> None:
         run, source = begun()
         source.sealed()
         source.append()
-        told = [json.loads(each.payload) for each in listener.notifies(timeout=60, stop_after=2)]
+        told = [
+            json.loads(each.payload) for each in listener.notifies(timeout=LONG_WAIT, stop_after=2)
+        ]
 
     assert store.CHANNEL == "run_events"
     assert told == [

@@ -15,6 +15,7 @@ from runs.record import store
 from runs.record.verify import verify_run
 from tests.runs.agent.booted import eventually
 from tests.runs.record_factory import Source, make_run
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -159,7 +160,7 @@ def test_commits_are_announced() -> None:
     with psycopg.connect(**chosen, autocommit=True) as listener:
         listener.execute(f"LISTEN {store.CHANNEL}")
         source.append()
-        (notice,) = listener.notifies(timeout=90, stop_after=1)
+        (notice,) = listener.notifies(timeout=LONG_WAIT, stop_after=1)
     assert f'"runNumber": {run.number}' in notice.payload
     assert f'"lastSequence": {len(source.contents)}' in notice.payload
 
@@ -191,7 +192,7 @@ def test_two_that_need_the_same_new_partition_get_one(
         ended.append("first")
 
     def second() -> None:
-        first_has_made_it.wait(60)
+        first_has_made_it.wait(LONG_WAIT)
         make_run()
         ended.append("second")
 

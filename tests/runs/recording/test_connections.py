@@ -10,6 +10,7 @@ from django.db import connection, connections
 from runs.models import Run
 from runs.recording.thread_connections import Connections, Database, StoppedError
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 NEVER = threading.Event()
 
@@ -89,7 +90,7 @@ def test_a_connection_is_kept_until_somebody_waits_for_one() -> None:
     waiting(turns, 1)
 
     database(Run.objects.count)
-    thread.join(10)
+    thread.join(LONG_WAIT)
 
     assert connection.connection is None
     assert found == [0]

@@ -598,7 +598,7 @@ def test_a_session_that_has_begun_and_never_had_a_spool_is_ended() -> None:
     assert (run.status, run.error_code) == (Run.Status.FAILED, "session-not-begun")
     assert run.finished_at is not None
     assert run.started_at is not None
-    assert run.finished_at - run.started_at < timedelta(seconds=25)
+    assert run.finished_at - run.started_at >= timedelta(seconds=20)
     assert not RunLoss.objects.filter(run_number=run.number).exists()
 
 

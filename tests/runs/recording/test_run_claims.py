@@ -23,8 +23,8 @@ from tests.support.locked_rows import locked
 from workspaces.models import Attempt, RuntimeInstance
 
 EXPIRED = timedelta(seconds=-1)
-STALE = timedelta(seconds=20)
-OVERDUE = timedelta(seconds=10)
+STALE = timedelta(minutes=20)
+OVERDUE = timedelta(minutes=10)
 
 
 def found(

@@ -20,6 +20,7 @@ from runs.services import begin_session
 from tests.runs.executable import claim, make_executable, make_run_worker
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.worker_process import eventually, messages_in
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -119,7 +120,7 @@ def test_a_message_that_is_none_goes_to_the_dead_letters(start: Start) -> None:
         body=b"{}",
         message_id="x",
         kind="x",
-        timeout=60,
+        timeout=LONG_WAIT,
     )
     start()
 

@@ -23,6 +23,7 @@ from tests.runs.executable import boot_run, make_executable
 from tests.runs.recording.scripted_agent import ScriptedAgent, Spool
 from tests.runs.recording.test_recorder import LIMITS, whole
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import RuntimeInstance
 
 QUICK = WorkerTimes(
@@ -68,7 +69,7 @@ def make_worker(agent: ScriptedAgent, **values: Any) -> RunWorker:
         adapter=agent,
         limits=LIMITS,
         broker_url=settings.RABBITMQ_URL,
-        broker_timeout=5.0,
+        broker_timeout=LONG_WAIT,
         **{"times": QUICK, "workspaces": 8, **values},
     )
 

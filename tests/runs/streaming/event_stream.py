@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.waiting import LONG_WAIT
+
 HOST = "127.0.0.1"
 
 
@@ -84,7 +86,7 @@ class Follower:
         last_id: str = "",
         address: str = HOST,
         headers: str = "",
-        timeout: float = 60,
+        timeout: float = LONG_WAIT,
     ) -> None:
         self.parser = Parser(last_id=last_id)
         self.socket = socket.create_connection(

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
+from tests.support.waiting import LONG_WAIT
+
 _ID = re.compile(rb"^id: (\d+)$", re.MULTILINE)
 _SOME_BYTES = (1_000, 7_000, 65_536)
 
@@ -35,7 +37,7 @@ class Reader:
 
     def connect(self) -> None:
         """Begin, or go on behind the last event that came whole."""
-        self.socket = socket.create_connection(("127.0.0.1", self._port), timeout=120)
+        self.socket = socket.create_connection(("127.0.0.1", self._port), timeout=LONG_WAIT)
         header = f"Last-Event-ID: {self.last}\r\n" if self.last else ""
         asked = f"GET {self._path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"
         self.socket.sendall(asked.encode())

@@ -11,6 +11,7 @@ from runs.models import Run
 from tests.runs.record_factory import Source, make_run
 from tests.runs.streaming.stream_history import Reader, follow_all
 from tests.stack.api_process import api_process
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,9 +75,9 @@ def history(
 
 
 def test_readers_that_are_dropped_see_every_event_once(tmp_path: Path) -> None:
-    history(tmp_path, readers=60, runs=4, events=1_500, drops=5, seconds=120)
+    history(tmp_path, readers=60, runs=4, events=1_500, drops=5, seconds=LONG_WAIT)
 
 
 @pytest.mark.slow
 def test_200_readers_that_are_dropped_1000_times_see_each_of_100_000_events(tmp_path: Path) -> None:
-    history(tmp_path, readers=200, runs=20, events=5_000, drops=16, seconds=280)
+    history(tmp_path, readers=200, runs=20, events=5_000, drops=16, seconds=2 * LONG_WAIT)

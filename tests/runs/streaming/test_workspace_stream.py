@@ -18,6 +18,7 @@ from tests.conftest import OWNER, Api
 from tests.runs.record_factory import Source, make_run, record
 from tests.runs.streaming.event_stream import Follower, Received, received
 from tests.stack.api_process import ApiProcess, api_process
+from tests.support.waiting import LONG_WAIT
 from workspaces.event_order import PLACED_AT_ONCE, place_events
 from workspaces.models import Workspace, WorkspaceEvent
 from workspaces.services import create_workspace, record_workspace_event
@@ -185,7 +186,7 @@ def test_an_event_that_is_committed_late_is_not_passed(server: ApiProcess) -> No
             with transaction.atomic():
                 record_workspace_event(workspace, STOPPED, "early id, late commit")
                 written.set()
-                assert commit.wait(60)
+                assert commit.wait(LONG_WAIT)
         finally:
             connection.close()
 
@@ -193,7 +194,7 @@ def test_an_event_that_is_committed_late_is_not_passed(server: ApiProcess) -> No
     with Follower(server.port, path(workspace)) as follower:
         until(follower, named("status"))
         thread.start()
-        assert written.wait(60)
+        assert written.wait(LONG_WAIT)
         tell(workspace, "late id, early commit")
         first = until(follower, named("event"))
         commit.set()

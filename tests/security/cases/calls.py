@@ -32,6 +32,7 @@ from tests.conformance import document
 from tests.conftest import OWNER
 from tests.security.owned import Place
 from tests.stack.api_process import api_process
+from tests.support.waiting import LONG_WAIT
 
 Call = schemathesis.Case[Any]
 log = structlog.get_logger(__name__)
@@ -77,7 +78,7 @@ class Calls:
         sound = case.meta.generation.mode.is_positive
         if sound:
             self._put_in(case)
-        answer = case.call(base_url=self.url, session=self.session, timeout=30)
+        answer = case.call(base_url=self.url, session=self.session, timeout=LONG_WAIT)
         code = answer.json().get("code") if answer.status_code >= 400 else None
         self.made[answer.status_code, code] += 1
         case.validate_response(answer, transport_kwargs={"session": self.session})

@@ -38,6 +38,7 @@ from tests.accounts.connected import (
 from tests.bench.empty_jobs import empty_runner
 from tests.conftest import OWNER
 from tests.factories import claim, make_job
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.credentials.credential_engine import HoldingEngine
 from workspaces.credentials import upkeep as credential_upkeep
 from workspaces.credentials.upkeep import Upkeep, look_after_credentials
@@ -432,7 +433,7 @@ def test_one_owners_workspaces_do_not_wait_for_anothers(
     def meet(run_id: uuid.UUID) -> None:
         # Each answers only while the other one is being asked.
         try:
-            both.wait(10)
+            both.wait(LONG_WAIT)
         except threading.BrokenBarrierError:
             raise LaunchError("agent-silent", "The agent gave no answer.") from None
 

@@ -18,6 +18,7 @@ from tests.accounts.connected import connect
 from tests.conftest import OWNER, Api
 from tests.runs.ready import ready_attempt
 from tests.security.owned import STRANGER
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.test_enforcement import sandbox
 from tests.workspaces.test_admin import act
 from workspaces.blueprint import Egress
@@ -279,7 +280,7 @@ def test_what_is_refused_is_noted_while_a_worker_writes_to_the_attempt() -> None
     with transaction.atomic():
         Attempt.objects.select_for_update().get(pk=attempt.pk)
         noting.start()
-        until = time.monotonic() + 30
+        until = time.monotonic() + LONG_WAIT
         while noting.is_alive() and time.monotonic() < until:
             noting.join(0.1)
             Attempt.objects.exists()  # an idle transaction would be ended

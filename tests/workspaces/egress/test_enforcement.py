@@ -14,6 +14,7 @@ from controlplane.readiness import check_all
 from tests.conftest import OWNER, Api
 from tests.runs.ready import ready_attempt, ready_attempts
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.blueprint import Egress
 from workspaces.egress import known_networks
 from workspaces.egress.agreed_policy import egress_of
@@ -194,7 +195,7 @@ def test_a_policy_that_cannot_be_read_lets_nothing_pass_and_keeps_no_other_from_
             }
             for policy, allowed in ((broken, False), (before.to_wire(), True)):
                 await asyncio.to_thread(replace, policy)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(LONG_WAIT):
                     while network.policy.about_name("a.test").allowed != allowed:
                         assert not following.done()
                         await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from pytest_django.fixtures import Settings
 from accounts.connected import connect_account, delete_account
 from accounts.providers import Provider
 from tests.conftest import OWNER
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.loopback import Loopback, loopback, names_of_this_machine, parsed
 from workspaces.egress.bound.bound_secrets import BoundSecrets, NoSecret
 from workspaces.egress.bound.placeholders import new_placeholder
@@ -80,7 +81,7 @@ def played(
             placeholders={account_id: placeholder.encode()},
             proven=proven,
         ) as place:
-            await asyncio.wait_for(scene(place, bound, other, placeholder), 30)
+            await asyncio.wait_for(scene(place, bound, other, placeholder), LONG_WAIT)
 
     with names_of_this_machine(2) as (bound, other):
         asyncio.run(play(bound, other))
@@ -180,7 +181,7 @@ def test_a_client_that_trusts_only_its_own_authorities_is_told_of_in_words(tmp_p
     async def scene(place: Loopback, bound: str, other: str, placeholder: str) -> None:
         def as_others_do() -> None:
             address = (str(address_for(bound)), place.port)
-            with socket.create_connection(address, timeout=10) as connection:
+            with socket.create_connection(address, timeout=LONG_WAIT) as connection:
                 ssl.create_default_context().wrap_socket(connection, server_hostname=bound)
 
         with pytest.raises(ssl.SSLCertVerificationError):

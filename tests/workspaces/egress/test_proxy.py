@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.loopback import HERE, Names, names_of_this_machine
 from workspaces.blueprint import Egress
 from workspaces.egress import relaying
@@ -82,6 +83,6 @@ def test_a_server_that_does_not_read_keeps_no_socket_when_the_connection_has_end
 ) -> None:
     monkeypatch.setattr(relaying, "FIRST_BYTES_SECONDS", 2.0)
     with names_of_this_machine(1) as (host,):
-        decisions = asyncio.run(asyncio.wait_for(served(host), 60))
+        decisions = asyncio.run(asyncio.wait_for(served(host), LONG_WAIT))
     assert [decision.connections for decision in decisions] == [1, 0]
     assert decisions[1].sent > 0

@@ -16,6 +16,7 @@ import pytest
 from django.http.response import HttpResponseBase
 
 from controlplane.errors import BadGateway, RequestTimeout
+from tests.support.waiting import LONG_WAIT
 from workspaces.files.call import FileCall
 from workspaces.files.services import WorkspaceFiles
 from workspaces.files.transfer import archive_answer, file_answer
@@ -61,7 +62,7 @@ class Places(DockerAdapter):
 @pytest.fixture
 def hostile() -> Iterator[Hostile]:
     ours, theirs = socket.socketpair()
-    theirs.settimeout(10)
+    theirs.settimeout(LONG_WAIT)
     errors, said = os.pipe2(os.O_CLOEXEC)
     ending = os.memfd_create("ending", os.MFD_CLOEXEC)
     channel = SocketChannel(ours, os.getpid(), errors, ending)

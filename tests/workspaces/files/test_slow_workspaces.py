@@ -22,6 +22,7 @@ from controlplane.serving.lanes import MOST_WAITING
 from tests.runs.agent.booted import eventually
 from tests.security.test_slow_clients import connect, ended
 from tests.stack.api_process import ApiProcess, api_process
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.boxes import Box
 from workspaces.files import call as calls
 from workspaces.files.call import FileCall
@@ -207,7 +208,7 @@ def test_more_calls_than_may_wait_are_told_to_come_later(box: Box, server: ApiPr
         with selectors.DefaultSelector() as answered:
             for sock in sockets:
                 answered.register(sock, selectors.EVENT_READ)
-            ((key, _),) = answered.select(30)
+            ((key, _),) = answered.select(LONG_WAIT)
         assert isinstance(key.fileobj, socket.socket)
         head, _, body = ended(key.fileobj).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
@@ -216,7 +217,7 @@ def test_more_calls_than_may_wait_are_told_to_come_later(box: Box, server: ApiPr
         eventually(lambda: "agent files" in running(box))
     # All of them have left: none is begun for nobody, and the one that was ends.
     eventually(lambda: "agent files" not in running(box))
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONG_WAIT)
     with contextlib.closing(connection):
         connection.request("GET", box.path("files/stat", path="."))
         assert connection.getresponse().status == 200

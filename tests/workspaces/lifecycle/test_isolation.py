@@ -15,6 +15,7 @@ from pytest_django.fixtures import Settings
 from controlplane.work.models import Heartbeat
 from tests.conftest import Answer, Api
 from tests.stack.worker_process import environment
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, Launcher
 from workspaces.lifecycle.enforcement.isolation import FRESH, IsolationTask, refuse_wide_bind
 from workspaces.models import NetworkGuardReport
@@ -131,7 +132,7 @@ def test_the_api_ends_with_the_reason_instead_of_listening_for_others() -> None:
         env=environment(SVC_API_PORT="1", **changes),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_WAIT,
         check=False,
     )
     assert done.returncode != 0

@@ -70,7 +70,7 @@ def stop(engine: RunningEngine, job: BuildJob) -> None:
         TransitionRequest(workspace_id=workspace_id, kind=Transition.Kind.STOP, owner_user_id=OWNER)
     )
     make_worker("worker-a")
-    stale = timedelta(seconds=20)
+    stale = timedelta(minutes=20)
     executor = TransitionExecutor(adapter=engine, grace=timedelta(seconds=1), stale=stale)
     transition_worker = TransitionWorker(
         "worker-a", executor, stale=stale, is_reliable=lambda: True

@@ -47,7 +47,7 @@ from workspaces.models import (
 from workspaces.runtimes.base import Collect, LaunchedRuntime, LaunchError, ObservedRuntime
 
 STOP, DELETE = Transition.Kind.STOP, Transition.Kind.DELETE
-STALE = timedelta(seconds=20)
+STALE = timedelta(minutes=20)
 ROUNDS = 10
 
 

@@ -19,6 +19,7 @@ from runs.record.retention import prunable, prune
 from tests.conftest import OWNER, Answer, Api
 from tests.factories import claim, make_job
 from tests.runs.ready import ready_attempt
+from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
 from workspaces.models import Attempt, BuildJob, Sandbox, Transition, Workspace
 
@@ -233,7 +234,7 @@ def at_once(number: int, ask: Any) -> list[Answer]:
 
     def one(index: int) -> Answer:
         try:
-            together.wait(60)
+            together.wait(LONG_WAIT)
             answer: Answer = ask(index)
             return answer
         finally:

@@ -20,6 +20,7 @@ from tests.bench.empty_jobs import NoEngine
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt, ready_attempts
 from tests.support import attempt_steps
+from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
 from workspaces.lifecycle.reconciler import Orphans, Reconciliation, reconcile
 from workspaces.models import (
@@ -324,7 +325,7 @@ def test_one_worker_at_a_time_reconciles_an_engine() -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join(60)
+        thread.join(LONG_WAIT)
 
     engine = Engine()
     engine.between = second

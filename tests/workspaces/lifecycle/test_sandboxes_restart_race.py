@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from controlplane.errors import Conflict
 from tests.conftest import Api
 from tests.factories import make_job
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.start import retry_sandbox
 from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
@@ -37,7 +38,7 @@ def all_at_once(work: Callable[[int], T]) -> list[T]:
         with transaction.atomic():
             Workspace.objects.select_for_update().get()
             running = [pool.submit(work, number) for number in range(AT_ONCE)]
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + LONG_WAIT
             while waiting_for_locks() < AT_ONCE:
                 assert time.monotonic() < deadline, "the threads do not wait for the row"
                 time.sleep(0.02)

@@ -12,13 +12,14 @@ from controlplane.work.notifications import listen
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.stopping import StopEvent
 from tests.runs.ready import ready_attempt
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.transitions import TransitionRequest, request_transition
 from workspaces.models import Transition
 from workspaces.models.transition import CHANNEL
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = LONG_WAIT
 
 
 def test_a_task_that_is_woken_does_not_wait_until_it_is_due() -> None:

@@ -21,6 +21,7 @@ from controlplane.database.locks import _key
 from controlplane.subprocesses import run_process
 from tests.builds.bench import write_program
 from tests.stack.worker_process import CommandProcess, WorkerProcess, eventually
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.packages.package_index import write_index
 from workspaces.families import FAMILIES
 from workspaces.models import Package, PackageIndex
@@ -43,7 +44,7 @@ def docker(*arguments: str) -> str:
     """Return what the engine's command line prints."""
     env = {**os.environ, "DOCKER_HOST": configured.DOCKER_HOST}
     done = run_process(
-        [configured.DOCKER_CLI, *arguments], env=env, timeout=120, stdout_limit=65536
+        [configured.DOCKER_CLI, *arguments], env=env, timeout=LONG_WAIT, stdout_limit=65536
     )
     return done.stdout.decode()
 
@@ -141,12 +142,12 @@ def test_a_reading_that_is_killed_leaves_the_earlier_index(
     try:
         eventually(lambda: _has_come_to(moment, instance_id), what=moment)
         process.process.send_signal(signal.SIGKILL)
-        process.process.wait(timeout=60)
+        process.process.wait(timeout=LONG_WAIT)
         eventually(lambda: not _others_at_work(), what="its connections are closed")
         assert list(Package.objects.values_list("name", "versions")) == [("jq", ["1.6"])]
     finally:
         process.process.kill()
-        process.process.wait(timeout=60)
+        process.process.wait(timeout=LONG_WAIT)
     # The lock goes with the process's connection, and the container with the next reading.
     eventually(lambda: not _locks_held(), what="the lock is given back")
     assert sync_family("debian", engine=configured_engine(), cancelled=NEVER) > 30_000
@@ -202,7 +203,7 @@ def test_a_build_worker_reads_what_is_due_and_removes_what_was_left(
         eventually(lambda: not containers_of(instance_id), what="no container is left")
     finally:
         worker.process.terminate()
-        worker.process.wait(timeout=60)
+        worker.process.wait(timeout=LONG_WAIT)
     assert PackageIndex.objects.get().packages > 30_000
 
 
@@ -228,7 +229,7 @@ def test_readers_see_the_earlier_index_until_the_new_one_is_whole() -> None:
         write_index("debian", {f"new-{n}": ["1"] for n in range(700)})
     finally:
         stop.set()
-        looker.join(timeout=60)
+        looker.join(timeout=LONG_WAIT)
     assert seen <= {(500, 0), (0, 700)}
 
 

@@ -116,6 +116,7 @@ def test_a_launched_workspace_is_ready_answers_ends_in_order_and_is_removed(
     )
     adapter = launcher.adapter
     assert adapter.observe(request.run_id) is None
+    began = time.time()
     runtime = launcher.launch(request)
 
     assert (runtime.adapter, runtime.engine_id) == (adapter.name, adapter.engine_id())
@@ -124,7 +125,7 @@ def test_a_launched_workspace_is_ready_answers_ends_in_order_and_is_removed(
     assert (live.run_id, live.job_id, live.attempt_count) == (request.run_id, request.job_id, 3)
     assert (live.resource_id, live.reference) == (runtime.resource_id, runtime.reference)
     assert (live.running, live.exit_code, live.oom_killed) == (True, None, False)
-    assert abs(live.created_at.timestamp() - time.time()) < 90
+    assert began - 2 <= live.created_at.timestamp() <= time.time() + 2
     assert adapter.list(request.workspace_id) == [live]
     assert adapter.list(uuid4()) == []
     assert shell(launcher, request.run_id, "stat -c %U prepared; pwd; id -un") == (
@@ -132,7 +133,7 @@ def test_a_launched_workspace_is_ready_answers_ends_in_order_and_is_removed(
         "workspace\n/workspace/repo\nworkspace\n",
     )
 
-    assert adapter.stop(request.run_id, seconds=20)
+    assert adapter.stop(request.run_id, seconds=LONG_WAIT)
     ended = adapter.observe(request.run_id)
     assert ended is not None
     assert (ended.running, ended.exit_code) == (False, 143)
@@ -142,7 +143,7 @@ def test_a_launched_workspace_is_ready_answers_ends_in_order_and_is_removed(
     with pytest.raises(LaunchError) as caught:
         adapter.call_agent(request.run_id, ["status"], timeout=WAIT_SECONDS)
     assert caught.value.code == "runtime-not-running"
-    assert adapter.stop(request.run_id, seconds=20)
+    assert adapter.stop(request.run_id, seconds=LONG_WAIT)
 
     assert adapter.remove_containers(request.run_id)
     adapter.remove(request.run_id)
@@ -272,7 +273,7 @@ def test_a_newer_launch_adopts_and_an_older_one_touches_nothing(launcher: Launch
 def test_a_runtime_that_has_ended_is_replaced(launcher: Launcher) -> None:
     request = launcher.request()
     ended = launcher.launch(request)
-    launcher.adapter.stop(request.run_id, seconds=20)
+    launcher.adapter.stop(request.run_id, seconds=LONG_WAIT)
     second = launcher.launch(replace(request, attempt_count=2))
     assert second.resource_id != ended.resource_id
     assert running(launcher, request.run_id)
@@ -391,8 +392,7 @@ def test_a_channel_that_is_closed_ends_what_it_was_connected_to(
     launcher: Launcher, ready: LaunchRequest
 ) -> None:
     channel = launcher.adapter.open_agent(ready.run_id, ["session"])
-    assert channel.read(0.2) is None
-    assert "agent session" in processes(launcher, ready)
+    eventually(lambda: processes(launcher, ready).count("agent session") == 2, what="it runs")
     channel.close()
     assert channel.read(1.0) == b""
     eventually(lambda: processes(launcher, ready).count("agent session") == 1, what="it has ended")

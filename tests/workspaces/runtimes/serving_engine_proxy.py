@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import LONG_WAIT
 from workspaces.runtimes.docker.engine_proxy import EngineProxy, EngineProxyLimits
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = LONG_WAIT
 
 
 @dataclass

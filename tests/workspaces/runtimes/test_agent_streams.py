@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 from tests.workspaces.runtimes.test_docker_channel import (  # noqa: F401 - fixtures
     Place,
@@ -35,7 +36,7 @@ async def opened(place: Place, told: Told, *arguments: str) -> AgentStream:  # n
     """Call the agent of the container, which here runs what it is given."""
     endpoint = f"docker-exec://{place.container.id}"
     argv = [boot.AGENT, *arguments]
-    return await open_endpoint(endpoint, DOCKER_HOST, argv, told, timeout=90)
+    return await open_endpoint(endpoint, DOCKER_HOST, argv, told, timeout=LONG_WAIT)
 
 
 def test_bytes_go_both_ways_unchanged_without_the_engine(place: Place) -> None:  # noqa: F811
@@ -43,15 +44,18 @@ def test_bytes_go_both_ways_unchanged_without_the_engine(place: Place) -> None: 
 
     async def echo() -> tuple[bytes, int]:
         told = Told()
-        script = f"sleep 1; head -c {len(content)}; echo done >&2; exit 7"
+        until_go = "until [ -e /tmp/go ]; do sleep 0.1; done"
+        script = f"{until_go}; head -c {len(content)}; echo done >&2; exit 7"
         stream = await opened(place, told, "sh", "-c", script)
         assert isinstance(stream, SocketStream)
         for start in range(0, len(content), 65536):
+            if told.pauses == 1 and not told.writable.is_set():  # only now it begins to read
+                await asyncio.to_thread(place.container.exec_run, ["touch", "/tmp/go"])
             await told.writable.wait()
             stream.write(content[start : start + 65536])
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
-        assert await stream.exit_code(60) == 7
+        assert await stream.exit_code(LONG_WAIT) == 7
         assert stream.errors() == "done\n"
         stream.close()
         return hashlib.sha256(told.output).digest(), told.pauses
@@ -70,7 +74,7 @@ def test_output_waits_while_nobody_takes_it(place: Place) -> None:  # noqa: F811
         await asyncio.sleep(0.5)
         assert told.output == b""
         stream.resume_output()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
         assert told.output.endswith(b"\n2000000\n")
 
@@ -82,7 +86,7 @@ def test_closing_ends_the_input_after_what_was_written(place: Place) -> None:  #
         stream = await opened(place, Told(), "sh", "-c", "cat >/tmp/part; mv /tmp/part /tmp/over")
         stream.write(b"x" * 3_000_000)
         stream.close()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             while place.container.exec_run(["wc", "-c", "/tmp/over"]).exit_code:
                 await asyncio.sleep(0.1)
 
@@ -94,11 +98,11 @@ def test_a_container_that_ends_ends_its_calls(place: Place) -> None:  # noqa: F8
     async def end() -> None:
         told = Told()
         stream = await opened(place, told, "sleep", "600")
-        assert await stream.container_runs(30) is True
+        assert await stream.container_runs(LONG_WAIT) is True
         place.container.kill()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
-        assert await stream.container_runs(30) is False
+        assert await stream.container_runs(LONG_WAIT) is False
         assert await stream.exit_code(0.1) is None
 
     asyncio.run(end())
@@ -111,7 +115,7 @@ def test_the_engine_does_it_where_the_agent_serves_no_calls(place: Place) -> Non
         told = Told()
         stream = await opened(place, told, "echo", "here")
         assert isinstance(stream, ExecStream)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
         return told.output
 
@@ -126,11 +130,11 @@ def test_a_process_that_is_not_the_containers_is_not_taken_for_it(place: Place) 
     for other in (os.getpid(), 1, 0, 2**30):
         assert not agent_socket.is_first_process(other, container_id)
     assert not agent_socket.is_first_process(pid, "0" * 64)
-    assert asyncio.run(first_process("0" * 64, DOCKER_HOST, 30)) is None
-    assert asyncio.run(first_process(container_id, "unix:///nowhere", 30)) is None
+    assert asyncio.run(first_process("0" * 64, DOCKER_HOST, LONG_WAIT)) is None
+    assert asyncio.run(first_process(container_id, "unix:///nowhere", LONG_WAIT)) is None
     place.container.pause()
     try:
-        assert asyncio.run(first_process(container_id, DOCKER_HOST, 30)) is None
+        assert asyncio.run(first_process(container_id, DOCKER_HOST, LONG_WAIT)) is None
     finally:
         place.container.unpause()
 
@@ -143,7 +147,7 @@ def test_calls_leave_no_descriptor_behind(place: Place) -> None:  # noqa: F811
         told = Told()
         stream = await opened(place, told, "cat")
         close(stream)
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
 
     async def calls() -> None:
@@ -152,7 +156,7 @@ def test_calls_leave_no_descriptor_behind(place: Place) -> None:  # noqa: F811
         for _ in range(5):
             await call(lambda stream: stream.abort())
             await call(lambda stream: stream.close())
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             while held() > before:
                 await asyncio.sleep(0.1)
 

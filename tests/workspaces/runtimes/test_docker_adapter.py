@@ -14,6 +14,7 @@ import pytest
 from docker.errors import ImageNotFound, NotFound
 
 from tests.stack.pausing import pause_beside
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import (
     DOCKERFILE,
     Launcher,
@@ -104,11 +105,13 @@ def test_an_image_without_the_agent_is_refused_by_the_engine(
 
 def test_a_launch_that_is_not_ready_in_time_says_what_it_was_doing(launcher: Launcher) -> None:
     setup = [step("echo downloading the internet; sleep 600", "long one")]
-    started = time.monotonic()
-    with pytest.raises(LaunchError, match="long one") as caught:
-        launcher.launch(launcher.request(boot={"setup": setup}, timeout=15.0, outbound=True))
-    assert caught.value.code == "launch-timed-out"
-    assert time.monotonic() - started < 90
+    for seconds in (15.0, 60.0, 180.0):  # until the time is over after the step has begun
+        with pytest.raises(LaunchError) as caught:
+            launcher.launch(launcher.request(boot={"setup": setup}, timeout=seconds, outbound=True))
+        assert caught.value.code == "launch-timed-out"
+        if "long one" in caught.value.message:
+            break
+    assert "long one" in caught.value.message
     assert launcher.left_over() == []
 
 
@@ -133,7 +136,7 @@ def test_a_container_that_cannot_answer_is_removed_when_the_time_is_over(
     over.set()
     freezing.join()
     assert caught.value.code == "launch-timed-out"
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
     assert launcher.left_over() == []
 
 
@@ -146,7 +149,7 @@ def test_a_cancelled_launch_ends_soon_and_cleans_up(launcher: Launcher) -> None:
             launcher.request(boot={"setup": [step("sleep 600")]}, outbound=True), cancelled
         )
     assert caught.value.code == "launch-cancelled"
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
     assert launcher.left_over() == []
 
 
@@ -172,7 +175,7 @@ def test_a_pull_from_a_registry_that_never_answers_ends_with_the_deadline(
     with pytest.raises(LaunchError, match="image was being pulled") as caught:
         launcher.launch(launcher.request(image=image, timeout=2.0))
     assert caught.value.code == "launch-timed-out"
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
 
 
 def test_an_oci_runtime_that_the_engine_lacks_is_named(launcher: Launcher) -> None:
@@ -196,6 +199,7 @@ def test_a_persistent_workspace_is_started_again_by_the_engine_and_a_failed_boot
 def test_observe_tells_what_became_of_a_runtime(launcher: Launcher) -> None:
     request = launcher.request(attempt_count=3)
     assert launcher.adapter.observe(request.run_id) is None
+    began = time.time()
     runtime = launcher.launch(request)
 
     live = launcher.adapter.observe(request.run_id)
@@ -203,7 +207,7 @@ def test_observe_tells_what_became_of_a_runtime(launcher: Launcher) -> None:
     assert (live.run_id, live.job_id, live.attempt_count) == (request.run_id, request.job_id, 3)
     assert (live.resource_id, live.reference) == (runtime.resource_id, runtime.reference)
     assert (live.running, live.exit_code, live.oom_killed) == (True, None, False)
-    assert abs(live.created_at.timestamp() - time.time()) < 60
+    assert began - 2 <= live.created_at.timestamp() <= time.time() + 2
 
     launcher.container(runtime).kill()
     launcher.container(runtime).wait()
@@ -238,7 +242,7 @@ def test_removals_at_the_same_moment_all_end_well(launcher: Launcher) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG_WAIT)
     assert len(results) == 4
     assert any(results)
     assert launcher.left_over() == []
@@ -265,6 +269,6 @@ def test_an_engine_that_never_answers_is_given_up_after_its_time(silent_engine: 
     with pytest.raises(LaunchError) as caught:
         adapter.check()
     assert caught.value.code == "adapter-unavailable"
-    assert time.monotonic() - started < 90
+    assert time.monotonic() - started < LONG_WAIT
     del caught
     gc.collect()

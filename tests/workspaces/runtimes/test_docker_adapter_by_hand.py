@@ -13,6 +13,7 @@ import pytest
 from docker.models.containers import Container
 from structlog.testing import capture_logs
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import LaunchError
 
@@ -67,7 +68,7 @@ def test_one_with_the_name_of_a_run_is_neither_asked_nor_replaced(
     container.start()
 
     with pytest.raises(LaunchError) as asked:
-        launcher.adapter.call_agent(request.run_id, ("status",), timeout=60)
+        launcher.adapter.call_agent(request.run_id, ("status",), timeout=LONG_WAIT)
     with pytest.raises(LaunchError) as launched:
         launcher.launch(request)
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher, step
 from workspaces.runtimes.base import LaunchedRuntime
 
@@ -216,7 +217,7 @@ def test_without_sudo_nobody_gains_privileges(launcher: Launcher) -> None:
 
 def test_with_sudo_the_user_becomes_root_and_installs_packages(launcher: Launcher) -> None:
     runtime = launcher.launch(
-        launcher.request(sudo=True, outbound=True, memory_mb=512, timeout=120.0)
+        launcher.request(sudo=True, outbound=True, memory_mb=512, timeout=LONG_WAIT)
     )
     install = (
         "sudo apt-get update -q && sudo DEBIAN_FRONTEND=noninteractive "

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.engine_api import EngineConnections
@@ -68,7 +69,7 @@ def test_launches_that_reach_for_the_same_subnet_all_get_one(launcher: Launcher)
         labels = {"svc.instance": launcher.instance_id, "svc.run": str(uuid4())}
         try:
             with EngineConnections(DOCKER_HOST, launcher.instance_id).connect(60) as engine:
-                barrier.wait(90)
+                barrier.wait(LONG_WAIT)
                 name = f"svc-test-{launcher.instance_id}-{number}"
                 engine.create_network(name, labels, pool=POOL, start=7)
         except LaunchError as error:
@@ -78,7 +79,7 @@ def test_launches_that_reach_for_the_same_subnet_all_get_one(launcher: Launcher)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG_WAIT)
     assert faults == []
     subnets = {network.attrs["IPAM"]["Config"][0]["Subnet"] for network in launcher.networks()}
     assert len(subnets) == 4

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher, step
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import launch as launching
@@ -39,7 +40,7 @@ class Racer:
             self.error = error
 
     def join(self) -> Racer:
-        self.thread.join(90)
+        self.thread.join(LONG_WAIT)
         assert not self.thread.is_alive()
         return self
 
@@ -59,7 +60,7 @@ class Meanwhile(threading.Event):
         return super().is_set()
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = LONG_WAIT) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -19,6 +19,7 @@ from docker.models.containers import Container
 
 from runs.agent_archive import agent_archive
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, tar_of
 from workspaces.runtimes.base import AgentAnswer, AgentChannel, LaunchError
 from workspaces.runtimes.docker import DockerAdapter, agent_socket
@@ -26,7 +27,7 @@ from workspaces.runtimes.docker import DockerAdapter, agent_socket
 pytestmark = pytest.mark.docker
 
 MIB = 1024 * 1024
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = LONG_WAIT
 
 
 @dataclass
@@ -168,7 +169,7 @@ def test_a_call_without_an_answer_in_time_ends_as_silent(place: Place) -> None:
 
 def test_a_runtime_that_does_not_exist_is_gone(place: Place) -> None:
     speak: list[Callable[[], object]] = [
-        lambda: place.adapter.call_agent(uuid4(), ["true"], timeout=5),
+        lambda: place.adapter.call_agent(uuid4(), ["true"], timeout=LONG_WAIT),
         lambda: place.adapter.open_agent(uuid4(), ["true"]),
     ]
     for to_nobody in speak:
@@ -180,7 +181,7 @@ def test_a_runtime_that_does_not_exist_is_gone(place: Place) -> None:
 def test_the_container_of_another_installation_does_not_exist(place: Place) -> None:
     stranger = DockerAdapter(DOCKER_HOST, str(uuid4()))
     with pytest.raises(LaunchError) as caught:
-        stranger.call_agent(place.run_id, ["true"], timeout=5)
+        stranger.call_agent(place.run_id, ["true"], timeout=LONG_WAIT)
     assert caught.value.code == "runtime-gone"
     with stranger.read_files(place.run_id, "/etc") as chunks:
         assert chunks is None
@@ -242,7 +243,7 @@ def test_a_program_that_floods_its_standard_error_holds_nobody_up(place: Place) 
 def test_an_engine_that_never_answers_is_unavailable(silent_engine: str) -> None:
     adapter = DockerAdapter(silent_engine, str(uuid4()), engine_timeout=0.3)
     for use in (
-        lambda: adapter.call_agent(uuid4(), ["true"], timeout=30),
+        lambda: adapter.call_agent(uuid4(), ["true"], timeout=LONG_WAIT),
         lambda: adapter.open_agent(uuid4(), ["true"]),
         lambda: adapter.read_files(uuid4(), "/etc").__enter__(),
     ):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import DockerAdapter
@@ -42,11 +43,11 @@ class Relay:
     def close(self) -> None:
         """Take no more connections either."""
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(30)
+        self._thread.join(LONG_WAIT)
         self._listener.close()
         self.cut()
         for thread in self._passing:
-            thread.join(30)
+            thread.join(LONG_WAIT)
         for one in self._open:
             one.close()
 
@@ -95,7 +96,7 @@ def test_calls_at_once_use_a_connection_each_and_all_are_answered(relay: Relay) 
     together = threading.Barrier(12)
 
     def ask(_: int) -> str:
-        together.wait(60)
+        together.wait(LONG_WAIT)
         return adapter.engine_id()
 
     with ThreadPoolExecutor(12) as pool:

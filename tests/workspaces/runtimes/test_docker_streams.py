@@ -12,6 +12,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 from workspaces.runtimes.agent_streams import AgentStream
 from workspaces.runtimes.base import LaunchError
@@ -51,7 +52,7 @@ class Told:
 @pytest.fixture(scope="module")
 def container() -> Iterator[Container]:
     """A container that does nothing."""
-    client = docker.DockerClient(DOCKER_HOST, timeout=60)
+    client = docker.DockerClient(DOCKER_HOST, timeout=round(LONG_WAIT))
     container = client.containers.run(
         BASE_IMAGE, ["sleep", "600"], detach=True, init=True, name=f"streams-{uuid.uuid4().hex}"
     )
@@ -63,7 +64,7 @@ def container() -> Iterator[Container]:
 def opened(container: Container, told: Told, *argv: str) -> asyncio.Future[AgentStream]:
     """Start a program in the container."""
     endpoint = f"docker-exec://{container.id}"
-    opening = open_endpoint(endpoint, DOCKER_HOST, list(argv), told, timeout=90)
+    opening = open_endpoint(endpoint, DOCKER_HOST, list(argv), told, timeout=LONG_WAIT)
     return asyncio.ensure_future(opening)
 
 
@@ -72,16 +73,18 @@ def test_bytes_go_both_ways_unchanged_and_input_waits(container: Container) -> N
 
     async def echo() -> tuple[bytes, int]:
         told = Told()
-        script = f"sleep 1; head -c {len(content)}; echo done >&2"
+        script = f"until [ -e /tmp/go ]; do sleep 0.1; done; head -c {len(content)}; echo done >&2"
         stream = await opened(container, told, "sh", "-c", script)
         for start in range(0, len(content), 65536):
+            if told.pauses == 1 and not told.writable.is_set():  # only now it begins to read
+                await asyncio.to_thread(container.exec_run, ["touch", "/tmp/go"])
             await told.writable.wait()
             stream.write(content[start : start + 65536])
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
-            while await stream.exit_code(5) is None:
+            while await stream.exit_code(LONG_WAIT) is None:
                 await asyncio.sleep(0.05)
-        assert await stream.exit_code(5) == 0
+        assert await stream.exit_code(LONG_WAIT) == 0
         assert stream.errors() == "done\n"
         stream.close()
         return hashlib.sha256(told.output).digest(), told.pauses
@@ -97,7 +100,7 @@ def test_closing_ends_the_input(container: Container) -> None:
         stream = await opened(container, told, "sh", "-c", "cat >/dev/null; echo over >/tmp/over")
         stream.write(b"x")
         stream.close()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             while container.exec_run(["cat", "/tmp/over"]).output != b"over\n":
                 await asyncio.sleep(0.1)
 
@@ -107,7 +110,7 @@ def test_closing_ends_the_input(container: Container) -> None:
 def test_what_cannot_be_entered_says_why(container: Container) -> None:
     async def enter(endpoint: str, host: str = DOCKER_HOST) -> tuple[str, str]:
         with pytest.raises(LaunchError) as refused:
-            await open_endpoint(endpoint, host, ["true"], Told(), timeout=5)
+            await open_endpoint(endpoint, host, ["true"], Told(), timeout=LONG_WAIT)
         return refused.value.code, refused.value.message
 
     container.pause()
@@ -130,11 +133,11 @@ def test_a_container_that_ends_ends_its_streams(container: Container) -> None:
     async def end() -> None:
         told = Told()
         stream = await opened(container, told, "sleep", "600")
-        assert await stream.container_runs(5) is True
+        assert await stream.container_runs(LONG_WAIT) is True
         container.kill()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LONG_WAIT):
             await told.ended.wait()
-        assert await stream.container_runs(5) is False
+        assert await stream.container_runs(LONG_WAIT) is False
         with pytest.raises(LaunchError) as refused:
             await opened(container, Told(), "true")
         assert refused.value.code == "runtime-not-running"

@@ -9,6 +9,7 @@ from uuid import uuid4
 import docker
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError, Volume
 from workspaces.runtimes.docker import volumes
@@ -45,7 +46,7 @@ def test_a_volume_is_filled_from_the_image_and_belongs_to_the_user(launcher: Lau
 def test_what_is_in_a_volume_is_there_in_the_next_container(launcher: Launcher) -> None:
     request = launcher.request(volumes=KEPT, fresh_volumes=True)
     launcher.inside(launcher.launch(request), "sh", "-c", "echo mine > ~/note")
-    assert launcher.adapter.stop(request.run_id, seconds=10)
+    assert launcher.adapter.stop(request.run_id, seconds=LONG_WAIT)
     launcher.adapter.remove(request.run_id)
     again = launcher.request(workspace_id=request.workspace_id, volumes=KEPT)
     runtime = launcher.launch(again)
@@ -125,22 +126,22 @@ def test_a_strangers_volume_of_that_name_is_neither_used_nor_removed(
 def test_a_stop_ends_a_container_in_order_and_leaves_it_readable(launcher: Launcher) -> None:
     request = launcher.request()
     runtime = launcher.launch(request)
-    assert launcher.adapter.stop(request.run_id, seconds=20)
+    assert launcher.adapter.stop(request.run_id, seconds=LONG_WAIT)
     container = launcher.container(runtime)
     assert container.status == "exited"
     with launcher.adapter.read_files(request.run_id, "/var/lib/svc/status.json") as chunks:
         assert chunks is not None
         assert b"stopped" in b"".join(chunks)
-    assert launcher.adapter.stop(request.run_id, seconds=20)
+    assert launcher.adapter.stop(request.run_id, seconds=LONG_WAIT)
     launcher.adapter.remove(request.run_id)
-    assert not launcher.adapter.stop(request.run_id, seconds=20)
+    assert not launcher.adapter.stop(request.run_id, seconds=LONG_WAIT)
 
 
 def test_a_paused_container_is_stopped_too(launcher: Launcher) -> None:
     request = launcher.request()
     container = launcher.container(launcher.launch(request))
     container.pause()
-    assert launcher.adapter.stop(request.run_id, seconds=20)
+    assert launcher.adapter.stop(request.run_id, seconds=LONG_WAIT)
     container.reload()
     assert container.status == "exited"
     assert container.attrs["State"]["ExitCode"] != 137

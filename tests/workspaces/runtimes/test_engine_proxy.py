@@ -20,6 +20,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, tar_of
 from tests.workspaces.runtimes.serving_engine_proxy import (
     ServingEngineProxy,
@@ -42,7 +43,7 @@ QUICK = EngineProxyLimits(look=0.1)
 @pytest.fixture(scope="module")
 def client() -> Iterator[docker.DockerClient]:
     """The engine, asked directly."""
-    made = docker.DockerClient(base_url=DOCKER_HOST, timeout=120)
+    made = docker.DockerClient(base_url=DOCKER_HOST, timeout=round(LONG_WAIT))
     yield made
     made.close()
 
@@ -117,7 +118,9 @@ def test_the_agent_answers_through_the_proxy(
     adapter: DockerAdapter, ours: tuple[UUID, Container]
 ) -> None:
     run_id, _ = ours
-    answer = adapter.call_agent(run_id, ("sh", "-c", "cat; exit 7"), stdin=b"hello", timeout=60)
+    answer = adapter.call_agent(
+        run_id, ("sh", "-c", "cat; exit 7"), stdin=b"hello", timeout=LONG_WAIT
+    )
     assert (answer.exit_code, answer.stdout) == (7, b"hello")
 
 
@@ -130,7 +133,7 @@ def test_a_program_goes_on_after_its_input_has_ended(
         channel.write(b"something")
         channel.close_input()
         said = b""
-        while piece := channel.read(60):
+        while piece := channel.read(LONG_WAIT):
             said += piece
         assert (said, channel.exit_code()) == (b"late\n", 0)
 
@@ -140,7 +143,7 @@ def test_much_goes_through_unchanged_in_both_directions(
 ) -> None:
     run_id, _ = ours
     sent = os.urandom(MIB) * 12
-    answer = adapter.call_agent(run_id, ("cat",), stdin=sent, timeout=120)
+    answer = adapter.call_agent(run_id, ("cat",), stdin=sent, timeout=LONG_WAIT)
     assert hashlib.sha256(answer.stdout).digest() == hashlib.sha256(sent).digest()
 
 
@@ -308,7 +311,7 @@ def test_the_adapter_sees_anothers_container_as_gone(
 ) -> None:
     adapter = DockerAdapter(opened.docker_host, instance)
     with pytest.raises(LaunchError) as caught:
-        adapter.call_agent(others[0], ("true",), timeout=60)
+        adapter.call_agent(others[0], ("true",), timeout=LONG_WAIT)
     assert caught.value.code == "runtime-gone"
 
 
@@ -405,11 +408,11 @@ def test_the_command_opens_a_proxy_for_its_group_and_closes_it(open_directory: P
             assert b"engine_proxy_started" in log.readline()
             assert path.stat().st_mode & 0o777 == 0o660
             second = subprocess.run(
-                argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False
+                argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=LONG_WAIT, check=False
             )
             assert second.returncode != 0
             assert "Another proxy is open" in second.stderr
         finally:
             first.send_signal(signal.SIGTERM)
-            assert first.wait(60) == 0
+            assert first.wait(LONG_WAIT) == 0
     assert not path.exists()

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from workspaces.engines.certificates import CertificatesError, make_certificates
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.remote.tls_tunnel import EngineAddress, TlsTunnel
 
 MIB = 1024**2
-SECONDS = 60.0
+SECONDS = LONG_WAIT
 
 
 def certificates(folder: Path, address: str = "127.0.0.1") -> Path:

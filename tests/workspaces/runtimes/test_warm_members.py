@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import docker
 import pytest
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST, Launcher, step
 from tests.workspaces.runtimes.test_docker_adapter_races import Racer, only_container
 from workspaces.runtimes import boot
@@ -48,7 +49,7 @@ def waiting(
 
 
 def phase_of(launcher: Launcher, run_id: UUID) -> str:
-    answer = launcher.adapter.call_agent(run_id, ("status",), timeout=20)
+    answer = launcher.adapter.call_agent(run_id, ("status",), timeout=LONG_WAIT)
     status = boot.parse_status(answer.stdout)
     assert status is not None
     return status.phase
@@ -170,9 +171,11 @@ def test_an_agent_that_is_bound_is_never_bound_to_another_run(launcher: Launcher
     launcher.launch(request)
     other = launcher.request()
     document = boot.binding(f"9-{uuid4().hex}", other.boot)
-    answer = launcher.adapter.call_agent(request.run_id, boot.BIND, stdin=document, timeout=20)
+    answer = launcher.adapter.call_agent(
+        request.run_id, boot.BIND, stdin=document, timeout=LONG_WAIT
+    )
     assert answer.exit_code == 4
-    told = launcher.adapter.call_agent(request.run_id, ("status",), timeout=20).stdout
+    told = launcher.adapter.call_agent(request.run_id, ("status",), timeout=LONG_WAIT).stdout
     assert json.loads(told)["runId"] == str(request.run_id)
 
 
@@ -189,7 +192,9 @@ def test_a_document_that_makes_no_sense_leaves_it_waiting(
     waiting: tuple[Launcher, ClaimedMember], document: bytes
 ) -> None:
     launcher, member = waiting
-    answer = launcher.adapter.call_agent(member.member_id, boot.BIND, stdin=document, timeout=20)
+    answer = launcher.adapter.call_agent(
+        member.member_id, boot.BIND, stdin=document, timeout=LONG_WAIT
+    )
     assert answer.exit_code == 2
     assert phase_of(launcher, member.member_id) == "unbound"
 
@@ -199,7 +204,9 @@ def test_nothing_runs_in_it_before_it_is_somebodys(
     waiting: tuple[Launcher, ClaimedMember], subcommand: str
 ) -> None:
     launcher, member = waiting
-    answer = launcher.adapter.call_agent(member.member_id, (subcommand,), stdin=b"{}", timeout=20)
+    answer = launcher.adapter.call_agent(
+        member.member_id, (subcommand,), stdin=b"{}", timeout=LONG_WAIT
+    )
     assert answer.exit_code != 0
     assert phase_of(launcher, member.member_id) == "unbound"
 

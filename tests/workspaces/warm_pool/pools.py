@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from controlplane.work.stopping import StopEvent
 from tests.bench.empty_jobs import NoEngine
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import WarmMember
 from workspaces.runtimes.base import (
     Collect,
@@ -80,7 +81,7 @@ def pool_of(engine: NoEngine, *, size: int = 3, memory_mb: int = 0) -> WarmPool:
         instance_id="test",
         size=size,
         memory_mb=memory_mb,
-        timeout=60,
+        timeout=LONG_WAIT,
         require_isolation=lambda: None,
     )
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connections
 
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.warm_pool.pools import Engine, ask, filled, keep, start_of
 from workspaces.models import WarmMember
 
@@ -25,7 +26,7 @@ def test_fifty_claims_on_a_pool_of_three_have_three_and_nobody_waits() -> None:
     def claim(number: int) -> uuid.UUID | None:
         try:
             if number < 10:
-                ready.wait(30)
+                ready.wait(LONG_WAIT)
             claimed = pool.claim(start_of(), ask)
             return None if claimed is None else claimed.member_id
         finally:
