@@ -191,6 +191,7 @@ def configure(
         "DOCKER_HOST": f"tcp://{builder}",
         "REGISTRY_BASE_URL": f"http://{place.pull_registry}",
         "REGISTRY_PUSH_REGISTRY": PUSH_REGISTRY,
+        "SVC_ALLOWED_HOSTS": f"127.0.0.1,{addresses['api']}",
         "SVC_INSTANCE_ID": str(uuid4()),
         "SVC_BASE_IMAGE_DEBIAN": settings.SVC_BASE_IMAGES["debian"],
         # The engine's machine has a guard of its own; what Pods reach is not asked here.
