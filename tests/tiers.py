@@ -20,7 +20,6 @@ from tests.stack import cluster
 KUBERNETES = (
     "tests/workspaces/runtimes/test_kubernetes.py",
     "tests/e2e/test_kubernetes.py",
-    "tests/e2e/test_kubernetes_deployed.py",
     "tests/deploy/kubernetes/test_manifests_in_cluster.py",
 )
 """What needs a cluster. One is started for all of them, so they begin together, and first."""

@@ -189,3 +189,13 @@ def test_every_secret_that_is_needed_is_in_the_example() -> None:
         if "valueFrom" in each and not each["valueFrom"]["secretKeyRef"].get("optional")
     }
     assert given == needed
+
+
+def test_the_api_answers_its_probes_and_the_gateways_under_the_names_they_use() -> None:
+    lines = (FOLDER / "example" / "settings.env").read_text("utf-8").splitlines()
+    hosts = dict(line.split("=", 1) for line in lines)["SVC_ALLOWED_HOSTS"].split(",")
+    assert hosts == ["127.0.0.1", "api"]
+    for name in ("sshgateway", "previewgateway"):
+        (container,) = PODS[name]["containers"]
+        values = {each["name"]: each.get("value") for each in container["env"]}
+        assert values["SSH_GATEWAY_API_BASE_URL"] == "http://api:4000"
