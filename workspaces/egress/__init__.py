@@ -6,6 +6,7 @@
 - :mod:`.name_server`  answers for allowed names only, out of nothing but the policy;
   :mod:`.name_listener` is asked
 - :mod:`.client_hello`  which host a TLS client asks for; :mod:`.web`  one HTTP request
+- :mod:`.allowance`  how much of something a workspace may have at once
 - :mod:`.proxy`  decides on every connection; :mod:`.dialling` and :mod:`.relaying` pass bytes on
 - :mod:`.known_networks`  whose network a connection comes from;
   :mod:`.open_networks` what is open there

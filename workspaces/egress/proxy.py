@@ -257,7 +257,7 @@ class EgressProxy:
         try:
             address, upstream, out = await self._dialler.dial(host, connection.port)
         except Unreachable as error:
-            raise refused(error.rule, str(error), host) from error
+            raise _not_reached(error, host) from error
         try:
             if connection.host:
                 # At once: what comes before TLS would be read as the host's answer.
@@ -280,7 +280,7 @@ class EgressProxy:
         try:
             await start_tls(out, self._bound.upstream_tls, host)
         except Unreachable as error:
-            raise refused(error.rule, str(error), host) from error
+            raise _not_reached(error, host) from error
 
     def _tell(
         self,
@@ -309,6 +309,11 @@ class EgressProxy:
                 another_rule=verdict.another_rule,
             )
         )
+
+
+def _not_reached(error: Unreachable, host: str) -> Refused:
+    verdict = Verdict(False, error.rule, str(error))
+    return Refused(verdict, host, not_reached=not error.by_policy)
 
 
 def _about(policy: Policy, connection: Connection, host: str) -> Verdict:
