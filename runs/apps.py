@@ -18,8 +18,11 @@ class RunsConfig(AppConfig):
         from controlplane.metrics import exposition
         from runs import run_metrics, run_slots
         from runs.boot_runs import BootRuns
+        from runs.record.egress_decisions import EgressDecisions
+        from workspaces.egress.decided import keeping
         from workspaces.lifecycle import records
 
         records.register(BootRuns())
+        keeping.register(EgressDecisions())
         exposition.register("runs", run_metrics.measure)
         readiness.register("slots", run_slots.check, required=False)

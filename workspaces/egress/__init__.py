@@ -11,6 +11,7 @@
 - :mod:`.known_networks`  whose network a connection comes from;
   :mod:`.open_networks` what is open there
 - :mod:`.decisions`  writes decisions as events; :mod:`.proposals` what an owner may allow
+- :mod:`.decided`  has each decision in the record of the boot run
 - :mod:`.bound`  accounts whose secrets never enter a workspace; :mod:`.bound_requests` puts them in
 - :mod:`.tls_ending`  the server's side of TLS, where a rule has to see requests
 

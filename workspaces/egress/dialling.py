@@ -25,7 +25,7 @@ CHUNK = 64 * 1024
 class Unreachable(Exception):
     """A host was not connected to; the text says why, ``rule`` what that is called.
 
-    ``by_policy`` tells that it was not even tried.
+    ``by_policy`` tells that it must not be, not that nobody answers.
     """
 
     def __init__(self, rule: str, reason: str, *, by_policy: bool = False) -> None:
@@ -41,7 +41,7 @@ async def start_tls(out: asyncio.StreamWriter, context: ssl.SSLContext, host: st
             await out.start_tls(context, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
         reason = f"The certificate of {host} is not valid: {error.verify_message}."
-        raise Unreachable("certificate-not-valid", reason) from error
+        raise Unreachable("certificate-not-valid", reason, by_policy=True) from error
     except (OSError, TimeoutError) as error:
         raise Unreachable("not-connected", f"{host} did not speak TLS.") from error
 

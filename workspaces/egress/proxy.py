@@ -264,11 +264,13 @@ class EgressProxy:
                 await self._prove(out, host)
             if request is not None and verdict.bound:
                 await self._bound.put_in(connection, request, verdict)
-            self._tell(connection, verdict, host, address=address, connections=1)
+            self._tell(connection, verdict, host, address=address, connections=1, request=request)
             try:
                 await relay(connection, upstream, out, request)
             finally:
-                self._tell(connection, verdict, host, address=address, connections=0)
+                self._tell(
+                    connection, verdict, host, address=address, connections=0, request=request
+                )
         except BaseException:
             out.transport.abort()
             raise
@@ -291,6 +293,7 @@ class EgressProxy:
         connections: int,
         address: str = "",
         finding: bool = False,
+        request: web.Request | None = None,
     ) -> None:
         self._decided(
             Decision(
@@ -307,6 +310,8 @@ class EgressProxy:
                 received=connection.received,
                 finding=finding,
                 another_rule=verdict.another_rule,
+                method="" if request is None else request.method[:20],
+                credentials=tuple(str(each.account_id) for each in verdict.bound),
             )
         )
 
