@@ -165,7 +165,7 @@ def test_decisions_of_the_egress_proxy_are_network_activity(
         Line(None, False, Summed(7), START_US),
     ]
     assert EgressDecisions().store(Pass(attempt.pk, "journal", 1, lines))
-    allowed, refused, unnamed, *_ = [
+    allowed, refused, unnamed = [
         event for event in told(api, run, schema) if event["class_uid"] == 4001
     ]
     assert types([allowed, refused, unnamed]) == [400101, 400105, 400105]
