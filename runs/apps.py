@@ -12,6 +12,7 @@ from runs import checks as checks  # importing them registers them
 if TYPE_CHECKING:
     from controlplane.metrics.gauges import Gauge
     from runs.boot_runs import BootRuns
+    from runs.record.egress_decisions import EgressDecisions
 
 
 class RunsConfig(AppConfig):
@@ -25,9 +26,11 @@ class RunsConfig(AppConfig):
         # Models cannot be imported before the apps are loaded.
         from controlplane import readiness
         from controlplane.metrics import gauges
+        from workspaces.egress.decided import keeping
         from workspaces.lifecycle import records
 
         records.register(_boot_runs)
+        keeping.register(_egress_decisions)
         gauges.register("runs", _measure)
         readiness.register("slots", _slots, required=False)
 
@@ -39,6 +42,12 @@ def _boot_runs() -> BootRuns:
     from runs.boot_runs import BootRuns
 
     return BootRuns()
+
+
+def _egress_decisions() -> EgressDecisions:
+    from runs.record.egress_decisions import EgressDecisions
+
+    return EgressDecisions()
 
 
 def _measure(*, stale: timedelta) -> list[Gauge]:

@@ -11,7 +11,7 @@ import uuid
 from datetime import timedelta
 
 import structlog
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models.functions import Coalesce, Now
 
 from controlplane.database.ids import uuid7
@@ -21,7 +21,7 @@ from controlplane.owner_limits import OwnerLimit
 from controlplane.work.leases import Fence, lease_lost
 from controlplane.work.notifications import announce
 from runs.models import Run, RunHead
-from runs.record import store
+from runs.record import egress_endings, store
 from runs.record_limits import RECORD_BYTES
 from runs.recording.collect import drain, drain_container
 from runs.run_messages import CANCELLATIONS
@@ -127,16 +127,29 @@ class BootRuns:
     def end_boot_run(self, attempt: Attempt, *, failed: bool, code: str, message: str) -> bool:
         """End the boot run of an attempt that failed or was cancelled; False when it had ended.
 
-        What its record lacks, if anything, it says.
+        What its record lacks, if anything, it says. Inside of a transaction, where nobody can be
+        waited for, it is also False while the egress proxy has decisions to store: a sweeper ends
+        it then.
         """
+        run = boot_run(attempt)
+        egress_endings.settle(run)
+        if connection.in_atomic_block and not egress_endings.is_settled(run):
+            return False
         return store.close_early(
-            boot_run(attempt).number,
+            run.number,
             reason="build-failed" if failed else "cancelled",
             detail=message,
             status=Run.Status.FAILED if failed else Run.Status.CANCELLED,
             error_code=code if failed else "",
             error_message=message if failed else "",
         )
+
+    def settle_egress(self, attempt: Attempt) -> None:
+        """Wait a moment until all decisions of the egress proxy are stored; nothing passes then.
+
+        For those who end the boot run in a transaction, before that begins.
+        """
+        egress_endings.settle(boot_run(attempt))
 
     def is_being_recorded(self, attempt: Attempt) -> bool:
         """Whether a source of the boot run's record has begun and not been closed yet."""

@@ -27,7 +27,7 @@ from controlplane.work.amqp import BrokerError
 from controlplane.work.notifications import announce
 from runs.input.sealed import StartInput, seal_input
 from runs.models import Run, RunChange, RunHead, RunQuerySet
-from runs.record import store
+from runs.record import egress_decisions, store
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
 from runs.run_messages import CANCELLATIONS, RUN_REQUESTED, announce_run
@@ -189,6 +189,7 @@ def create_boot_run(attempt: Attempt) -> Run:
         recorded=True,
     )
     store.ensure_head(run)
+    egress_decisions.begin(run)
     return run
 
 

@@ -210,6 +210,7 @@ class JobState:
         code, message = describe(error)
         attempt = self.attempt
         told: dict[str, str] = {"code": code, "message": message}
+        self._settle_egress()
         # The run before the attempt: others end the runs of attempts that are over, with less to
         # say.
         writes: dict[str, Callable[[], object]] = {
@@ -240,6 +241,14 @@ class JobState:
         if len(lost) == len(writes):
             raise lost[0]
         return failures
+
+    def _settle_egress(self) -> None:
+        try:
+            BootRuns().settle_egress(self.attempt)
+        except (DatabaseError, InterfaceError) as exc:
+            # The record says then what it may lack.
+            log.warning("egress_not_settled", reason=type(exc).__name__)
+            close_old_connections()
 
     def give_back(self) -> None:
         """Release the job for another worker; this try does not count."""

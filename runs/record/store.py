@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from controlplane.metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
 from controlplane.work.leases import Fence, lease_lost
@@ -27,7 +27,7 @@ from controlplane.work.notifications import announce
 from runs.agent.record import frames
 from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunHead
-from runs.record import chain, room, seal, settlement
+from runs.record import chain, egress_endings, room, seal, settlement
 from runs.record.ingest import meta as metas
 from runs.record.ingest import tables
 from runs.record.ingest.batch import LAST_SEQUENCE, Batch
@@ -134,6 +134,7 @@ def append(
             head.save()
         if batch.sealed is not None:
             run = Run.objects.get(number=run_number)
+            egress_endings.close(run, head)
             _seal(run, head)
             settlement.ended(run, metas.read(batch.sealed.meta)).settle(run_number)
         if batch.stored:
@@ -166,6 +167,7 @@ def close_early(
         if head.sealed_at is not None:
             return False
         run = Run.objects.get(number=run_number)
+        egress_endings.close(run, head)
         if begun or not head.source_ended:
             tables.add_losses(head, [_early(head, f"{reason}: {detail}")])
         exit_ = settlement.recorded_exit(run)
@@ -202,6 +204,7 @@ def end_in_order(
         if head.sealed_at is not None:
             return False
         run = Run.objects.get(number=run_number)
+        egress_endings.close(run, head)
         end = settlement.outcome(run.mode, {"exit": exit, "reason": reason})
         if status is not None:
             failed = status == Run.Status.FAILED
@@ -215,6 +218,28 @@ def end_in_order(
         _end(head, reason=reason, exit_=exit, detail=error_message)
         end.settle(run_number)
         return True
+
+
+def append_own(head: RunHead, events: Sequence[Event]) -> None:
+    """Store events of the control plane behind a locked head, whatever source is writing.
+
+    They are numbered anew. The source goes on as if they were not there.
+    """
+    if not events:
+        return
+    ended = head.source_ended
+    last = head.last_sequence - head.source_base
+    _ensure_partition(head.run_number)
+    contents = [
+        frames.content_of(event._replace(sequence=last + place))
+        for place, event in enumerate(events, 1)
+    ]
+    batch = _store(head, contents, is_own=True)
+    if batch.stored != len(events):
+        raise DatabaseError(f"run {head.run_number} has no room: {batch.refused}")
+    head.source_base += batch.stored
+    head.source_ended = ended
+    _save(head, sealed=False)
 
 
 def _locked(run_number: int) -> RunHead:
@@ -288,7 +313,7 @@ def _stored_already(head: RunHead, contents: Sequence[bytes]) -> Appended:
     return Appended(last, True, 0)
 
 
-def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
+def _store(head: RunHead, contents: Sequence[bytes], *, is_own: bool = False) -> Batch:
     """Store contents behind a locked head, with all that follows from them but the seal.
 
     The head is to be saved then, when anything was stored.
@@ -301,7 +326,8 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
         chain_head=bytes(head.chain_head),
         source_ended=head.source_ended,
         derived=Derived(head.process_base, head.stream_bytes, head.coverage),
-        last_sequence=INT64_MAX if head.source_id == CONTROL_PLANE else LAST_SEQUENCE,
+        last_sequence=_last_sequence(head, is_own=is_own),
+        is_own=is_own,
     )
     pieces = batch.rows(contents)
     first = next(pieces, None)
@@ -316,6 +342,12 @@ def _store(head: RunHead, contents: Sequence[bytes]) -> Batch:
     tables.add_derived(head, batch.derived)
     transaction.on_commit(lambda: _count(batch))
     return batch
+
+
+def _last_sequence(head: RunHead, *, is_own: bool) -> int:
+    if head.source_id == CONTROL_PLANE:
+        return INT64_MAX
+    return INT64_MAX - 1 if is_own else LAST_SEQUENCE
 
 
 def _count(batch: Batch) -> None:

@@ -19,9 +19,9 @@ from typing import IO, cast
 import structlog
 
 from controlplane.database.retries import retry_database
-from runs.agent.record.frames import HEADER, FrameError, next_frame
+from runs.agent.record.frames import HEADER, FrameError, Kind, next_frame
 from runs.models import Run
-from runs.record import store
+from runs.record import egress_endings, store
 from workspaces.runtimes.base import FileReader, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -121,6 +121,7 @@ class _Drain:
             self._flush()
         except store.SourceRefused as exc:
             detail = str(exc)
+            self._settle()
             retry_database(
                 lambda: store.close_early(number, reason="source-refused", detail=detail),
                 timeout=DATABASE_SECONDS,
@@ -163,9 +164,14 @@ class _Drain:
         if self._size >= store.BATCH_BYTES or len(self._batch) >= store.BATCH_EVENTS:
             self._flush()
 
+    def _settle(self) -> None:
+        retry_database(lambda: egress_endings.settle(self._run), timeout=DATABASE_SECONDS)
+
     def _flush(self) -> None:
         batch, self._batch, self._size = self._batch, [], 0
         if batch:
+            if HEADER.unpack_from(batch[-1])[3] == Kind.RECORD_SEALED:
+                self._settle()
             appended = retry_database(
                 lambda: store.append(self._run.number, self._spool_id, batch),
                 timeout=DATABASE_SECONDS,

@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from controlplane.work.leases import Fence
 from runs.models import Run, RunCheckpoint, RunHead
-from runs.record import settlement, store
+from runs.record import egress_endings, settlement, store
 from runs.recording import claims
 from workspaces.models import ENGINE_GONE, Attempt, RuntimeInstance
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
@@ -158,6 +158,7 @@ class Endings:
         begun: bool = False,
     ) -> None:
         failed = status in (None, Run.Status.FAILED)
+        egress_endings.settle(self._run)
         with transaction.atomic():
             claims.lock(self._fence, self._run.number)
             store.close_early(

@@ -20,7 +20,7 @@ from controlplane.metrics.families import INGEST_LAG
 from controlplane.work.leases import LeaseLost
 from runs.agent.record.frames import HEADER, FrameError, Kind
 from runs.models import Run
-from runs.record import store
+from runs.record import egress_endings, store
 from runs.recording import program_start as execution
 from runs.recording.control import RunControl
 from runs.recording.endings import GONE, NOT_RUNNING, Endings
@@ -289,6 +289,8 @@ class Recorder:
     def _store(self, tail: TailChannel, batch: list[bytes]) -> bool:
         """Commit, then acknowledge; True when that was the end of the record."""
         began = time.monotonic()
+        if _ends(batch):
+            self._database(lambda: egress_endings.settle(self._run))
         appended = self._database(lambda: self._append(tail.hello.spool_id, batch))
         self._to_open = ""
         self._took = time.monotonic() - began

@@ -21,6 +21,10 @@ from pytest_django.fixtures import Settings
 from builds.planner import plan
 from registries.services import configured_registry
 from runs.agent_archive import agent_archive
+from runs.boot_runs import BootRuns
+from runs.models import Run
+from runs.record import egress_endings
+from runs.record.verify import verify_run
 from tests.builds.bench import NEVER, Bench
 from tests.builds.planner.images import CATALOGUE, extra_ca
 from tests.runs.ready import ready_attempt
@@ -29,12 +33,14 @@ from tests.security.internet import MACHINE, OTHER, SECOND, Internet, internet
 from tests.security.surroundings import METADATA, PRIVATE, PUBLIC
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, eventually
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, Launcher
 from tests.workspaces.conftest import docker_client as docker_client
 from tests.workspaces.conftest import launcher as launcher
 from tests.workspaces.conftest import make_launcher as make_launcher
 from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
+from tests.workspaces.egress.decided.decided_rows import losses, recorded
 from tests.workspaces.runtimes.test_docker_adapter_isolation import own_address
 from workspaces.blueprint import Blueprint, Egress
 from workspaces.egress.agreed_policy import egress_of
@@ -66,7 +72,8 @@ class Place:
         self.world = world
         self.folder = folder
         self.port = free_port()
-        self.environment: dict[str, str] = {}
+        # Of its own: a proxy stores what others in its folder have left.
+        self.environment = {"SVC_DATA_DIR": str(folder / "data")}
         self.guard: NetworkGuard = launcher.adapter.network_guard(
             base_image=BASE_IMAGE, egress_port=self.port
         )
@@ -350,6 +357,47 @@ def test_nothing_passes_while_the_proxy_is_killed_and_all_that_is_allowed_once_i
     # What was looked up before is known again once it is said.
     tls = {"TLS by what was looked up": ["tls", _AT["allowed.test"], 443, "allowed.test"]}
     assert successful(tried(container, tls | ALLOWED, wait=60)) == set(tls | ALLOWED)
+
+
+def test_what_a_proxy_has_let_pass_is_in_the_record_once_wherever_it_was_killed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(egress_endings, "SETTLE_SECONDS", LONG_WAIT)
+    runtime, attempt = place.launch(POLICY)
+    run = Run.objects.get(pk=attempt.run_id)
+    container = place.launcher.container(runtime)
+    passed = {name: words for name, words in ALLOWED.items() if words[1:3] == ["allowed.test", 80]}
+    assert successful(tried(container, passed, wait=60)) == set(passed)
+    place.proxy.process.kill()
+    place.proxy.process.wait()
+
+    place.proxy.log.unlink()
+    place.start_proxy()
+    place.guard.require_egress()
+    told = [each for each in _awaited(run, 53) if each["connections"]]
+    assert {each["host"] for each in told} == {"allowed.test"}
+    assert sum(each["connections"] for each in told) == 53
+
+    refused = {"another": ["raw", "other.test", 80, get("/", "other.test")]}
+    assert successful(tried(container, passed | refused, wait=60)) == set(passed)
+    # The end of the record waits for the proxy, and after it nothing passes.
+    assert BootRuns().end_boot_run(attempt, failed=False, code="cancelled", message="Over.")
+    assert sum(each["connections"] for each in recorded(run) if each["decision"] == "allowed") == (
+        106
+    )
+    assert egress_endings.NOT_SETTLED not in losses(run)
+    assert verify_run(run).ok
+    assert successful(tried(container, passed)) == set()
+
+
+def _awaited(run: Run, connections: int) -> list[dict[str, Any]]:
+    """Return what the record says of decisions, once it has so many connections."""
+
+    def counted() -> list[dict[str, Any]]:
+        told = recorded(run)
+        return told if sum(each["connections"] for each in told) >= connections else []
+
+    return eventually(counted, what="the decisions are in the record", timeout=LONG_WAIT)
 
 
 def test_each_workspace_is_held_to_its_own_policy_and_one_without_reaches_the_world(

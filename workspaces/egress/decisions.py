@@ -58,12 +58,16 @@ class Decision:
     """A refusal of what would have taken something out."""
     another_rule: bool = False
     """A refusal that a rule for the host and port would undo."""
+    method: str = ""
+    """Of an HTTP request."""
+    credentials: tuple[str, ...] = ()
+    """The ids of the accounts whose secrets may be put in."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """What decisions have in common that are told together."""
         told = (self.allowed, self.protocol, self.host, self.address, self.port)
-        return (*told, self.rule, self.reason, self.finding)
+        return (*told, self.rule, self.reason, self.finding, self.method, self.credentials)
 
     @property
     def kind(self) -> Kind:
@@ -74,18 +78,21 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _Sum:
+class Summed:
+    """What equal decisions come to."""
+
     connections: int = 0
     sent: int = 0
     received: int = 0
 
-    def add(self, decision: Decision) -> None:
-        self.connections += decision.connections
-        self.sent += decision.sent
-        self.received += decision.received
+    def include(self, other: Decision | Summed) -> None:
+        """Add what another decision, or several, come to."""
+        self.connections += other.connections
+        self.sent += other.sent
+        self.received += other.received
 
 
-_Sums: TypeAlias = dict[tuple[object, ...], tuple[Decision, _Sum]]
+_Sums: TypeAlias = dict[tuple[object, ...], tuple[Decision, Summed]]
 
 
 class _Waiting:
@@ -96,7 +103,7 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.sums: dict[bool, _Sums] = {True: {}, False: {}}
-        self.beyond: dict[bool, _Sum] = {}
+        self.beyond: dict[bool, Summed] = {}
         self.proposed: Counter[Proposed] = Counter()
         self.room = {True: float(BURST), False: float(BURST)}
         self.filled = time.monotonic()
@@ -108,10 +115,10 @@ class _Waiting:
                 self.proposed[place] += decision.connections
         sums = self.sums[decision.finding]
         if decision.key not in sums and len(sums) >= MAX_PENDING:
-            self.beyond.setdefault(decision.allowed, _Sum()).add(decision)
+            self.beyond.setdefault(decision.allowed, Summed()).include(decision)
             return
-        _, total = sums.setdefault(decision.key, (decision, _Sum()))
-        total.add(decision)
+        _, total = sums.setdefault(decision.key, (decision, Summed()))
+        total.include(decision)
 
     def taken(self) -> list[Event]:
         """Return the events that may be written now, and forget them."""
@@ -123,7 +130,9 @@ class _Waiting:
         for finding, sums in self.sums.items():
             for decision, total in sums.values():
                 if self.room[finding] < 2:  # one is kept for what exceeds
-                    self.beyond.setdefault(decision.allowed, _Sum()).add(_with(decision, total))
+                    self.beyond.setdefault(decision.allowed, Summed()).include(
+                        _with(decision, total)
+                    )
                     continue
                 self.room[finding] -= 1
                 events.append(_event(decision, total))
@@ -225,13 +234,13 @@ class DecisionLog:
             log.exception("egress_decisions_not_written")
 
 
-def _with(decision: Decision, total: _Sum) -> Decision:
+def _with(decision: Decision, total: Summed) -> Decision:
     return replace(
         decision, connections=total.connections, sent=total.sent, received=total.received
     )
 
 
-def _event(decision: Decision, total: _Sum) -> Event:
+def _event(decision: Decision, total: Summed) -> Event:
     place = f"{decision.host or decision.address} port {decision.port}"
     counted = f"{total.connections} connections" if total.connections != 1 else "1 connection"
     if not decision.allowed:
@@ -257,14 +266,14 @@ def _event(decision: Decision, total: _Sum) -> Event:
     )
 
 
-def _count(allowed: bool, total: _Sum) -> Event:
+def _count(allowed: bool, total: Summed) -> Event:
     kind = Kind.EGRESS_ALLOWED if allowed else Kind.EGRESS_REFUSED
     what = "allowed" if allowed else "refused"
     message = f"{total.connections} more were {what}; there were too many to name each."
     return Event(kind, message, {"unnamed": True, **_counts(total)})
 
 
-def _counts(total: _Sum) -> dict[str, int]:
+def _counts(total: Summed) -> dict[str, int]:
     return {
         "connections": total.connections,
         "bytesSent": total.sent,

@@ -15,17 +15,23 @@ import dns.resolver
 from workspaces.egress.name_addresses import ReachableAddresses
 
 LOOK_UP_SECONDS = 8.0
-CONNECT_SECONDS = 15.0
+REACH_SECONDS = 10.0
+"""Within which a host is looked up and connected to, or cannot be reached."""
+CONNECT_SECONDS = 10.0
 TRIED_ADDRESSES = 4
 CHUNK = 64 * 1024
 
 
 class Unreachable(Exception):
-    """A host was not connected to; the text says why, ``rule`` what that is called."""
+    """A host was not connected to; the text says why, ``rule`` what that is called.
 
-    def __init__(self, rule: str, reason: str) -> None:
+    ``by_policy`` tells that it must not be, not that nobody answers.
+    """
+
+    def __init__(self, rule: str, reason: str, *, by_policy: bool = False) -> None:
         super().__init__(reason)
         self.rule = rule
+        self.by_policy = by_policy
 
 
 async def start_tls(out: asyncio.StreamWriter, context: ssl.SSLContext, host: str) -> None:
@@ -35,7 +41,7 @@ async def start_tls(out: asyncio.StreamWriter, context: ssl.SSLContext, host: st
             await out.start_tls(context, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
         reason = f"The certificate of {host} is not valid: {error.verify_message}."
-        raise Unreachable("certificate-not-valid", reason) from error
+        raise Unreachable("certificate-not-valid", reason, by_policy=True) from error
     except (OSError, TimeoutError) as error:
         raise Unreachable("not-connected", f"{host} did not speak TLS.") from error
 
@@ -62,6 +68,16 @@ class Dialler:
         self, host: str, port: int
     ) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the address that was connected to, and the connection; raises ``Unreachable``."""
+        try:
+            async with asyncio.timeout(REACH_SECONDS):
+                return await self._dial(host, port)
+        except TimeoutError:
+            reason = f"{host} could not be connected to: it did not answer in time."
+            raise Unreachable("not-connected", reason) from None
+
+    async def _dial(
+        self, host: str, port: int
+    ) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
         found = await self._look_up(host)
         addresses = [address for address in found if self._reachable.may_reach(address)]
         if not addresses:
@@ -69,11 +85,14 @@ class Dialler:
                 "private-address",
                 f"{host} resolves to {found[0]}, which workspaces may not reach."
                 " The operator can list it in SVC_WORKSPACE_ALLOWED_NETWORKS.",
+                by_policy=True,
             )
         fault: Exception | None = None
-        for address in addresses[:TRIED_ADDRESSES]:
+        tried = addresses[:TRIED_ADDRESSES]
+        for address in tried:
             try:
-                async with asyncio.timeout(CONNECT_SECONDS):
+                # Of several, one that is silent does not take the time of the others.
+                async with asyncio.timeout(REACH_SECONDS / len(tried)):
                     reader, writer = await asyncio.open_connection(
                         str(address), port, family=socket.AF_INET, limit=CHUNK
                     )

@@ -17,6 +17,8 @@ import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from workspaces.egress.bound.authorities import Authority, NoAuthority, open_authority
+from workspaces.egress.decided import serving
+from workspaces.egress.decided.journal import Journal
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.open_networks import Network
 from workspaces.models import CredentialReference, EgressNetwork
@@ -33,8 +35,10 @@ log = structlog.get_logger(__name__)
 class KnownNetworks:
     """The networks of this machine whose bridges begin with ``prefix``."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, journal: Journal) -> None:
         self._prefix = prefix
+        self._journal = journal
+        self._settling: dict[UUID, asyncio.Task[None]] = {}
         self._known: dict[str, tuple[str, Network]] = {}
         self._unknown_until: dict[str, float] = {}
         self._asking = asyncio.Semaphore(4)
@@ -57,7 +61,7 @@ class KnownNetworks:
             now = time.monotonic()
             if not bridge or self._unknown_until.get(bridge, now) > now:
                 return None
-            network = await asyncio.to_thread(_of_bridge, bridge)
+            network = await asyncio.to_thread(_of_bridge, bridge, self._journal.id)
             known = self._known.get(gateway)
             if known is not None and known[0] == bridge:
                 # Found for another connection meanwhile; there is one, or not all that is open in
@@ -86,11 +90,30 @@ class KnownNetworks:
     async def look(self) -> None:
         """Do it once: a connection that another policy does not allow is closed."""
         known = dict(self._known.values())
+        await self._settle(known)
         if not known:
             return
         for bridge, policy, revision in await asyncio.to_thread(_replaced, _revisions(known)):
             if known[bridge].replace_policy(policy, revision):
                 log.info("egress_policy_replaced", bridge=bridge, revision=revision)
+
+    async def _settle(self, known: dict[str, Network]) -> None:
+        """Let nothing pass where a record is about to end, and store what was decided there."""
+        waiting = await asyncio.to_thread(_ending, self._journal.id)
+        quiet: dict[UUID, bool] = {}
+        for attempt_id, bridge in waiting:
+            network = known.get(bridge)
+            if network is not None and not network.ended:
+                network.end()
+            is_quiet = network is None or network.is_quiet
+            quiet[attempt_id] = quiet.get(attempt_id, True) and is_quiet
+        self._settling = {who: task for who, task in self._settling.items() if not task.done()}
+        for attempt_id, is_quiet in quiet.items():
+            self._journal.close(attempt_id)
+            if is_quiet and attempt_id not in self._settling:
+                # Each by itself: a record that cannot be written to is waited for by nobody else.
+                settling = asyncio.to_thread(_settled, self._journal, attempt_id)
+                self._settling[attempt_id] = asyncio.create_task(settling)
 
     def _bridge_with(self, gateway: str) -> str:
         names = (name for _, name in socket.if_nameindex() if name.startswith(self._prefix))
@@ -130,11 +153,34 @@ def _policy_of(row: EgressNetwork) -> Policy:
         return Policy(default_allow=False, rules=())
 
 
-def _of_bridge(bridge: str) -> Network | None:
+def _ending(journal: str) -> list[tuple[UUID, str]]:
+    close_old_connections()
+    try:
+        return serving.ending(journal)
+    except (DatabaseError, InterfaceError) as error:
+        log.warning("egress_endings_not_looked_at", reason=type(error).__name__)
+        return []
+    finally:
+        close_old_connections()
+
+
+def _settled(journal: Journal, attempt_id: UUID) -> None:
+    close_old_connections()
+    try:
+        journal.settle(attempt_id)
+    except (DatabaseError, InterfaceError) as error:
+        log.warning("egress_not_settled", attempt_id=str(attempt_id), reason=type(error).__name__)
+    finally:
+        close_old_connections()
+
+
+def _of_bridge(bridge: str, journal: str) -> Network | None:
     close_old_connections()
     try:
         row = EgressNetwork.objects.select_related("attempt__workspace").filter(pk=bridge).first()
-        return None if row is None else network_of(row)
+        if row is None or not serving.take(bridge, row.attempt_id, journal):
+            return None
+        return network_of(row)
     except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
         log.warning("egress_policy_not_read", bridge=bridge, reason=type(error).__name__)
         return None

@@ -100,6 +100,8 @@ class NameListener:
                 )
             )
 
+        if network.ended:
+            return None
         if not network.queries.take():
             reason = f"More than {name_server.PER_SECOND:g} names a second were asked for."
             refused("", Verdict(False, "queries", reason))

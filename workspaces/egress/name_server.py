@@ -6,7 +6,6 @@ workspace leaves the machine.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import dns.exception
@@ -18,6 +17,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
+from workspaces.egress.allowance import Allowance
 from workspaces.egress.host_policy import Policy, Verdict
 from workspaces.egress.name_addresses import AskedNames, is_host_name
 
@@ -28,22 +28,11 @@ BURST = 200
 PER_SECOND = 50.0
 
 
-class QueryAllowance:
+class QueryAllowance(Allowance):
     """How many queries of one network are answered: 200 at once, then 50 a second."""
 
     def __init__(self) -> None:
-        self._room = float(BURST)
-        self._filled = time.monotonic()
-
-    def take(self) -> bool:
-        """Count one query; False when there are too many."""
-        now = time.monotonic()
-        self._room = min(BURST, self._room + (now - self._filled) * PER_SECOND)
-        self._filled = now
-        if self._room < 1:
-            return False
-        self._room -= 1
-        return True
+        super().__init__(BURST, PER_SECOND)
 
 
 def answer(

@@ -44,7 +44,21 @@ class Network:
     revision: int = 0
     names: AskedNames = field(default_factory=AskedNames)
     queries: name_server.QueryAllowance = field(default_factory=name_server.QueryAllowance)
+    ended: bool = False
     _open: set[_Open] = field(default_factory=set)
+
+    def end(self) -> None:
+        """Let nothing pass from now on: the record of the workspace ends."""
+        self.ended = True
+        for one in self._open:
+            if not one.revoked:
+                one.revoked = True
+                one.task.cancel()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing passes, nor will."""
+        return self.ended and not self._open
 
     def replace_policy(self, policy: Policy, revision: int) -> bool:
         """Decide by another policy from now on, and end what that does not allow.
@@ -68,6 +82,8 @@ class Network:
         """
         task = asyncio.current_task()
         assert task is not None
+        if self.ended:
+            raise Revoked
         one = _Open(task, still_allowed)
         self._open.add(one)
         try:

@@ -257,18 +257,20 @@ class EgressProxy:
         try:
             address, upstream, out = await self._dialler.dial(host, connection.port)
         except Unreachable as error:
-            raise refused(error.rule, str(error), host) from error
+            raise _not_reached(error, host) from error
         try:
             if connection.host:
                 # At once: what comes before TLS would be read as the host's answer.
                 await self._prove(out, host)
             if request is not None and verdict.bound:
                 await self._bound.put_in(connection, request, verdict)
-            self._tell(connection, verdict, host, address=address, connections=1)
+            self._tell(connection, verdict, host, address=address, connections=1, request=request)
             try:
                 await relay(connection, upstream, out, request)
             finally:
-                self._tell(connection, verdict, host, address=address, connections=0)
+                self._tell(
+                    connection, verdict, host, address=address, connections=0, request=request
+                )
         except BaseException:
             out.transport.abort()
             raise
@@ -280,7 +282,7 @@ class EgressProxy:
         try:
             await start_tls(out, self._bound.upstream_tls, host)
         except Unreachable as error:
-            raise refused(error.rule, str(error), host) from error
+            raise _not_reached(error, host) from error
 
     def _tell(
         self,
@@ -291,6 +293,7 @@ class EgressProxy:
         connections: int,
         address: str = "",
         finding: bool = False,
+        request: web.Request | None = None,
     ) -> None:
         self._decided(
             Decision(
@@ -307,8 +310,15 @@ class EgressProxy:
                 received=connection.received,
                 finding=finding,
                 another_rule=verdict.another_rule,
+                method="" if request is None else request.method[:20],
+                credentials=tuple(str(each.account_id) for each in verdict.bound),
             )
         )
+
+
+def _not_reached(error: Unreachable, host: str) -> Refused:
+    verdict = Verdict(False, error.rule, str(error))
+    return Refused(verdict, host, not_reached=not error.by_policy)
 
 
 def _about(policy: Policy, connection: Connection, host: str) -> Verdict:

@@ -8,14 +8,18 @@ from workspaces.egress.host_policy import Verdict
 class Refused(Exception):
     """A connection is not passed on.
 
-    ``finding`` tells that it would have taken something out, as far as anybody can see.
+    ``finding`` tells that it would have taken something out, as far as anybody can see;
+    ``not_reached`` that the policy allows it, and nobody answers.
     """
 
-    def __init__(self, verdict: Verdict, host: str, *, finding: bool = False) -> None:
+    def __init__(
+        self, verdict: Verdict, host: str, *, finding: bool = False, not_reached: bool = False
+    ) -> None:
         super().__init__(verdict.reason)
         self.verdict = verdict
         self.host = host
         self.finding = finding
+        self.not_reached = not_reached
 
 
 def refused(rule: str, reason: str, host: str, *, finding: bool = False) -> Refused:

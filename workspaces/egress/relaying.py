@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 from typing import cast
 
 from workspaces.egress import web
+from workspaces.egress.bound.authorities import TooManyCertificates
 from workspaces.egress.bound.placeholders import Watch
 from workspaces.egress.name_addresses import NAME_ADDRESSES, address_for, is_host_name
 from workspaces.egress.open_networks import Network
@@ -81,7 +82,11 @@ class Connection:
         authority = self.network.authority
         if authority is None:
             raise refused("no-authority", self.network.no_authority, host)
-        context = authority.context_for(host)
+        try:
+            context = authority.context_for(host)
+        except TooManyCertificates:
+            reason = "The client asks for too many new hosts at once whose TLS would be opened."
+            raise refused("certificates", reason, host) from None
         ending = TlsEnding(self.reader, self.writer, context, self.buffered)
         try:
             async with asyncio.timeout(FIRST_BYTES_SECONDS):
@@ -180,6 +185,7 @@ async def tell_why(connection: Connection, refusal: Refused) -> None:
                 port=connection.port,
                 rule=refusal.verdict.rule,
                 reason=refusal.verdict.reason,
+                not_reached=refusal.not_reached,
             )
         )
         async with asyncio.timeout(FIRST_BYTES_SECONDS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -129,8 +129,20 @@ async def _next_event(connection: h11.Connection, reader: Input) -> h11.Event | 
     return event  # type: ignore[return-value]  # NEED_DATA is no more possible
 
 
-def refusal(*, host: str, port: int, rule: str, reason: str) -> bytes:
-    """Return the answer to a request that is not passed on."""
+def refusal(*, host: str, port: int, rule: str, reason: str, not_reached: bool = False) -> bytes:
+    """Return the answer to a request that is not passed on, or whose host is ``not_reached``."""
+    if not_reached:
+        problem = {
+            "type": "about:blank",
+            "title": "Bad Gateway",
+            "status": 502,
+            "code": "egress-not-reached",
+            "detail": f"{reason} The workspace's policy allows the request.",
+            "host": host[:253],
+            "port": port,
+            "rule": rule,
+        }
+        return _answer("502 Bad Gateway", problem)
     problem = {
         "type": "about:blank",
         "title": "Forbidden",
@@ -143,9 +155,13 @@ def refusal(*, host: str, port: int, rule: str, reason: str) -> bytes:
         "rule": rule,
         "allowedBy": {"runtime": {"network": {"egress": {"rules": [_rule(host[:253], port)]}}}},
     }
+    return _answer("403 Forbidden", problem)
+
+
+def _answer(status: str, problem: Mapping[str, object]) -> bytes:
     body = json.dumps(problem).encode() + b"\n"
     head = (
-        "HTTP/1.1 403 Forbidden\r\n"
+        f"HTTP/1.1 {status}\r\n"
         "Content-Type: application/problem+json\r\n"
         f"Content-Length: {len(body)}\r\n"
         "Connection: close\r\n\r\n"

@@ -13,7 +13,12 @@ from workspaces.models.core import (
     Workspace,
     WorkspaceEvent,
 )
-from workspaces.models.egress_networks import EgressAuthority, EgressNetwork, EgressProposal
+from workspaces.models.egress_networks import (
+    EgressAuthority,
+    EgressJournal,
+    EgressNetwork,
+    EgressProposal,
+)
 from workspaces.models.guards import NetworkGuardReport
 from workspaces.models.known_engines import Engine
 from workspaces.models.repositories import PublishedRepository
@@ -29,6 +34,7 @@ __all__ = [
     "BuildJob",
     "CredentialReference",
     "EgressAuthority",
+    "EgressJournal",
     "EgressNetwork",
     "EgressProposal",
     "Engine",

@@ -20,6 +20,19 @@ class EgressNetworkQuerySet(models.QuerySet["EgressNetwork"]):
         mine = self.filter(attempt_id=attempt_id, is_build=False)
         return mine.update(policy=policy, revision=F("revision") + 1)
 
+    def end(self, attempt_id: UUID) -> int:
+        """Let nothing pass any more in the networks of an attempt; return how many go on."""
+        return self.filter(attempt_id=attempt_id, ending_at=None).update(ending_at=Now())
+
+    def settle(self, attempt_id: UUID, journal: str) -> int:
+        """Write that a proxy has stored all its decisions in the networks that end."""
+        mine = self.filter(attempt_id=attempt_id, served_by=journal, ending_at__isnull=False)
+        return mine.update(settled_at=Now())
+
+    def unsettled(self, attempt_id: UUID) -> EgressNetworkQuerySet:
+        """Keep networks in which a proxy may have decided something that is not stored."""
+        return self.filter(attempt_id=attempt_id, settled_at=None).exclude(served_by="")
+
 
 class EgressNetwork(models.Model):
     """A network with a policy, known by its bridge on the engine's machine.
@@ -41,12 +54,46 @@ class EgressNetwork(models.Model):
         db_default=1,
         help_text="Counts the policies that it has had; proxies look for another one.",
     )
+    served_by = models.CharField(
+        max_length=32,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The journal of the proxy that decides in it; empty: none has yet.",
+    )
+    ending_at = models.DateTimeField(
+        null=True, help_text="Since when nothing may pass, as the record is about to end."
+    )
+    settled_at = models.DateTimeField(
+        null=True, help_text="When its proxy has stored all that it has decided."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = EgressNetworkQuerySet.as_manager()
 
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["served_by"],
+                name="egress_network_ending",
+                condition=Q(ending_at__isnull=False, settled_at__isnull=True),
+            )
+        ]
+
     def __str__(self) -> str:
         return f"{self.bridge} of {self.attempt_id}"
+
+
+class EgressJournal(models.Model):
+    """How far a proxy's journal is stored for one attempt: nothing of it is stored twice."""
+
+    pk = models.CompositePrimaryKey("attempt_id", "journal")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="+")
+    journal = models.CharField(max_length=32)
+    last_pass = models.BigIntegerField()
+
+    def __str__(self) -> str:
+        return f"journal {self.journal} of {self.attempt_id} up to {self.last_pass}"
 
 
 class EgressAuthority(models.Model):

@@ -46,6 +46,7 @@ class Kind:
     FORWARD_OPENED = 19
     FORWARD_CLOSED = 20
     FILE_ACCESSED = 21
+    EGRESS_DECIDED = 22
 
 
 KIND_NAMES = {
@@ -70,6 +71,7 @@ KIND_NAMES = {
     Kind.FORWARD_OPENED: "forwardOpened",
     Kind.FORWARD_CLOSED: "forwardClosed",
     Kind.FILE_ACCESSED: "fileAccessed",
+    Kind.EGRESS_DECIDED: "egressDecided",
 }
 
 

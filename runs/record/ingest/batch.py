@@ -14,8 +14,9 @@ from runs.record.ingest import new_rows as rows
 from runs.record.ingest.derived import MAX_OFFSET, UNPLACED_PROCESS, Derived, Loss
 from runs.record.ingest.meta import INT64_MAX
 
-LAST_SEQUENCE = INT64_MAX - 1
-"""The highest sequence that a source may reach: one is kept for the end by the control plane."""
+LAST_SEQUENCE = INT64_MAX - 1 - 2**40
+"""The highest sequence that a source may reach: what follows is kept for events of the control
+plane, the last one for the end."""
 
 PIECE_BYTES = 128 * 1024
 """So many bytes are handed to ``COPY`` at once: the server stores while the next are made."""
@@ -38,6 +39,8 @@ class Batch:
     source_ended: bool
     derived: Derived
     last_sequence: int = LAST_SEQUENCE
+    is_own: bool = False
+    """Of the control plane: only it tells what the egress proxy has decided."""
     stored: int = 0
     stored_bytes: int = 0
     sealed: Event | None = None
@@ -154,6 +157,8 @@ class Batch:
         Raises ``FrameError`` when it has no place in any record.
         """
         event = frames.decode(content)
+        if event.kind == Kind.EGRESS_DECIDED and not self.is_own:
+            raise frames.FrameError("a source tells of decisions that are not its own")
         sequence = event.sequence + self.source_base
         if sequence > self.last_sequence:
             raise frames.FrameError(f"the sequence {event.sequence} is out of range")

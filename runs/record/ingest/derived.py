@@ -139,7 +139,9 @@ class Derived:
     def _record_started(self, event: Event, told: Mapping[str, Any]) -> None:
         listed = told.get("coverage")
         if isinstance(listed, dict):
-            self.coverage = {
+            # What the control plane says is not for a source to change.
+            kept = {name: told for name, told in self.coverage.items() if name not in SOURCES}
+            self.coverage = kept | {
                 source: _coverage(listed[source])
                 for source in SOURCES
                 if isinstance(listed.get(source), dict)

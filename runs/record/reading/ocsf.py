@@ -35,6 +35,8 @@ _INFORMATIONAL, _MEDIUM = 1, 3
 _VIRTUAL = 6
 _PUBLIC_KEY = 6
 _INBOUND = 1
+_OUTBOUND = 2
+_OPENED, _REFUSED = 1, 5
 _CHANGES = {"added": 1, "modified": 3, "deleted": 4, "renamed": 5, "metadataChanged": 6}
 _ACCESSES = {
     "read": 2, "list": 2, "pack": 2, "stat": 8, "write": 3, "unpack": 3, "mkdir": 1,
@@ -278,6 +280,30 @@ class _Teller:
             **({"traffic": traffic} if traffic else {}),
         }
 
+    def _decided(self, row: EventRow, told: Meta) -> Iterator[Members]:
+        word = metas.text(told.get("decision"), 16)
+        traffic = {
+            name: count
+            for name, member in (("bytes_out", "bytesSent"), ("bytes_in", "bytesReceived"))
+            if (count := metas.integer(told.get(member)))
+        }
+        host = told.get("host") or told.get("address")
+        yield {
+            "class_uid": NETWORK,
+            "activity_id": _OPENED if word == "allowed" else _REFUSED,
+            "status_id": 1 if word == "allowed" else 2,
+            "status_detail": metas.text(told.get("reason"), 1000) or word,
+            "actor": self._actor(),
+            "count": metas.integer(told.get("connections")) or 1,
+            "connection_info": {
+                "direction_id": _OUTBOUND,
+                "protocol_name": metas.text(told.get("protocol"), 16),
+            },
+            "src_endpoint": self._workspace(),
+            "dst_endpoint": _endpoint(host, told.get("port")),
+            **({"traffic": traffic} if traffic else {}),
+        }
+
     _readers: ClassVar[dict[int, Callable[[_Teller, EventRow, Meta], Iterator[Members]]]] = {
         Kind.RECORD_STARTED: _started,
         Kind.RECORD_SEALED: _sealed,
@@ -286,6 +312,7 @@ class _Teller:
         Kind.FILE_CHANGE: _changed,
         Kind.FILE_DIFF_ENTRY: _changed,
         Kind.FILE_ACCESSED: _accessed,
+        Kind.EGRESS_DECIDED: _decided,
         Kind.NETWORK_SOURCE_OBSERVED: _connected,
         Kind.FORWARD_OPENED: _forwarded,
         Kind.FORWARD_CLOSED: _forwarded,

@@ -159,6 +159,17 @@ def _sealed(meta: Meta) -> str:
     return f"the record ends: {text(meta.get('reason'))}, reported by the {text(meta.get('by'))}"
 
 
+def _decided(meta: Meta) -> str:
+    word, counted = text(meta.get("decision")), text(meta.get("connections"))
+    if meta.get("unnamed"):
+        return f"egress {word}: {counted} more, too many to name each"
+    place = text(meta.get("host") or meta.get("address"))
+    rule = f", by {text(meta['rule'])}" if meta.get("rule") else ""
+    return (
+        f"egress {word}: {text(meta.get('protocol'))} {place} port {text(meta.get('port'))}{rule}"
+    )
+
+
 _TELLERS: Mapping[int, Callable[[Meta], str]] = {
     Kind.RECORD_STARTED: _recording,
     Kind.PROCESS_STARTED: _started,
@@ -183,4 +194,5 @@ _TELLERS: Mapping[int, Callable[[Meta], str]] = {
     Kind.FORWARD_OPENED: lambda meta: f"forward opened: {_forwarded(meta)}",
     Kind.FORWARD_CLOSED: _forward_closed,
     Kind.FILE_ACCESSED: _accessed,
+    Kind.EGRESS_DECIDED: _decided,
 }

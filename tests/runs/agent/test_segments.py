@@ -123,7 +123,7 @@ def test_the_numbers_that_records_are_stored_with_are_these_for_good() -> None:
         TERMINAL_RESIZED INPUT_HIDDEN TELEMETRY_DROPPED FILE_CHANGE FILE_WATCH_OVERFLOW
         FILE_SNAPSHOT_COMPLETED FILE_DIFF_AVAILABLE FILE_DIFF_ENTRY NETWORK_SOURCE_OBSERVED
         COVERAGE_CHANGED SIGNAL_SENT RUNTIME_STATE_CHANGED RECORD_SEALED FORWARD_OPENED
-        FORWARD_CLOSED FILE_ACCESSED
+        FORWARD_CLOSED FILE_ACCESSED EGRESS_DECIDED
     """.split()  # noqa: SIM905 # one line each would be many
     assert numbers(Kind) == {name: number for number, name in enumerate(kinds, 1)}
     streams = ["NONE", "STDIN", "STDOUT", "STDERR", "PTY_INPUT", "PTY_OUTPUT"]

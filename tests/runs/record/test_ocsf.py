@@ -11,8 +11,13 @@ from ocsf_json_schema import OcsfJsonSchemaEmbedded, get_ocsf_schema
 
 from runs.agent.record.frames import Kind
 from runs.models import Run
+from runs.record.egress_decisions import EgressDecisions
 from tests.conftest import Api
 from tests.runs.record_factory import START_US, Source, make_run, record
+from tests.workspaces.egress.decided.decided_rows import decision, with_policy
+from workspaces.egress.decided.keeping import Pass
+from workspaces.egress.decided.sums import Line, line_of
+from workspaces.egress.decisions import Summed
 
 pytestmark = pytest.mark.django_db
 
@@ -148,6 +153,32 @@ def test_connections_and_forwards_are_network_activity(
     assert events[0]["actor"]["process"] == launched["process"]
     assert events[2]["dst_endpoint"]["hostname"] == "localhost"
     assert events[3]["traffic"] == {"bytes_out": 8, "bytes_in": 6}
+
+
+def test_decisions_of_the_egress_proxy_are_network_activity(
+    api: Api, schema: OcsfJsonSchemaEmbedded
+) -> None:
+    attempt, run = with_policy()
+    lines = [
+        line_of(decision(attempt.pk, sent=8, received=6, connections=2)),
+        line_of(decision(attempt.pk, "b.test", allowed=False)),
+        Line(None, False, Summed(7), START_US),
+    ]
+    assert EgressDecisions().store(Pass(attempt.pk, "journal", 1, lines))
+    allowed, refused, unnamed = [
+        event for event in told(api, run, schema) if event["class_uid"] == 4001
+    ]
+    assert types([allowed, refused, unnamed]) == [400101, 400105, 400105]
+    assert allowed["dst_endpoint"] == {"hostname": "a.test", "port": 443}
+    assert allowed["traffic"] == {"bytes_out": 8, "bytes_in": 6}
+    assert (allowed["count"], unnamed["count"]) == (2, 7)
+    assert refused["status_detail"] == "No rule names it."
+    shown = api.get(f"/v1/runs/{run.pk}/timeline?kinds=egressDecided").body["items"]
+    assert [event["summary"] for event in shown] == [
+        "egress allowed: tls a.test port 443, by rules/0",
+        "egress refused: tls b.test port 443, by default",
+        "egress refused: 7 more, too many to name each",
+    ]
 
 
 def test_an_ssh_session_is_a_logon_and_ssh_activity_until_its_end(

@@ -13,6 +13,7 @@ from runs.agent.record.frames import HEADER, Event, Kind, Stream, content_of, de
 from runs.models import RunChange, RunEvent, RunHead, RunLoss, RunProcess
 from runs.record import store
 from runs.record.ingest import meta as metas
+from runs.record.ingest.batch import LAST_SEQUENCE
 from runs.record.ingest.derived import MAX_OFFSET, UNPLACED_PROCESS
 from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run
@@ -128,10 +129,12 @@ def test_the_highest_sequence_leaves_room_for_the_end() -> None:
     run = make_run()
     source = Source(run)
     source.open()
-    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=2**63 - 2, wall_us=0, monotonic_ns=0)
+    source.event(
+        Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=LAST_SEQUENCE, wall_us=0, monotonic_ns=0
+    )
     source.append()
     assert store.close_early(run.number, reason="container-gone", detail="removed")
-    assert RunHead.objects.get(pk=run.number).last_sequence == 2**63 - 1
+    assert RunHead.objects.get(pk=run.number).last_sequence == LAST_SEQUENCE + 1
     assert verify_run(run).ok
 
 
@@ -208,11 +211,13 @@ def test_a_plain_chunk_may_not_take_the_sequence_that_is_kept_for_the_end() -> N
     run = make_run()
     source = Source(run)
     source.open()
-    source.event(Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=2**63 - 2, wall_us=0, monotonic_ns=0)
+    source.event(
+        Kind.NETWORK_SOURCE_OBSERVED, {}, sequence=LAST_SEQUENCE, wall_us=0, monotonic_ns=0
+    )
     source.event(Kind.IO_CHUNK, process=1, stream=2, body=b"x", wall_us=0, monotonic_ns=0)
     with pytest.raises(store.SourceRefused, match="out of range"):
         source.append()
-    assert source.open() == 2**63 - 2
+    assert source.open() == LAST_SEQUENCE
     assert store.close_early(run.number, reason="source-refused", detail="out of range")
     assert verify_run(run).ok
 

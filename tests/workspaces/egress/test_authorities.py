@@ -18,6 +18,7 @@ from workspaces.egress.bound.authorities import (
     MAX_HOSTS,
     Authority,
     NoAuthority,
+    TooManyCertificates,
     authority_of,
     new_authority,
     open_authority,
@@ -130,3 +131,15 @@ def test_a_rotation_seals_authorities_too_so_that_what_runs_needs_no_start(
     assert "1 were already, 1 open with no key" in rotate()
     settings.SVC_CREDENTIALS_KEY_PREVIOUS = ""
     assert open_authority(one).certificate.encode() == certificate
+
+
+def test_certificates_of_new_hosts_are_made_at_a_bounded_rate_and_known_ones_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(authorities, "MADE_AT_ONCE", 3)
+    monkeypatch.setattr(authorities, "MADE_PER_SECOND", 0.0)
+    authority = Authority(*new_authority(uuid4()))
+    made = [authority.context_for(f"h{number}.test") for number in range(3)]
+    with pytest.raises(TooManyCertificates):
+        authority.context_for("h3.test")
+    assert authority.context_for("h2.test") is made[2]

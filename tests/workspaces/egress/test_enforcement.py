@@ -18,6 +18,7 @@ from tests.support.waiting import LONG_WAIT
 from workspaces.blueprint import Egress
 from workspaces.egress import known_networks
 from workspaces.egress.agreed_policy import egress_of
+from workspaces.egress.decided.journal import Journal
 from workspaces.egress.decisions import BURST, Decision, DecisionLog
 from workspaces.egress.known_networks import KnownNetworks
 from workspaces.egress.open_networks import Network
@@ -129,34 +130,34 @@ async def known_at_loopback(networks: KnownNetworks) -> Network | None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_network_that_nobody_knows_is_not_looked_up_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, journal: Journal
 ) -> None:
     monkeypatch.setattr(known_networks, "UNKNOWN_SECONDS", 3600.0)
-    asked = KnownNetworks("lo")
+    asked = KnownNetworks("lo", journal)
     assert asyncio.run(known_at_loopback(asked)) is None
     register = egress_of(ready_attempt(), Egress())
     assert register is not None
     register("lo")
     assert asyncio.run(known_at_loopback(asked)) is None
-    assert asyncio.run(known_at_loopback(KnownNetworks("lo"))) is not None
+    assert asyncio.run(known_at_loopback(KnownNetworks("lo", journal))) is not None
 
     EgressNetwork.objects.all().delete()
     monkeypatch.setattr(known_networks, "UNKNOWN_SECONDS", 0.0)
-    asked = KnownNetworks("lo")
+    asked = KnownNetworks("lo", journal)
     assert asyncio.run(known_at_loopback(asked)) is None
     register("lo")
     assert asyncio.run(known_at_loopback(asked)) is not None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_connections_that_come_together_are_of_one_network_whose_policy_is_replaced_for_all() -> (
-    None
-):
+def test_connections_that_come_together_are_of_one_network_whose_policy_is_replaced_for_all(
+    journal: Journal,
+) -> None:
     attempt = ready_attempt()
     register = egress_of(attempt, Egress.model_validate({"rules": [{"hosts": ["a.test"]}]}))
     assert register is not None
     register("lo")
-    networks = KnownNetworks("lo")
+    networks = KnownNetworks("lo", journal)
 
     async def found() -> set[int]:
         with ThreadPoolExecutor(1) as one:
@@ -170,14 +171,14 @@ def test_connections_that_come_together_are_of_one_network_whose_policy_is_repla
 
 @pytest.mark.django_db(transaction=True)
 def test_a_policy_that_cannot_be_read_lets_nothing_pass_and_keeps_no_other_from_being_replaced(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, journal: Journal
 ) -> None:
     monkeypatch.setattr(known_networks, "LOOK_SECONDS", 0.01)
     attempt = ready_attempt()
     register = egress_of(attempt, Egress.model_validate({"rules": [{"hosts": ["a.test"]}]}))
     assert register is not None
     register("lo")
-    networks = KnownNetworks("lo")
+    networks = KnownNetworks("lo", journal)
 
     def replace(policy: object) -> None:
         EgressNetwork.objects.replace_policy(attempt.pk, policy)

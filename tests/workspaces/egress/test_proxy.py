@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from ipaddress import IPv4Network
 from pathlib import Path
 from uuid import uuid4
@@ -12,7 +14,7 @@ import pytest
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.loopback import HERE, Names, names_of_this_machine
 from workspaces.blueprint import Egress
-from workspaces.egress import relaying
+from workspaces.egress import dialling, relaying
 from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.host_policy import Policy
@@ -86,3 +88,59 @@ def test_a_server_that_does_not_read_keeps_no_socket_when_the_connection_has_end
         decisions = asyncio.run(asyncio.wait_for(served(host), LONG_WAIT))
     assert [decision.connections for decision in decisions] == [1, 0]
     assert decisions[1].sent > 0
+
+
+async def asked_of_nobody(host: str) -> tuple[bytes, list[Decision]]:
+    """Ask a host for something at a port where nobody listens."""
+    decisions: list[Decision] = []
+    address = str(address_for(host))
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))  # and does not listen
+        port = taken.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(Names, (HERE, 0))
+        resolver = "{}:{}".format(*transport.get_extra_info("sockname"))
+        egress = Egress.model_validate({"rules": [{"hosts": [host], "ports": [port]}]})
+        network = Network(uuid4(), Policy.of(egress, Presets({})))
+
+        async def whose(gateway: str) -> Network:
+            return network
+
+        reachable = ReachableAddresses([IPv4Network(f"{HERE}/32")], IPv4Network("10.213.0.0/16"))
+        proxy = EgressProxy(whose, Dialler(reachable, [resolver]), decisions.append)
+        async with proxy.serving(port, host=address):
+            reader, writer = await asyncio.open_connection(address, port)
+            writer.write(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+        transport.close()
+    return answer, decisions
+
+
+def test_a_host_that_nobody_answers_for_is_told_as_not_reached() -> None:
+    with names_of_this_machine(1) as (host,):
+        answer, decisions = asyncio.run(asyncio.wait_for(asked_of_nobody(host), LONG_WAIT))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
+    problem = json.loads(body)
+    assert (problem["status"], problem["code"]) == (502, "egress-not-reached")
+    assert problem["host"] == host
+    assert "allowedBy" not in problem
+    assert [(each.allowed, each.rule) for each in decisions] == [(False, "not-connected")]
+
+
+def test_a_host_that_never_answers_is_not_reached_in_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialling, "REACH_SECONDS", 0.2)
+
+    async def dialled() -> None:
+        silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with silent:
+            silent.bind((HERE, 0))  # a name server that answers nothing
+            resolver = f"{HERE}:{silent.getsockname()[1]}"
+            reachable = ReachableAddresses([], IPv4Network("10.213.0.0/16"))
+            await Dialler(reachable, [resolver]).dial("silent.test", 443)
+
+    with pytest.raises(dialling.Unreachable, match="did not answer in time"):
+        asyncio.run(asyncio.wait_for(dialled(), LONG_WAIT))

@@ -21,6 +21,7 @@ from django.db import transaction
 
 from accounts import sealing
 from accounts.sealing import OtherPlace, Rotated, SealError
+from workspaces.egress.allowance import Allowance
 from workspaces.models import EgressAuthority
 
 AUTHORITY_LASTS = timedelta(days=3650)
@@ -31,7 +32,14 @@ MADE_BEFORE = timedelta(days=1)
 """Clocks inside may be late."""
 MAX_HOSTS = 64
 """Certificates that are kept of one workspace."""
+MADE_AT_ONCE = 128
+MADE_PER_SECOND = 5.0
+"""How many certificates of hosts are made for one workspace: each costs the proxy a moment."""
 PROTOCOLS = ("http/1.1",)
+
+
+class TooManyCertificates(Exception):
+    """A workspace asks for certificates of more hosts than are made for it."""
 
 
 class NoAuthority(Exception):
@@ -120,12 +128,18 @@ class Authority:
         assert isinstance(opened, ec.EllipticCurvePrivateKey)
         self._key = opened
         self._contexts: OrderedDict[str, tuple[datetime, ssl.SSLContext]] = OrderedDict()
+        self._making = Allowance(MADE_AT_ONCE, MADE_PER_SECOND)
 
     def context_for(self, host: str) -> ssl.SSLContext:
-        """Return what a server of this name has to present, and to speak."""
+        """Return what a server of this name has to present, and to speak.
+
+        Raises ``TooManyCertificates`` for one more new host than are allowed.
+        """
         now = datetime.now(UTC)
         made, context = self._contexts.pop(host, (now, None))
         if context is None or now - made > RENEWED_AFTER:
+            if not self._making.take():
+                raise TooManyCertificates
             made, context = now, self._new_context(host)
         self._contexts[host] = (made, context)
         if len(self._contexts) > MAX_HOSTS:

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -16,7 +17,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.logging import named_process
 from controlplane.open_files import allow_many_open_files
-from workspaces.egress.decisions import DecisionLog
+from workspaces.egress.decided.journal import Journal
+from workspaces.egress.decisions import Decision, DecisionLog
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.known_networks import KnownNetworks
 from workspaces.egress.name_addresses import ReachableAddresses
@@ -39,30 +41,60 @@ class Command(BaseCommand):
         """Serve until stopped; without a port it only waits for that."""
         allow_many_open_files()  # two for each connection
         proxy_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        if not settings.SVC_EGRESS_PORT:
+            with named_process(egress_proxy_id=proxy_id):
+                asyncio.run(_stopped("SVC_EGRESS_PORT is 0"))
+            return
         try:
-            with named_process(egress_proxy_id=proxy_id), DecisionLog() as decisions:
-                asyncio.run(_serve(decisions, settings.SVC_EGRESS_PORT))
+            with (
+                named_process(egress_proxy_id=proxy_id),
+                _journal(settings.SVC_DATA_DIR / "egress-journal") as journal,
+                DecisionLog() as decisions,
+            ):
+                asyncio.run(_serve(decisions, journal, settings.SVC_EGRESS_PORT))
         except OSError as error:
             place = f"port {settings.SVC_EGRESS_PORT}"
             raise CommandError(f"Cannot listen at {place}: {error.strerror or error}.") from error
 
 
-async def _serve(decisions: DecisionLog, port: int) -> None:
+def _journal(folder: Path) -> Journal:
+    try:
+        return Journal(folder)
+    except OSError as error:
+        raise CommandError(
+            f"The journal of decisions in {folder} cannot be written: {error.strerror or error}. "
+            "Nothing passes that is not written there first."
+        ) from error
+
+
+def _stop_event() -> asyncio.Event:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    if not port:
-        log.info("egress_proxy_off", reason="SVC_EGRESS_PORT is 0")
-        await stopped.wait()
-        return
-    networks = KnownNetworks(egress_prefix(settings.SVC_INSTANCE_ID))
+    return stopped
+
+
+async def _stopped(reason: str) -> None:
+    stopped = _stop_event()
+    log.info("egress_proxy_off", reason=reason)
+    await stopped.wait()
+
+
+async def _serve(decisions: DecisionLog, journal: Journal, port: int) -> None:
+    stopped = _stop_event()
+
+    def decided(decision: Decision) -> None:
+        journal.add(decision)  # raises where nothing may pass that is not written
+        decisions.add(decision)
+
+    networks = KnownNetworks(egress_prefix(settings.SVC_INSTANCE_ID), journal)
     reachable = ReachableAddresses(
         map(IPv4Network, settings.SVC_WORKSPACE_ALLOWED_NETWORKS),
         IPv4Network(settings.SVC_WORKSPACE_NETWORK_POOL),
     )
     dialler = Dialler(reachable, settings.SVC_EGRESS_RESOLVERS)
-    async with EgressProxy(networks.whose, dialler, decisions.add).serving(port):
+    async with EgressProxy(networks.whose, dialler, decided).serving(port):
         log.info("egress_proxy_started", port=port, instance=settings.SVC_INSTANCE_ID)
         following = asyncio.create_task(networks.follow())
         await stopped.wait()
