@@ -6,7 +6,14 @@ import time
 
 import pytest
 
-from tests.chaos.records import assert_complete, execute, program, ready_workspace, wait_stored
+from tests.chaos.records import (
+    assert_complete,
+    execute,
+    go_on,
+    program,
+    ready_workspace,
+    wait_stored,
+)
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import runs, wait_for
 
@@ -37,11 +44,12 @@ def test_a_run_that_ends_while_the_database_is_down_is_recorded_when_it_is_back(
 ) -> None:
     job = ready_workspace(stack)
     worker = stack.start_run_worker()
-    what = program(4000, seconds=8)
+    what = program(4000, seconds=2, held=True)
     run = execute(stack, job, what)
     wait_stored(stack, run, 5)
     stack.postgres.kill()
     try:
+        go_on(stack, job, what)
         wait_for(lambda: not runs(what.marker), "the program went on without a database")
         before = worker.says("heartbeat_failed")
         wait_for(lambda: worker.says("heartbeat_failed") >= before + MISSED, "it misses beats")

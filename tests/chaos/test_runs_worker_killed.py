@@ -7,6 +7,7 @@ import pytest
 from tests.chaos.records import (
     assert_complete,
     execute,
+    go_on,
     holder,
     program,
     ready_workspace,
@@ -85,12 +86,13 @@ def test_a_run_worker_killed_in_the_middle_is_replaced_by_one_that_goes_on(
     stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
-    what = program(4000, seconds=8)
+    what = program(4000, seconds=2, held=True)
     stack.start_run_worker()
     stack.start_run_worker()
     run = execute(stack, job, what)
     wait_stored(stack, run, 10)
     holder(stack, run).kill()
+    go_on(stack, job, what)
     assert_complete(stack, run, what)
 
 
@@ -98,7 +100,7 @@ def test_a_run_worker_that_stands_still_is_replaced_and_writes_nothing_when_it_w
     stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
-    what = program(4000, seconds=8)
+    what = program(4000, seconds=2, held=True)
     first = stack.start_run_worker()
     run = execute(stack, job, what)
     wait_stored(stack, run, 10)
@@ -106,6 +108,7 @@ def test_a_run_worker_that_stands_still_is_replaced_and_writes_nothing_when_it_w
     first.freeze()
     wait_for(lambda: holder(stack, run) is second, "the second one is at the run")
     first.thaw()
+    go_on(stack, job, what)
     assert_complete(stack, run, what)
     wait_for(
         lambda: first.says("run_lost") or first.says("run_given_back"), "the first one gave up"
@@ -116,7 +119,7 @@ def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(
     stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
-    what = program(4000, seconds=8)
+    what = program(4000, seconds=2, held=True)
     first = stack.start_run_worker()
     run = execute(stack, job, what)
     wait_stored(stack, run, 10)
@@ -125,6 +128,7 @@ def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(
     assert first.wait(LONG_WAIT) == 0
     wait_for(lambda: holder(stack, run) is second, "the second one is at the run")
     assert runs(what.marker)
+    go_on(stack, job, what)
     assert_complete(stack, run, what)
 
 

@@ -113,6 +113,7 @@ def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
         (container,) = stack.engine.containers(job)
         stack.launch_worker()
         worker.kill()
+        gate.lose()
     assert_ready(stack, job, claims=2)
     assert [same.id for same in stack.engine.containers(job)] == [container.id]
 
