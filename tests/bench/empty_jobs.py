@@ -34,7 +34,7 @@ from builds.pipeline.runner import JobRunner
 from builds.planner import ImagePlan
 from registries.client import RegistryClient
 from runs.models import Run
-from runs.record.store import ensure_head
+from runs.record.new_record import insert_with_head
 from tests.bench.figures import Figure
 from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
 from workspaces.runtimes.base import (
@@ -210,21 +210,19 @@ def seed(first: int, last: int) -> None:
         )
         for number in numbers
     )
-    Run.objects.bulk_create(
-        Run(
-            id=seeded_id("run", number),
-            number=FIRST_RUN_NUMBER + number,
-            workspace_id=seeded_id("workspace", number),
-            attempt_id=seeded_id("attempt", number),
-            owner_user_id="usr_bench",
-            harness_id="shell",
-            mode=Run.Mode.BOOT,
-            recorded=True,
+    for number in numbers:
+        insert_with_head(
+            Run(
+                id=seeded_id("run", number),
+                number=FIRST_RUN_NUMBER + number,
+                workspace_id=seeded_id("workspace", number),
+                attempt_id=seeded_id("attempt", number),
+                owner_user_id="usr_bench",
+                harness_id="shell",
+                mode=Run.Mode.BOOT,
+                recorded=True,
+            )
         )
-        for number in numbers
-    )
-    for run in Run.objects.filter(number__gte=FIRST_RUN_NUMBER + first):
-        ensure_head(run)
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE workspaces_sandbox SET latest_attempt_id ="
