@@ -28,6 +28,7 @@ from controlplane.work.notifications import announce
 from runs.input.sealed import StartInput, seal_input
 from runs.models import Run, RunChange, RunHead, RunQuerySet
 from runs.record import egress_decisions, store
+from runs.record.new_record import insert_with_head
 from runs.record.reading.rows import fetch
 from runs.record_limits import RECORD_BYTES
 from runs.run_messages import CANCELLATIONS, RUN_REQUESTED, announce_run
@@ -156,7 +157,7 @@ def store_run(new_run: NewRun) -> Run:
     sealed_input = seal_input(new_run.given, run_id=run_id)
     if new_run.recorded:
         require_room(new_run.owner_user_id, [RECORD_BYTES])
-    run = Run.objects.create(
+    run = Run(
         id=run_id,
         workspace=new_run.workspace,
         attempt=new_run.attempt,
@@ -170,7 +171,9 @@ def store_run(new_run: NewRun) -> Run:
         time_limit_ms=new_run.time_limit_ms,
     )
     if new_run.recorded:
-        store.ensure_head(run)
+        insert_with_head(run)
+    else:
+        run.save(force_insert=True)
     return run
 
 
@@ -179,7 +182,7 @@ def create_boot_run(attempt: Attempt) -> Run:
 
     To be called in the transaction that creates the attempt.
     """
-    run = Run.objects.create(
+    run = Run(
         id=attempt.run_id,
         workspace_id=attempt.workspace_id,
         attempt=attempt,
@@ -188,7 +191,7 @@ def create_boot_run(attempt: Attempt) -> Run:
         mode=Run.Mode.BOOT,
         recorded=True,
     )
-    store.ensure_head(run)
+    insert_with_head(run)
     egress_decisions.begin(run)
     return run
 

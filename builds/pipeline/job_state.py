@@ -23,6 +23,7 @@ from builds.pipeline.job_slots import JobSlot
 from builds.pipeline.source_writer import LAST_SECONDS, RECORD_ENDED
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
+from controlplane.work.leases import lease_lost
 from runs.boot_runs import BootRuns, start_boot_run
 from runs.models import Run
 from workspaces import services as workspaces
@@ -251,8 +252,13 @@ class JobState:
             close_old_connections()
 
     def give_back(self) -> None:
-        """Release the job for another worker; this try does not count."""
-        BuildJob.objects.give_back(self.fence)
+        """Release the job for another worker; this try does not count.
+
+        Raises ``LeaseLost`` when it is not ours to give: it was cancelled, say, and then the end of
+        its boot run is this worker's to write.
+        """
+        if not BuildJob.objects.give_back(self.fence):
+            raise lease_lost(self.fence)
 
     def end_cancelled_boot_run(self) -> None:
         """End the boot run if the job was cancelled: the work on it has stopped.

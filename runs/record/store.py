@@ -27,7 +27,7 @@ from controlplane.work.notifications import announce
 from runs.agent.record import frames
 from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunHead
-from runs.record import chain, egress_endings, room, seal, settlement
+from runs.record import egress_endings, room, seal, settlement
 from runs.record.ingest import meta as metas
 from runs.record.ingest import tables
 from runs.record.ingest.batch import LAST_SEQUENCE, Batch
@@ -71,20 +71,6 @@ class Appended:
     last_sequence: int
     sealed: bool
     events: int
-
-
-def ensure_head(run: Run) -> None:
-    """Make the head of a run's record, and room for its events, unless they exist.
-
-    To be called in the transaction that creates the run.
-    """
-    _ensure_partition(run.number)
-    head = RunHead(
-        run_number=run.number,
-        owner_user_id=run.owner_user_id,
-        chain_head=chain.genesis(run.pk),
-    )
-    RunHead.objects.bulk_create([head], ignore_conflicts=True)
 
 
 def open_source(run_number: int, source_id: str) -> int:

@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 
 from controlplane.work.models import Heartbeat
 from runs.models import Run
-from runs.record import store
+from runs.record.new_record import insert_with_head
 from runs.recording import claims
 from tests.factories import make_job
 from workspaces.models import Attempt, RuntimeInstance
@@ -39,7 +39,7 @@ def make_executable(*, mode: str = Run.Mode.ONE_SHOT, **values: Any) -> Run:
     if not RuntimeInstance.objects.filter(attempt=attempt).exists():
         make_runtime(attempt)
     command = {"executable": "/bin/true", "args": []} if mode == Run.Mode.ONE_SHOT else None
-    run = Run.objects.create(
+    run = Run(
         **{
             "workspace": attempt.workspace,
             "attempt": attempt,
@@ -51,7 +51,7 @@ def make_executable(*, mode: str = Run.Mode.ONE_SHOT, **values: Any) -> Run:
             **values,
         }
     )
-    store.ensure_head(run)
+    insert_with_head(run)
     return run
 
 

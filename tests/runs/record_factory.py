@@ -10,6 +10,7 @@ from typing import Any
 from runs.agent.record.frames import Confidence, Event, Kind, Method, Stream, content_of
 from runs.models import Run
 from runs.record import store
+from runs.record.new_record import insert_with_head
 from workspaces.models import Workspace
 
 OWNER = "usr_test"
@@ -33,7 +34,7 @@ def make_run(
 ) -> Run:
     """Return a run with the head of its record, in a workspace of its own unless one is given."""
     workspace = workspace or Workspace.objects.create(owner_user_id=owner_user_id, name="w")
-    run = Run.objects.create(
+    run = Run(
         workspace=workspace,
         owner_user_id=owner_user_id,
         harness_id="shell",
@@ -43,7 +44,7 @@ def make_run(
         command={"executable": "/bin/true", "args": []},
         **values,
     )
-    store.ensure_head(run)
+    insert_with_head(run)
     return run
 
 

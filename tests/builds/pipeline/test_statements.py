@@ -7,8 +7,10 @@ What leaves the process for another system than the database answers at once
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -16,11 +18,13 @@ import pytest
 from django.db import OperationalError, close_old_connections, connection, connections
 from django.db.models.functions import Now
 
-from builds.pipeline.job_state import JobState
+from builds.images.compiler import BuildError, BuiltImage
+from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.runner import JobRunner
+from builds.planner import ImagePlan
 from runs.models import Run, RunHead, RunLoss
 from runs.record.verify import verify_run
-from tests.bench.empty_jobs import empty_runner
+from tests.bench.empty_jobs import NoCompiler, empty_runner
 from tests.factories import LEASE, claim, make_job
 from tests.support.sent_statements import sent_statements
 from tests.support.waiting import LONG_WAIT
@@ -234,6 +238,54 @@ def test_a_job_that_is_cancelled_before_a_step_ends_with_a_whole_record(
     head = RunHead.objects.get(run_number=run.number)
     # Of a build that had begun the record says so, whoever cancelled it.
     assert len(head.past_sources) == (0 if step == START else 1)
+
+
+@dataclass
+class KilledCompiler(NoCompiler):
+    """Has each build killed, after something else has happened."""
+
+    act: Callable[[], object]
+
+    def build(self, plan: ImagePlan, *, job_id: uuid.UUID, **_: Any) -> BuiltImage:
+        elsewhere(self.act)
+        raise BuildError("build-killed", "The build was killed.")
+
+
+def test_a_job_that_is_cancelled_as_its_worker_shuts_down_ends_with_a_whole_record() -> None:
+    job = make_job()
+    state = JobState.claim(job.pk, worker_id="worker-a", lease=LEASE)
+    assert state is not None
+
+    def cancel_and_shut_down() -> None:
+        assert cancel_job(job, reason="Not needed.")
+        state.shut_down()
+
+    with pytest.raises(LeaseLost):
+        killed_runner(cancel_and_shut_down).run(state)
+
+    assert states(job) == ("cancelled",) * 4
+    run = Run.objects.get(pk=job.attempt.run_id)
+    assert not RunLoss.objects.filter(run_number=run.number).exists()
+    assert verify_run(run).ok
+
+
+def test_a_job_of_a_worker_that_shuts_down_is_given_back_with_its_record_open() -> None:
+    job = make_job()
+    state = JobState.claim(job.pk, worker_id="worker-a", lease=LEASE)
+    assert state is not None
+
+    with pytest.raises(ShutdownError):
+        killed_runner(state.shut_down).run(state)
+
+    assert states(job) == ("running", "running", "running", "running")
+    work(empty_runner(), job, "worker-b")
+    assert states(job) == ("succeeded", "succeeded", "ready", "running")
+
+
+def killed_runner(act: Callable[[], object]) -> JobRunner:
+    """A runner whose builds are killed after ``act``."""
+    runner = empty_runner()
+    return replace(runner, builder=replace(runner.builder, compiler=KilledCompiler(act)))
 
 
 @STEPS

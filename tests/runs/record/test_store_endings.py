@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from runs.agent.record.frames import Confidence, Kind, Method
-from runs.models import PARTITION_RUNS, Run, RunEvent, RunHead, RunLoss
+from runs.models import PARTITION_RUNS, Run, RunEvent, RunLoss
 from runs.record import partitions, store
 from tests.runs.record_factory import Source, make_run
 from tests.support.waiting import LONG_WAIT
@@ -50,29 +50,6 @@ def remove_partition(run: Run) -> None:
     """Take the place of a run's events away, as if it had never been made."""
     with connection.cursor() as cursor:
         cursor.execute(f"DROP TABLE {partitions.name_of(part_of(run))}")
-
-
-@pytest.mark.django_db
-def test_with_the_head_there_is_room_for_events() -> None:
-    run = make_run()
-    far = Run.objects.get(pk=run.pk)
-    far.pk, far.number, far._state.adding = None, run.number + 10 * PARTITION_RUNS, True
-    far.id = Run._meta.pk.get_default()
-    far.save()
-    assert part_of(far) not in partitions.partitions()
-
-    store.ensure_head(far)
-
-    assert part_of(far) in partitions.partitions()
-
-
-@pytest.mark.django_db
-def test_a_head_that_exists_is_left_as_it_is() -> None:
-    run, _ = begun()
-
-    store.ensure_head(run)
-
-    assert RunHead.objects.get(pk=run.number).last_sequence == 2
 
 
 @pytest.mark.django_db

@@ -15,7 +15,7 @@ from builds.pipeline.job_state import JobState
 from controlplane.errors import NotFound
 from runs import boot_runs
 from runs.models import Run
-from runs.record import store
+from runs.record.new_record import insert_with_head
 from tests.bench.empty_jobs import empty_runner
 from tests.factories import OWNER, claim, make_job
 from tests.runs.ready import ready_attempt
@@ -137,7 +137,7 @@ class Silent(Engine):
 def commands(attempt: Attempt, number: int) -> list[Run]:
     """Commands that run in a workspace."""
     runs = [
-        Run.objects.create(
+        Run(
             workspace_id=attempt.workspace_id,
             attempt=attempt,
             mode=Run.Mode.ONE_SHOT,
@@ -149,7 +149,7 @@ def commands(attempt: Attempt, number: int) -> list[Run]:
         for _ in range(number)
     ]
     for run in runs:
-        store.ensure_head(run)
+        insert_with_head(run)
     return runs
 
 
