@@ -146,9 +146,9 @@ def test_a_network_is_not_served_any_more_once_its_record_is_being_settled(
     journal.close(attempt.pk)
     with pytest.raises(OSError):
         journal.add(decision(attempt.pk))
-    journal.add(decision(attempt.pk, allowed=False))
+    journal.add(decision(attempt.pk, "b.test", allowed=False))
     journal.flush()
-    assert hosts(run) == []
+    assert hosts(run) == [("b.test", 1)], "what passes no more is told until all is stored"
 
 
 @in_one
@@ -169,6 +169,25 @@ def test_nothing_is_stored_behind_the_end_of_a_record(journal: Journal) -> None:
     assert head_of(run).last_sequence == before
     assert losses(run).count(NOT_SETTLED) == 1
     assert verify_run(run).ok
+
+
+@in_one
+def test_a_proxy_remembers_of_records_that_have_ended_only_that_nothing_passes(
+    journal: Journal,
+) -> None:
+    attempt, run = with_policy(journal.id)
+    journal.add(decision(attempt.pk))
+    egress_endings.settle(run)
+    journal.close(attempt.pk)
+    assert journal.settle(attempt.pk)
+    journal.flush()
+    assert not journal._kept
+    with pytest.raises(OSError):
+        journal.add(decision(attempt.pk))
+    journal.add(decision(attempt.pk, allowed=False))
+    journal.close(attempt.pk)
+    assert journal.settle(attempt.pk), "whoever asks again is answered again"
+    assert not journal._kept
 
 
 @in_one
