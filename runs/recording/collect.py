@@ -182,7 +182,7 @@ class _Drain:
 
 
 def _is_end(content: bytes) -> bool:
-    return HEADER.unpack_from(content)[3] == Kind.RECORD_SEALED
+    return bool(HEADER.unpack_from(content)[3] == Kind.RECORD_SEALED)
 
 
 def _bounded(chunks: Iterator[bytes], deadline: float) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
+from controlplane.metrics.families import EGRESS_DECISIONS
 from workspaces.egress.decided import serving
 from workspaces.egress.decided.keeping import Pass, records
 from workspaces.egress.decided.sums import Line, Sums, line_of
@@ -367,11 +368,16 @@ class Journal:
 
 
 def _store(decided: Pass) -> None:
-    if not records().store(decided):
+    is_stored = records().store(decided)
+    decisions = sum(line.total.connections for line in decided.lines)
+    EGRESS_DECISIONS.count(decisions, outcome="stored" if is_stored else "lost")
+    if decided.missing:
+        EGRESS_DECISIONS.count(outcome="lost")  # one at least
+    if not is_stored:
         log.warning(
             "egress_decisions_after_the_end",
             attempt_id=str(decided.attempt_id),
-            decisions=len(decided.lines),
+            decisions=decisions,
         )
 
 
