@@ -128,10 +128,13 @@ def _end_boot_runs_of_ended_attempts(limit: int) -> None:
         attempt = run.attempt
         assert attempt is not None
         cancelled = attempt.status == Attempt.Status.CANCELLED
-        if records().end_boot_run(
-            attempt,
-            failed=not cancelled,
-            code=attempt.error_code,
-            message=attempt.error_message,
-        ):
+        # In a transaction it waits for no egress proxy: a later pass finds that it had its time.
+        with transaction.atomic():
+            ended = records().end_boot_run(
+                attempt,
+                failed=not cancelled,
+                code=attempt.error_code,
+                message=attempt.error_message,
+            )
+        if ended:
             log.warning("boot_run_of_ended_attempt_ended", run_id=str(run.pk))

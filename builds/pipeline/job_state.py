@@ -245,6 +245,8 @@ class JobState:
 
     def _settle_egress(self) -> None:
         try:
+            # Behind the fence, where it only asks: what a successor has started goes on.
+            self.write(lambda: BootRuns().settle_egress(self.attempt), timeout=0)
             BootRuns().settle_egress(self.attempt)
         except (DatabaseError, InterfaceError) as exc:
             # The record says then what it may lack.

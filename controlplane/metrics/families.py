@@ -136,6 +136,13 @@ RECORD_LOSSES = Counter(
     labels=("kind",),
     known={"kind": ("dropped_event", "sequence_gap", "watch_overflow", "early_close")},
 )
+EGRESS_DECISIONS = Counter(
+    name="svc_egress_decisions_total",
+    help="Decisions of egress proxies that are in boot records, and those that came too late or "
+    "could not be read.",
+    labels=("outcome",),
+    known={"outcome": ("stored", "lost")},
+)
 INGEST_LAG = Histogram(
     name="svc_record_ingest_lag_seconds",
     help="Age of the oldest event of a batch when it was stored, by the clock of its workspace.",
@@ -147,4 +154,5 @@ FAMILIES: tuple[Counter | Histogram, ...] = (
     *(BUILD_JOBS, BUILD_PHASES, BUILDS_REUSED, LEASE_RENEWALS, SWEEPS, FOUND_BY_SWEEPER),
     *(WARM_CLAIMS, WARM_EVENTS),
     *(RECORD_EVENTS, RECORD_BYTES, RECORD_BATCHES, RECORD_LOSSES, INGEST_LAG),
+    EGRESS_DECISIONS,
 )

@@ -35,8 +35,7 @@ class EgressDecisions:
         Raises database errors: then it is to be tried again, however often.
         """
         with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
+            _wait_briefly()
             run = _boot_run(decided.attempt_id)
             if run is None:
                 return False
@@ -60,11 +59,15 @@ class EgressDecisions:
         return True
 
     def is_open(self, attempt_id: UUID) -> bool:
-        """Whether decisions can still be stored; waits for whoever is about to end the record."""
+        """Whether decisions can still be stored; waits for whoever is about to end the record.
+
+        Not for long: raises a database error then.
+        """
         run = _boot_run(attempt_id)
         if run is None:
             return False
         with transaction.atomic():
+            _wait_briefly()
             head = RunHead.objects.select_for_update(of=["self"]).filter(pk=run.number).first()
             return head is not None and head.sealed_at is None
 
@@ -81,6 +84,11 @@ def begin(run: Run) -> None:
     with transaction.atomic():
         head = RunHead.objects.select_for_update().get(pk=run.number)
         _tell(head, [(Kind.COVERAGE_CHANGED, time.time_ns() // 1000, _coverage(head, "on"))])
+
+
+def _wait_briefly() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
 
 
 def _boot_run(attempt_id: UUID) -> Run | None:

@@ -45,7 +45,9 @@ def is_settled(run: Run) -> bool:
     if run.mode != Run.Mode.BOOT or run.attempt_id is None:
         return True
     unsettled = EgressNetwork.objects.unsettled(run.attempt_id)
-    had_time = Q(ending_at__lte=Now() - timedelta(seconds=SETTLE_SECONDS))
+    seconds = timedelta(seconds=SETTLE_SECONDS)
+    # What is to begin only later was written before the clock was put back.
+    had_time = Q(ending_at__lte=Now() - seconds) | Q(ending_at__gt=Now() + seconds)
     return not unsettled.exclude(had_time, ending_at__isnull=False).exists()
 
 

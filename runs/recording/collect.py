@@ -170,7 +170,8 @@ class _Drain:
     def _flush(self) -> None:
         batch, self._batch, self._size = self._batch, [], 0
         if batch:
-            if HEADER.unpack_from(batch[-1])[3] == Kind.RECORD_SEALED:
+            # Anywhere in it: what comes behind the end must not hide what was reached before.
+            if self._run.mode == Run.Mode.BOOT and any(map(_is_end, batch)):
                 self._settle()
             appended = retry_database(
                 lambda: store.append(self._run.number, self._spool_id, batch),
@@ -178,6 +179,10 @@ class _Drain:
             )
             self._last = appended.last_sequence
             self._stored += appended.events
+
+
+def _is_end(content: bytes) -> bool:
+    return bool(HEADER.unpack_from(content)[3] == Kind.RECORD_SEALED)
 
 
 def _bounded(chunks: Iterator[bytes], deadline: float) -> Iterator[bytes]:

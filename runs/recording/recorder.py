@@ -289,7 +289,8 @@ class Recorder:
     def _store(self, tail: TailChannel, batch: list[bytes]) -> bool:
         """Commit, then acknowledge; True when that was the end of the record."""
         began = time.monotonic()
-        if _ends(batch):
+        # Anywhere in it: what a workspace says behind its end must not hide what it had reached.
+        if self._run.mode == Run.Mode.BOOT and any(map(_is_end, batch)):
             self._database(lambda: egress_endings.settle(self._run))
         appended = self._database(lambda: self._append(tail.hello.spool_id, batch))
         self._to_open = ""
@@ -416,5 +417,8 @@ def _has_output(content: bytes) -> bool:
 
 def _ends(contents: list[bytes]) -> bool:
     """Whether the last of these frames seals the record."""
-    content = contents[-1]
+    return _is_end(contents[-1])
+
+
+def _is_end(content: bytes) -> bool:
     return len(content) >= HEADER.size and HEADER.unpack_from(content)[3] == Kind.RECORD_SEALED

@@ -44,12 +44,18 @@ class AgreedPolicy:
 
     def _write(self, bridge: str) -> None:
         with transaction.atomic():
-            told = {
-                "attempt_id": self.attempt.pk,
-                "policy": self.policy if self.is_build else self._present(),
-                "is_build": self.is_build,
-            }
-            EgressNetwork.objects.update_or_create(bridge=bridge, defaults=told)
+            network = EgressNetwork(
+                bridge=bridge,
+                attempt=self.attempt,
+                policy=self.policy if self.is_build else self._present(),
+                is_build=self.is_build,
+            )
+            EgressNetwork.objects.bulk_create(
+                [network],
+                update_conflicts=True,
+                unique_fields=["bridge"],
+                update_fields=["attempt", "policy", "is_build"],
+            )
 
     def _present(self) -> dict[str, Any]:
         """Return the policy as the owner may have changed it meanwhile; it cannot change now."""

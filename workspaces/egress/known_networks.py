@@ -40,6 +40,8 @@ class KnownNetworks:
         self._journal = journal
         self._settling: dict[UUID, asyncio.Task[None]] = {}
         self._known: dict[str, tuple[str, Network]] = {}
+        self._gone: dict[str, Network] = {}
+        """Whose bridge is gone while something was open: it is still to be told how that ended."""
         self._unknown_until: dict[str, float] = {}
         self._asking = asyncio.Semaphore(4)
 
@@ -56,12 +58,12 @@ class KnownNetworks:
             known = self._known.get(gateway)  # somebody else may have asked meanwhile
             if known is not None and address_of(known[0]) == gateway:
                 return known[1]
-            self._known = {at: one for at, one in self._known.items() if address_of(one[0]) == at}
+            self._forget_gone()
             bridge = self._bridge_with(gateway)
             now = time.monotonic()
             if not bridge or self._unknown_until.get(bridge, now) > now:
                 return None
-            network = await asyncio.to_thread(_of_bridge, bridge, self._journal.id)
+            network = await asyncio.to_thread(_of_bridge, bridge, self._journal)
             known = self._known.get(gateway)
             if known is not None and known[0] == bridge:
                 # Found for another connection meanwhile; there is one, or not all that is open in
@@ -89,17 +91,20 @@ class KnownNetworks:
 
     async def look(self) -> None:
         """Do it once: a connection that another policy does not allow is closed."""
+        await self._settle()
         known = dict(self._known.values())
-        await self._settle(known)
         if not known:
             return
         for bridge, policy, revision in await asyncio.to_thread(_replaced, _revisions(known)):
             if known[bridge].replace_policy(policy, revision):
                 log.info("egress_policy_replaced", bridge=bridge, revision=revision)
 
-    async def _settle(self, known: dict[str, Network]) -> None:
+    async def _settle(self) -> None:
         """Let nothing pass where a record is about to end, and store what was decided there."""
         waiting = await asyncio.to_thread(_ending, self._journal.id)
+        # Not before: one that became known meanwhile would go on for ever.
+        self._gone = {bridge: one for bridge, one in self._gone.items() if one.is_open}
+        known = {**self._gone, **dict(self._known.values())}
         quiet: dict[UUID, bool] = {}
         for attempt_id, bridge in waiting:
             network = known.get(bridge)
@@ -114,6 +119,14 @@ class KnownNetworks:
                 # Each by itself: a record that cannot be written to is waited for by nobody else.
                 settling = asyncio.to_thread(_settled, self._journal, attempt_id)
                 self._settling[attempt_id] = asyncio.create_task(settling)
+
+    def _forget_gone(self) -> None:
+        """Forget networks whose bridge is gone."""
+        for at, (bridge, network) in list(self._known.items()):
+            if address_of(bridge) != at:
+                del self._known[at]
+                if network.is_open:
+                    self._gone[bridge] = network
 
     def _bridge_with(self, gateway: str) -> str:
         names = (name for _, name in socket.if_nameindex() if name.startswith(self._prefix))
@@ -174,12 +187,13 @@ def _settled(journal: Journal, attempt_id: UUID) -> None:
         close_old_connections()
 
 
-def _of_bridge(bridge: str, journal: str) -> Network | None:
+def _of_bridge(bridge: str, journal: Journal) -> Network | None:
     close_old_connections()
     try:
         row = EgressNetwork.objects.select_related("attempt__workspace").filter(pk=bridge).first()
-        if row is None or not serving.take(bridge, row.attempt_id, journal):
+        if row is None or not serving.take(bridge, row.attempt_id, journal.id):
             return None
+        journal.follow(row.served_by, row.attempt_id)
         return network_of(row)
     except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
         log.warning("egress_policy_not_read", bridge=bridge, reason=type(error).__name__)

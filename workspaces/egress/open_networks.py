@@ -58,7 +58,12 @@ class Network:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing passes, nor will."""
-        return self.ended and not self._open
+        return self.ended and not self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything passes."""
+        return bool(self._open)
 
     def replace_policy(self, policy: Policy, revision: int) -> bool:
         """Decide by another policy from now on, and end what that does not allow.

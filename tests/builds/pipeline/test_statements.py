@@ -24,16 +24,18 @@ from builds.pipeline.runner import JobRunner
 from builds.planner import ImagePlan
 from runs.models import Run, RunHead, RunLoss
 from runs.record.verify import verify_run
-from tests.bench.empty_jobs import NoCompiler, empty_runner
+from tests.bench.empty_jobs import NoCompiler, NoEngine, empty_runner
 from tests.factories import LEASE, claim, make_job
 from tests.support.sent_statements import sent_statements
 from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.queueing import cancel_job
 from workspaces.models import BuildJob, LeaseLost, RuntimeInstance, Sandbox, WorkspaceEvent
+from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MOST = 20
+OF_A_POLICY = 10
 START, PUBLISH, FINISH = "'attempt.running'", "'image.published'", "'runtime.running'"
 """What only the statement of that step has."""
 CLAIM = 'INNER JOIN "workspaces_attempt"'
@@ -43,6 +45,16 @@ WHOLE = [
     *("workspace.created", "attempt.queued", "attempt.running", "image.published"),
     *("runtime.pending", "runtime.running", "attempt.succeeded"),
 ]
+
+
+class Guarded(NoEngine):
+    """Launches at once, behind a network whose policy is agreed on before."""
+
+    def launch(self, request: LaunchRequest, *, cancelled: threading.Event) -> LaunchedRuntime:
+        """Return a runtime that does not exist."""
+        assert request.egress is not None
+        request.egress(f"e{request.run_id.hex[-14:]}")
+        return super().launch(request, cancelled=cancelled)
 
 
 @pytest.fixture
@@ -167,6 +179,28 @@ def test_a_job_that_builds_nothing_takes_at_most_twenty_statements(runner: JobRu
     assert any("COPY run_event" in one for one in statements)
     assert any(one == '"COMMIT"' for one in statements)
     assert_ready(job)
+
+
+def test_a_job_under_an_egress_policy_takes_as_many_and_those_that_agree_on_its_network() -> None:
+    spec = {
+        "harness": {"id": "shell"},
+        "runtime": {"network": {"egress": {"rules": [{"hosts": ["a.test"]}]}}},
+    }
+    runner = empty_runner(Guarded())
+    runner = replace(runner, launcher=replace(runner.launcher, require_egress=lambda: None))
+    work(runner, make_job(spec=spec))
+    job = make_job(spec=spec)
+
+    with sent_statements() as statements:
+        work(runner, job)
+
+    assert len(statements) <= MOST + OF_A_POLICY, "\n".join(statements)
+    assert states(job) == ("succeeded", "succeeded", "ready", "running")
+    run = Run.objects.get(pk=job.attempt.run_id)
+    head = RunHead.objects.get(run_number=run.number)
+    assert head.coverage["egress"] == {"state": "on", "method": "proxy"}
+    assert (head.source_ended, head.loss_count) == (True, 0)
+    assert verify_run(run).ok
 
 
 def test_claim_start_publication_and_ready_are_one_statement_each(runner: JobRunner) -> None:

@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
 
+from controlplane.metrics.families import EGRESS_DECISIONS
 from workspaces.egress.decided import serving
 from workspaces.egress.decided.keeping import Pass, records
 from workspaces.egress.decided.sums import Line, Sums, line_of
@@ -34,6 +35,10 @@ from workspaces.egress.decisions import Decision
 PASS_SECONDS = 1.0
 RETRY_SECONDS = (1.0, 60.0)
 """How long a record that cannot be written to is left alone: first, and at the most."""
+LEFT_RETRY_SECONDS = 10.0
+"""How long one is left alone that a killed proxy wrote to, unless it is about to end."""
+MAX_FAILED = 3
+"""After so many records of a killed proxy that cannot be written to a pass goes no further."""
 COMPACT_BYTES = 1024 * 1024
 """A file that is longer is written anew, with sums."""
 _LOCK = "lock"
@@ -62,16 +67,16 @@ class _Kept:
         self._frozen: tuple[Pass, Path] | None = None
         self._missing = False
         self.closed = False
+        """Nothing begins any more; what is open still tells how it ends."""
+        self.settled = False
         self.retry_at = 0.0
         self.retry = RETRY_SECONDS[0]
 
     def add(self, decision: Decision) -> None:
         begins = decision.allowed and decision.connections > 0
         with self._lock:
-            if self.closed:
-                if begins:
-                    raise RecordEnded
-                return
+            if self.closed and begins:
+                raise RecordEnded
             line = line_of(decision)
             try:
                 self._write(line)
@@ -124,12 +129,7 @@ class _Kept:
         with self.storing:
             while (frozen := self._next(journal)) is not None:
                 decided, path = frozen
-                if not records().store(decided):
-                    log.warning(
-                        "egress_decisions_after_the_end",
-                        attempt_id=str(self.attempt_id),
-                        decisions=len(decided.lines),
-                    )
+                _store(decided)
                 path.unlink(missing_ok=True)
                 self._frozen = None
             return True
@@ -160,16 +160,27 @@ class _Kept:
             finally:
                 os.close(descriptor)
 
+    def wait(self) -> None:
+        """Leave it alone for a while, longer each time in a row."""
+        self.retry_at = time.monotonic() + self.retry
+        self.retry = min(2 * self.retry, RETRY_SECONDS[1])
+        with contextlib.suppress(OSError):
+            self.sync()
+
     @property
     def is_idle(self) -> bool:
-        """Whether nothing would be lost if it were forgotten."""
+        """Whether nothing would be lost if it were forgotten, but that it has ended."""
         with self._lock:
             waits = self._file is not None or self._frozen is not None or self._missing
-            return not waits and not self.closed
+            return not waits and (self.settled or not self.closed)
 
     def close(self) -> None:
         with self._lock:
             self.closed = True
+
+    def miss(self) -> None:
+        with self._lock:
+            self._missing = True
 
 
 class Journal:
@@ -187,6 +198,10 @@ class Journal:
         assert self._held is not None
         self._numbers = itertools.count(1)
         self._kept: dict[UUID, _Kept] = {}
+        self._ended: set[UUID] = set()
+        """Whose decisions are all stored, up to the end of the record: nothing comes after that."""
+        self._left: dict[UUID, float] = {}
+        """When what a killed proxy has left is tried again, where it could not be stored."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="egress journal")
@@ -209,26 +224,51 @@ class Journal:
     def add(self, decision: Decision) -> None:
         """Write a decision; raises ``OSError`` when what it allows must not begin."""
         with self._lock:
-            kept = self._of(decision.attempt_id)
-            kept.add(decision)
+            if decision.attempt_id not in self._ended:
+                self._of(decision.attempt_id).add(decision)
+            elif decision.allowed and decision.connections > 0:
+                raise RecordEnded
 
     def close(self, attempt_id: UUID) -> None:
-        """Allow nothing more in the networks of an attempt."""
+        """Allow nothing more to begin in the networks of an attempt."""
         with self._lock:
-            self._of(attempt_id).close()
+            if attempt_id not in self._ended:
+                self._of(attempt_id).close()
 
-    def settle(self, attempt_id: UUID) -> None:
-        """Store what was decided for a closed attempt, and say so; raises database errors."""
+    def settle(self, attempt_id: UUID) -> bool:
+        """Store what was decided for a closed attempt, and say so; raises database errors.
+
+        False, and not said: another proxy has more of it, or is just storing that. It is to be
+        called again then.
+        """
         with self._lock:
-            kept = self._of(attempt_id)
-        kept.store(self.id)
+            kept = None if attempt_id in self._ended else self._of(attempt_id)
+        if kept is not None:
+            kept.store(self.id)
+        if self._is_left(attempt_id):
+            self._left.pop(attempt_id, None)
+            self.recover()
+            if self._is_left(attempt_id):
+                return False
         serving.settled(attempt_id, self.id)
+        if kept is not None:
+            kept.settled = True
+        return True
+
+    def follow(self, before: str, attempt_id: UUID) -> None:
+        """Serve a network after another proxy, whose journal may be gone: the record says that."""
+        if before in ("", self.id) or (self._root / before).is_dir():
+            return
+        with self._lock:
+            if attempt_id not in self._ended:
+                self._of(attempt_id).miss()
 
     def flush(self) -> None:
         """Store what was decided; what cannot be stored now is tried again later."""
         with self._lock:
             for who in [who for who, kept in self._kept.items() if kept.is_idle]:
-                del self._kept[who]
+                if self._kept.pop(who).closed:
+                    self._ended.add(who)
             all_kept = list(self._kept.values())
         for kept in all_kept:
             # One record that cannot be written to does not keep the others waiting.
@@ -246,13 +286,16 @@ class Journal:
                 reason=type(error).__name__,
             )
             close_old_connections()
-            kept.retry_at = time.monotonic() + kept.retry
-            kept.retry = min(2 * kept.retry, RETRY_SECONDS[1])
-            with contextlib.suppress(OSError):
-                kept.sync()
+            kept.wait()
+        except Exception:
+            log.exception("egress_decisions_not_stored", attempt_id=str(kept.attempt_id))
+            kept.wait()
 
     def recover(self) -> None:
-        """Store what proxies have left that are not there any more; raises database errors."""
+        """Store what proxies have left that are not there any more; raises database errors.
+
+        A record that cannot be written to keeps no other waiting for long: it is tried again later.
+        """
         for left in sorted(self._root.iterdir()):
             if left.name == self.id or not left.is_dir():
                 continue
@@ -260,18 +303,43 @@ class Journal:
             if held is None:  # another proxy is alive
                 continue
             try:
-                for decided, path in _left_in(left):
-                    if not records().store(decided):
-                        log.warning(
-                            "egress_decisions_after_the_end",
-                            attempt_id=str(decided.attempt_id),
-                            decisions=len(decided.lines),
-                        )
-                    path.unlink()
-                serving.take_over(left.name, self.id)
-                shutil.rmtree(left)
+                waiting = self._store_left(left)
+                serving.take_over(left.name, self.id, but=waiting)
+                if not waiting:
+                    shutil.rmtree(left)
             finally:
                 os.close(held)
+
+    def _store_left(self, folder: Path) -> set[UUID]:
+        """Store what a journal has; return the attempts of which something is still there."""
+        waiting: set[UUID] = set()
+        failed = 0
+        for decided, path in _left_in(folder):
+            who = decided.attempt_id
+            if who in waiting or self._left.get(who, 0.0) > time.monotonic():
+                waiting.add(who)
+                continue
+            try:
+                _store(decided)
+            except (DatabaseError, InterfaceError) as error:
+                log.warning(
+                    "egress_decisions_wait", attempt_id=str(who), reason=type(error).__name__
+                )
+                close_old_connections()
+                self._left[who] = time.monotonic() + LEFT_RETRY_SECONDS
+                waiting.add(who)
+                failed += 1
+                if failed == MAX_FAILED:
+                    raise  # it may be the database; the others come in the next pass
+            else:
+                self._left.pop(who, None)
+                path.unlink()
+        return waiting
+
+    def _is_left(self, attempt_id: UUID) -> bool:
+        """Whether a journal of another proxy has decisions of an attempt."""
+        passes = self._root.glob(f"*/{attempt_id}.*")
+        return any(path.suffix[1:].isdigit() and path.parent != self._folder for path in passes)
 
     def _of(self, attempt_id: UUID) -> _Kept:
         kept = self._kept.get(attempt_id)
@@ -297,6 +365,20 @@ class Journal:
             close_old_connections()
         except Exception:
             log.exception("egress_decisions_not_stored")
+
+
+def _store(decided: Pass) -> None:
+    is_stored = records().store(decided)
+    decisions = sum(line.total.connections for line in decided.lines)
+    EGRESS_DECISIONS.count(decisions, outcome="stored" if is_stored else "lost")
+    if decided.missing:
+        EGRESS_DECISIONS.count(outcome="lost")  # one at least
+    if not is_stored:
+        log.warning(
+            "egress_decisions_after_the_end",
+            attempt_id=str(decided.attempt_id),
+            decisions=decisions,
+        )
 
 
 def _locked(folder: Path) -> int | None:

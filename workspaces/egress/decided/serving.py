@@ -12,6 +12,7 @@ that the record ends.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from uuid import UUID
 
 from workspaces.egress.decided.keeping import records
@@ -26,9 +27,13 @@ def take(bridge: str, attempt_id: UUID, journal: str) -> bool:
     return records().is_open(attempt_id)
 
 
-def take_over(left: str, journal: str) -> None:
-    """Be asked for the networks of a proxy that has died, all of whose decisions are stored."""
-    EgressNetwork.objects.filter(served_by=left).update(served_by=journal)
+def take_over(left: str, journal: str, *, but: Collection[UUID] = ()) -> None:
+    """Be asked for the networks of a proxy that has died, whose decisions are stored.
+
+    Except those of the attempts that are named, of which something is not.
+    """
+    theirs = EgressNetwork.objects.filter(served_by=left).exclude(attempt_id__in=but)
+    theirs.update(served_by=journal)
 
 
 def ending(journal: str) -> list[tuple[UUID, str]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
 import socket
+from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.logging import named_process
+from controlplane.metrics.services import Flusher
 from controlplane.open_files import allow_many_open_files
 from workspaces.egress.decided.journal import Journal
 from workspaces.egress.decisions import Decision, DecisionLog
@@ -48,6 +51,7 @@ class Command(BaseCommand):
         try:
             with (
                 named_process(egress_proxy_id=proxy_id),
+                _counts(),
                 _journal(settings.SVC_DATA_DIR / "egress-journal") as journal,
                 DecisionLog() as decisions,
             ):
@@ -55,6 +59,17 @@ class Command(BaseCommand):
         except OSError as error:
             place = f"port {settings.SVC_EGRESS_PORT}"
             raise CommandError(f"Cannot listen at {place}: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def _counts() -> Iterator[None]:
+    """Have what is counted written, in the end what the last pass has stored."""
+    flusher = Flusher()
+    flusher.start()
+    try:
+        yield
+    finally:
+        flusher.stop()
 
 
 def _journal(folder: Path) -> Journal:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from uuid import UUID
 
 import pytest
 from django.db import connections
@@ -16,9 +18,9 @@ from tests.workspaces.egress.decided.decided_rows import (
     EGRESS,
     SPEC,
     decision,
-    hosts,
     losses,
     network_of,
+    recorded,
 )
 from workspaces.blueprint import Egress
 from workspaces.egress import known_networks
@@ -26,7 +28,7 @@ from workspaces.egress.agreed_policy import egress_of
 from workspaces.egress.decided.journal import Journal
 from workspaces.egress.known_networks import KnownNetworks
 from workspaces.egress.open_networks import Network, Revoked
-from workspaces.models import Attempt
+from workspaces.models import Attempt, EgressNetwork
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -91,6 +93,71 @@ def test_an_open_connection_ends_and_is_recorded_before_its_network_is_settled(
 
     asyncio.run(asyncio.wait_for(played(), LONG_WAIT))
     assert revoked == [True]
-    assert hosts(run) == [("a.test", 1)]
+    (told,) = recorded(run)
+    assert (told["connections"], told["bytesSent"]) == (1, 5), "also what it had sent by then"
     assert network_of(attempt).settled_at is not None
     assert losses(run) == []
+
+
+def test_a_network_that_becomes_known_while_it_is_asked_what_ends_is_ended(
+    attempt: Attempt, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks = KnownNetworks("lo", journal)
+    ending = known_networks._ending
+
+    async def played() -> None:
+        with ThreadPoolExecutor(1) as one:
+            asyncio.get_running_loop().set_default_executor(one)
+            network = await networks.whose("127.0.0.1")
+            assert network is not None
+            known, networks._known = networks._known, {}
+
+            def asked(journal_id: str) -> list[tuple[UUID, str]]:
+                networks._known = known
+                return ending(journal_id)
+
+            monkeypatch.setattr(known_networks, "_ending", asked)
+            await asyncio.to_thread(EgressNetwork.objects.end, attempt.pk)
+            await networks.look()
+            assert network.ended
+            await asyncio.to_thread(connections.close_all)
+
+    asyncio.run(asyncio.wait_for(played(), LONG_WAIT))
+
+
+def test_what_is_open_in_a_network_that_is_gone_is_waited_for(
+    attempt: Attempt, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks = KnownNetworks("lo", journal)
+
+    async def played() -> None:
+        with ThreadPoolExecutor(1) as one:
+            asyncio.get_running_loop().set_default_executor(one)
+            network = await networks.whose("127.0.0.1")
+            assert network is not None
+            monkeypatch.setattr(known_networks, "address_of", lambda _: "")
+            opened = asyncio.Event()
+
+            async def connected() -> None:
+                with network.while_allowed(lambda _: True):
+                    opened.set()
+                    await asyncio.Event().wait()
+
+            client = asyncio.create_task(connected())
+            await opened.wait()
+            assert await networks.whose("127.0.0.1") is None
+            assert not networks._known
+            await asyncio.to_thread(EgressNetwork.objects.end, attempt.pk)
+            await networks.look()
+            assert await asyncio.to_thread(_settled_at, attempt) is None
+            with pytest.raises(Revoked):
+                await client
+            while await asyncio.to_thread(_settled_at, attempt) is None:
+                await networks.look()
+            await asyncio.to_thread(connections.close_all)
+
+    asyncio.run(asyncio.wait_for(played(), LONG_WAIT))
+
+
+def _settled_at(attempt: Attempt) -> datetime | None:
+    return network_of(attempt).settled_at

@@ -8,12 +8,17 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 from django.db.models import F
+from django.db.models.functions import Now
 
+from builds.job_sweeper import repair_attempts
+from builds.pipeline.job_state import JobState
+from controlplane.errors import JobError
 from runs.boot_runs import BootRuns
 from runs.models import Run
 from runs.record import egress_endings, store
 from runs.record.egress_endings import NOT_SETTLED
 from runs.record.verify import verify_run
+from tests.factories import claim
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.decided.decided_rows import (
     decision,
@@ -26,7 +31,7 @@ from tests.workspaces.egress.decided.decided_rows import (
 from workspaces.egress.decided import serving
 from workspaces.egress.decided.journal import Journal
 from workspaces.lifecycle.failures import fail_unclaimed_job
-from workspaces.models import Attempt, BuildJob, EgressNetwork
+from workspaces.models import Attempt, BuildJob, EgressNetwork, LeaseLost
 
 settled_by_another_thread = pytest.mark.django_db(transaction=True)
 in_one = pytest.mark.django_db
@@ -137,6 +142,43 @@ def test_inside_of_a_transaction_a_dead_proxy_is_not_waited_for_for_ever() -> No
 
 
 @in_one
+def test_inside_of_a_transaction_a_clock_that_was_put_back_holds_no_end_up() -> None:
+    attempt, _ = with_policy("dead")
+    assert not end(attempt)
+    EgressNetwork.objects.update(ending_at=F("ending_at") + timedelta(hours=1))
+    assert end(attempt)
+
+
+@settled_by_another_thread
+@pytest.mark.usefixtures("patient")
+def test_the_sweeper_waits_for_no_proxy_and_ends_the_runs_of_dead_ones_later() -> None:
+    told = [with_policy("dead") for _ in range(3)]
+    Attempt.objects.update(
+        status=Attempt.Status.FAILED, error_code="x", finished_at=Now() - timedelta(hours=1)
+    )
+    repair_attempts()
+    assert [head_of(run).sealed_at for _, run in told] == [None] * 3
+    assert [network_of(attempt).ending_at is None for attempt, _ in told] == [False] * 3
+    EgressNetwork.objects.update(ending_at=F("ending_at") - timedelta(seconds=2 * LONG_WAIT))
+    repair_attempts()
+    assert [losses(run) for _, run in told] == [[NOT_SETTLED]] * 3
+
+
+@settled_by_another_thread
+def test_a_worker_that_has_lost_its_job_ends_nothing_of_its_successor(journal: Journal) -> None:
+    attempt, _ = with_policy(journal.id)
+    BuildJob.objects.filter(attempt=attempt).update(
+        status=BuildJob.Status.QUEUED, finished_at=None, published_digest=""
+    )
+    lost = claim(BuildJob.objects.get(attempt=attempt))
+    BuildJob.objects.filter(attempt=attempt).update(lease_expires_at=Now())
+    claim(lost, "worker-b")
+    with pytest.raises(LeaseLost):
+        JobState(lost).fail(JobError("x", "It failed."))
+    assert network_of(attempt).ending_at is None
+
+
+@in_one
 def test_a_network_is_not_served_any_more_once_its_record_is_being_settled(
     journal: Journal,
 ) -> None:
@@ -146,9 +188,9 @@ def test_a_network_is_not_served_any_more_once_its_record_is_being_settled(
     journal.close(attempt.pk)
     with pytest.raises(OSError):
         journal.add(decision(attempt.pk))
-    journal.add(decision(attempt.pk, allowed=False))
+    journal.add(decision(attempt.pk, "b.test", allowed=False))
     journal.flush()
-    assert hosts(run) == []
+    assert hosts(run) == [("b.test", 1)], "what passes no more is told until all is stored"
 
 
 @in_one
@@ -169,6 +211,25 @@ def test_nothing_is_stored_behind_the_end_of_a_record(journal: Journal) -> None:
     assert head_of(run).last_sequence == before
     assert losses(run).count(NOT_SETTLED) == 1
     assert verify_run(run).ok
+
+
+@in_one
+def test_a_proxy_remembers_of_records_that_have_ended_only_that_nothing_passes(
+    journal: Journal,
+) -> None:
+    attempt, run = with_policy(journal.id)
+    journal.add(decision(attempt.pk))
+    egress_endings.settle(run)
+    journal.close(attempt.pk)
+    assert journal.settle(attempt.pk)
+    journal.flush()
+    assert not journal._kept
+    with pytest.raises(OSError):
+        journal.add(decision(attempt.pk))
+    journal.add(decision(attempt.pk, allowed=False))
+    journal.close(attempt.pk)
+    assert journal.settle(attempt.pk), "whoever asks again is answered again"
+    assert not journal._kept
 
 
 @in_one
