@@ -18,7 +18,8 @@ from controlplane.work.models import Heartbeat
 from runs.models import Run
 from tests.conftest import Api
 from tests.stack.browser import Page, browser
-from workspaces.models import Attempt, BuildJob, RuntimeInstance, Sandbox, Transition
+from tests.support.engines import make_engine
+from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance, Sandbox, Transition
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -30,6 +31,7 @@ LISTS = (
     "workspaces/runtimeinstance",
     "workspaces/transition",
     "workspaces/workspaceevent",
+    "workspaces/engine",
     "runs/run",
     "work/heartbeat",
 )
@@ -89,6 +91,12 @@ def filled(api: Api, request_body: dict[str, Any]) -> None:
         seen_at=Now(),
         engine_id=str(uuid.uuid4()),
     )
+    for name, state in (("local", "active"), ("second-machine-of-the-team", "leaving")):
+        make_engine(name, state=state)
+        Engine.objects.filter(pk=name).update(
+            url=f"tcp://{name}.machines.example.com:2376",
+            engine_id=":".join(uuid.uuid4().hex[at : at + 4].upper() for at in range(0, 32, 3)),
+        )
 
 
 @pytest.mark.usefixtures("filled")

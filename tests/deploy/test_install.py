@@ -101,6 +101,18 @@ def test_the_admin_may_have_a_port_of_its_own_on_this_machine_alone(
     assert str(api["environment"]["SVC_ADMIN_PORT"]) == "4999"
 
 
+def test_no_service_is_called_ill_because_the_machine_is_slow(installation: Installation) -> None:
+    assert installation.call("find_docker; settle").returncode == 0
+    _change(installation, SVC_E2B_PORT="4990")
+    done = installation.run("compose", "config")
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    checked = {name for name, service in services.items() if "healthcheck" in service}
+    assert checked == {*OURS, "e2bfacade", "postgres", "rabbitmq", "registry"}
+    for name in checked:
+        assert services[name]["healthcheck"]["timeout"] in ("60s", "1m", "1m0s"), name
+
+
 def test_the_e2b_facade_is_a_container_of_its_own_once_it_has_a_port(
     installation: Installation, tmp_path: Path
 ) -> None:

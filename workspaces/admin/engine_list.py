@@ -65,6 +65,9 @@ class EngineAdmin(HistoryAdmin):
                 gone(engine.name)
             except engines.EngineLivesError as error:
                 told, level = error.detail, messages.WARNING
+            except ControlPlaneError as error:
+                self.message_user(request, error.detail, messages.ERROR)
+                continue
             self.log_change(request, engine, told)
             self.message_user(request, f"{engine.name}: {told}", level)
 

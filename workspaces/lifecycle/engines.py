@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import structlog
 from django.db import transaction
-from django.db.models import Count, Q
+from django.db.models import Count, Exists, OuterRef, Q
 
 from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat
@@ -338,13 +338,15 @@ def finish_forgetting(name: str, *, by: str, stale: timedelta) -> int:
                 state=KnownEngine.State.GONE, certificates=None
             )
     there = Q(engine_name=name)
-    if engine.engine_id:
-        there |= Q(engine_id=engine.engine_id)
+    # The same machine may have been added again under another name: what runs there is of that one.
+    engine_id = "" if _is_known_again(engine) else engine.engine_id
+    if engine_id:
+        there |= Q(engine_id=engine_id)
     ended = _end_all(there)
     with transaction.atomic():
-        if engine.engine_id:
+        if engine_id:
             # Containers wait also where no workspace has ever run.
-            WarmMember.objects.filter(engine_id=engine.engine_id).delete()
+            WarmMember.objects.filter(engine_id=engine_id).delete()
         BuildJob.objects.filter(engine_name=name).exclude(
             status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True
         ).exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED]).update(
@@ -357,12 +359,19 @@ def finish_forgetting(name: str, *, by: str, stale: timedelta) -> int:
     return ended
 
 
+def _is_known_again(engine: KnownEngine) -> bool:
+    others = KnownEngine.objects.known().filter(engine_id=engine.engine_id)
+    return others.exclude(pk=engine.pk).exists()
+
+
 def forget_named(name: str, *, by: str, stale: timedelta, wait: float = 0.0) -> int:
     """Forget the engine of that name: end its workers, then declare it gone.
 
     Waits for its workers for ``wait`` seconds. Raises ``EngineLivesError`` when it is not silent by
-    then: it stays leaving, and is gone when somebody calls ``finish_forgetting`` later.
+    then: it stays leaving, and is gone when somebody calls ``finish_forgetting`` later. The only
+    engine is not given up by its name (``EngineRefusedError``): nothing could start any more.
     """
+    _require_another(name)
     begin_forgetting(name, by=by)
     deadline = time.monotonic() + wait
     while True:
@@ -378,6 +387,16 @@ def forget_named(name: str, *, by: str, stale: timedelta, wait: float = 0.0) -> 
         time.sleep(LOOK_AGAIN_SECONDS)
 
 
+def _require_another(name: str) -> None:
+    known = KnownEngine.objects.known()
+    if known.filter(pk=name).exists() and not known.exclude(pk=name).exists():
+        raise EngineRefusedError(
+            f"{name} is the only engine, and nothing could start without it. Add another one first "
+            "(manage.py engine add); or, if its machine was replaced, declare gone what was on the "
+            "old one: manage.py forgetengine."
+        )
+
+
 def wait_for_workers(stale: timedelta) -> float:
     """Return how many seconds workers may take to end: the last ones are killed, and then stale.
 
@@ -387,9 +406,14 @@ def wait_for_workers(stale: timedelta) -> float:
 
 
 def finish_all(*, stale: timedelta) -> None:
-    """Declare the engines gone that are leaving and have no workers any more."""
-    leaving = KnownEngine.objects.filter(state=KnownEngine.State.LEAVING)
-    for name in leaving.values_list("name", flat=True):
+    """Declare the engines gone that are leaving and have no workers any more.
+
+    Where somebody was killed while doing so, what is left there ends now.
+    """
+    states = KnownEngine.State
+    left = RuntimeInstance.objects.filter(engine_name=OuterRef("pk"), status__in=_PRESENT)
+    due = Q(state=states.LEAVING) | Q(Exists(left), state=states.GONE)
+    for name in KnownEngine.objects.filter(due).values_list("name", flat=True):
         with contextlib.suppress(EngineLivesError, EngineRefusedError):
             finish_forgetting(name, by="engineworkers", stale=stale)
 

@@ -196,6 +196,47 @@ def test_an_engine_that_is_gone_is_not_taken_back_and_what_was_left_of_it_ends_a
 
 
 @pytest.mark.django_db
+def test_what_was_left_when_forgetting_was_killed_ends_without_anybody_asking(
+    attempt: Attempt,
+) -> None:
+    silence("second")
+    Engine.objects.filter(pk="second").update(state="gone")
+    assert state(attempt) == ("gone", "running")
+    finish_all(stale=STALE)
+    assert state(attempt) == ("gone", "failed")
+    assert RuntimeInstance.objects.get(attempt=attempt).engine_name == ""
+
+
+@pytest.mark.django_db
+def test_forgetting_again_spares_what_runs_on_the_machine_under_its_new_name(
+    attempt: Attempt,
+) -> None:
+    silence("second")
+    typed("engine", "forget", "second")
+    Engine.objects.create(name="third", engine_id="id-of-second")
+    later = {"engine_name": "third", "engine_id": "id-of-second"}
+    RuntimeInstance.objects.filter(attempt=attempt).update(
+        status="running", finished_at=None, **later
+    )
+    assert "have failed with it: 0" in typed("engine", "forget", "second")
+    assert state(attempt) == ("gone", "running")
+
+
+@pytest.mark.django_db
+def test_the_only_engine_is_not_given_up_by_its_name() -> None:
+    make_engine("local")
+    make_engine("second", state="gone")
+    with pytest.raises(CommandError, match="local is the only engine"):
+        typed("engine", "forget", "local")
+    client = Client()
+    client.force_login(get_user_model().objects.create_superuser("ada", password="x"))
+    asked = {"action": "forget", "_selected_action": ["local"]}
+    answer = client.post("/admin/workspaces/engine/", asked, follow=True)
+    assert "is the only engine" in str(next(iter(answer.context["messages"])))
+    assert Engine.objects.get(pk="local").state == "active"
+
+
+@pytest.mark.django_db
 def test_its_certificates_are_removed(attempt: Attempt, tmp_path: Path) -> None:
     silence("second")
     with override_settings(SVC_DATA_DIR=tmp_path):

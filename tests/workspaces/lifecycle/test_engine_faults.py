@@ -375,6 +375,8 @@ class World:
         """The operator stops the workers of an engine that is away, and gives it up."""
         if not self.engines[name].away or self.busy:
             return
+        if not Engine.objects.known().exclude(pk=name).exists():
+            return
         self.replace_worker(name)
         silence(name)
         forget_named(name, by="ada", stale=STALE)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import threading
 from collections.abc import Callable
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from uuid import uuid4
 
 import pytest
 
+from tests.security.surroundings import ip
 from tests.support.waiting import LONG_WAIT
-from tests.workspaces.conftest import DOCKER_HOST, Launcher
+from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.engine_api import EngineConnections
-from workspaces.runtimes.docker.networks import free_subnets
+from workspaces.runtimes.docker.networks import MachineRoutes, bridge_prefix, free_subnets
 
 POOL = IPv4Network("10.215.0.0/16")
 
@@ -42,6 +44,59 @@ def test_every_free_subnet_is_offered_once_beginning_where_it_is_told() -> None:
 def test_what_overlaps_a_taken_network_is_not_offered(taken: list[str], left: list[str]) -> None:
     pool = IPv4Network("10.0.0.0/26")
     assert [str(subnet) for subnet in free_subnets(pool, taken, start=0)] == left
+
+
+def test_only_narrow_routes_are_in_the_way_and_bridges_left_behind_come_last() -> None:
+    routes, ours = MachineRoutes("one"), f"{bridge_prefix('one')}01234567"
+    lines = [
+        ("eth0", "00000000", "00000000"),
+        ("tun0", "0000000A", "000000FF"),
+        ("tun0", "0000D50A", "C0FFFFFF"),
+        ("tun1", "1000D50A", "F0FFFFFF"),
+        ("*", "2700D50A", "FFFFFFFF"),
+        (ours, "0000D50A", "F0FFFFFF"),
+        ("eth1", "0000A8C0", "00FFFFFF"),
+        ("nonsense", "", ""),
+    ]
+    text = "\n".join(f"{name} {to} 00000000 0001 0 0 0 {mask} 0" for name, to, mask in lines)
+    pool = IPv4Network("10.213.0.0/26")
+
+    def offered() -> list[str]:
+        return [
+            str(subnet).removeprefix("10.213.") for subnet in routes.free_subnets(pool, [], start=0)
+        ]
+
+    assert offered()[:4] == ["0.0/28", "0.16/28", "0.32/28", "0.48/28"]
+    routes.read(f"Iface Destination Gateway ...\n{text}\n")
+    assert offered() == ["0.48/28", "0.0/28", "0.48/28"]
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("ours", [False, True], ids=["somebody else's", "a bridge left behind"])
+def test_a_launch_gets_no_addresses_that_the_engines_machine_reaches_otherwise(
+    make_launcher: Callable[..., Launcher], ours: bool
+) -> None:
+    launcher = make_launcher(network_pool=str(POOL))
+    request = launcher.request(outbound=True)
+    first = POOL.network_address + request.run_id.int % (POOL.num_addresses // 16) * 16
+    prefix = bridge_prefix(launcher.instance_id) if ours else "x"
+    cable = f"{prefix}{request.run_id.hex[:6]}"
+    guard = launcher.adapter.network_guard(base_image=BASE_IMAGE)
+    ip("link", "add", cable, "type", "veth", "peer", "name", f"{cable}b")
+    try:
+        ip("address", "add", f"{first + 1}/28", "dev", cable)
+        ip("link", "set", cable, "up")
+        guard.ensure()
+        workspace = launcher.container(launcher.launch(request))
+        (network,) = workspace.attrs["NetworkSettings"]["Networks"].values()
+        address = IPv4Address(network["IPAddress"])
+        assert address in POOL
+        (route,) = json.loads(ip("-json", "route", "get", str(address)))
+        assert route["dev"].startswith(bridge_prefix(launcher.instance_id))
+        assert address not in IPv4Network((int(first), 28))
+    finally:
+        guard.remove()
+        ip("link", "delete", cable)
 
 
 @pytest.mark.docker

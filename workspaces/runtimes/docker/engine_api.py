@@ -32,7 +32,12 @@ from docker.utils import version_lt
 
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError, ObservedRuntime
-from workspaces.runtimes.docker.networks import free_subnets, network_options, new_bridge_name
+from workspaces.runtimes.docker.networks import (
+    MachineRoutes,
+    machine_routes,
+    network_options,
+    new_bridge_name,
+)
 
 OLDEST_API = "1.41"
 """Spoken by Docker 20.10, the oldest engine that is supported."""
@@ -81,7 +86,8 @@ class EngineConnections:
             client = self._take(timeout)
             try:
                 client.api.timeout = cast("int", timeout)  # the type stubs know no fractions
-                yield Engine(client, self._instance_id, timeout)
+                routes = machine_routes(self._docker_host, self._instance_id)
+                yield Engine(client, self._instance_id, timeout, routes)
             except BaseException:
                 client.close()
                 self.close_idle()
@@ -124,10 +130,17 @@ def _close_all(clients: list[docker.DockerClient]) -> None:
 class Engine:
     """An open connection to the engine; sees only what launches of this installation made."""
 
-    def __init__(self, client: docker.DockerClient, instance_id: str, timeout: float) -> None:
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        instance_id: str,
+        timeout: float,
+        routes: MachineRoutes,
+    ) -> None:
         self.client = client
         self.instance_id = instance_id
         self.timeout = timeout
+        self.routes = routes
 
     def require_recent(self) -> None:
         """Raise ``adapter-unavailable`` unless the engine is recent enough and runs Linux."""
@@ -226,14 +239,15 @@ class Engine:
     ) -> Network:
         """Create a bridge network on a free subnet of ``pool``; ``start`` spreads the choice.
 
-        ``bridge`` is the name of its bridge, which decides about its rules; empty: a new one.
+        What the engine's machine is known to reach otherwise is not free. ``bridge`` is the name
+        of its bridge, which decides about its rules; empty: a new one.
         """
         taken = [
             part.get("Subnet") or ""
             for network in self.client.networks.list()
             for part in (network.attrs.get("IPAM") or {}).get("Config") or ()
         ]
-        subnets = free_subnets(pool, taken, start=start)
+        subnets = self.routes.free_subnets(pool, taken, start=start)
         for _, subnet in zip(range(SUBNET_TRIES), subnets, strict=False):
             ipam = IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
             try:

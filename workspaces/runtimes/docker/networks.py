@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Network
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from ipaddress import IPv4Address, IPv4Network
 
 PREFIX_LENGTH = 28
+ROUTES_HOLD_SECONDS = 60.0
+"""How long is believed what was seen of a machine's routes; they are read more often than that."""
 BRIDGE_NAME = "com.docker.network.bridge.name"
 """The option of a network that names its bridge on the engine's machine."""
 
@@ -76,3 +80,63 @@ def _occupied_slots(pool: IPv4Network, taken: Iterable[str], size: int) -> set[i
         high = min(int(network.broadcast_address), last) - first
         occupied.update(range(low // size, high // size + 1))
     return occupied
+
+
+class MachineRoutes:
+    """What the engine's machine reaches by itself, as the kernel told it when it was last read.
+
+    An engine does not look at that before it makes a network: packets to a workspace there would
+    go elsewhere.
+    """
+
+    def __init__(self, instance_id: str) -> None:
+        self._ours = (bridge_prefix(instance_id), egress_prefix(instance_id))
+        self._routes: list[tuple[str, IPv4Network]] = []
+        self._read_at = float("-inf")
+
+    def read(self, table: str) -> None:
+        """Read ``/proc/net/route`` of the machine."""
+        self._routes = list(_routes_in(table))
+        self._read_at = time.monotonic()
+
+    def free_subnets(
+        self, pool: IPv4Network, taken: Sequence[str], *, start: int
+    ) -> Iterator[IPv4Network]:
+        """Yield as :func:`free_subnets` does what the machine does not reach otherwise.
+
+        Last come those of bridges of ours that the engine does not list: it was killed and has
+        forgotten them, or they are gone since the routes were read.
+        """
+        left, theirs = self._within(pool)
+        taken = [*taken, *theirs]
+        yield from free_subnets(pool, [*taken, *left], start=start)
+        yield from free_subnets(pool, taken, start=start)
+
+    def _within(self, pool: IPv4Network) -> tuple[list[str], list[str]]:
+        """Return what of ``pool`` leads to bridges named like ours, and what elsewhere.
+
+        A route to the whole pool or more yields to every network there.
+        """
+        found: tuple[list[str], list[str]] = ([], [])
+        if time.monotonic() - self._read_at < ROUTES_HOLD_SECONDS:
+            for interface, network in self._routes:
+                narrow = network.prefixlen > min(pool.prefixlen, PREFIX_LENGTH - 1)
+                if narrow and network.overlaps(pool):
+                    found[not interface.startswith(self._ours)].append(str(network))
+        return found
+
+
+@cache
+def machine_routes(_docker_host: str, instance_id: str) -> MachineRoutes:
+    """Return what this process knows of the routes of an engine's machine."""
+    return MachineRoutes(instance_id)
+
+
+def _routes_in(table: str) -> Iterator[tuple[str, IPv4Network]]:
+    for words in map(str.split, table.splitlines()[1:]):
+        try:
+            # The kernel prints the bytes of an address as a number of its own.
+            address, mask = (int(words[at], 16).to_bytes(4, "little") for at in (1, 7))
+            yield words[0], IPv4Network((address, str(IPv4Address(mask))))
+        except (IndexError, ValueError, OverflowError):
+            continue

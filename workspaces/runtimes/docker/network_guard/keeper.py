@@ -126,8 +126,8 @@ class NetworkGuard:
             container = engine.named(self.container_name)
             if container is None:
                 raise _failed("the container that keeps the rules has gone")
-            _, output = container.exec_run(["cat", "/proc/net/tcp"], demux=False)
-        if not _listens(cast("bytes", output or b"").decode(errors="replace"), self._egress_port):
+            listening = _read_file(container, "/proc/net/tcp")
+        if not _listens(listening, self._egress_port):
             raise LaunchError(
                 "egress-not-enforced",
                 "The egress proxy does not run on the engine's machine (manage.py egressproxy, "
@@ -161,6 +161,8 @@ class NetworkGuard:
             container = self._running(engine, image, rules)
             self._confirm(rules, container)
             self._not_redirected = self._redirect_fault(rules, container)
+            # It sees what the machine reaches, so that no workspace gets such addresses.
+            engine.routes.read(_read_file(container, "/proc/net/route"))
         except (APIError, BuildError, ContainerError) as error:
             raise _failed(str(error)) from error
         self._held = time.monotonic()
@@ -315,6 +317,11 @@ def _failed(reason: str) -> LaunchError:
         "The engine's machine does not stop workspaces from reaching it: "
         f"{one_line(reason)[:500] or 'no reason given'}",
     )
+
+
+def _read_file(container: Container, path: str) -> str:
+    _, output = container.exec_run(["cat", path], demux=False)
+    return cast("bytes", output or b"").decode(errors="replace")
 
 
 def _listens(sockets: str, port: int) -> bool:
