@@ -10,7 +10,7 @@ import requests
 
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Worker, wait_for
-from tests.stack.sandboxes import Started, blueprint
+from tests.stack.sandboxes import LET_GO, Started, blueprint
 from tests.support.waiting import LONG_WAIT
 
 FINAL_SECONDS = LONG_WAIT
@@ -29,13 +29,19 @@ class Program:
     """An argument that tells its process from all others."""
 
 
-def program(lines: int, *, seconds: float = 0.0, code: int = 0) -> Program:
-    """Return a program that writes ``lines`` lines in about ``seconds`` seconds."""
+def program(lines: int, *, seconds: float = 0.0, code: int = 0, held: bool = False) -> Program:
+    """Return a program that writes ``lines`` lines in about ``seconds`` seconds.
+
+    One that is ``held`` waits in the middle until somebody lets it go on; see ``Engine.let_go``.
+    """
     marker = f"run-{uuid.uuid4()}"
     script = (
-        "import sys, time\n"
+        "import os, sys, time\n"
         f"for number in range({lines}):\n"
         f"    sys.stdout.write({LINE!r} % number)\n"
+        f"    while {held} and number == {lines // 2} and not os.path.exists({LET_GO!r}):\n"
+        "        sys.stdout.flush()\n"
+        "        time.sleep(0.1)\n"
         f"    if {seconds} and number % 20 == 19:\n"
         "        sys.stdout.flush()\n"
         f"        time.sleep({seconds} * 20 / {lines})\n"

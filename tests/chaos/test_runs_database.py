@@ -22,7 +22,7 @@ def test_connections_that_are_cut_again_and_again_lose_and_repeat_nothing(
     stack.start_run_worker()
     what = program(6000, seconds=6)
     run = execute(stack, job, what)
-    wait_stored(stack, run, 5)
+    wait_stored(stack, run, 3)
     while runs(what.marker):
         stack.database.rows(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -37,10 +37,11 @@ def test_a_run_that_ends_while_the_database_is_down_is_recorded_when_it_is_back(
 ) -> None:
     job = ready_workspace(stack)
     worker = stack.start_run_worker()
-    what = program(4000, seconds=8)
+    what = program(4000, seconds=4, held=True)
     run = execute(stack, job, what)
-    wait_stored(stack, run, 5)
+    wait_stored(stack, run, 3)
     stack.postgres.kill()
+    stack.engine.let_go(job)
     try:
         wait_for(lambda: not runs(what.marker), "the program went on without a database")
         before = worker.says("heartbeat_failed")

@@ -157,6 +157,7 @@ def test_a_worker_killed_while_it_resumes_a_workspace_is_replaced(stack: Private
         again = start(stack, job)
         gate.wait_reached()
         worker.kill()
+        gate.lose()
     stack.launch_worker()
     stack.wait_status(again, "ready")
     assert len(stack.engine.containers(again)) == 1

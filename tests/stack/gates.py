@@ -2,8 +2,10 @@
 
 The product has no hooks for tests. Instead the chaos database has triggers that take a shared
 advisory lock; a test that holds the lock exclusively stops every transaction that comes by. A gate
-``BEFORE`` a write loses it when the worker dies there; a gate ``AFTER`` one is passed while the
-transaction commits, so the write is kept although the worker never learns of it.
+``BEFORE`` a write loses it when the worker dies there; a write that is a transaction of its own the
+database goes on with, unless the test has it ended as well (``ClosedGate.lose``). A gate ``AFTER``
+one is passed while the transaction commits, so the write is kept although the worker never learns
+of it.
 """
 
 from __future__ import annotations
@@ -106,6 +108,16 @@ class ClosedGate:
             return self._connection.execute(query, [self._gate.key]).fetchone() is not None
 
         wait_for(reached, f"a worker is at {self._gate.name}", seconds)
+
+    def lose(self) -> None:
+        """End the transaction of the worker that stood here, which has died; nothing is written."""
+        query = (
+            "select pg_terminate_backend(pid, 60000) from pg_locks where locktype = 'advisory'"
+            " and objid = %s and not granted"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
+        ended = self._connection.execute(query, [self._gate.key]).fetchall()
+        assert ended, f"nobody was at {self._gate.name}"
 
     def let_one_pass(self) -> None:
         """Let who stands at the gate through, and nobody else."""
