@@ -8,10 +8,9 @@ from typing import Any
 
 import requests
 
-from tests.stack.container_output import heard_to_the_end
 from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import Worker, wait_for
-from tests.stack.sandboxes import Started, blueprint
+from tests.stack.sandboxes import LET_GO, Started, blueprint
 from tests.support.waiting import LONG_WAIT
 
 FINAL_SECONDS = LONG_WAIT
@@ -33,19 +32,16 @@ class Program:
 def program(lines: int, *, seconds: float = 0.0, code: int = 0, held: bool = False) -> Program:
     """Return a program that writes ``lines`` lines in about ``seconds`` seconds.
 
-    One that is ``held`` waits in its middle until it is told to go on (``go_on``): it cannot end
-    before the test has done to others what it is about.
+    One that is ``held`` waits in the middle until somebody lets it go on; see ``Engine.let_go``.
     """
     marker = f"run-{uuid.uuid4()}"
-    middle = lines // 2 if held else -1
     script = (
         "import os, sys, time\n"
         f"for number in range({lines}):\n"
-        f"    if number == {middle}:\n"
-        "        sys.stdout.flush()\n"
-        f"        while not os.path.exists({_sign(marker)!r}):\n"
-        "            time.sleep(0.05)\n"
         f"    sys.stdout.write({LINE!r} % number)\n"
+        f"    while {held} and number == {lines // 2} and not os.path.exists({LET_GO!r}):\n"
+        "        sys.stdout.flush()\n"
+        "        time.sleep(0.1)\n"
         f"    if {seconds} and number % 20 == 19:\n"
         "        sys.stdout.flush()\n"
         f"        time.sleep({seconds} * 20 / {lines})\n"
@@ -54,16 +50,6 @@ def program(lines: int, *, seconds: float = 0.0, code: int = 0, held: bool = Fal
     )
     output = "".join(LINE % number for number in range(lines)).encode()
     return Program(["python3", "-c", script, marker], output, marker)
-
-
-def go_on(stack: PrivateStack, job: Started, what: Program) -> None:
-    """Have a held program go on."""
-    (container,) = stack.engine.containers(job)
-    assert heard_to_the_end(container, "touch", _sign(what.marker)) == (0, b"")
-
-
-def _sign(marker: str) -> str:
-    return f"/tmp/{marker}"
 
 
 def ready_workspace(stack: PrivateStack, **members: Any) -> Started:

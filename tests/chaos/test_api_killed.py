@@ -11,6 +11,7 @@ from tests.chaos.verdict import assert_ready
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import suspended, wait_for
 from tests.stack.sandboxes import blueprint, started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -39,7 +40,7 @@ def test_a_job_whose_message_was_never_sent_is_found_and_its_client_gets_the_ans
             "the job is committed",
         )
         stack.kill_api()
-        client.join(90)
+        client.join(LONG_WAIT)
     assert lost, "the client got an answer"
 
     stack.start_api()

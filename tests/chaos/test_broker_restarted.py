@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import runs, suspended, wait_for
 from tests.stack.sandboxes import blueprint, nap, started
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -57,19 +63,37 @@ def test_a_sandbox_that_could_not_be_queued_is_started_when_its_request_is_repea
     stack.wait_status(started({**again.json(), **names}), "ready")
 
 
-def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(stack: PrivateStack) -> None:
-    with suspended(stack.rabbitmq.pid):
-        refused = stack.send(stack.request_body(blueprint()))  # while it stands still
+@pytest.fixture
+def impatient(stack: PrivateStack) -> Iterator[PrivateStack]:
+    """Its API gives up a broker that says nothing, which elsewhere no slowness brings about."""
+    stack.kill_api()
+    stack.start_api(RABBITMQ_CONNECT_TIMEOUT_MS="1000")
+    yield stack
+    stack.kill_api()
+
+
+def test_a_broker_that_stands_still_keeps_no_client_waiting_for_long(
+    impatient: PrivateStack,
+) -> None:
+    with suspended(impatient.rabbitmq.pid):
+        refused = impatient.send(impatient.request_body(blueprint()))  # while it stands still
     assert (refused.status_code, refused.json()["code"]) == (502, "queue-publish-failed")
-    assert_nothing_open(stack)
+    assert_nothing_open(impatient)
 
 
 def test_a_job_that_a_worker_found_before_its_message_failed_goes_on(stack: PrivateStack) -> None:
-    # It has until the API gives the broker up (RABBITMQ_CONNECT_TIMEOUT_MS).
     worker = stack.start_worker(
         WORKSPACE_BUILD_JOB_QUEUED_OVERDUE_MS="50", WORKER_SWEEP_INTERVAL_MS="50"
     )
-    with suspended(stack.rabbitmq.pid):
-        job = stack.post(blueprint())
+    assert stack.rabbitmq.pid is not None
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(stack.rabbitmq.pid, signal.SIGSTOP)
+        try:
+            posted = pool.submit(stack.post, blueprint())
+            wait_for(lambda: worker.says('"job_claimed"'), "a worker is at the job")
+        finally:
+            stack.rabbitmq.kill()  # now the API knows that its message failed
+        job = posted.result(LONG_WAIT)
+    stack.rabbitmq.start()
     assert worker.says("job_found_by_sweeper") == 1
     assert_ready(stack, job, claims=1)

@@ -12,7 +12,6 @@ import requests
 from tests.chaos.records import (
     Program,
     assert_complete,
-    go_on,
     holder,
     program,
     ready_workspace,
@@ -100,7 +99,7 @@ def test_input_that_is_given_while_something_dies_arrives_once(
     client.start()
     assert half.wait(LONG_WAIT)
     kill(stack, run)
-    client.join(2 * LONG_WAIT)
+    client.join(LONG_WAIT)
     assert not client.is_alive()
     assert_complete(stack, run, Program(["cat"], b"".join(PIECES), ""))
 
@@ -112,7 +111,7 @@ def test_a_command_that_is_waited_for_while_something_dies_is_executed_once_and_
     job = ready_workspace(stack)
     stack.start_run_worker()
     stack.start_run_worker()
-    what = program(4000, seconds=2, code=3, held=True)
+    what = program(4000, seconds=3, code=3, held=True)
     answers: list[Any] = []
 
     def ask() -> None:
@@ -123,10 +122,10 @@ def test_a_command_that_is_waited_for_while_something_dies_is_executed_once_and_
     client.start()
     wait_for(lambda: one_shot(stack), "its run is there")
     ((run,),) = one_shot(stack)
-    wait_stored(stack, run, 10)
+    wait_stored(stack, run, 3)
     kill(stack, run)
-    go_on(stack, job, what)
-    client.join(2 * LONG_WAIT)
+    stack.engine.let_go(job)
+    client.join(LONG_WAIT)
     (answer,) = answers
     assert answer["runId"] == run
     assert (answer["status"], answer["exitCode"]) == ("failed", 3)

@@ -50,8 +50,7 @@ def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(
 
 
 def test_a_worker_frozen_inside_a_transaction_holds_nobody_up(stack: PrivateStack) -> None:
-    job = stack.post(blueprint())
-    # The end of the build's record and what was published are one transaction.
+    job = stack.post(blueprint(install="true"))
     with closed(Gate.BEFORE_PUBLISHED, stack.postgres.url) as gate:
         sleeper = stack.launch_worker()
         gate.wait_reached()

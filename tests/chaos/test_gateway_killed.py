@@ -147,7 +147,7 @@ def test_a_gateway_that_is_stopped_lets_sessions_end_and_takes_no_new_ones(
             entrance.gateway.child.terminate()
             wait_for(lambda: entrance.client.command("true").code == 255, "nobody new is let in")
             assert entrance.gateway.child.exit_code is None
-            out, _ = begun.process.communicate(b"told\n", 120)
+            out, _ = begun.process.communicate(b"told\n", LONG_WAIT)
             assert (begun.process.returncode, out) == (3, b"told\nended\n")
         assert entrance.gateway.child.wait(LONG_WAIT) == 0
         assert wait_final(stack, run)["status"] == "completed"
@@ -186,7 +186,7 @@ def test_a_second_gateway_has_the_same_key_and_goes_on_when_the_first_is_killed(
             entrance.gateway.child.kill()
             lost.process.wait(LONG_WAIT)
             assert lost.process.returncode == 255
-            assert kept.process.communicate(b"told\n", 120)[0] == b"told\n"
+            assert kept.process.communicate(b"told\n", LONG_WAIT)[0] == b"told\n"
             assert kept.process.returncode == 0
         assert other.said("echo in") == b"in\n"
     third = start_gateway(stack, SVC_SSH_PORT=str(entrance.gateway.port))

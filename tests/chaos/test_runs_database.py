@@ -6,14 +6,7 @@ import time
 
 import pytest
 
-from tests.chaos.records import (
-    assert_complete,
-    execute,
-    go_on,
-    program,
-    ready_workspace,
-    wait_stored,
-)
+from tests.chaos.records import assert_complete, execute, program, ready_workspace, wait_stored
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import runs, wait_for
 
@@ -29,7 +22,7 @@ def test_connections_that_are_cut_again_and_again_lose_and_repeat_nothing(
     stack.start_run_worker()
     what = program(6000, seconds=6)
     run = execute(stack, job, what)
-    wait_stored(stack, run, 5)
+    wait_stored(stack, run, 3)
     while runs(what.marker):
         stack.database.rows(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -44,12 +37,12 @@ def test_a_run_that_ends_while_the_database_is_down_is_recorded_when_it_is_back(
 ) -> None:
     job = ready_workspace(stack)
     worker = stack.start_run_worker()
-    what = program(4000, seconds=2, held=True)
+    what = program(4000, seconds=4, held=True)
     run = execute(stack, job, what)
-    wait_stored(stack, run, 5)
+    wait_stored(stack, run, 3)
     stack.postgres.kill()
+    stack.engine.let_go(job)
     try:
-        go_on(stack, job, what)
         wait_for(lambda: not runs(what.marker), "the program went on without a database")
         before = worker.says("heartbeat_failed")
         wait_for(lambda: worker.says("heartbeat_failed") >= before + MISSED, "it misses beats")

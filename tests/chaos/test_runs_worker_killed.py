@@ -7,7 +7,6 @@ import pytest
 from tests.chaos.records import (
     assert_complete,
     execute,
-    go_on,
     holder,
     program,
     ready_workspace,
@@ -86,13 +85,15 @@ def test_a_run_worker_killed_in_the_middle_is_replaced_by_one_that_goes_on(
     stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
-    what = program(4000, seconds=2, held=True)
+    what = program(4000, seconds=4, held=True)
     stack.start_run_worker()
     stack.start_run_worker()
     run = execute(stack, job, what)
-    wait_stored(stack, run, 10)
-    holder(stack, run).kill()
-    go_on(stack, job, what)
+    wait_stored(stack, run, 3)
+    killed = holder(stack, run)
+    killed.kill()
+    wait_for(lambda: holder(stack, run) is not killed, "another one is at the run")
+    stack.engine.let_go(job)
     assert_complete(stack, run, what)
 
 
@@ -100,15 +101,15 @@ def test_a_run_worker_that_stands_still_is_replaced_and_writes_nothing_when_it_w
     stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
-    what = program(4000, seconds=2, held=True)
+    what = program(4000, seconds=4, held=True)
     first = stack.start_run_worker()
     run = execute(stack, job, what)
-    wait_stored(stack, run, 10)
+    wait_stored(stack, run, 3)
     second = stack.start_run_worker()
     first.freeze()
     wait_for(lambda: holder(stack, run) is second, "the second one is at the run")
     first.thaw()
-    go_on(stack, job, what)
+    stack.engine.let_go(job)
     assert_complete(stack, run, what)
     wait_for(
         lambda: first.says("run_lost") or first.says("run_given_back"), "the first one gave up"
@@ -119,16 +120,16 @@ def test_a_run_worker_that_is_asked_to_stop_gives_its_runs_away_at_once(
     stack: PrivateStack,
 ) -> None:
     job = ready_workspace(stack)
-    what = program(4000, seconds=2, held=True)
+    what = program(4000, seconds=4, held=True)
     first = stack.start_run_worker()
     run = execute(stack, job, what)
-    wait_stored(stack, run, 10)
+    wait_stored(stack, run, 3)
     second = stack.start_run_worker()
     first.terminate()
     assert first.wait(LONG_WAIT) == 0
     wait_for(lambda: holder(stack, run) is second, "the second one is at the run")
     assert runs(what.marker)
-    go_on(stack, job, what)
+    stack.engine.let_go(job)
     assert_complete(stack, run, what)
 
 

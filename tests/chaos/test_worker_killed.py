@@ -111,9 +111,9 @@ def test_a_worker_killed_before_the_last_write_leaves_its_container_to_the_next(
         worker = stack.launch_worker()
         gate.wait_reached()
         (container,) = stack.engine.containers(job)
-        stack.launch_worker()
         worker.kill()
         gate.lose()
+    stack.launch_worker()
     assert_ready(stack, job, claims=2)
     assert [same.id for same in stack.engine.containers(job)] == [container.id]
 

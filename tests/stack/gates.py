@@ -2,10 +2,10 @@
 
 The product has no hooks for tests. Instead the chaos database has triggers that take a shared
 advisory lock; a test that holds the lock exclusively stops every transaction that comes by. A gate
-``BEFORE`` a write loses it when the worker dies there, where more of its transaction was to come: a
-statement that is sent is carried out, whoever waits for it. One that is a transaction by itself is
-lost with its session (``lose``). A gate ``AFTER`` a write is passed while the transaction commits,
-so the write is kept although the worker never learns of it.
+``BEFORE`` a write loses it when the worker dies there; a write that is a transaction of its own the
+database goes on with, unless the test has it ended as well (``ClosedGate.lose``). A gate ``AFTER``
+one is passed while the transaction commits, so the write is kept although the worker never learns
+of it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,25 @@ class ClosedGate:
 
     def wait_reached(self, seconds: float = LONG_WAIT) -> None:
         """Wait until a worker stands at the gate."""
-        wait_for(self._waiting, f"a worker is at {self._gate.name}", seconds)
+        query = (
+            "select 1 from pg_locks where locktype = 'advisory' and objid = %s and not granted"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
+
+        def reached() -> bool:
+            return self._connection.execute(query, [self._gate.key]).fetchone() is not None
+
+        wait_for(reached, f"a worker is at {self._gate.name}", seconds)
+
+    def lose(self) -> None:
+        """End the transaction of the worker that stood here, which has died; nothing is written."""
+        query = (
+            "select pg_terminate_backend(pid, 60000) from pg_locks where locktype = 'advisory'"
+            " and objid = %s and not granted"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
+        ended = self._connection.execute(query, [self._gate.key]).fetchall()
+        assert ended, f"nobody was at {self._gate.name}"
 
     def let_one_pass(self) -> None:
         """Let who stands at the gate through, and nobody else."""
@@ -107,24 +125,9 @@ class ClosedGate:
         # Who waits has the lock before us, and we have it when that transaction is over.
         self._connection.execute("select pg_advisory_lock(%s)", [self._gate.key])
 
-    def lose(self) -> None:
-        """End the sessions of those who stand at the gate, so that they write nothing."""
-        for pid in self._waiting():
-            self._connection.execute("select pg_terminate_backend(%s)", [pid])
-        wait_for(lambda: not self._waiting(), f"nobody is at {self._gate.name}")
-
     def open(self) -> None:
         """Let everybody through."""
         self._connection.execute("select pg_advisory_unlock_all()")
-
-    def _waiting(self) -> list[int]:
-        """Return the process ids of the sessions that stand at the gate."""
-        rows = self._connection.execute(
-            "select pid from pg_locks where locktype = 'advisory' and objid = %s and not granted"
-            " and database = (select oid from pg_database where datname = current_database())",
-            [self._gate.key],
-        )
-        return [pid for (pid,) in rows]
 
 
 @contextmanager

@@ -188,7 +188,7 @@ class PrivateStack:
         code = child.wait(LONG_WAIT)
         assert code == 0, child.log.read_text()
 
-    def start_api(self) -> None:
+    def start_api(self, **overrides: str) -> None:
         """Start the API unless it runs, and wait until it answers."""
         if self._api is None or self._api.exit_code is not None:
             self._api = Child(
@@ -196,7 +196,7 @@ class PrivateStack:
                     *("-m", "gunicorn", "controlplane.wsgi", "-c", "deploy/gunicorn.conf.py"),
                     *("--bind", f"127.0.0.1:{self.api_port}"),
                 ],
-                self.environment(),
+                self.environment(**overrides),
                 self._log("api"),
             )
             self.processes.append(self._api)

@@ -15,6 +15,7 @@ from registries.services import configured_registry
 from tests.conftest import OWNER, Api
 from tests.scm.conftest import git
 from tests.stack.worker_process import WorkerProcess, eventually, settled
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from workspaces.models import BuildJob
 
@@ -134,7 +135,7 @@ def remove_all(engine: docker.DockerClient, instance_id: str) -> None:
     """Remove what the tests' installation has in the engine."""
     mine: dict[str, str | list[str] | bool] = {"label": f"svc.instance={instance_id}"}
     for container in engine.containers.list(all=True, filters=mine, ignore_removed=True):
-        container.remove(force=True, v=True)
+        remove_container(container)
     for network in engine.networks.list(filters=mine):
         network.remove()
     for image in engine.images.list(filters=mine):

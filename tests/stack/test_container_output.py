@@ -10,6 +10,7 @@ import pytest
 from docker.models.containers import Container
 
 from tests.stack.container_output import heard_to_the_end
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
@@ -26,7 +27,7 @@ def container() -> Iterator[Container]:
     try:
         yield made
     finally:
-        made.remove(force=True)
+        remove_container(made)
         engine.close()
 
 

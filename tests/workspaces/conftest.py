@@ -25,6 +25,7 @@ from runs.agent_archive import agent_archive, agent_digest
 from tests.conftest import Api
 from tests.registries.account import ENGINE, PASSWORD, PUSH_REGISTRY, USERNAME
 from tests.runs.agent.booted import RECORD
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.boxes import Box
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
@@ -199,7 +200,7 @@ def boot_document(run_id: UUID, *, sudo: bool) -> dict[str, object]:
         "setup": [],
         "startup": [],
         "foreground": {"kind": "harness", "command": []},
-        "limits": {"stepSeconds": 30, "graceSeconds": 2, "tailBytes": 8192},
+        "limits": {"stepSeconds": round(LONG_WAIT), "graceSeconds": 2, "tailBytes": 8192},
         "record": RECORD,
         "secrets": [],
     }
@@ -230,7 +231,7 @@ def make_launcher(
     yield make
     for launcher in made:
         for container in launcher.containers():
-            container.remove(force=True, v=True)
+            remove_container(container)
         for network in launcher.networks():
             network.remove()
 

@@ -12,6 +12,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from tests.conftest import Api
+from tests.support.removal import remove_container
 from tests.workspaces.boxes import Box, sha256
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import Volume
@@ -141,7 +142,7 @@ def test_an_archive_that_goes_to_two_mounts_changes_neither(
         box.unpack("into", tar((member("kept"), b"new"), (member("disk", tarfile.DIRTYPE), b"")))
     finally:
         for container in launcher.containers():
-            container.remove(force=True, v=True)
+            remove_container(container)
         launcher.adapter.remove_volumes(request.workspace_id)
 
 

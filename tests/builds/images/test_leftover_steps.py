@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 
 import docker
 import pytest
-from docker.errors import NotFound
 
 from builds.images.leftovers import remove_leftovers
 from tests.builds.bench import BASE_IMAGE, Bench
 from tests.factories import claim, make_job
+from tests.support.removal import remove_container
 from tests.workspaces.conftest import docker_client as docker_client
 from workspaces.runtimes.docker.build.build_steps import STEP_NAME
 
@@ -34,10 +34,7 @@ def step(docker_client: docker.DockerClient) -> Iterator[Step]:
 
     yield make
     for container in made:
-        try:
-            container.remove(force=True)
-        except NotFound:
-            continue
+        remove_container(container)
 
 
 def test_steps_of_claims_that_are_over_go_and_others_stay(

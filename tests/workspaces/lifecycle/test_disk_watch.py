@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 
 from controlplane.work.stopping import StopEvent
 from tests.runs.ready import ready_attempt
+from tests.support.removal import remove_container
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, Launcher
 from workspaces.lifecycle.enforcement.disk_watch import EVERY, TIME_TO_TIDY, DiskWatch
 from workspaces.lifecycle.reasons import attempt_states
@@ -73,7 +74,7 @@ def disks(launcher: Launcher) -> Iterator[Disks]:
     yield Disks(launcher)
     mine: dict[str, Any] = {"label": f"svc.instance={launcher.instance_id}"}
     for container in launcher.containers():
-        container.remove(force=True, v=True)
+        remove_container(container)
     for volume in launcher.client.volumes.list(filters=mine):
         volume.remove(force=True)
 

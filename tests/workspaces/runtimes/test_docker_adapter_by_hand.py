@@ -13,6 +13,7 @@ import pytest
 from docker.models.containers import Container
 from structlog.testing import capture_logs
 
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import LaunchError
@@ -43,7 +44,7 @@ def by_hand(launcher: Launcher, labelled: str) -> Iterator[Callable[..., Contain
 
     yield make
     for container in made:
-        container.remove(force=True, v=True)
+        remove_container(container)
 
 
 def test_it_is_not_among_the_workspaces_and_no_word_is_lost_on_it(

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import pytest
+from docker.errors import NotFound
 
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher, step
+from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import launch as launching
 
@@ -72,6 +74,26 @@ def running(launcher: Launcher, run_id: UUID) -> bool:
     return observed is not None and observed.running
 
 
+HELD = step("until [ -e /tmp/go ]; do sleep 0.1; done")
+"""A step that goes on until somebody lets it end."""
+
+
+def let_go(launcher: Launcher) -> None:
+    """Let the step end that is held."""
+    (container,) = launcher.containers()
+    container.exec_run(["touch", "/tmp/go"])
+
+
+def adopted_by(launcher: Launcher, attempt_count: int) -> bool:
+    """Whether a launch of that count has left its marker in the container."""
+    (container,) = launcher.containers()
+    try:
+        chunks, _ = container.get_archive(boot.MARKER_DIRECTORY)
+    except NotFound:
+        return False
+    return attempt_count in [count for count, _ in boot.archived_markers(chunks)]
+
+
 def only_container(launcher: Launcher) -> str:
     """The id of the one container there is; its network is the only one, too."""
     (container,) = launcher.containers()
@@ -129,14 +151,15 @@ def test_what_a_worker_left_that_died_while_discarding_is_removed(launcher: Laun
 def test_a_newer_launch_adopts_a_boot_in_progress_and_survives_the_end_of_the_older_one(
     launcher: Launcher,
 ) -> None:
-    request = launcher.request(outbound=True, boot={"setup": [step("sleep 4")]})
+    request = launcher.request(outbound=True, boot={"setup": [HELD]})
     older = Racer(launcher, request)
     until(lambda: running(launcher, request.run_id))
     newer = Racer(launcher, replace(request, attempt_count=2))
-    time.sleep(1)
+    until(lambda: adopted_by(launcher, 2))
     older.cancelled.set()
 
     older.join()
+    let_go(launcher)
     assert older.error is not None
     assert older.error.code == "launch-cancelled"
     newer.join()
@@ -147,7 +170,7 @@ def test_a_newer_launch_adopts_a_boot_in_progress_and_survives_the_end_of_the_ol
 def test_an_adopted_boot_that_fails_is_a_failure_of_both_and_leaves_nothing(
     launcher: Launcher,
 ) -> None:
-    request = launcher.request(outbound=True, boot={"setup": [step("sleep 2; exit 6", "six")]})
+    request = launcher.request(outbound=True, boot={"setup": [step("exit 6", "six")]})
     older = Racer(launcher, request)
     until(lambda: running(launcher, request.run_id))
     newer = Racer(launcher, replace(request, attempt_count=2)).join()
@@ -162,7 +185,7 @@ def test_an_adopted_boot_that_fails_is_a_failure_of_both_and_leaves_nothing(
 def test_a_container_removed_behind_our_back_fails_the_launch_that_waited_for_it(
     launcher: Launcher,
 ) -> None:
-    request = launcher.request(outbound=True, boot={"setup": [step("sleep 30")]})
+    request = launcher.request(outbound=True, boot={"setup": [HELD]})
     racer = Racer(launcher, request)
     until(lambda: running(launcher, request.run_id))
     assert launcher.adapter.remove(request.run_id)
@@ -173,7 +196,10 @@ def test_a_container_removed_behind_our_back_fails_the_launch_that_waited_for_it
     assert launcher.left_over() == []
 
 
-def test_launches_of_the_same_claim_at_once_end_with_one_container(launcher: Launcher) -> None:
+def test_launches_of_the_same_claim_at_once_end_with_one_container(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "UNSTARTED_SECONDS", LONG_WAIT)
     request = launcher.request(outbound=True)
     racers = [Racer(launcher, request) for _ in range(3)]
     results = {racer.join().runtime for racer in racers}
@@ -215,10 +241,11 @@ def test_a_container_that_is_being_discarded_is_not_adopted(launcher: Launcher) 
 
 
 def test_a_container_that_was_adopted_is_not_discarded(launcher: Launcher) -> None:
-    request = launcher.request(outbound=True, boot={"setup": [step("sleep 3")]})
+    request = launcher.request(outbound=True, boot={"setup": [HELD]})
     adopted: list[LaunchedRuntime] = []
 
     def adopt_and_cancel() -> None:
+        let_go(launcher)
         adopted.append(launcher.launch(replace(request, attempt_count=2)))
         older.set()
 

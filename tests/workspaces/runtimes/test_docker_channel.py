@@ -19,6 +19,7 @@ from docker.models.containers import Container
 
 from runs.agent_archive import agent_archive
 from tests.stack.worker_process import eventually
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, tar_of
 from workspaces.runtimes.base import AgentAnswer, AgentChannel, LaunchError
@@ -122,7 +123,7 @@ def place(
     if served:
         eventually(lambda: is_served(container), what="PID 1 serves calls")
     yield Place(DockerAdapter(DOCKER_HOST, instance_id, agent_socket=served), run_id, container)
-    container.remove(force=True)
+    remove_container(container)
 
 
 def is_served(container: Container) -> bool:
@@ -449,7 +450,7 @@ def test_a_container_that_has_just_started_is_called_without_the_engine_once_it_
         with contextlib.closing(adapter.open_agent(run_id, ["true"])) as channel:
             assert isinstance(channel, agent_socket.SocketChannel)
     finally:
-        container.remove(force=True)
+        remove_container(container)
 
 
 @pytest.mark.parametrize("place", ["socket"], indirect=True)

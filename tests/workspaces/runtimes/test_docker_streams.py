@@ -12,6 +12,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 from workspaces.runtimes.agent_streams import AgentStream
@@ -57,7 +58,7 @@ def container() -> Iterator[Container]:
         BASE_IMAGE, ["sleep", "600"], detach=True, init=True, name=f"streams-{uuid.uuid4().hex}"
     )
     yield container
-    container.remove(force=True, v=True)
+    remove_container(container)
     client.close()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.removal import remove_container
 from tests.workspaces.conftest import Launcher
 from tests.workspaces.runtimes.runtime_suite import *  # noqa: F403 - its tests and fixtures
 
@@ -19,6 +20,6 @@ def launcher(make_launcher: Callable[..., Launcher]) -> Iterator[Launcher]:
     yield launcher
     mine = {"label": f"svc.instance={launcher.instance_id}"}
     for container in launcher.containers():
-        container.remove(force=True, v=True)
+        remove_container(container)
     for volume in launcher.client.volumes.list(filters=mine):
         volume.remove(force=True)

@@ -9,6 +9,7 @@ from uuid import uuid4
 import docker
 import pytest
 
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError, Volume
@@ -28,7 +29,7 @@ def _no_volume_is_left(launcher: Launcher) -> Iterator[None]:
     yield
     mine: dict[str, Any] = {"label": f"svc.instance={launcher.instance_id}"}
     for container in launcher.client.containers.list(all=True, filters=mine):
-        container.remove(force=True)
+        remove_container(container)
     for volume in launcher.client.volumes.list(filters=mine):
         volume.remove(force=True)
 

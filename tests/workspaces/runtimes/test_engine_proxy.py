@@ -20,6 +20,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, tar_of
 from tests.workspaces.runtimes.serving_engine_proxy import (
@@ -78,7 +79,7 @@ def start(
 
     yield begin
     for container in started:
-        container.remove(force=True, v=True)
+        remove_container(container)
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +293,7 @@ def test_a_container_that_has_our_label_from_its_image_is_not_there(
         assert opened.ask("GET", f"/containers/{by_hand.id}/json")[0] == 404
         assert opened.ask("POST", f"/containers/{by_hand.id}/exec", _exec())[0] == 404
     finally:
-        by_hand.remove(force=True, v=True)
+        remove_container(by_hand)
         client.images.remove(str(made.id))
 
 

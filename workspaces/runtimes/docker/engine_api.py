@@ -64,6 +64,23 @@ _RUN_NAME = re.compile(r"svc-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-di
 
 logger = structlog.get_logger(__name__)
 
+_NOT_YET_REMOVED = re.compile(
+    r"remove (root )?filesystem|resource busy|directory not empty|did not receive an exit"
+)
+
+
+def _is_asked_again(error: APIError) -> bool:
+    """Whether a removal that failed may succeed when the engine is asked for it again.
+
+    409: somebody else's removal is in progress; the container is gone when that is done. 500 with
+    words like these: an engine with much to do has not ended its processes or emptied its folder in
+    time. It keeps such a container as "dead", to be removed.
+    """
+    said = str(error.explanation).lower()
+    return error.status_code == 409 or (
+        error.status_code == 500 and _NOT_YET_REMOVED.search(said) is not None
+    )
+
 
 class EngineConnections:
     """Connections to one engine, kept for the next caller. Safe to use from several threads."""
@@ -277,8 +294,7 @@ class Engine:
             except NotFound:
                 return False
             except APIError as error:
-                # 409: somebody else's removal is in progress; it is gone when that is done.
-                if error.status_code != 409 or time.monotonic() > deadline:
+                if not _is_asked_again(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(TICK_SECONDS)
             else:

@@ -146,8 +146,7 @@ class NetworkGuard:
                 container.update(restart_policy=policy)
                 container.kill(signal="SIGUSR1")
                 container.wait(timeout=READY_SECONDS)
-            with suppress(NotFound):
-                container.remove(force=True)
+            engine.remove_container(container)
 
     def _hold(self, engine: Engine) -> None:
         """Have the rules kept, and remember when they were seen."""
@@ -226,8 +225,7 @@ class NetworkGuard:
             or container.status != "running"
             or container.attrs["Image"] != engine.client.images.get(image).id
         ):
-            with suppress(NotFound):
-                container.remove(force=True)
+            engine.remove_container(container)
             container = None
         if container is not None:
             return container
