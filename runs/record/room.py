@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from django.db import connection
 
 from runs.models import RunHead
+from runs.record.ingest.tables import Beside
 
 _TAKEN = """
     SELECT coalesce((SELECT sealed_bytes FROM run_owner WHERE owner_user_id = %(owner)s), 0)
@@ -46,10 +47,9 @@ def taken_by(owner_user_id: str) -> int:
     return int(taken)
 
 
-def count_sealed(head: RunHead) -> None:
-    """Count a record in its owner's row, in the transaction that seals it."""
-    with connection.cursor() as cursor:
-        cursor.execute(_ADD, [head.owner_user_id, head.stored_bytes])
+def counting(head: RunHead) -> Beside:
+    """Return what counts a record in its owner's row, for the statement that seals it."""
+    return _ADD, [head.owner_user_id, head.stored_bytes]
 
 
 def give_back(run_numbers: Sequence[int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.conf import settings
 from django.db import connection
 
@@ -21,14 +23,16 @@ def public_key() -> bytes | None:
     return None if private is None else signatures.public_key_of(private)
 
 
-def seal(run: Run, head: RunHead) -> None:
+def seal(run: Run, head: RunHead, sealed_at: datetime | None = None) -> None:
     """Set what ends the record on ``head``, which is locked and complete but for that.
 
-    The loss spans have to be stored: the seal covers them.
+    The loss spans have to be stored: the seal covers them. ``sealed_at`` is when the transaction
+    began, by the database's clock; it is asked for where the caller does not know it.
     """
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT now()")
-        (sealed_at,) = cursor.fetchone()
+    if sealed_at is None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT now()")
+            (sealed_at,) = cursor.fetchone()
     losses = RunLoss.objects.filter(run_number=run.number).order_by("position")
     found = losses.iterator() if head.loss_count else ()
     lines = (export_format.loss_line(loss) for loss in found)

@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db import DatabaseError, connection, transaction
@@ -95,6 +96,7 @@ def append(
     fence: Fence | None = None,
     opening: bool = False,
     beforehand: Callable[[], None] = lambda: None,
+    run: Run | None = None,
 ) -> Appended:
     """Store the contents of a source's frames that are not stored yet; all or nothing.
 
@@ -104,10 +106,17 @@ def append(
     transaction, before the head is locked. Raises what it raises, ``SourceMismatch``,
     ``RecordSealed`` and, after what could be stored was stored, ``SourceRefused``; with a ``fence``
     ``LeaseLost`` when that is not the lease on the run any more.
+
+    ``run`` is the row as the caller knows it. It need not be up to date, as a one-shot run is
+    settled by what never changes of it; others are read anew.
     """
     with transaction.atomic():
         beforehand()
-        head = _locked(run_number) if fence is None else _locked_by_holder(run_number, fence)
+        now = None
+        if fence is None:
+            head = _locked(run_number)
+        else:
+            head, now = _locked_by_holder(run_number, fence)
         is_opened = opening and _open(head, source_id)
         if head.source_id != source_id:
             if head.sealed_at is not None:
@@ -119,9 +128,10 @@ def append(
         if not batch.stored and is_opened:
             head.save()
         if batch.sealed is not None:
-            run = Run.objects.get(number=run_number)
+            if run is None or run.mode != Run.Mode.ONE_SHOT:
+                run = Run.objects.get(number=run_number)
             egress_endings.close(run, head)
-            _seal(run, head)
+            seal.seal(run, head, now)
             settlement.ended(run, metas.read(batch.sealed.meta)).settle(run_number)
         if batch.stored:
             _save(head, sealed=batch.sealed is not None)
@@ -232,15 +242,19 @@ def _locked(run_number: int) -> RunHead:
     return RunHead.objects.select_for_update().get(pk=run_number)
 
 
-def _locked_by_holder(run_number: int, fence: Fence) -> RunHead:
-    """Return the locked head; raise ``LeaseLost`` unless the lease is the run's present one."""
+def _locked_by_holder(run_number: int, fence: Fence) -> tuple[RunHead, datetime]:
+    """Return the locked head and when the transaction began.
+
+    Raises ``LeaseLost`` unless the lease is the run's present one.
+    """
     given = {"number": run_number, **asdict(fence)}
     head = next(iter(RunHead.objects.raw(_LOCK_BY_HOLDER, given)), None)
     if head is None:
         raise RunHead.DoesNotExist(f"run {run_number} has no record")
-    if not vars(head).pop("is_held"):
+    is_held, now = (vars(head).pop(name) for name in ("is_held", "transaction_began"))
+    if not is_held:
         raise lease_lost(fence)
-    return head
+    return head, now
 
 
 # The lease as `RunQuerySet.writable` has it.
@@ -248,7 +262,7 @@ _LOCK_BY_HOLDER = """
     SELECT head.*, EXISTS (
         SELECT FROM runs_run WHERE id = %(row_id)s AND worker_id = %(worker_id)s
             AND claim_count = %(count)s AND lease_expires_at IS NOT NULL
-    ) AS is_held
+    ) AS is_held, now() AS transaction_began
     FROM run_head AS head WHERE run_number = %(number)s FOR UPDATE OF head
 """
 
@@ -369,19 +383,15 @@ def _end(head: RunHead, *, reason: str, exit_: Mapping[str, Any] | None, detail:
     )
     _ensure_partition(head.run_number)
     _store(head, [frames.content_of(event)])
-    _seal(Run.objects.get(number=head.run_number), head)
+    seal.seal(Run.objects.get(number=head.run_number), head)
     _save(head, sealed=True)
-
-
-def _seal(run: Run, head: RunHead) -> None:
-    seal.seal(run, head)
-    room.count_sealed(head)
 
 
 def _save(head: RunHead, *, sealed: bool) -> None:
     """Save the head behind a batch, with its checkpoint, and announce it."""
     told = {"runNumber": head.run_number, "lastSequence": head.last_sequence, "sealed": sealed}
-    tables.save_head(head, channel=CHANNEL, told=json.dumps(told))
+    beside = room.counting(head) if sealed else None
+    tables.save_head(head, channel=CHANNEL, told=json.dumps(told), beside=beside)
 
 
 def announce_end(run: Run) -> None:

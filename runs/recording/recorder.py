@@ -341,13 +341,16 @@ class Recorder:
     def _append(self, spool_id: str, contents: list[bytes]) -> store.Appended:
         if self._to_open:
             return self._append_first(spool_id, contents)
-        return store.append(self._run.number, spool_id, contents, fence=self._fence)
+        run, fence = self._run, self._fence
+        return store.append(run.number, spool_id, contents, fence=fence, run=run)
 
     def _append_first(self, spool_id: str, contents: list[bytes]) -> store.Appended:
         """Open the source with its first events, in one transaction."""
-        number = self._run.number
+        run, fence = self._run, self._fence
         try:
-            appended = store.append(number, spool_id, contents, fence=self._fence, opening=True)
+            appended = store.append(
+                run.number, spool_id, contents, fence=fence, opening=True, run=run
+            )
         except store.SourceRefused:
             self._has_opened()  # what came before is stored
             raise

@@ -9,6 +9,7 @@ import uuid
 from django.conf import settings
 
 from builds.images.docker_program import find_docker
+from tests.support.waiting import LONG_WAIT
 
 
 class ByHand:
@@ -43,4 +44,6 @@ class ByHand:
 
     def _docker(self, *arguments: str) -> None:
         command = [self._program, *arguments]
-        subprocess.run(command, env=self._env, stdout=subprocess.DEVNULL, check=True, timeout=120)
+        subprocess.run(
+            command, env=self._env, stdout=subprocess.DEVNULL, check=True, timeout=LONG_WAIT
+        )

@@ -37,6 +37,7 @@ from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
+from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import BuildJob, Workspace  # noqa: E402
 
 BUILDS = 3
@@ -58,7 +59,10 @@ def everything() -> Iterator[Api]:
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served() as api, ExitStack() as stack:
         stack.callback(
-            amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
+            amqp.purge_and_delete,
+            settings.RABBITMQ_URL,
+            RUN_REQUESTED.topology(),
+            timeout=LONG_WAIT,
         )
         stack.callback(CommandProcess(log_folder() / "runworker.log", "runworker").stop)
         yield api

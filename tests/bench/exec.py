@@ -28,10 +28,12 @@ from controlplane.work import amqp  # noqa: E402
 from runs.agent.record.frames import Kind  # noqa: E402
 from runs.models import Run, RunCheckpoint, RunEvent  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
+from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
 from tests.bench.served import SHELL, Api, served  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
+from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import RuntimeInstance  # noqa: E402
 
 EXECS = 200
@@ -62,7 +64,9 @@ def place() -> Iterator[tuple[Api, dict[str, Any]]]:
             yield api, started
         finally:
             worker.stop()
-            amqp.purge_and_delete(settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5)
+            amqp.purge_and_delete(
+                settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=LONG_WAIT
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +165,4 @@ def measure() -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(report({"execs": measure}))
+    sys.exit(report({"execs": in_own_database(measure)}))

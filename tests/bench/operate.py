@@ -49,6 +49,7 @@ from tests.runs.ready import ready_attempts  # noqa: E402
 from tests.stack.free_ports import free_port  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
+from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.lifecycle.reconciler import Orphans, reconcile  # noqa: E402
 from workspaces.models import (  # noqa: E402
     Attempt,
@@ -201,7 +202,10 @@ def _all_processes() -> Iterator[Api]:
     with served() as api, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
         stack.callback(
-            amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
+            amqp.purge_and_delete,
+            settings.RABBITMQ_URL,
+            RUN_REQUESTED.topology(),
+            timeout=LONG_WAIT,
         )
         stack.callback(RunWorkerProcess(log_folder() / "runworker.log").stop)
         gateway = CommandProcess(

@@ -34,12 +34,13 @@ from tests.bench.figures import Figure, milliseconds
 from tests.bench.served import remove_all
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, environment
+from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 
 KILLS = 100
 TARGET_SECONDS = 3.0
 LOADS = 5
-SETTLED_SECONDS = 60.0
+SETTLED_SECONDS = LONG_WAIT
 
 
 def measure() -> list[Figure]:
@@ -95,7 +96,9 @@ def _supervised() -> Iterator[tuple[OwnProcesses, int]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
         for messages in (BUILD_REQUESTED, RUN_REQUESTED):
             topology = messages.topology()
-            stack.callback(amqp.purge_and_delete, settings.RABBITMQ_URL, topology, timeout=5)
+            stack.callback(
+                amqp.purge_and_delete, settings.RABBITMQ_URL, topology, timeout=LONG_WAIT
+            )
         stack.callback(remove_all)
         layout = Layout(ROOT, folder, folder / "services")
         layout.create()
@@ -151,7 +154,7 @@ def _children() -> dict[int, list[int]]:
 def _away(port: int, killed: int) -> float:
     """Return the seconds from now until the API answers, for a process that has been killed."""
     began = time.perf_counter()
-    wait_until(lambda: not Path(f"/proc/{killed}").exists(), 10, every=0.002)
+    wait_until(lambda: not Path(f"/proc/{killed}").exists(), LONG_WAIT, every=0.002)
     if not wait_until(lambda: _answers(port), SETTLED_SECONDS, every=0.01):
         raise RuntimeError("the API never came back")
     return time.perf_counter() - began

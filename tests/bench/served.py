@@ -39,6 +39,7 @@ from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.registries.account import docker_config
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import BuildJob
@@ -110,7 +111,10 @@ def served(**told: str) -> Iterator[Api]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
         settings.SVC_DATA_DIR = folder
         stack.callback(
-            amqp.purge_and_delete, settings.RABBITMQ_URL, BUILD_REQUESTED.topology(), timeout=5
+            amqp.purge_and_delete,
+            settings.RABBITMQ_URL,
+            BUILD_REQUESTED.topology(),
+            timeout=LONG_WAIT,
         )
         stack.callback(remove_all)
         worker = WorkerProcess(
@@ -128,7 +132,7 @@ def served(**told: str) -> Iterator[Api]:
             )
         stack.callback(api.wait)
         stack.callback(api.terminate)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
         stack.callback(connection.close)
         eventually(lambda: _answers(port), what="the API")
         eventually(Heartbeat.objects.exists, what="the worker")
@@ -143,7 +147,7 @@ def _answers(port: int) -> bool:
 
 def remove_all() -> None:
     """Remove what the benchmark has in the engine."""
-    client = docker.DockerClient(settings.DOCKER_HOST, timeout=60)
+    client = docker.DockerClient(settings.DOCKER_HOST, timeout=int(LONG_WAIT))
     with contextlib.closing(client):
         mine = {"label": f"svc.instance={settings.SVC_INSTANCE_ID}"}
         for container in client.containers.list(all=True, filters={**mine}):

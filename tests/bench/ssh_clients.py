@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.bench.ssh_place import CIPHER, PROMPT, Side
+from tests.support.waiting import LONG_WAIT
 
 _PIECE = 1 << 18
-_WAIT_SECONDS = 120.0
 _BEGIN = b"begin\n"
 
 
@@ -47,7 +47,7 @@ def command(side: Side, *, cipher: str | None = CIPHER) -> float:
         side.ssh("true", cipher=cipher),
         stdin=subprocess.DEVNULL,
         check=True,
-        timeout=_WAIT_SECONDS,
+        timeout=LONG_WAIT,
     )
     return time.perf_counter() - started
 
@@ -125,7 +125,7 @@ class Keyboard:
         """Seconds from a key to its echo."""
         started = time.perf_counter()
         os.write(self._keys, key)
-        if not select.select([self._screen], [], [], _WAIT_SECONDS)[0]:
+        if not select.select([self._screen], [], [], LONG_WAIT)[0]:
             raise RuntimeError("a key was not echoed")
         shown = os.read(self._screen, 64)
         taken = time.perf_counter() - started
@@ -138,7 +138,7 @@ def until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
     """Read until ``text`` has come; return what came behind it."""
     assert process.stdout is not None
     said = b""
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + LONG_WAIT
     while text not in said:
         left = deadline - time.monotonic()
         ready = select.select([process.stdout], [], [], max(0.0, left))[0]
@@ -152,11 +152,11 @@ def until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
 def _leave(process: subprocess.Popen[bytes], words: bytes) -> None:
     assert process.stdin is not None
     process.stdin.write(words)
-    process.wait(_WAIT_SECONDS)
+    process.wait(LONG_WAIT)
 
 
 def _check(process: subprocess.Popen[bytes], right: bool, message: str) -> None:
-    if process.wait(_WAIT_SECONDS) or not right:
+    if process.wait(LONG_WAIT) or not right:
         raise RuntimeError(f"{message}; ssh ended {process.returncode}: {_complaint(process)}")
 
 

@@ -30,6 +30,7 @@ from tests.bench.figures import log_folder
 from tests.bench.served import OWNER, SHELL, served
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, eventually
+from tests.support.waiting import LONG_WAIT
 
 USER = "workspace"
 SSHD_PORT = 2022
@@ -126,7 +127,7 @@ class Place:
         """All ways in; the first one is the floor."""
         return (self.sshd, self.recorded, self.unrecorded)
 
-    def rest(self, timeout: float = 120.0) -> None:
+    def rest(self, timeout: float = LONG_WAIT) -> None:
         """Wait until every record is written, so that what comes next is not slowed by it."""
         eventually(
             lambda: not _open_sessions().exists(),
@@ -153,7 +154,10 @@ def place(size: int) -> Iterator[Place]:
         api = stack.enter_context(served())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-ssh-")))
         stack.callback(
-            amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
+            amqp.purge_and_delete,
+            settings.RABBITMQ_URL,
+            RUN_REQUESTED.topology(),
+            timeout=LONG_WAIT,
         )
         processes = [CommandProcess(log_folder() / "runworker.log", "runworker")]
         stack.callback(lambda: [process.stop() for process in processes])
@@ -162,7 +166,7 @@ def place(size: int) -> Iterator[Place]:
         started = api.start(BLUEPRINT)
         api.settled(started, "ready", every=0.1)
         engine = stack.enter_context(
-            contextlib.closing(docker.DockerClient(settings.DOCKER_HOST, timeout=60))
+            contextlib.closing(docker.DockerClient(settings.DOCKER_HOST, timeout=int(LONG_WAIT)))
         )
         container = engine.containers.get(f"svc-{started['runId']}")
         networks = container.attrs["NetworkSettings"]["Networks"].values()
@@ -222,7 +226,7 @@ def _wait(side: Side) -> None:
         return False
 
     eventually(listens, what=f"{side.name} listens")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_WAIT
     while True:
         done = subprocess.run(side.ssh("true"), capture_output=True, check=False, text=True)
         if done.returncode == 0:

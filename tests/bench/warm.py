@@ -28,6 +28,7 @@ from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
+from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import BuildJob, Sandbox, WarmMember, WorkspaceEvent  # noqa: E402
 
 STARTS = 30
@@ -87,7 +88,10 @@ def measure() -> Iterator[Figure]:
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served(WORKSPACE_WARM_POOL_SIZE=str(SIZE)) as api, ExitStack() as stack:
         stack.callback(
-            amqp.purge_and_delete, settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=5
+            amqp.purge_and_delete,
+            settings.RABBITMQ_URL,
+            RUN_REQUESTED.topology(),
+            timeout=LONG_WAIT,
         )
         worker = RunWorkerProcess(log_folder() / "runworker.log")
         stack.callback(worker.stop)

@@ -12,6 +12,9 @@ from runs.models import RunHead
 from runs.record.ingest import new_rows as rows
 from runs.record.ingest.derived import Derived, Loss
 
+Beside = tuple[str, Sequence[Any]]
+"""A statement and its values, to be carried out as a part of another one."""
+
 _LOSS = """
 INSERT INTO run_loss (run_number, position, kind, detected_via, from_sequence, to_sequence,
     process_number, stream, from_offset, to_offset, count, reason)
@@ -35,11 +38,16 @@ ON CONFLICT (run_number, process_number) DO UPDATE SET
     ended_us = excluded.ended_us, exit_code = excluded.exit_code,
     exit_signal = excluded.exit_signal, exit_reason = excluded.exit_reason
 WHERE run_process.ended_us IS NULL"""
+_WHOLE = """
+INSERT INTO run_process (run_number, process_number, parent_number, leader, pid, argv, cwd, name,
+    streams, started_us, ended_us, exit_code, exit_signal, exit_reason)
+VALUES (%s, %s, %s, %s, %s, %s::text[], %s, %s, %s::smallint[], %s, %s, %s, %s, %s)
+ON CONFLICT (run_number, process_number) DO NOTHING"""
 _SAVE = """
 WITH checkpoint AS (
     INSERT INTO run_checkpoint (run_number, sequence, chain_head) VALUES (%s, %s, %s)
-)
-UPDATE run_head SET {} WHERE run_number = %s RETURNING pg_notify(%s, %s)"""
+){beside}
+UPDATE run_head SET {changes} WHERE run_number = %s RETURNING pg_notify(%s, %s)"""
 _CHANGE = """
 INSERT INTO run_change (run_number, position, path, old_path, change, "binary", added_lines,
     removed_lines, size_before, size_after, mode_before, mode_after, patch, patch_truncated)
@@ -104,17 +112,23 @@ def add_derived(head: RunHead, derived: Derived) -> None:
     """Store what a batch told besides its events."""
     add_losses(head, derived.losses)
     number = head.run_number
-    _many(_START, [(number, process, *told) for process, told in derived.starts.items()])
-    _many(_EXIT, [(number, process, *told) for process, told in derived.exits.items()])
+    starts, exits = derived.starts, derived.exits
+    whole = starts.keys() & exits.keys()
+    lines = [(number, each, *starts[each], *exits[each]) for each in sorted(whole)]
+    if _many(_WHOLE, lines) != len(lines):
+        whole = set()  # something was told of one of them before: each part for itself
+    _many(_START, [(number, each, *told) for each, told in starts.items() if each not in whole])
+    _many(_EXIT, [(number, each, *told) for each, told in exits.items() if each not in whole])
     _many(_CHANGE, [(number, position, *told) for position, told in derived.changes.items()])
     head.process_count = max(head.process_count, derived.highest_process)
 
 
-def save_head(head: RunHead, *, channel: str, told: str) -> None:
+def save_head(head: RunHead, *, channel: str, told: str, beside: Beside | None = None) -> None:
     """Save what a batch changed of the head and where the chain stands; announce it.
 
-    One statement, since somebody waits for each of them.
+    One statement, since somebody waits for each of them; ``beside`` is written with it.
     """
+    statement, values_beside = beside or ("", ())
     fields = [field for field in RunHead._meta.concrete_fields if not field.primary_key]
     values: list[Any] = [
         field.get_db_prep_save(getattr(head, field.attname), connection) for field in fields
@@ -122,17 +136,21 @@ def save_head(head: RunHead, *, channel: str, told: str) -> None:
     changes = ", ".join(f"{field.column} = %s" for field in fields)
     with connection.cursor() as cursor:
         number, chain_head = head.run_number, bytes(head.chain_head)
-        given = [number, head.last_sequence, chain_head, *values, number, channel, told]
-        cursor.execute(_SAVE.format(changes), given)
+        checkpoint = [number, head.last_sequence, chain_head]
+        given = [*checkpoint, *values_beside, *values, number, channel, told]
+        also = f", beside AS ({statement})" if statement else ""
+        cursor.execute(_SAVE.format(beside=also, changes=changes), given)
         if cursor.rowcount != 1:
             raise DatabaseError(f"run {number} has no head any more")
 
 
-def _many(statement: str, lines: Sequence[tuple[Any, ...]]) -> None:
+def _many(statement: str, lines: Sequence[tuple[Any, ...]]) -> int:
+    """Execute a statement for each of the lines; return how many rows were written."""
     if not lines:
-        return
+        return 0
     with connection.cursor() as cursor:
         if len(lines) == 1:  # the pipeline of many costs more than it
             cursor.execute(statement, lines[0])
         else:
             cursor.executemany(statement, lines)
+        return int(cursor.rowcount)
