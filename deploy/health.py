@@ -3,7 +3,8 @@
 ``python -m deploy.health NAME``, where NAME is a part of the service (``api``, ``buildworker``,
 ``engineworkers``, …). No Django, so that asking often costs little. On Kubernetes ``alive`` says
 whether a worker's main loop goes on, whatever its database does, and ``api-ready``,
-``build-ready`` and ``run-ready`` whether the process has its database.
+``build-ready`` and ``run-ready`` whether the process has its database; ``database`` asks nothing
+else.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def alive() -> str:
 
 def api_ready() -> str:
     """Return what is wrong with the API of this container or its database, if anything."""
-    return api() or _asked("SELECT 1", (), "the database says nothing")
+    return api() or database()
 
 
 def build_ready() -> str:
@@ -124,6 +125,11 @@ def engineworkers() -> str:
     How its workers are is said by ``manage.py engine list``: one engine that is away is no reason
     to start the workers of the others again.
     """
+    return database()
+
+
+def database() -> str:
+    """Return what is wrong with the database, if anything."""
     return _asked("SELECT 1", (), "the database says nothing")
 
 
@@ -166,6 +172,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "e2bfacade": e2bfacade,
     "alive": alive,
     "api-ready": api_ready,
+    "database": database,
     "build-ready": build_ready,
     "run-ready": runworker,
 }

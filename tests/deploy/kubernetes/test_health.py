@@ -68,3 +68,13 @@ def test_a_worker_without_its_database_is_not_ready(
     monkeypatch.setenv("DATABASE_URL", f"postgres://nobody:nothing@{NOWHERE}/none")
     assert health.main([check]) == 1
     assert "the database does not answer" in capsys.readouterr().err
+
+
+def test_what_waits_for_the_database_asks_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DATABASE_URL_FILE", raising=False)
+    assert health.main(["database"]) == 0
+    monkeypatch.setenv("DATABASE_URL", f"postgres://nobody:nothing@{NOWHERE}/none")
+    assert health.main(["database"]) == 1
+    assert "the database does not answer" in capsys.readouterr().err

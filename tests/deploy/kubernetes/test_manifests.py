@@ -151,9 +151,13 @@ def test_a_worker_that_is_asked_whether_it_is_alive_has_a_file_for_it() -> None:
 
 def test_whoever_uses_the_database_waits_for_the_migrations() -> None:
     for name, pod in pods(OURS):
-        uses = "DATABASE_URL" in secrets_of(pod["containers"][0]) and name != "migrate"
+        uses = "DATABASE_URL" in secrets_of(pod["containers"][0])
         waits = [each["name"] for each in pod.get("initContainers", ())]
-        assert waits == (["migrated"] if uses else [])
+        wanted = "database" if name == "migrate" else "migrated"
+        assert waits == ([wanted] if uses else [])
+        # Asking costs little while there is no database, which all of them do at once.
+        for each in pod.get("initContainers", ()):
+            assert each["command"][2].startswith("until python -m deploy.health database")
 
 
 def test_every_image_is_named_by_the_overlay() -> None:
