@@ -11,6 +11,7 @@ no process is left alone with it at the end.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -20,9 +21,13 @@ from tests.stack import cluster
 KUBERNETES = (
     "tests/workspaces/runtimes/test_kubernetes.py",
     "tests/e2e/test_kubernetes.py",
+    "tests/e2e/test_kubernetes_deployed.py",
     "tests/deploy/kubernetes/test_manifests_in_cluster.py",
 )
 """What needs a cluster. One is started for all of them, so they begin together, and first."""
+
+OUR_CLUSTER = ("tests/e2e/test_kubernetes_deployed.py",)
+"""What needs the one that the kit starts: its node is given images, its Pods reach our engine."""
 
 FULL = (
     *KUBERNETES,
@@ -70,8 +75,11 @@ def mark(items: list[pytest.Item]) -> None:
 
 def leave_out_kubernetes(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take the tests of Kubernetes out of the run where there is no cluster to be had."""
-    left_out = [item for item in items if item.nodeid.startswith(KUBERNETES)]
-    if left_out and not cluster.where():
+    impossible: tuple[str, ...] = KUBERNETES
+    if cluster.where():
+        impossible = OUR_CLUSTER if os.environ.get("KUBECONFIG") else ()
+    left_out = [item for item in items if item.nodeid.startswith(impossible)]
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 

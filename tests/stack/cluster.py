@@ -169,7 +169,7 @@ def _started() -> str:
 
 
 def _weigh_pods() -> None:
-    """Have Pods get on beside much else: all of them together weigh as much as one process."""
+    """Have Pods get on beside much else, to which all of them together are one process."""
     for place in Path("/sys/fs/cgroup/cpu").glob("k8skit-n*/cpu.shares"):
         place.write_text(str(CPU_SHARES))
 
