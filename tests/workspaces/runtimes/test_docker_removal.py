@@ -15,6 +15,7 @@ from docker.models.containers import Container
 
 from tests.support.waiting import LONG_WAIT
 from workspaces.runtimes.docker.engine_api import OLDEST_API, Engine
+from workspaces.runtimes.docker.networks import MachineRoutes
 
 CONTAINER = "0" * 64
 BUSY = 'driver "overlay2" failed to remove root filesystem: unlinkat /a: device or resource busy'
@@ -50,7 +51,8 @@ class BusyEngine(ThreadingHTTPServer):
         url = f"tcp://127.0.0.1:{self.server_address[1]}"
         with closing(docker.DockerClient(url, version=OLDEST_API, timeout=round(LONG_WAIT))) as api:
             container: Container = api.containers.prepare_model({"Id": CONTAINER})
-            return Engine(api, "somebody", LONG_WAIT).remove_container(container)
+            engine = Engine(api, "somebody", LONG_WAIT, MachineRoutes("somebody"))
+            return engine.remove_container(container)
 
 
 @pytest.fixture
