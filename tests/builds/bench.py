@@ -16,6 +16,7 @@ from builds.images.program_output import ProgramLog
 from builds.planner import ImagePlan, PlannedSource
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient
+from tests.support.waiting import BUILD_WAIT
 
 BASE_IMAGE = settings.SVC_BASE_IMAGES["debian"]
 DOCKERFILE = f"""\
@@ -53,8 +54,8 @@ class Bench:
             "push_registry": settings.REGISTRY_PUSH_REGISTRY,
             "username": settings.REGISTRY_USERNAME or None,
             "password": settings.REGISTRY_PASSWORD or None,
-            "build_timeout": 120.0,
-            "push_timeout": 120.0,
+            "build_timeout": BUILD_WAIT,
+            "push_timeout": BUILD_WAIT,
         }
         self.temp_root = temp_root
         self.registry = registry
