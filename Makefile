@@ -5,7 +5,8 @@ PYTHON := $(or $(shell for candidate in python3 python3.14 python3.13 python3.12
 	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo $$candidate && break; done),python3)
 endif
-UP := $(PYTHON) -m deploy.up
+# Quoted: it may be of a folder with spaces.
+UP := "$(PYTHON)" -m deploy.up
 RUN := $(UP) run --
 TEST_RUN := $(UP) run --test --
 
