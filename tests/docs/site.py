@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,8 +91,8 @@ def _programs(home: Path) -> Path:
         (programs / name).write_text(_CLIENT.format(program=f"/usr/bin/{name}"))
         (programs / name).chmod(0o755)
     (programs / "svc").write_text(
-        f"#!/bin/sh\nPYTHONPATH={python_path()} "
-        f'exec {sys.executable} -m controlplane_cli.main "$@"\n'
+        f"#!/bin/sh\nPYTHONPATH={shlex.quote(python_path())} "
+        f'exec {shlex.quote(sys.executable)} -m controlplane_cli.main "$@"\n'
     )
     (programs / "svc").chmod(0o755)
     return programs
