@@ -86,6 +86,10 @@ def outside_world() -> Iterator[None]:
         # Its addresses are routed by this machine, which all tests share.
         lock = stack.enter_context((Path(tempfile.gettempdir()) / "svc-outside-world").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Of a run that was killed: nobody else can be in it, as the lock is ours.
+        for left in ip("netns", "list").split():
+            if left.startswith("svc") and left[3:].isdigit():
+                ip("netns", "del", left)
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
         ip("link", "add", f"{name}h", "type", "veth", "peer", "name", "eth0", "netns", name)

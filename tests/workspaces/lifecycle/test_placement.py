@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -159,7 +158,7 @@ def test_where_none_has_room_the_one_with_most_takes_it() -> None:
 
 def test_nothing_is_placed_while_no_engine_takes_anything() -> None:
     make_engine("drained", state="draining")
-    make_engine("lost", seen=timedelta(minutes=1))
+    make_engine("lost", seen=2 * STALE)
     job = make_job()
     assert place() == 0
     assert engine_of(job) == ""

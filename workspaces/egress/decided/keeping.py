@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from workspaces.egress.decided.sums import Line
+if TYPE_CHECKING:  # most processes load this module, and store no decisions
+    from workspaces.egress.decided.sums import Line
 
 
 @dataclass(frozen=True, slots=True)
