@@ -40,7 +40,7 @@ from django.test.utils import CaptureQueriesContext  # noqa: E402
 
 from controlplane.work import amqp  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
-from tests.bench import recovery, warm  # noqa: E402
+from tests.bench import warm  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
@@ -355,7 +355,6 @@ def main() -> int:
         "stop, start and memory": _operating,
         "warm starts": warm.measure,
         "reconciling": _reconciling,
-        "recovery": recovery.measure,
     }
     return report({name: in_own_database(measure) for name, measure in measures.items()})
 
