@@ -103,10 +103,13 @@ def ended_soon(started: StartedExec) -> bool:
 # ---------------------------------------------------------------- the answer
 
 
-def answer_of(run: Run) -> dict[str, Any]:
-    """Return the members of the answer about a run that has ended."""
-    found = beginnings(run.number, limit=OUTPUT_BYTES)
-    stdout, stderr = found[Stream.STDOUT], found[Stream.STDERR]
+def answer_of(run: Run, *, wrote_nothing: bool = False) -> dict[str, Any]:
+    """Return the members of the answer about a run that has ended.
+
+    ``wrote_nothing``: it has no output, so that none is looked for.
+    """
+    found = {} if wrote_nothing else beginnings(run.number, limit=OUTPUT_BYTES)
+    stdout, stderr = (found.get(each, Output()) for each in (Stream.STDOUT, Stream.STDERR))
     return {
         "run_id": run.pk,
         "workspace_id": run.workspace_id,

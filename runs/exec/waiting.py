@@ -1,7 +1,7 @@
 """Waiting for runs to end, any number of them at once, over one connection of the process.
 
-Whoever waits is told by the announcement that comes with the seal of a record, and looks by itself
-every ``LOOK_SECONDS``, as an announcement may get lost.
+Whoever waits is told by the announcement that comes with the seal of a record, which says how the
+run has ended, and looks by itself every ``LOOK_SECONDS``, as an announcement may get lost.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from controlplane.work.listener import Listener
 from runs.models import Run
@@ -18,23 +20,29 @@ from runs.record.store import CHANNEL
 LOOK_SECONDS = 2.0
 
 
+class _Told(threading.Event):
+    """Is set when a record may have ended; ``ended`` is how, where the announcement says it."""
+
+    ended: Mapping[str, Any] | None = None
+
+
 class _Waiting:
     """Who waits for which record."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[int, set[threading.Event]] = defaultdict(set)
+        self._events: dict[int, set[_Told]] = defaultdict(set)
         self._listener = Listener(CHANNEL, self._heard, self._wake_all)
 
-    def add(self, run_number: int) -> threading.Event:
+    def add(self, run_number: int) -> _Told:
         """Return an event that is set when the record may have ended."""
-        told = threading.Event()
+        told = _Told()
         with self._lock:
             self._events[run_number].add(told)
         self._listener.start()
         return told
 
-    def remove(self, run_number: int, told: threading.Event) -> None:
+    def remove(self, run_number: int, told: _Told) -> None:
         """Forget who does not wait any more."""
         with self._lock:
             self._events[run_number].discard(told)
@@ -51,6 +59,7 @@ class _Waiting:
             with self._lock:
                 waiting = list(self._events.get(told["runNumber"], ()))
             for event in waiting:
+                event.ended = told.get("ended")
                 event.set()
 
     def _wake_all(self) -> None:
@@ -72,11 +81,16 @@ class Ending:
     """The end of one recorded run, which it may be waited for from before the run can begin."""
 
     def __init__(self, run: Run) -> None:
+        self.wrote_nothing = False
+        """Whether it is known that the run has ended without any output."""
         self._run = run
         self._told = _waiting.add(run.number)
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long at the most for the run to end, and read it anew; False: it goes on."""
+        """Wait so long at the most for the run to end, and note how in its row; False: it goes on.
+
+        Of a row whose end was announced nothing else is read anew.
+        """
         until = time.monotonic() + seconds
         while self._run.status not in Run.TERMINAL:
             left = until - time.monotonic()
@@ -84,8 +98,18 @@ class Ending:
                 return False
             self._told.wait(min(left, LOOK_SECONDS))
             self._told.clear()
-            self._run.refresh_from_db()
+            if self._told.ended is None:
+                self._run.refresh_from_db()
+            else:
+                self._note(self._told.ended)
         return True
+
+    def _note(self, ended: Mapping[str, Any]) -> None:
+        run = self._run
+        run.status, run.exit_code = ended["status"], ended["exitCode"]
+        run.exit_signal = ended["exitSignal"]
+        run.error_code, run.error_message = ended["errorCode"], ended["errorMessage"]
+        self.wrote_nothing = ended["outputBytes"] == 0
 
     def close(self) -> None:
         """Wait no more."""

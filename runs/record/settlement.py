@@ -20,6 +20,7 @@ from typing import Any
 from runs.agent.record.frames import Kind
 from runs.models import Run, RunEvent, RunProcess
 from runs.record.ingest import meta as metas
+from runs.record.ingest import tables
 from runs.record.ingest.meta import INT32_MAX
 from workspaces.harnesses import HARNESSES, REFUSED
 
@@ -40,17 +41,32 @@ class Outcome:
     error_code: str = ""
     error_message: str = ""
 
-    def settle(self, run_number: int) -> bool:
-        """Settle the run; False when it was final already."""
-        return bool(
-            Run.objects.filter(number=run_number).settle(
-                self.status,
-                exit_code=self.exit_code,
-                exit_signal=self.exit_signal,
-                error_code=self.error_code,
-                error_message=self.error_message,
-            )
-        )
+    def settle(self, run_number: int) -> None:
+        """Settle the run, unless it is final already."""
+        tables.write([self.settling(run_number)])
+
+    def settling(self, run_number: int) -> tables.Beside:
+        """Return what settles the run, in one row; in none when it is final already."""
+        how = [self.exit_code, self.exit_signal, self.error_code, self.error_message]
+        return _SETTLE, [self.status, *how, run_number]
+
+    def to_members(self) -> dict[str, Any]:
+        """Return it as announcements have it."""
+        return {
+            "status": self.status,
+            "exitCode": self.exit_code,
+            "exitSignal": self.exit_signal,
+            "errorCode": self.error_code,
+            "errorMessage": self.error_message,
+        }
+
+
+# As `RunQuerySet.settle` has it.
+_SETTLE = """
+UPDATE runs_run SET status = %s, exit_code = %s, exit_signal = %s, error_code = %s,
+    error_message = %s, finished_at = statement_timestamp(), updated_at = statement_timestamp(),
+    worker_id = '', lease_expires_at = NULL, sealed_input = NULL
+WHERE number = %s AND status IN ('queued', 'running') RETURNING number"""
 
 
 def outcome(mode: str, told: Mapping[str, Any]) -> Outcome:
@@ -125,6 +141,13 @@ def _fault(reason: str, code: int | None, signal: str) -> tuple[str, str]:
     return "run-lost", "How the command ended is not known."
 
 
+def is_told(run: Run, told: Mapping[str, Any]) -> bool:
+    """Whether :func:`ended` asks nothing of the processes in the record."""
+    exit_ = told.get("exit")
+    is_known = isinstance(exit_, Mapping) and exit_.get("reason") != "lost"
+    return is_known and run.mode != Run.Mode.INTERACTIVE
+
+
 def ended(run: Run, told: Mapping[str, Any]) -> Outcome:
     """Return how a run ended from its stored record, whose ``recordSealed`` has this meta.
 
@@ -133,9 +156,8 @@ def ended(run: Run, told: Mapping[str, Any]) -> Outcome:
     if run.mode == Run.Mode.INTERACTIVE:
         end = _session_outcome(run, told)
     else:
-        exit_ = told.get("exit")
-        if not isinstance(exit_, Mapping) or exit_.get("reason") == "lost":
-            told = {**told, "exit": recorded_exit(run) or exit_}
+        if not is_told(run, told):
+            told = {**told, "exit": recorded_exit(run) or told.get("exit")}
         end = outcome(run.mode, told)
     if end.error_code == START_FAILED:
         return replace(end, error_message=_start_failure(run) or end.error_message)

@@ -16,19 +16,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.db import DatabaseError, connection, transaction
 
 from controlplane.metrics.families import RECORD_BATCHES, RECORD_BYTES, RECORD_EVENTS
-from controlplane.work.leases import Fence, lease_lost
+from controlplane.work.leases import Fence
 from controlplane.work.notifications import announce
 from runs.agent.record import frames
-from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method
+from runs.agent.record.frames import STREAM_NAMES, Confidence, Event, Kind, Method, Stream
 from runs.models import PARTITION_RUNS, Run, RunHead
 from runs.record import egress_endings, room, seal, settlement
+from runs.record.head_locks import locked, locked_by_holder
 from runs.record.ingest import meta as metas
 from runs.record.ingest import tables
 from runs.record.ingest.batch import LAST_SEQUENCE, Batch
@@ -37,6 +38,8 @@ from runs.record.ingest.meta import INT64_MAX
 
 CONTROL_PLANE = "control-plane"
 """The source of the end of a record that its own source could not end."""
+
+OUTPUTS = frozenset({Stream.STDOUT, Stream.STDERR, Stream.PTY_OUTPUT})
 
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_EVENTS = 8192
@@ -82,7 +85,7 @@ def open_source(run_number: int, source_id: str) -> int:
     has ended otherwise than by this source.
     """
     with transaction.atomic():
-        head = _locked(run_number)
+        head = locked(run_number)
         if _open(head, source_id):
             head.save()
         return head.last_sequence - head.source_base
@@ -112,29 +115,35 @@ def append(
     """
     with transaction.atomic():
         beforehand()
-        now = None
+        now: datetime | None = None
+        has_partition = False
         if fence is None:
-            head = _locked(run_number)
+            head = locked(run_number)
         else:
-            head, now = _locked_by_holder(run_number, fence)
-        is_opened = opening and _open(head, source_id)
+            head, now, has_partition = locked_by_holder(run_number, fence)
+        is_opened = opening and _open(head, source_id, has_partition=has_partition)
         if head.source_id != source_id:
             if head.sealed_at is not None:
                 raise RecordSealed(f"the record of run {run_number} has ended")
             raise SourceMismatch(f"the record of run {run_number} is at {head.source_id!r}")
         if head.sealed_at is not None:
             return _stored_already(head, contents)
-        batch = _store(head, contents)
+        batch, beside = _store(head, contents)
         if not batch.stored and is_opened:
             head.save()
+        outcome = None
         if batch.sealed is not None:
             if run is None or run.mode != Run.Mode.ONE_SHOT:
                 run = Run.objects.get(number=run_number)
             egress_endings.close(run, head)
             seal.seal(run, head, now)
-            settlement.ended(run, metas.read(batch.sealed.meta)).settle(run_number)
+            told = metas.read(batch.sealed.meta)
+            if not settlement.is_told(run, told):
+                tables.write(beside)  # the exit is looked for in it
+                beside = []
+            outcome = settlement.ended(run, told)
         if batch.stored:
-            _save(head, sealed=batch.sealed is not None)
+            _save(head, beside, sealed=batch.sealed is not None, outcome=outcome)
         last = head.last_sequence - head.source_base
     if batch.refused:
         raise SourceRefused(f"after event {last} of the source: {batch.refused}")
@@ -159,7 +168,7 @@ def close_early(
     is none.
     """
     with transaction.atomic():
-        head = _locked(run_number)
+        head = locked(run_number)
         if head.sealed_at is not None:
             return False
         run = Run.objects.get(number=run_number)
@@ -196,7 +205,7 @@ def end_in_order(
     without one, what the exit says.
     """
     with transaction.atomic():
-        head = _locked(run_number)
+        head = locked(run_number)
         if head.sealed_at is not None:
             return False
         run = Run.objects.get(number=run_number)
@@ -230,41 +239,12 @@ def append_own(head: RunHead, events: Sequence[Event]) -> None:
         frames.content_of(event._replace(sequence=last + place))
         for place, event in enumerate(events, 1)
     ]
-    batch = _store(head, contents, is_own=True)
+    batch, beside = _store(head, contents, is_own=True)
     if batch.stored != len(events):
         raise DatabaseError(f"run {head.run_number} has no room: {batch.refused}")
     head.source_base += batch.stored
     head.source_ended = ended
-    _save(head, sealed=False)
-
-
-def _locked(run_number: int) -> RunHead:
-    return RunHead.objects.select_for_update().get(pk=run_number)
-
-
-def _locked_by_holder(run_number: int, fence: Fence) -> tuple[RunHead, datetime]:
-    """Return the locked head and when the transaction began.
-
-    Raises ``LeaseLost`` unless the lease is the run's present one.
-    """
-    given = {"number": run_number, **asdict(fence)}
-    head = next(iter(RunHead.objects.raw(_LOCK_BY_HOLDER, given)), None)
-    if head is None:
-        raise RunHead.DoesNotExist(f"run {run_number} has no record")
-    is_held, now = (vars(head).pop(name) for name in ("is_held", "transaction_began"))
-    if not is_held:
-        raise lease_lost(fence)
-    return head, now
-
-
-# The lease as `RunQuerySet.writable` has it.
-_LOCK_BY_HOLDER = """
-    SELECT head.*, EXISTS (
-        SELECT FROM runs_run WHERE id = %(row_id)s AND worker_id = %(worker_id)s
-            AND claim_count = %(count)s AND lease_expires_at IS NOT NULL
-    ) AS is_held, now() AS transaction_began
-    FROM run_head AS head WHERE run_number = %(number)s FOR UPDATE OF head
-"""
+    _save(head, beside, sealed=False)
 
 
 def _ensure_partition(run_number: int) -> None:
@@ -272,15 +252,19 @@ def _ensure_partition(run_number: int) -> None:
         cursor.execute("SELECT run_event_ensure_partition(%s, %s)", [run_number, PARTITION_RUNS])
 
 
-def _open(head: RunHead, source_id: str) -> bool:
-    """Let a source write behind a locked head, which is to be saved; False: it may already."""
+def _open(head: RunHead, source_id: str, *, has_partition: bool = False) -> bool:
+    """Let a source write behind a locked head, which is to be saved; False: it may already.
+
+    ``has_partition``: there is surely room for its events.
+    """
     if head.source_id == source_id:
         return False
     if head.sealed_at is not None:
         raise RecordSealed(f"the record of run {head.run_number} has ended")
     if source_id in head.past_sources:
         raise SourceMismatch(f"another source has followed {source_id} in run {head.run_number}")
-    _ensure_partition(head.run_number)
+    if not has_partition:
+        _ensure_partition(head.run_number)
     losses = [] if head.source_ended else [_early(head, "the next source began")]
     tables.add_losses(head, losses)
     _begin_source(head, source_id)
@@ -313,10 +297,12 @@ def _stored_already(head: RunHead, contents: Sequence[bytes]) -> Appended:
     return Appended(last, True, 0)
 
 
-def _store(head: RunHead, contents: Sequence[bytes], *, is_own: bool = False) -> Batch:
+def _store(
+    head: RunHead, contents: Sequence[bytes], *, is_own: bool = False
+) -> tuple[Batch, list[tables.Beside]]:
     """Store contents behind a locked head, with all that follows from them but the seal.
 
-    The head is to be saved then, when anything was stored.
+    The head is to be saved then, when anything was stored, with what is returned beside it.
     """
     batch = Batch(
         run_number=head.run_number,
@@ -332,16 +318,16 @@ def _store(head: RunHead, contents: Sequence[bytes], *, is_own: bool = False) ->
     pieces = batch.rows(contents)
     first = next(pieces, None)
     if first is None:
-        return batch
+        return batch, []
     head.stored_bytes += tables.copy_events(first, pieces)
     head.last_sequence = batch.sequence
     head.event_count += batch.stored
     head.chain_head = batch.chain_head
     head.source_ended = batch.source_ended
     head.coverage = batch.derived.coverage
-    tables.add_derived(head, batch.derived)
+    beside = tables.add_derived(head, batch.derived)
     transaction.on_commit(lambda: _count(batch))
-    return batch
+    return batch, beside
 
 
 def _last_sequence(head: RunHead, *, is_own: bool) -> int:
@@ -382,16 +368,39 @@ def _end(head: RunHead, *, reason: str, exit_: Mapping[str, Any] | None, detail:
         1, now, 0, Kind.RECORD_SEALED, Method.INTERNAL, Confidence.OBSERVED, 0, 0, 0, meta, b""
     )
     _ensure_partition(head.run_number)
-    _store(head, [frames.content_of(event)])
+    _, beside = _store(head, [frames.content_of(event)])
     seal.seal(Run.objects.get(number=head.run_number), head)
-    _save(head, sealed=True)
+    _save(head, beside, sealed=True)
 
 
-def _save(head: RunHead, *, sealed: bool) -> None:
-    """Save the head behind a batch, with its checkpoint, and announce it."""
+def _save(
+    head: RunHead,
+    beside: Sequence[tables.Beside],
+    *,
+    sealed: bool,
+    outcome: settlement.Outcome | None = None,
+) -> None:
+    """Save the head behind a batch, with its checkpoint, settle the run, and announce it."""
     told = {"runNumber": head.run_number, "lastSequence": head.last_sequence, "sealed": sealed}
-    beside = room.counting(head) if sealed else None
-    tables.save_head(head, channel=CHANNEL, told=json.dumps(told), beside=beside)
+    settling = None
+    if outcome is not None:
+        ended = {**outcome.to_members(), "outputBytes": _output_bytes(head)}
+        settling = tables.Settling(
+            outcome.settling(head.run_number), json.dumps({**told, "ended": ended})
+        )
+    tables.save_head(
+        head,
+        channel=CHANNEL,
+        told=json.dumps(told),
+        beside=[*beside, room.counting(head)] if sealed else beside,
+        settling=settling,
+    )
+
+
+def _output_bytes(head: RunHead) -> int:
+    """Return how much the programs of a run have written, what the record lacks of it included."""
+    ends = ((key.split("/")[1], end) for key, end in head.stream_bytes.items())
+    return sum(end for stream, end in ends if int(stream) in OUTPUTS)
 
 
 def announce_end(run: Run) -> None:

@@ -101,7 +101,8 @@ def _answer(started: StartedExec) -> HttpResponseBase:
     """Answer in this thread when it ends soon; else as a stream, which takes none."""
     headers = _headers(started)
     if ended_soon(started):
-        return Response(ExecSerializer(answer_of(started.run)).data, headers=headers)
+        members = answer_of(started.run, wrote_nothing=started.ending.wrote_nothing)
+        return Response(ExecSerializer(members).data, headers=headers)
     return StreamAnswer(ExecSource(started.run), content_type="application/json", headers=headers)
 
 

@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -16,8 +16,9 @@ from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
 from runs.exec import execs
+from runs.exec.execs import answer_of
 from runs.exec.serializers import OUTPUT_BYTES
-from runs.exec.waiting import stop_listening
+from runs.exec.waiting import Ending, stop_listening
 from runs.input import later
 from runs.input.later import forget_left_input, handed_over, waiting_input
 from runs.models import Run
@@ -25,9 +26,11 @@ from runs.recording.program_start import exec_spec
 from runs.recording.run_worker_setup import record_limits
 from runs.run_messages import RUN_REQUESTED
 from tests.conftest import OWNER, Answer, Api
+from tests.runs.executable import make_executable
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, record
 from tests.stack.worker_process import eventually
+from tests.support.sent_statements import sent_statements
 from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.reasons import find_ready
 from workspaces.models import Attempt, BuildJob, RuntimeInstance
@@ -111,6 +114,40 @@ def test_the_answer_has_the_output_and_the_exit_code(path: str) -> None:
         "stderr": "worried\n",
         "truncated": False,
     }
+
+
+@pytest.mark.parametrize("written", [0, 6], ids=["without output", "with output"])
+def test_nothing_is_asked_of_a_row_whose_end_was_announced(attempt: Attempt, written: int) -> None:
+    run = make_executable(attempt=attempt)
+    with closing(Ending(run)) as first:
+        assert first._told.wait(LONG_WAIT), "from here on announcements are heard"
+    ending = Ending(run)
+    source = Source(run)
+    source.open()
+    source.started()
+    process = source.process()
+    source.output(process, b"x" * written)
+    source.exited(process, code=3)
+    source.sealed(code=3)
+    with closing(ending), ThreadPoolExecutor(1) as pool:
+        appended = pool.submit(_append, source)
+        with sent_statements() as sent:
+            assert ending.wait(LONG_WAIT)
+        appended.result(LONG_WAIT)
+
+    assert sent == []
+    assert ending.wrote_nothing == (not written)
+    stored = Run.objects.get(pk=run.pk)
+    shown = answer_of(run, wrote_nothing=ending.wrote_nothing)
+    assert shown == answer_of(stored)
+    assert (shown["status"], shown["exit_code"]) == ("failed", 3)
+
+
+def _append(source: Source) -> None:
+    try:
+        source.append()
+    finally:
+        connections.close_all()
 
 
 def test_bytes_that_are_no_text_come_as_bytes_too(path: str) -> None:

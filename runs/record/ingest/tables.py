@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, connection, transaction
 
@@ -14,6 +14,14 @@ from runs.record.ingest.derived import Derived, Loss
 
 Beside = tuple[str, Sequence[Any]]
 """A statement and its values, to be carried out as a part of another one."""
+
+
+class Settling(NamedTuple):
+    """What settles a run, in one row or none, and what is announced when it has."""
+
+    beside: Beside
+    told: str
+
 
 _LOSS = """
 INSERT INTO run_loss (run_number, position, kind, detected_via, from_sequence, to_sequence,
@@ -47,7 +55,8 @@ _SAVE = """
 WITH checkpoint AS (
     INSERT INTO run_checkpoint (run_number, sequence, chain_head) VALUES (%s, %s, %s)
 ){beside}
-UPDATE run_head SET {changes} WHERE run_number = %s RETURNING pg_notify(%s, %s)"""
+UPDATE run_head SET {changes} WHERE run_number = %s RETURNING pg_notify(%s, {told})"""
+_TOLD = "CASE WHEN EXISTS (SELECT FROM settling) THEN %s ELSE %s END"
 _CHANGE = """
 INSERT INTO run_change (run_number, position, path, old_path, change, "binary", added_lines,
     removed_lines, size_before, size_after, mode_before, mode_after, patch, patch_truncated)
@@ -108,27 +117,53 @@ def _count(losses: Sequence[Loss]) -> None:
         RECORD_LOSSES.count(kind=loss.kind)
 
 
-def add_derived(head: RunHead, derived: Derived) -> None:
-    """Store what a batch told besides its events."""
+def add_derived(head: RunHead, derived: Derived) -> list[Beside]:
+    """Store what a batch told besides its events; return what is to be stored with the head.
+
+    That is a process of which nothing was stored before and everything is told, where it is alone.
+    """
     add_losses(head, derived.losses)
     number = head.run_number
     starts, exits = derived.starts, derived.exits
     whole = starts.keys() & exits.keys()
     lines = [(number, each, *starts[each], *exits[each]) for each in sorted(whole)]
-    if _many(_WHOLE, lines) != len(lines):
+    later: list[Beside] = []
+    if len(lines) == 1 and min(whole) > head.process_count:
+        later = [(_WHOLE, lines.pop())]
+    elif _many(_WHOLE, lines) != len(lines):
         whole = set()  # something was told of one of them before: each part for itself
     _many(_START, [(number, each, *told) for each, told in starts.items() if each not in whole])
     _many(_EXIT, [(number, each, *told) for each, told in exits.items() if each not in whole])
     _many(_CHANGE, [(number, position, *told) for position, told in derived.changes.items()])
     head.process_count = max(head.process_count, derived.highest_process)
+    return later
 
 
-def save_head(head: RunHead, *, channel: str, told: str, beside: Beside | None = None) -> None:
+def write(beside: Iterable[Beside]) -> None:
+    """Carry statements out by themselves that were to be a part of another one."""
+    for statement, values in beside:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, values)
+
+
+def save_head(
+    head: RunHead,
+    *,
+    channel: str,
+    told: str,
+    beside: Sequence[Beside] = (),
+    settling: Settling | None = None,
+) -> None:
     """Save what a batch changed of the head and where the chain stands; announce it.
 
-    One statement, since somebody waits for each of them; ``beside`` is written with it.
+    One statement, since somebody waits for each of them; ``beside`` and ``settling`` are written
+    with it.
     """
-    statement, values_beside = beside or ("", ())
+    parts = [(f"beside_{place}", *each) for place, each in enumerate(beside)]
+    announced = [told]
+    if settling is not None:
+        parts.append(("settling", *settling.beside))
+        announced = [settling.told, told]
     fields = [field for field in RunHead._meta.concrete_fields if not field.primary_key]
     values: list[Any] = [
         field.get_db_prep_save(getattr(head, field.attname), connection) for field in fields
@@ -136,10 +171,16 @@ def save_head(head: RunHead, *, channel: str, told: str, beside: Beside | None =
     changes = ", ".join(f"{field.column} = %s" for field in fields)
     with connection.cursor() as cursor:
         number, chain_head = head.run_number, bytes(head.chain_head)
-        checkpoint = [number, head.last_sequence, chain_head]
-        given = [*checkpoint, *values_beside, *values, number, channel, told]
-        also = f", beside AS ({statement})" if statement else ""
-        cursor.execute(_SAVE.format(beside=also, changes=changes), given)
+        given: list[Any] = [number, head.last_sequence, chain_head]
+        for _, _, values_beside in parts:
+            given += values_beside
+        given += [*values, number, channel, *announced]
+        statement = _SAVE.format(
+            beside="".join(f", {name} AS ({each})" for name, each, _ in parts),
+            changes=changes,
+            told="%s" if settling is None else _TOLD,
+        )
+        cursor.execute(statement, given)
         if cursor.rowcount != 1:
             raise DatabaseError(f"run {number} has no head any more")
 

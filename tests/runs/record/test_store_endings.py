@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -208,21 +210,54 @@ def test_another_source_is_told_apart_from_one_that_came_too_late(ended: bool) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_whoever_waits_is_told_of_each_batch_and_of_the_end() -> None:
+def test_whoever_waits_is_told_of_each_batch_and_how_the_run_ended() -> None:
+    with listening() as heard:
+        run, source = begun()
+        source.output(1, b"five\n")
+        source.sealed(code=3)
+        source.append()
+        told = heard(2)
+
+    assert store.CHANNEL == "run_events"
+    ended = {
+        "status": "failed",
+        "exitCode": 3,
+        "exitSignal": "",
+        "errorCode": "run-exited",
+        "errorMessage": "The command exited with 3.",
+        "outputBytes": 5,
+    }
+    assert told == [
+        {"runNumber": run.number, "lastSequence": 2, "sealed": False},
+        {"runNumber": run.number, "lastSequence": 4, "sealed": True, "ended": ended},
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_end_is_announced_that_is_not_that_of_the_row() -> None:
+    run, source = begun()
+    Run.objects.filter(pk=run.pk).settle(Run.Status.CANCELLED)
+    source.sealed()
+    with listening() as heard:
+        source.append()
+        told = heard(1)
+
+    assert told == [{"runNumber": run.number, "lastSequence": 3, "sealed": True}]
+    run.refresh_from_db()
+    assert run.status == Run.Status.CANCELLED
+
+
+@contextmanager
+def listening() -> Iterator[Callable[[int], list[Any]]]:
+    """Yield what returns so many announcements that were made since then."""
     parameters = connection.get_connection_params()
     keys = ("dbname", "user", "password", "host", "port")
     chosen = {key: parameters[key] for key in keys if key in parameters}
     with psycopg.connect(**chosen, autocommit=True) as listener:
         listener.execute(f"LISTEN {store.CHANNEL}")
-        run, source = begun()
-        source.sealed()
-        source.append()
-        told = [
-            json.loads(each.payload) for each in listener.notifies(timeout=LONG_WAIT, stop_after=2)
-        ]
 
-    assert store.CHANNEL == "run_events"
-    assert told == [
-        {"runNumber": run.number, "lastSequence": 2, "sealed": False},
-        {"runNumber": run.number, "lastSequence": 3, "sealed": True},
-    ]
+        def heard(number: int) -> list[Any]:
+            told = listener.notifies(timeout=LONG_WAIT, stop_after=number)
+            return [json.loads(each.payload) for each in told]
+
+        yield heard

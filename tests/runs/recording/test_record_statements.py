@@ -17,7 +17,7 @@ from tests.support.sent_statements import sent_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-STORED = ["BEGIN", "lock", "partition", "COPY", "process", "run", "head", "COMMIT"]
+STORED = ["BEGIN", "lock", "COPY", "process, run and head", "COMMIT"]
 """The statements that open, store and seal the record of a command with one process."""
 
 
@@ -33,7 +33,7 @@ def told(run: Run, *, code: int = 0) -> Source:
     return source
 
 
-def test_the_record_of_a_short_command_is_stored_in_eight_statements() -> None:
+def test_the_record_of_a_short_command_is_stored_in_five_statements() -> None:
     run = claim(make_executable())
     source = told(run, code=3)
 
