@@ -73,7 +73,7 @@ class CamelCaseMixin:
     # them, so that an instance could change its own.
     @cached_property
     def fields(self) -> BindingDict:
-        kind: type[Any] = type(self)
+        kind: Any = type(self)
         return _fields_of(kind)
 
 
