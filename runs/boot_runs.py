@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
 from django.db import connection, transaction
 from django.db.models.functions import Coalesce, Now
 
+from accounts.providers import Provider
+from accounts.resolution import Reference
 from controlplane.database.ids import uuid7
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import ControlPlaneError
@@ -45,8 +49,21 @@ def boot_run(attempt: Attempt) -> Run:
         return create_boot_run(attempt)
 
 
-def start_boot_run(attempt: Attempt, fence: Fence) -> Run:
-    """Write that the attempt of a claimed job runs, and its boot run with it; return that run.
+@dataclass(frozen=True, slots=True)
+class StartedJob:
+    """What a job begins with: its boot run, its accounts, and whose its repository is by now.
+
+    The accounts are those that the workspace is given, in the order they were resolved; the
+    repository is None's when nobody has published to it.
+    """
+
+    run: Run
+    accounts: Sequence[Reference]
+    repository_owner: str | None
+
+
+def start_job(attempt: Attempt, fence: Fence) -> StartedJob:
+    """Write that the attempt of a claimed job runs, and its boot run with it.
 
     One statement, which asks for the job's lease. What runs or has ended already stays as it is.
     Raises ``LeaseLost``, having written nothing, when the job is not held any more, or was
@@ -64,13 +81,17 @@ def start_boot_run(attempt: Attempt, fence: Fence) -> Run:
         raise lease_lost(fence)
     if found[0].pk is None:
         boot_run(attempt)
-        return start_boot_run(attempt, fence)
-    return found[0]
+        return start_job(attempt, fence)
+    run = found[0]
+    accounts, owner = (vars(run).pop(name) for name in ("given_accounts", "repository_owner"))
+    pairs = (one.split(" ") for one in accounts)
+    references = [Reference(uuid.UUID(account), Provider(name)) for account, name in pairs]
+    return StartedJob(run, references, owner)
 
 
 _START = """
 WITH job AS (
-    SELECT attempt_id FROM workspaces_buildjob
+    SELECT attempt_id, registry_id, repository FROM workspaces_buildjob
     WHERE id = %(job)s AND worker_id = %(worker)s AND attempt_count = %(count)s
         AND status <> 'cancelled'
     FOR UPDATE
@@ -108,7 +129,16 @@ boot_run AS (
     SELECT run.* FROM runs_run AS run JOIN job ON run.attempt_id = job.attempt_id
     WHERE run.mode = 'boot' AND NOT EXISTS (SELECT FROM begun)
 )
-SELECT boot_run.* FROM job LEFT JOIN boot_run ON true
+SELECT boot_run.*,
+    ARRAY(
+        SELECT account_id::text || ' ' || provider FROM workspaces_credentialreference AS given
+        WHERE given.attempt_id = job.attempt_id ORDER BY given.id
+    ) AS given_accounts,
+    (
+        SELECT owner_user_id FROM workspaces_publishedrepository AS known
+        WHERE known.registry_id = job.registry_id AND known.name = job.repository
+    ) AS repository_owner
+FROM job LEFT JOIN boot_run ON true
 """
 
 

@@ -22,7 +22,12 @@ from builds.images.work_folders import workplace
 from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_metrics import measured
 from builds.pipeline.job_state import JobState, publication_of
-from builds.pipeline.repository import before_push, repository_kept, require_repository
+from builds.pipeline.repository import (
+    before_push,
+    claim_repository,
+    repository_kept,
+    require_repository,
+)
 from builds.planner import ImagePlan, PlannedSource, reach_of
 from controlplane.errors import ControlPlaneError
 from controlplane.metrics.families import BUILDS_REUSED
@@ -31,6 +36,7 @@ from runs.agent_archive import agent_archive, agent_digest
 from scm import git
 from scm.selections import SourceToken, source_token
 from workspaces.egress.agreed_policy import AgreedPolicy
+from workspaces.lifecycle import step_statements
 from workspaces.lifecycle.sources import references_of
 from workspaces.lifecycle.step_statements import Publication
 from workspaces.models import BuildJob, Sandbox
@@ -70,8 +76,8 @@ class ImageBuilder:
         ours = [settings.REGISTRY_PASSWORD] if settings.REGISTRY_PASSWORD else []
         secrets = [secret.encode() for secret in (*ours, *masks)]
         with repository_kept(job):
-            require_repository(job, claim=False)
-            with recording(job.boot_run, job.row, secrets, cancelled=job.cancelled) as record:
+            require_repository(job)
+            with recording(job.begun_with.run, job.row, secrets, cancelled=job.cancelled) as record:
                 built = self._resumed(job, record) or self._publish(
                     job, plan, record, outbound=outbound, egress=egress
                 )
@@ -90,6 +96,7 @@ class ImageBuilder:
         if earlier is None:
             return None
         job.require_lease()
+        claim_repository(job)
         image = self._tag_again(job, earlier.repository, earlier.published_digest)
         if image is None:
             return None
@@ -115,7 +122,6 @@ class ImageBuilder:
             self.extra_ca,
             reach_of(plan, outbound=outbound, policy=egress.policy if egress else None),
         )
-        job.require_lease()
         image = self._same_plan(job, plan_hash)
         reused = image is not None
         if image is None:
@@ -130,23 +136,19 @@ class ImageBuilder:
 
     def _same_plan(self, job: JobState, plan_hash: str) -> PublishedImage | None:
         """Put an image of the same plan under the job's tag; None when the registry has none."""
-        same_plan = (
-            BuildJob.objects.filter(
-                status=BuildJob.Status.SUCCEEDED,
-                plan_hash=plan_hash,
-                registry_id=job.row.registry_id,
-                image_removed_at__isnull=True,
-            )
-            .exclude(plan_hash="")
-            .order_by("-id")
-            .values_list("repository", "published_digest")
+        owner = job.attempt.sandbox.owner_user_id
+        earlier = job.read(
+            lambda: step_statements.find_same_plan(job.fence, plan_hash, owner_user_id=owner)
         )
-        earlier = job.read(same_plan.first)
-        return None if earlier is None else self._tag_again(job, *earlier)
+        if earlier is not None and earlier.repository_owner != owner:
+            claim_repository(job)
+        return None if earlier is None else self._tag_again(job, earlier.repository, earlier.digest)
 
     def _tag_again(self, job: JobState, repository: str, digest: str) -> PublishedImage | None:
-        """Put an image of the registry under the job's tag; None when there is none."""
-        require_repository(job, claim=True)
+        """Put an image of the registry under the job's tag; None when there is none.
+
+        The repository is the owner's by now.
+        """
         try:
             found = self.registry.copy(repository, digest, job.row.repository, job.row.tag)
         except ControlPlaneError as exc:

@@ -15,7 +15,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    close_old_connections,
+    transaction,
+)
 from django.db.models.functions import Now
 
 from builds.images.compiler import PublishedImage
@@ -24,13 +30,12 @@ from builds.pipeline.source_writer import LAST_SECONDS, RECORD_ENDED
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import JobError
 from controlplane.work.leases import lease_lost
-from runs.boot_runs import BootRuns, start_boot_run
-from runs.models import Run
+from runs.boot_runs import BootRuns, StartedJob, start_job
 from workspaces import services as workspaces
 from workspaces.lifecycle import step_statements
 from workspaces.lifecycle.failures import attempt_all
 from workspaces.lifecycle.step_statements import Publication
-from workspaces.models import Attempt, BuildJob, Fence, LeaseLost
+from workspaces.models import Attempt, BuildJob, EgressNetwork, Fence, LeaseLost
 from workspaces.runtimes.base import LaunchedRuntime
 
 log = structlog.get_logger(__name__)
@@ -63,7 +68,7 @@ class JobState:
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the work is to stop."""
     shutdown: bool = False
-    _boot_run: Run | None = None
+    _started: StartedJob | None = None
 
     @classmethod
     def claim(
@@ -174,19 +179,20 @@ class JobState:
         attempt = self.attempt
         if attempt.status in Attempt.TERMINAL:
             raise JobError(attempt.error_code or ATTEMPT_OVER, attempt.error_message)
-        run = self.read(lambda: start_boot_run(attempt, self.fence))
+        started = self.read(lambda: start_job(attempt, self.fence))
+        run = started.run
         if run.status in run.TERMINAL:
             raise JobError(
                 RECORD_ENDED,
                 run.error_message or "The record of the workspace's start has already ended.",
             )
-        self._boot_run = run
+        self._started = started
 
     @property
-    def boot_run(self) -> Run:
-        """The boot run of the attempt, as it was at the start."""
-        assert self._boot_run is not None, "the job was not started"
-        return self._boot_run
+    def begun_with(self) -> StartedJob:
+        """The boot run and what else the job needs, as it was at the start."""
+        assert self._started is not None, "the job was not started"
+        return self._started
 
     def publish(self, publication: Publication) -> None:
         """Write the published image, once; to be called in a transaction, or as one."""
@@ -201,17 +207,33 @@ class JobState:
     def fail(
         self, error: BaseException, *, timeout: float = DATABASE_RETRY_SECONDS
     ) -> list[Exception]:
-        """Write the failure to job, runtime, boot run and attempt, each apart from the others.
+        """Write the failure to job, runtime, attempt and boot run, all in one transaction.
 
-        The specification wants that, so that one write that fails does not stop the others. What is
-        missing in the end, and returned here, a sweeper repairs from the job, or the job is claimed
-        again. Raises ``LeaseLost``, having written nothing, when the job is another worker's by
-        now.
+        The specification wants that one write that fails does not stop the others: then each is
+        tried apart. What is missing in the end, and returned here, a sweeper repairs from the job,
+        or the job is claimed again. Raises ``LeaseLost``, having written nothing, when the job is
+        another worker's by now.
         """
         code, message = describe(error)
-        attempt = self.attempt
         told: dict[str, str] = {"code": code, "message": message}
         self._settle_egress()
+        try:
+            self.read(partial(self._fail_at_once, **told), timeout=timeout)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            log.exception("failure_write_failed", write="all")
+            was_away = isinstance(exc, OperationalError | InterfaceError)
+            return self._fail_apart(timeout=0 if was_away else timeout, **told)
+        return []
+
+    @transaction.atomic
+    def _fail_at_once(self, *, code: str, message: str) -> None:
+        step_statements.fail(self.fence, code=code, message=message)
+        BootRuns().end_boot_run(self.attempt, failed=True, code=code, message=message)
+
+    def _fail_apart(self, *, timeout: float, **told: str) -> list[Exception]:
+        attempt = self.attempt
         # The run before the attempt: others end the runs of attempts that are over, with less to
         # say.
         writes: dict[str, Callable[[], object]] = {
@@ -220,8 +242,8 @@ class JobState:
                 lambda: None,
                 timeout=timeout,
                 status=BuildJob.Status.FAILED,
-                error_code=code,
-                error_message=message,
+                error_code=told["code"],
+                error_message=told["message"],
                 finished_at=Now(),
                 lease_expires_at=None,
             ),
@@ -245,6 +267,8 @@ class JobState:
 
     def _settle_egress(self) -> None:
         try:
+            if not EgressNetwork.objects.filter(attempt=self.attempt).exists():
+                return
             # Behind the fence, where it only asks: what a successor has started goes on.
             self.write(lambda: BootRuns().settle_egress(self.attempt), timeout=0)
             BootRuns().settle_egress(self.attempt)

@@ -53,7 +53,7 @@ class JobCredentials:
     @classmethod
     def of(cls, job: JobState) -> JobCredentials:
         """Return what the job's attempt is to be given."""
-        return cls(job, job.read(lambda: workspaces.references_of(job.attempt)))
+        return cls(job, job.begun_with.accounts)
 
     def document(self) -> bytes:
         """Open the accounts for the workspace that is being launched.

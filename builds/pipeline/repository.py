@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from builds.images.compiler import BuildError, repository_lock
 from builds.pipeline.job_state import JobState
@@ -33,25 +34,28 @@ def repository_kept(job: JobState) -> Iterator[None]:
         yield
 
 
-def require_repository(job: JobState, *, claim: bool) -> None:
-    """Raise ``BuildError`` (``repository-taken``) when the job's repository is another owner's.
+def require_repository(job: JobState) -> None:
+    """Raise ``BuildError`` (``repository-taken``) when another owner has published to it already.
 
-    With ``claim`` it is the owner's afterwards: to be called before anything is put there.
+    As it was at the job's start; who puts something there claims it.
+    """
+    if job.begun_with.repository_owner not in (None, job.attempt.sandbox.owner_user_id):
+        raise BuildError(REPOSITORY_TAKEN, taken(job.row.repository))
+
+
+def claim_repository(job: JobState) -> None:
+    """Make the repository the owner's; raise ``BuildError`` (``repository-taken``) if another's.
+
+    To be called before anything is put there.
     """
     registry_id, name = job.row.registry_id, job.row.repository
     owner = job.attempt.sandbox.owner_user_id
-    repositories = PublishedRepository.objects
-
-    def is_his() -> bool:
-        if claim:
-            return repositories.claim(registry_id, name, owner_user_id=owner)
-        return repositories.owner_of(registry_id, name) in (None, owner)
-
-    if not job.read(is_his):
+    claim = partial(PublishedRepository.objects.claim, registry_id, name, owner_user_id=owner)
+    if not job.read(claim):
         raise BuildError(REPOSITORY_TAKEN, taken(name))
 
 
 def before_push(job: JobState) -> None:
     """Raise unless the job may put something into its repository now."""
     job.require_lease()
-    require_repository(job, claim=True)
+    claim_repository(job)

@@ -11,11 +11,14 @@ import unicodedata
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any
 
+from django.utils.functional import cached_property
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
-from rest_framework.fields import empty
+from rest_framework.fields import SkipField, empty
+from rest_framework.utils.serializer_helpers import BindingDict
 
 from controlplane.database.ids import OWNER_MAX_LENGTH
 from controlplane.http.parsers import escape_pointer
@@ -66,17 +69,37 @@ class CamelCaseMixin:
             fields[wire] = field
         return fields
 
+    # The same for every instance: DRF would copy them for each, which takes longer than to fill
+    # them, so that an instance could change its own.
+    @cached_property
+    def fields(self) -> BindingDict:
+        kind: Any = type(self)
+        return _fields_of(kind)
+
+
+@cache
+def _fields_of(serializer: type[Any]) -> BindingDict:
+    owner = serializer()
+    fields = BindingDict(owner)
+    for name, field in owner.get_fields().items():
+        fields[name] = field
+    return fields
+
 
 class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
     # Shapes an answer; absent members are null where the field allows it, and left out elsewhere.
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        shown = super().to_representation(instance)
-        fields = self.fields
-        return {
-            name: value
-            for name, value in shown.items()
-            if value is not None or fields[name].allow_null
-        }
+        shown: dict[str, Any] = {}
+        for name, field in self.fields.fields.items():
+            try:
+                value = field.get_attribute(instance)
+            except SkipField:
+                continue
+            if value is not None:
+                value = field.to_representation(value)
+            if value is not None or field.allow_null:
+                shown[name] = value
+        return shown
 
 
 class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):

@@ -87,8 +87,9 @@ def test_of_many_owners_who_publish_at_once_one_gets_the_repository() -> None:
 
 def test_the_first_push_takes_the_repository_and_a_second_owner_pushes_nothing() -> None:
     first, second = job_of("usr_first", "team/app"), job_of("usr_second", "team/app")
-    require_repository(first, claim=False)
-    require_repository(second, claim=False)
+    for job in (first, second):
+        job.start()
+        require_repository(job)
     assert not PublishedRepository.objects.exists()
     before_push(first)
     for _ in range(2):

@@ -9,12 +9,11 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import transaction
-from django.db.models.functions import Now
 from structlog.contextvars import bind_contextvars
 
 from controlplane.errors import BadGateway
 from controlplane.work.amqp import BrokerError
-from workspaces import services as workspaces
+from workspaces.lifecycle import step_statements
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.records import records
@@ -82,27 +81,14 @@ def cancel_job(job: BuildJob, *, reason: str) -> bool:
     removes what it started.
     """
     with transaction.atomic():
-        row = BuildJob.objects.filter(pk=job.pk)
-        status = row.select_for_update().values_list("status", flat=True).first()
-        changed = (
-            row.exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED])
-            .exclude(status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True)
-            .update(
-                status=BuildJob.Status.CANCELLED,
-                error_message=reason,
-                finished_at=Now(),
-                lease_expires_at=None,
-                updated_at=Now(),
-            )
-        )
-        if changed:
-            workspaces.stop_runtime(job.attempt, code="cancelled", message=reason)
-            # Not while a worker builds, who may have something to record that is not stored yet, or
-            # writes to the record: it ends its part in order, and then the run.
-            if not (status == RUNNING or records().is_being_recorded(job.attempt)):
-                records().end_boot_run(job.attempt, failed=False, code="cancelled", message=reason)
-            workspaces.cancel_attempt(job.attempt, reason=reason)
-    return bool(changed)
+        before = step_statements.cancel(job.pk, reason=reason)
+        # Not while a worker builds, who may have something to record that is not stored yet, or
+        # writes to the record: it ends its part in order, and then the run.
+        if before is not None and not (
+            before == RUNNING or records().is_being_recorded(job.attempt)
+        ):
+            records().end_boot_run(job.attempt, failed=False, code="cancelled", message=reason)
+    return before is not None
 
 
 def requeue_job(job: BuildJob) -> bool:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psycopg
 import pytest
-from django.db import OperationalError, close_old_connections, connection, connections
+from django.db import OperationalError, close_old_connections, connection
 from django.db.models.functions import Now
 
 from builds.images.compiler import BuildError, BuiltImage
@@ -25,22 +23,27 @@ from builds.planner import ImagePlan
 from runs.models import Run, RunHead, RunLoss
 from runs.record.verify import verify_run
 from tests.bench.empty_jobs import NoCompiler, NoEngine, empty_runner
-from tests.factories import LEASE, claim, make_job
+from tests.builds.pipeline.jobs_at_work import events, states, take_over, work
+from tests.factories import LEASE, make_job
+from tests.support.broken_statements import answer_lost, before, elsewhere
 from tests.support.sent_statements import sent_statements
 from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.queueing import cancel_job
-from workspaces.models import BuildJob, LeaseLost, RuntimeInstance, Sandbox, WorkspaceEvent
+from workspaces.models import BuildJob, LeaseLost, RuntimeInstance, Sandbox
 from workspaces.runtimes.base import LaunchedRuntime, LaunchRequest
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MOST = 20
+MOST = 15
 OF_A_POLICY = 10
 START, PUBLISH, FINISH = "'attempt.running'", "'image.published'", "'runtime.running'"
+REUSE = "earlier AS"
 """What only the statement of that step has."""
 CLAIM = 'INNER JOIN "workspaces_attempt"'
 """What the job is read with as it is claimed."""
-STEPS = pytest.mark.parametrize("step", [START, PUBLISH, FINISH], ids=["start", "publish", "ready"])
+STEPS = pytest.mark.parametrize(
+    "step", [START, REUSE, PUBLISH, FINISH], ids=["start", "reuse", "publish", "ready"]
+)
 WHOLE = [
     *("workspace.created", "attempt.queued", "attempt.running", "image.published"),
     *("runtime.pending", "runtime.running", "attempt.succeeded"),
@@ -65,26 +68,6 @@ def runner() -> JobRunner:
     return runner
 
 
-def work(runner: JobRunner, job: BuildJob, worker_id: str = "worker-a") -> None:
-    """Claim a job and bring it to its end."""
-    state = JobState.claim(job.pk, worker_id=worker_id, lease=LEASE)
-    assert state is not None
-    runner.run(state)
-
-
-def events(job: BuildJob) -> list[str]:
-    """What the workspace's history tells, in order."""
-    found = WorkspaceEvent.objects.filter(workspace_id=job.attempt.workspace_id)
-    return list(found.order_by("pk").values_list("type", flat=True))
-
-
-def states(job: BuildJob) -> tuple[str, str, str, str]:
-    """The states of job, attempt, sandbox and boot run."""
-    job = BuildJob.objects.select_related("attempt__sandbox").get(pk=job.pk)
-    run = Run.objects.get(pk=job.attempt.run_id)
-    return job.status, job.attempt.status, job.attempt.sandbox.status, run.status
-
-
 def assert_ready(job: BuildJob) -> None:
     """Fail unless the workspace runs, and everything that led to it is written once."""
     assert states(job) == ("succeeded", "succeeded", "ready", "running")
@@ -99,77 +82,7 @@ def assert_ready(job: BuildJob) -> None:
     assert verify_run(run).ok
 
 
-def elsewhere(act: Callable[[], object]) -> None:
-    """Do something over a connection of its own."""
-
-    def do() -> None:
-        try:
-            act()
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=do)
-    thread.start()
-    thread.join()
-
-
-@contextmanager
-def before(step: str, act: Callable[[], object]) -> Iterator[None]:
-    """Have something done elsewhere just before the statement of a step is sent."""
-    done: list[str] = []
-
-    def look(execute: Any, sql: str, *rest: Any) -> Any:
-        if step in sql and not done:
-            done.append(sql)
-            elsewhere(act)
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(look):
-        yield
-    assert done
-
-
-@contextmanager
-def answer_lost(step: str) -> Iterator[None]:
-    """Cut the connection once the statement of a step was carried out, before its answer is in."""
-    done: list[str] = []
-
-    def cut(execute: Any, sql: str, *rest: Any) -> Any:
-        result = execute(sql, *rest)
-        if step in sql and not done:
-            done.append(sql)
-            if connection.in_atomic_block:
-                _lose_commit()
-            else:
-                connection.connection.close()
-                execute(sql, *rest)
-                pytest.fail("the connection was not cut")
-        return result
-
-    with connection.execute_wrapper(cut):
-        yield
-    assert done
-
-
-def _lose_commit() -> None:
-    raw = connection.connection
-    commit = raw.commit
-
-    def commit_and_cut() -> None:
-        commit()
-        raw.close()
-        raise psycopg.OperationalError("the connection was cut")
-
-    raw.commit = commit_and_cut
-
-
-def take_over(job: BuildJob) -> None:
-    """Let the lease expire and have another worker claim the job."""
-    BuildJob.objects.filter(pk=job.pk).update(lease_expires_at=Now())
-    claim(job, "worker-b")
-
-
-def test_a_job_that_builds_nothing_takes_at_most_twenty_statements(runner: JobRunner) -> None:
+def test_a_job_that_builds_nothing_takes_at_most_fifteen_statements(runner: JobRunner) -> None:
     job = make_job()
 
     with sent_statements() as statements:
@@ -203,7 +116,7 @@ def test_a_job_under_an_egress_policy_takes_as_many_and_those_that_agree_on_its_
     assert verify_run(run).ok
 
 
-def test_claim_start_publication_and_ready_are_one_statement_each(runner: JobRunner) -> None:
+def test_claim_start_reuse_publication_and_ready_are_one_statement_each(runner: JobRunner) -> None:
     job = make_job()
 
     with sent_statements() as statements:
@@ -215,10 +128,9 @@ def test_claim_start_publication_and_ready_are_one_statement_each(runner: JobRun
         for one in statements
         if "workspaces_buildjob" in one and any(word in one for word in writing)
     ]
-    assert len(of_the_job) == 4, "\n".join(of_the_job)
-    assert [any(step in one for one in of_the_job) for step in (START, PUBLISH, FINISH)] == [
-        True
-    ] * 3
+    assert len(of_the_job) == 5, "\n".join(of_the_job)
+    steps = (START, REUSE, PUBLISH, FINISH)
+    assert all(any(step in one for one in of_the_job) for step in steps)
 
 
 @STEPS
