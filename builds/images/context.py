@@ -13,7 +13,6 @@ import stat
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from builds.planner import ImagePlan, StepFiles
 from controlplane.errors import JobError
@@ -67,7 +66,7 @@ def write_context(
         ) from error
 
 
-def open_archive(context: Path, files: StepFiles) -> BinaryIO:
+def open_archive(context: Path, files: StepFiles) -> io.BytesIO | io.BufferedReader:
     """Open the tar archive that puts files of a build context into the root of an image."""
     if files.is_archive:
         (name,) = files.names

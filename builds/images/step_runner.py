@@ -8,6 +8,7 @@ the other one differs.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import signal
 import threading
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from builds.images.context import open_archive
 from builds.images.docker_program import DockerProgram, ProgramLog, RedactedTail
@@ -155,7 +155,7 @@ class StepRunner:
     def _seconds(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
-    def _pieces(self, archive: BinaryIO) -> Iterator[bytes]:
+    def _pieces(self, archive: io.BytesIO | io.BufferedReader) -> Iterator[bytes]:
         while piece := archive.read(_PIECE_BYTES):
             self.require_time()
             yield piece

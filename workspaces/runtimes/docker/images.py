@@ -71,7 +71,8 @@ class ImageList:
             except ImageNotFound:
                 return
             if parent:
-                engine.client.api.tag(parent, *name.rsplit(":", 1))
+                repository, _, tag = name.rpartition(":")
+                engine.client.api.tag(parent, repository, tag)
 
     def containers_named(self, prefix: str) -> list[str]:
         """Return the names of all containers that begin like this; raises ``LaunchError``."""
