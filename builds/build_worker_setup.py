@@ -84,10 +84,9 @@ def _step_limits(isolation: IsolationTask) -> StepLimits:
         isolation.require()
         if egress is not None:
             isolation.require_egress()
-        pids = settings.WORKSPACE_BUILD_PIDS
         # Two builds, one after the other, and the clocks of two machines.
         oldest = 2 * longest + 3600
-        return adapter.build_network(uuid4(), pids=pids, oldest=oldest, egress=egress)
+        return adapter.build_network(uuid4(), oldest=oldest, egress=egress)
 
     return StepLimits(
         network=network,

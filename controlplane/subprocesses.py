@@ -93,7 +93,7 @@ class ProcessResult:
 
 
 @functools.cache
-def _dies_with_us() -> tuple[str, ...]:
+def _dies_with_us(of: signal.Signals) -> tuple[str, ...]:
     """Return the prefix that makes the kernel end a program when its parent is killed.
 
     A worker that dies by SIGKILL cannot clean up; without this its build would go on and publish
@@ -103,7 +103,7 @@ def _dies_with_us() -> tuple[str, ...]:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return ()
-    prefix = (setpriv, "--pdeathsig", "TERM", "--")
+    prefix = (setpriv, "--pdeathsig", of.name.removeprefix("SIG"), "--")
     probe = subprocess.run([*prefix, "true"], capture_output=True, check=False)
     return prefix if probe.returncode == 0 else ()
 
@@ -121,6 +121,7 @@ def run_process(
     tail_limit: int = 64 * 1024,
     stdout_limit: int = 0,
     grace: float = 5.0,
+    stop_signal: signal.Signals = signal.SIGTERM,
     descriptors: Sequence[int] = (),
 ) -> ProcessResult:
     """Run ``argv`` to its end, for at most ``timeout`` seconds, and return how it ended.
@@ -128,9 +129,9 @@ def run_process(
     ``output`` gets the bytes of both streams as they appear, ``streams`` the same with ``stdout``
     or ``stderr`` before them; an exception from either ends the program and is raised. ``watch``
     is asked about every 50 ms whether the program must stop. A program that has to stop (time
-    limit, ``cancelled``, ``watch``) gets SIGTERM, and SIGKILL after ``grace`` seconds, it and its
-    whole group. ``descriptors`` stay open in it under their numbers, and no others do. Raises
-    :class:`ProcessStartError`.
+    limit, ``cancelled``, ``watch``, or our own death) gets ``stop_signal``, and SIGKILL after
+    ``grace`` seconds, it and its whole group. ``descriptors`` stay open in it under their numbers,
+    and no others do. Raises :class:`ProcessStartError`.
     """
     program = argv[0]
     found = shutil.which(program, path=env.get("PATH", os.defpath))
@@ -140,7 +141,7 @@ def run_process(
     started = time.monotonic()
     try:
         process = subprocess.Popen(
-            [*_dies_with_us(), found, *argv[1:]],
+            [*_dies_with_us(stop_signal), found, *argv[1:]],
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -154,7 +155,7 @@ def run_process(
         raise ProcessStartError(f"The program {name} could not be started: {reason}.") from None
     run = _Run(process, output, streams, Tail(tail_limit), stdout_limit)
     try:
-        ended_by_us = run.follow(started + timeout, cancelled, watch, grace)
+        ended_by_us = run.follow(started + timeout, cancelled, watch, grace, stop_signal)
     finally:
         run.close()
     code = process.returncode
@@ -207,6 +208,7 @@ class _Run:
         cancelled: Event | None,
         watch: Callable[[], bool] | None,
         grace: float,
+        stop_signal: signal.Signals,
     ) -> str:
         """Read until the leader has ended; return why we ended it, or an empty text."""
         reason = ""
@@ -223,7 +225,7 @@ class _Run:
                     or ("watch" if watch is not None and watch() else "")
                 )
                 if reason:
-                    self._signal_group(signal.SIGTERM)
+                    self._signal_group(stop_signal)
                     kill_at = now + grace
             if now >= kill_at:
                 self._signal_group(signal.SIGKILL)

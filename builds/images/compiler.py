@@ -1,10 +1,10 @@
-"""From a plan to an image in the registry: ``docker build``, ``docker push``, the digest.
+"""From a plan to an image in the registry: its steps, ``docker push``, the digest.
 
 The engine's command line is run as a subprocess, because how it ends is the contract for build
-failures: an exit code other than 0, or a signal (specification, "Errors"). The builder is BuildKit
-where engine and command line have it, otherwise the classic one. Promises, in every outcome: a name
-for the image that no other job has, output that is redacted and bounded, a time limit, an end soon
-after cancellation, and nothing left behind but the engine's layer cache.
+failures: an exit code other than 0, or a signal (specification, "Errors"). Promises, in every
+outcome: a name for the image that no other job has, output that is redacted and bounded, a time
+limit, an end soon after cancellation, and nothing left behind but the images of steps that ended
+well.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from typing import Protocol
 from uuid import UUID
 
 from builds.images.context import BuildError, write_context
-from builds.images.docker_program import SHORT_SECONDS, DockerProgram, OneBuild
+from builds.images.docker_program import SHORT_SECONDS, DockerProgram, ProgramLog, RedactedTail
 from builds.images.engine_images import LOCAL_REPOSITORY, BuiltImage, EngineImages
-from builds.images.program_output import BuildOutput, ProgramLog
+from builds.images.step_runner import Network, StepRunner
 from builds.images.work_folders import sweep_leftovers, workplace
-from builds.planner import ImagePlan, reach_of, split_dockerfile
+from builds.planner import BuildStep, ImagePlan, reach_of
 from controlplane.errors import JobError
 from controlplane.oci_names import is_repository, is_tag
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient, RegistryError
 from workspaces.egress.agreed_policy import AgreedPolicy
-from workspaces.runtimes.docker.build.build_steps import STEP_NAME, AuthorSteps, StepLimits
+from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME, StepContainers, StepLimits
 
 __all__ = ["BuildError", "BuiltImage", "Compiler", "PublishedImage", "sweep_leftovers"]
 
+_ENGINE_SECONDS = 120.0
+"""How long one call of the engine for a step may take on a busy machine."""
+_LONGEST_STEP = 200
 _DIGEST = re.compile(rb"digest: (sha256:[0-9a-f]{64}) size: ")
 
 
@@ -73,10 +77,10 @@ def _no_lock(
 class Compiler(EngineImages):
     """Builds and publishes with one engine; may be shared by threads. Times are seconds.
 
-    ``docker_cli`` is a path, or a name: then the first program of that name on ``PATH`` that can
-    use BuildKit. ``push_registry`` is the registry as the engine reaches it, ``registry`` as we do.
-    ``limits`` are those of each step of a build; the classic builder keeps them, so it is used.
-    ``push_lock`` must keep two pushes of the same name apart that share an engine.
+    ``docker_cli`` is a path, or a name: then the first program of that name on ``PATH``.
+    ``push_registry`` is the registry as the engine reaches it, ``registry`` as we do. ``limits``
+    are those of each step of a build. ``push_lock`` must keep two pushes of the same name apart
+    that share an engine.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Compiler(EngineImages):
         push_registry: str,
         registry: RegistryClient,
         *,
+        limits: StepLimits,
         build_timeout: float,
         push_timeout: float,
         temp_root: Path,
@@ -93,7 +98,6 @@ class Compiler(EngineImages):
         username: str | None = None,
         password: str | None = None,
         tail_limit: int = 8 * 1024,
-        limits: StepLimits | None = None,
     ) -> None:
         super().__init__(
             DockerProgram(docker_cli, docker_host),
@@ -101,6 +105,7 @@ class Compiler(EngineImages):
             pull_timeout=build_timeout,
             tail_limit=tail_limit,
         )
+        self.containers = StepContainers(docker_host, limits, _ENGINE_SECONDS)
         self._registry = registry
         self._build_timeout = build_timeout
         self._push_timeout = push_timeout
@@ -127,59 +132,69 @@ class Compiler(EngineImages):
         """Build the image of ``plan``; :meth:`discard` it when it is no longer needed.
 
         ``labels`` become part of the image, so what differs between jobs does not belong there.
-        ``log`` gets the builder's output as it appears, with whatever secrets are in it. Without
+        ``log`` gets the output of steps as it appears, with whatever secrets are in it. Without
         ``outbound`` nothing that the blueprint's author wrote has a network; with ``egress`` it has
         one under the author's policy. Raises :class:`BuildError`.
         """
         tag = f"{LOCAL_REPOSITORY}/{job_id}:{attempt_count}"
-        with self._workplace("build", job_id, attempt_count) as place, ExitStack() as on_failure:
+        deadline = time.monotonic() + self._build_timeout
+        packages = Network(partial(self._network, None))
+        policy = packages if outbound else None
+        if egress is not None and outbound:
+            reach = reach_of(plan, outbound=outbound, policy=egress.policy)
+            policy = Network(
+                partial(self._network, egress),
+                asks_proxy=True,
+                decides=json.dumps(reach, sort_keys=True),
+            )
+
+        def require_time() -> None:
+            if cancelled.is_set() or time.monotonic() > deadline:
+                raise self._stopped("build", cancelled=cancelled.is_set())
+
+        with self._workplace("build", job_id, attempt_count) as place:
             context = place / "context"
             write_context(plan, context, checkouts=checkouts, agent=agent, extra_ca=extra_ca)
-            one = OneBuild(
+            runner = StepRunner(
                 docker=self.docker,
-                limits=self._limits,
+                containers=self.containers,
+                images=self._images,
                 context=context,
-                deadline=time.monotonic() + self._build_timeout,
+                name=f"{STEP_NAME}-{job_id}-{attempt_count}",
+                labels=labels,
+                packages=packages,
+                policy=policy,
+                deadline=deadline,
                 log=log,
                 cancelled=cancelled,
-                new_output=partial(BuildOutput, self._secrets(), self._tail_limit),
-                check=self._check,
+                new_tail=self._new_tail,
+                require_time=require_time,
+                require_success=partial(self._require_success, "build"),
             )
-            options = ["--tag", tag]
-            for name, value in sorted(labels.items()):
-                options += ["--label", f"{name}={value}"]
-            # A builder that is stopped late may have named its image already.
-            on_failure.callback(self.docker.untag, tag)
-            packages, theirs = split_dockerfile(plan)
-            if self._limits is None and outbound and egress is None:
-                packages, theirs = plan.dockerfile, ""
-            with self._network(None) as network:
-                image_id = one.image_of(packages, [] if theirs else options, network=network)
-            if theirs:
-                # Its layers are taken again only for steps that reach the same.
-                policy = None if egress is None else egress.policy
-                reach = reach_of(plan, outbound=outbound, policy=policy)
-                with self._network(egress) if outbound else nullcontext("none") as network:
-                    steps = AuthorSteps(
-                        build=one,
-                        images=self._images,
-                        name=f"{STEP_NAME}-{job_id}-{attempt_count}",
-                        labels=labels,
-                        network=network,
-                        asks_proxy=egress is not None,
-                        reach=json.dumps(reach, sort_keys=True),
-                    )
-                    image_id = steps.carry_out(image_id, theirs, options)
-            on_failure.pop_all()
+            try:
+                image_id = runner.carry_out(self.base_image_id(plan.base_image), plan.steps())
+            except LaunchError as error:
+                raise BuildError(error.code, error.message) from error
+        self._name(image_id, tag)
         return BuiltImage(image_id, tag)
 
+    def _name(self, image_id: str, tag: str) -> None:
+        try:
+            named = self.docker.run("tag", image_id, tag, timeout=SHORT_SECONDS)
+            self._require_named(named, "build-command-failed")
+        except BaseException:
+            self.docker.untag(tag)  # it may have been named all the same
+            raise
+
+    def _require_named(self, named: ProcessResult, code: str) -> None:
+        if not named.ok:
+            self.docker.require_engine()
+            said = bounded_tail(named.tail, self._tail_limit)
+            raise BuildError(code, f"Naming the image ended with {named.ending}:\n{said}")
+
     @contextmanager
-    def _network(self, egress: Callable[[str], None] | None) -> Iterator[str]:
+    def _network(self, egress: AgreedPolicy | None) -> Iterator[str]:
         """Have a network for a build, and say what it is called."""
-        if self._limits is None:
-            # Who has no networks of their own has no policy either.
-            yield "default" if egress is None else "none"
-            return
         with ExitStack() as held:
             try:
                 name = held.enter_context(self._limits.network(egress))
@@ -206,7 +221,7 @@ class Compiler(EngineImages):
         if not is_repository(repository) or not is_tag(tag):
             raise BuildError("push-failed", "The repository or the tag is malformed.")
         name = f"{self._push_registry}/{repository}:{tag}"
-        watched = BuildOutput(self._secrets(), self._tail_limit)
+        watched = self._new_tail()
         with self._workplace("push", *built.owner) as place, ExitStack() as held:
             try:
                 held.enter_context(
@@ -220,23 +235,16 @@ class Compiler(EngineImages):
             check()
             try:
                 tagged = self.docker.run("tag", built.image_id, name, timeout=SHORT_SECONDS)
-                if not tagged.ok:
-                    self.docker.require_engine()
-                    raise BuildError(
-                        "push-failed",
-                        f"Naming the image ended with {tagged.ending}:\n"
-                        + bounded_tail(tagged.tail, self._tail_limit),
-                    )
+                self._require_named(tagged, "push-failed")
                 result = self.docker.logged(
                     *("push", name),
-                    log=log,
-                    place=place,
+                    told=log.started("docker push", ["docker", "push", name]),
                     watched=watched,
                     timeout=self._push_timeout,
                     cancelled=cancelled,
                     config=self._login(place),
                 )
-                self._check(result, "push", watched)
+                self._require_success("push", result, watched)
                 digest = self._pushed_digest(built, result)
             finally:
                 self.docker.untag(name)
@@ -281,8 +289,8 @@ class Compiler(EngineImages):
                 ) from error
             yield place
 
-    def _secrets(self) -> tuple[str, ...]:
-        return (self._account[1],) if self._account else ()
+    def _new_tail(self) -> RedactedTail:
+        return RedactedTail((self._account[1],) if self._account else (), self._tail_limit)
 
     def _login(self, place: Path) -> Path | None:
         """Write the registry's account where only the command line looks for it."""
@@ -296,23 +304,33 @@ class Compiler(EngineImages):
         path.write_text(json.dumps({"auths": {self._push_registry: {"auth": auth}}}))
         return config
 
-    def _check(self, result: ProcessResult, kind: str, watched: BuildOutput) -> None:
-        """Raise what a finished build or push stands for, unless it stands for success."""
+    def _require_success(
+        self,
+        kind: str,
+        result: ProcessResult,
+        watched: RedactedTail,
+        step: BuildStep | None = None,
+    ) -> None:
+        """Raise what a finished program stands for, unless it stands for success."""
         if result.ok:
             return
-        said = bounded_tail(watched.tail(), self._tail_limit).strip()
+        said = bounded_tail(watched.bytes(), self._tail_limit).strip()
         said = f"\n{said}" if said else ""
-        if result.cancelled:
-            raise BuildError("build-cancelled", f"The {kind} was cancelled.")
-        if result.timed_out:
-            limit = self._build_timeout if kind == "build" else self._push_timeout
-            raise BuildError(
-                f"{kind}-timed-out", f"The {kind} took longer than {limit:g} seconds.{said}"
-            )
+        if result.cancelled or result.timed_out:
+            raise self._stopped(kind, cancelled=result.cancelled, said=said)
         self.docker.require_engine()
-        if kind == "push":
+        if step is None:
             raise BuildError("push-failed", f"The push ended with {result.ending}.{said}")
-        step = f" at the step {watched.failed_step}" if watched.failed_step else ""
+        told = (f"RUN {json.dumps(step.argv)}" if step.argv else "COPY")[:_LONGEST_STEP]
         raise BuildError(
-            "build-command-failed", f"The build ended with {result.ending}{step}.{said}"
+            "build-command-failed",
+            f"The build ended with {result.ending} at the step {told}.{said}",
+        )
+
+    def _stopped(self, kind: str, *, cancelled: bool, said: str = "") -> BuildError:
+        if cancelled:
+            return BuildError("build-cancelled", f"The {kind} was cancelled.")
+        limit = self._build_timeout if kind == "build" else self._push_timeout
+        return BuildError(
+            f"{kind}-timed-out", f"The {kind} took longer than {limit:g} seconds.{said}"
         )

@@ -1,19 +1,20 @@
 """The build context of a plan, written so that equal input gives equal bytes.
 
-The engine's layer cache compares contents, owners and modes. So nothing of the moment or of this
-machine gets in: modes are set whatever the umask, owners are the plan's user, entries are sorted,
-and all times are those of the commit.
+Steps of earlier builds are taken again by contents, owners and modes. So nothing of the moment or
+of this machine gets in: modes are set whatever the umask, owners are the plan's user, entries are
+sorted, and all times are those of the commit.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from builds.planner import ImagePlan
+from builds.planner import ImagePlan, StepFiles
 from controlplane.errors import JobError
 
 # Folders that a distribution brings along: a source below them must not change them.
@@ -63,6 +64,25 @@ def write_context(
             "build-write-context-failed",
             f"The build context could not be written: {error.strerror or 'unknown error'}.",
         ) from error
+
+
+def open_archive(context: Path, files: StepFiles) -> io.BytesIO | io.BufferedReader:
+    """Open the tar archive that puts files of a build context into the root of an image."""
+    if files.is_archive:
+        (name,) = files.names
+        return (context / name).open("rb")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in files.names:
+            path = context / name
+            folder = files.destination.endswith("/")
+            member = f"{files.destination}{path.name}" if folder else files.destination
+            entry = tarfile.TarInfo(member.lstrip("/"))
+            entry.size, entry.mode = path.stat().st_size, stat.S_IMODE(path.stat().st_mode)
+            with path.open("rb") as content:
+                tar.addfile(entry, content)
+    archive.seek(0)
+    return archive
 
 
 def _write(into: Path, name: str, content: bytes, mode: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -108,7 +109,9 @@ class EngineImages:
                 self._base_images[reference] = (time.monotonic(), image_id)
 
     def discard(self, built: BuiltImage) -> None:
-        """Take the job's name off its image; the layers stay in the engine's cache."""
+        """Take the job's name off its image, which stays for builds that end with the same."""
+        with suppress(LaunchError):
+            self._images.give_to_parent(built.local_tag)
         self.docker.untag(built.local_tag)
 
     def forget(self, name: str) -> None:

@@ -37,7 +37,7 @@ def remove_leftovers(
         compiler.discard(image)
         removed += 1
     for step in _of_claims_that_are_over(compiler.step_containers()):
-        compiler.docker.remove_container(step.name)
+        compiler.containers.remove(step.name)
         removed += 1
     for name in compiler.names_to_push(labels):
         # Whoever pushes this name holds its lock and takes the name away afterwards.

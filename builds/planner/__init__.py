@@ -15,19 +15,20 @@ The fixed scripts that the Dockerfile runs stand in the folder ``install``; harn
 from workspaces.harnesses import HARNESSES, Harness
 
 from .catalogue import Catalogue
-from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
-from .planner import DOTFILES_DESTINATION, plan, reach_of, split_dockerfile
+from .plan import BuildStep, ImagePlan, PlanFile, PlannedSource, StepFiles, UnsupportedError
+from .planner import DOTFILES_DESTINATION, plan, reach_of
 
 __all__ = [
     "DOTFILES_DESTINATION",
     "HARNESSES",
+    "BuildStep",
     "Catalogue",
     "Harness",
     "ImagePlan",
     "PlanFile",
     "PlannedSource",
+    "StepFiles",
     "UnsupportedError",
     "plan",
     "reach_of",
-    "split_dockerfile",
 ]

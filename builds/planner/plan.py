@@ -1,18 +1,25 @@
-"""What a plan is: everything that decides an image, as values."""
+"""What a plan is: everything that decides an image, as values; and the steps that make it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from typing import Final, Literal
+from dataclasses import astuple, dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, Final, Literal
 
 from controlplane.errors import JobError
 
 PLAN_FORMAT: Final = 1
 """Part of every fingerprint. Raise it when the same plan must give another image, for example
 after a change of what the compiler puts into the build context."""
+
+CUSTOM_SCRIPT: Final = "install/custom-harness.bash"
+"""In the context: the installation of a harness that the blueprint's author wrote, or nothing."""
+
+Reach = Literal["nothing", "packages", "policy"]
+"""What a step reaches: the sources of packages, or what the author's own network policy allows."""
 
 UnsupportedReason = Literal[
     "unsupported-os",
@@ -53,6 +60,34 @@ class PlannedSource:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFiles:
+    """Files of the context for the image, owned by root; of an archive what is in it, as it is.
+
+    ``destination`` is an absolute path, with a ``/`` at its end that of a folder.
+    """
+
+    names: tuple[str, ...]
+    destination: str
+    is_archive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildStep:
+    """A part of the Dockerfile that ends with a program. What is empty stays as it was."""
+
+    user: str = ""
+    working_directory: str = ""
+    environment: tuple[str, ...] = ()
+    """Each as ``NAME=value``."""
+    files: tuple[StepFiles, ...] = ()
+    argv: tuple[str, ...] = ()
+    """Empty: runs nothing."""
+    reach: Reach = "nothing"
+    changes: tuple[str, ...] = ()
+    """Lines of a Dockerfile that change what the step has become."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePlan:
     """How to build one image. Made by :func:`builds.planner.plan`, carried out by the compiler.
 
@@ -74,6 +109,37 @@ class ImagePlan:
     home: str
     shell: str
     """Path of the login shell."""
+
+    @property
+    def has_custom_installation(self) -> bool:
+        """Whether the blueprint's author brings an installation of a harness."""
+        return not self._is_empty(CUSTOM_SCRIPT)
+
+    def steps(self) -> tuple[BuildStep, ...]:
+        """Return what the Dockerfile says, one step for each program and one for what is left.
+
+        Programs that would find nothing to do are left out.
+        """
+        done: list[BuildStep] = []
+        step = BuildStep()
+        for line in self.dockerfile.splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "RUN":
+                argv = tuple(json.loads(rest))
+                reach, file = _reach_and_input(argv)
+                if file is None or not self._is_empty(f"install/{file}"):
+                    done.append(replace(step, argv=argv, reach=reach))
+                    step = BuildStep()
+            elif word not in {"", "FROM"}:
+                step = replace(step, **_with_line(step, word, rest))
+        if done and step == BuildStep(changes=step.changes):
+            done[-1] = replace(done[-1], changes=step.changes)
+        else:
+            done.append(step)
+        return tuple(done)
+
+    def _is_empty(self, path: str) -> bool:
+        return not any(file.path == path and file.content for file in self.files)
 
     def fingerprint(
         self,
@@ -112,3 +178,33 @@ class ImagePlan:
         }
         canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _reach_and_input(argv: tuple[str, ...]) -> tuple[Reach, str | None]:
+    """Return what a program reaches, and the file that says what it has to do, if there is one."""
+    match [PurePosixPath(word).name for word in argv]:
+        case [_, "packages.sh", names]:
+            return "packages", names
+        case [_, "harness.sh"]:
+            return "packages", "npm.list"
+        case [_, "custom.sh"]:
+            return "policy", PurePosixPath(CUSTOM_SCRIPT).name
+    return "nothing", None
+
+
+def _with_line(step: BuildStep, word: str, rest: str) -> dict[str, Any]:
+    """Return the members of a step that a line of a Dockerfile changes."""
+    match word:
+        case "USER":
+            return {"user": rest}
+        case "WORKDIR":
+            return {"working_directory": rest}
+        case "ENV":
+            return {"environment": (*step.environment, rest)}
+        case "COPY" | "ADD":
+            *names, destination = rest.split()
+            files = StepFiles(tuple(names), destination, is_archive=word == "ADD")
+            return {"files": (*step.files, files)}
+        case "ENTRYPOINT":
+            return {"changes": (*step.changes, f"{word} {rest}")}
+    raise ValueError(f"no step of a plan has the instruction {word}")

@@ -22,7 +22,7 @@ from workspaces.families import FAMILIES, OsFamily
 from workspaces.harnesses import Harness
 
 from .catalogue import Catalogue
-from .plan import ImagePlan, PlanFile, PlannedSource, UnsupportedError
+from .plan import CUSTOM_SCRIPT, ImagePlan, PlanFile, PlannedSource, UnsupportedError
 
 DOTFILES_DESTINATION: Final = "/usr/share/svc/dotfiles"
 
@@ -68,27 +68,11 @@ ENTRYPOINT ["{agent}", "boot"]
 What a blueprint says travels in the copied files. The order is by how much blueprints share: the
 base is the same for all, a harness for many, the rest belongs to one. The agent comes last, so that
 another release of it replaces nothing else, and is compiled with the Python of the finished image.
-Both builders of the engine (BuildKit of 20.10 and the classic one) read it, so it uses no mounts,
-here-documents or ``--link``.
+Builders of engines read it, too, for who wants to make an image by hand. It has no other
+instructions than :meth:`ImagePlan.steps` knows, and its programs are in the form with brackets.
 """
 
-_CUSTOM_SCRIPT = "custom-harness.bash"
-_THEIRS = "\nCOPY install/custom.sh "
-"""From here on what a blueprint's author wrote is run, or may have changed what is run."""
-
 _USERS: Final = {"workspace": (1000, 1000, "/home/workspace"), "root": (0, 0, "/root")}
-
-
-def split_dockerfile(image_plan: ImagePlan) -> tuple[str, str]:
-    """Return the lines that install packages, and those after them, without a ``FROM``.
-
-    The second is empty unless the blueprint's author brings an installation of a harness.
-    """
-    ours, mark, theirs = image_plan.dockerfile.partition(_THEIRS)
-    written = any(
-        file.path == f"install/{_CUSTOM_SCRIPT}" and file.content for file in image_plan.files
-    )
-    return (f"{ours}\n", mark.lstrip() + theirs) if written else (image_plan.dockerfile, "")
 
 
 def reach_of(
@@ -98,8 +82,7 @@ def reach_of(
 
     Otherwise somebody with a policy would get what a build without one has fetched.
     """
-    _, theirs = split_dockerfile(image_plan)
-    if not theirs or (outbound and policy is None):
+    if not image_plan.has_custom_installation or (outbound and policy is None):
         return None
     return {"outbound": outbound, "egress": policy}
 
@@ -140,7 +123,7 @@ def plan(blueprint: Blueprint, os_family: str, catalogue: Catalogue) -> ImagePla
             _list("npm.list", harness.npm_packages if harness else ()),
             _list("superfluous.list", harness.superfluous.get(family.libc, ()) if harness else ()),
             _list("packages.list", (word for word in words if word not in present)),
-            _text(_CUSTOM_SCRIPT, _custom_installation(blueprint)),
+            PlanFile(CUSTOM_SCRIPT, _custom_installation(blueprint).encode()),
             _text(
                 "workspace.json",
                 json.dumps(

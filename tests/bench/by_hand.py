@@ -8,7 +8,6 @@ import uuid
 
 from django.conf import settings
 
-from builds.images.docker_program import find_docker
 from tests.support.waiting import LONG_WAIT
 
 
@@ -16,8 +15,7 @@ class ByHand:
     """One container of an image, with the engine's own command line."""
 
     def __init__(self, image: str, *, network: bool = False) -> None:
-        command, _ = find_docker(settings.DOCKER_CLI, os.environ)
-        self._program = command.program
+        self._program = settings.DOCKER_CLI
         self._image = image
         self._env = {**os.environ, "DOCKER_HOST": settings.DOCKER_HOST}
         self._name = f"bench-{uuid.uuid4().hex[:12]}"

@@ -29,7 +29,6 @@ django.setup()
 from django.conf import settings  # noqa: E402 - settings first
 from django.db.models import Count  # noqa: E402
 
-from builds.images.docker_program import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
 from runs.models import Run  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
@@ -95,8 +94,7 @@ class ByHand:
     """Containers of an image, with the engine's own command line."""
 
     def __init__(self, image: str) -> None:
-        command, _ = find_docker(settings.DOCKER_CLI, os.environ)
-        self._program = command.program
+        self._program = settings.DOCKER_CLI
         self._env = {**os.environ, "DOCKER_HOST": settings.DOCKER_HOST}
         self._image = image
         self.names: list[str] = []
@@ -276,9 +274,8 @@ def idle(run_ids: list[str]) -> Iterator[Figure]:
 
 def processes_in(run_id: str) -> list[int]:
     """Return the processes of a workspace's container."""
-    command, _ = find_docker(settings.DOCKER_CLI, os.environ)
     done = subprocess.run(
-        [command.program, "top", f"svc-{run_id}", "-eo", "pid"],
+        [settings.DOCKER_CLI, "top", f"svc-{run_id}", "-eo", "pid"],
         env={**os.environ, "DOCKER_HOST": settings.DOCKER_HOST},
         capture_output=True,
         text=True,

@@ -23,7 +23,6 @@ django.setup()
 
 from django.conf import settings  # noqa: E402 - settings first
 
-from builds.images.docker_program import find_docker  # noqa: E402
 from controlplane.work import amqp  # noqa: E402
 from runs.agent.record.frames import Kind  # noqa: E402
 from runs.models import Run, RunCheckpoint, RunEvent  # noqa: E402
@@ -93,9 +92,8 @@ def of_true(api: Api, started: dict[str, Any], number: int = EXECS) -> list[Aske
 
 def by_hand(started: dict[str, Any], number: int) -> list[float]:
     """Return the seconds of so many times ``docker exec`` of ``true``."""
-    command, _ = find_docker(settings.DOCKER_CLI, os.environ)
     container = RuntimeInstance.objects.get(attempt_id=started["attemptId"]).resource_id
-    arguments = [command.program, "exec", "--user", "workspace", container, "true"]
+    arguments = [settings.DOCKER_CLI, "exec", "--user", "workspace", container, "true"]
     took = []
     for _ in range(number):
         began = time.perf_counter()

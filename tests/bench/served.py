@@ -30,7 +30,6 @@ from django.conf import settings
 
 from builds.build_worker_setup import job_runner
 from builds.images.context import write_context
-from builds.images.docker_program import find_docker
 from builds.planner import plan
 from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
@@ -163,14 +162,13 @@ class ByHand:
     """The same image with the engine's own command line."""
 
     def __init__(self, folder: Path) -> None:
-        command, _ = find_docker(settings.DOCKER_CLI, os.environ)
-        self._program = command.program
+        self._program = settings.DOCKER_CLI
         self._folder = folder
         self._env = {
             **os.environ,
             "DOCKER_CONFIG": docker_config(folder / "docker"),
             "DOCKER_HOST": settings.DOCKER_HOST,
-            "DOCKER_BUILDKIT": "1" if command.buildkit else "0",
+            "DOCKER_BUILDKIT": "1",
         }
         self.name = f"{settings.REGISTRY_PUSH_REGISTRY}/bench/by-hand-{uuid.uuid4().hex[:8]}:latest"
         self._label = f"svc.instance={settings.SVC_INSTANCE_ID}"

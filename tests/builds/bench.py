@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -12,11 +14,12 @@ import pytest
 from django.conf import settings
 
 from builds.images.compiler import BuildError, BuiltImage, Compiler, PublishedImage
-from builds.images.program_output import ProgramLog
+from builds.images.docker_program import ProgramLog
 from builds.planner import ImagePlan, PlannedSource
 from controlplane.subprocesses import ProcessResult
 from registries.client import RegistryClient
 from tests.support.waiting import BUILD_WAIT
+from workspaces.runtimes.docker.build.build_steps import StepLimits
 
 BASE_IMAGE = settings.SVC_BASE_IMAGES["debian"]
 DOCKERFILE = f"""\
@@ -40,6 +43,10 @@ PLAN = ImagePlan(  # noqa: S604 - a login shell, not a command
     home="/home/workspace",
     shell="/bin/bash",
 )
+LIMITS = StepLimits(
+    network=lambda egress: nullcontext("bridge"), memory_mb=2048, cpus=2.0, pids=2048
+)
+"""For steps that reach what any container does."""
 NEVER = threading.Event()
 """Nobody cancels."""
 
@@ -52,6 +59,7 @@ class Bench:
             "docker_cli": settings.DOCKER_CLI,
             "docker_host": settings.DOCKER_HOST,
             "push_registry": settings.REGISTRY_PUSH_REGISTRY,
+            "limits": LIMITS,
             "username": settings.REGISTRY_USERNAME or None,
             "password": settings.REGISTRY_PASSWORD or None,
             "build_timeout": BUILD_WAIT,
@@ -131,28 +139,37 @@ class Bench:
         return not self.temp_root.exists() or list(self.temp_root.iterdir()) == []
 
 
+def running(script: str) -> ImagePlan:
+    """A plan of the base image and one step, which runs a script of bash."""
+    step = json.dumps(["/bin/bash", "-c", script])
+    return replace(PLAN, sources=(), dockerfile=f"FROM {BASE_IMAGE}\nRUN {step}\n")
+
+
 class FakeDocker:
-    """A command line that records how it is called and does what the test says."""
+    """A command line that records how it is called and does what the test says.
+
+    The containers of its steps are real ones, though it starts none.
+    """
 
     def __init__(self, folder: Path, registry: RegistryClient, **changed: object) -> None:
         self.folder = folder
         self.log = folder / "calls"
         self.log.touch()
         self.program = folder / "docker"
+        self.base = Bench(folder, registry).compiler.base_image_id(BASE_IMAGE)
         self.behave()
         self.bench = Bench(folder / "builds", registry, docker_cli=str(self.program), **changed)
 
-    def behave(self, build: str = "", push: str = "", image: str = "") -> None:
-        """Do this, in shell, when asked to build, to push or for an image."""
+    def behave(self, step: str = "", push: str = "", image: str = "") -> None:
+        """Do this, in shell, when asked for a step, to push or for an image."""
         write_program(
             self.program,
-            f'echo "$@ [config=$DOCKER_CONFIG buildkit=$DOCKER_BUILDKIT]" >> {self.log}\n'
-            'case "$1 $*" in\n'
-            "*--output*) exit 1 ;;\n"
-            f'build*) while [ "$1" != --iidfile ]; do shift; done; iid=$2\n{build}\n'
-            "echo sha256:abc > $iid ;;\n"
-            f"push*) {push}\n;;\n"
-            f"image*) {image}\n;;\n"
+            f'echo "$@ [config=$DOCKER_CONFIG]" >> {self.log}\n'
+            'case "$1" in\n'
+            f"start) {step}\n;;\n"
+            "commit) echo sha256:abc ;;\n"
+            f"push) {push}\n;;\n"
+            f"image) {image or f'echo {self.base}'}\n;;\n"
             "esac\nexit 0\n",
         )
 
@@ -160,13 +177,18 @@ class FakeDocker:
         """Return the calls whose arguments begin like this, oldest first."""
         return [line for line in self.log.read_text().splitlines() if line.startswith(command)]
 
+    def build(self, **options: object) -> BuiltImage:
+        """Build an image with a step that no earlier build has carried out."""
+        return self.bench.build(running(f": {uuid4()}"), **options)  # type: ignore[arg-type]
+
     def failure(self, **options: object) -> BuildError:
         """Return why a build fails, of which nothing is left."""
+        job_id = uuid4()
         with pytest.raises(BuildError) as caught:
-            self.bench.build(replace(PLAN, sources=()), **options)  # type: ignore[arg-type]
+            self.build(job_id=job_id, **options)
         assert self.bench.is_clean()
-        # Whatever happened, the name that the build may have given is taken back.
-        assert any("svc-build/" in call for call in self.calls("rmi"))
+        steps = self.bench.compiler.step_containers()
+        assert job_id not in {step.owner[0] for step in steps}
         return caught.value
 
 

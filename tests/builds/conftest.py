@@ -11,7 +11,7 @@ import pytest
 
 from registries.client import RegistryClient
 from registries.services import configured_registry
-from tests.builds.bench import Bench, FakeDocker, write_program
+from tests.builds.bench import Bench, FakeDocker
 
 
 @pytest.fixture
@@ -42,19 +42,6 @@ def checkout(tmp_path: Path) -> Path:
 def bench(tmp_path: Path, registry: RegistryClient) -> Iterator[Bench]:
     """The compiler with the operator's docker."""
     bench = Bench(tmp_path / "builds", registry)
-    yield bench
-    bench.discard_all()
-
-
-@pytest.fixture
-def classic(tmp_path: Path, registry: RegistryClient) -> Iterator[Bench]:
-    """The same engine behind a command line that has no BuildKit."""
-    real = Bench(tmp_path / "probe", registry).compiler.docker.command().program
-    program = write_program(
-        tmp_path / "classic-docker",
-        f'[ "$DOCKER_BUILDKIT" = 1 ] && [ "$1" = build ] && exit 1\nexec {real} "$@"\n',
-    )
-    bench = Bench(tmp_path / "builds", registry, docker_cli=program)
     yield bench
     bench.discard_all()
 

@@ -136,6 +136,23 @@ def test_a_program_that_ignores_the_first_signal_is_killed_after_the_grace_time(
     assert time.monotonic() - deaf[0] >= 0.5
 
 
+def test_a_program_that_takes_the_first_signal_for_another_is_ended_by_the_one_it_is_given() -> (
+    None
+):
+    cancelled = threading.Event()
+    result = run_process(
+        ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"],
+        env=ENV,
+        timeout=600,
+        grace=600,  # a run that waits for it is cut off
+        stop_signal=signal.SIGKILL,
+        cancelled=cancelled,
+        output=lambda chunk: cancelled.set(),
+    )
+    assert result.cancelled
+    assert result.signal == "SIGKILL"
+
+
 def test_cancellation_ends_the_program_at_once() -> None:
     cancelled = threading.Event()
     timer = threading.Timer(0.3, cancelled.set)

@@ -58,12 +58,6 @@ SHOWN_BY = {
         f"{DISKS}::test_a_disk_that_fills_while_the_context_is_written_is_named",
         f"{CHAOS}::test_a_full_folder_of_builds_fails_builds_and_hinders_no_stop",
     ],
-    "the build worker's `/tmp`, before its first build": [
-        (
-            f"{DISKS}::test_a_temporary_folder_that_takes_nothing_is_named_and_no_builder_is_chosen"
-            "_meanwhile"
-        ),
-    ],
     "the engine's, in a build": [
         f"{DISKS}::test_a_full_disk_of_the_engine_fails_the_build_in_the_engines_words"
     ],

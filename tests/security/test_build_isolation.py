@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
 from builds.images.compiler import BuildError
-from builds.planner import plan, split_dockerfile
-from builds.planner.plan import PlanFile
+from builds.planner import ImagePlan, PlanFile, plan
 from registries.client import RegistryClient
 from registries.services import configured_registry
 from runs.agent_archive import agent_archive
-from tests.builds.bench import BASE_IMAGE, NEVER, PLAN, Bench
+from tests.builds.bench import BASE_IMAGE, NEVER, PLAN, Bench, running
 from tests.builds.planner.images import CATALOGUE, extra_ca
 from tests.security.surroundings import PORT, PRIVATE, PUBLIC, greeting_host, outside_world
 from tests.workspaces.conftest import Launcher
@@ -27,7 +29,8 @@ from tests.workspaces.conftest import make_launcher as make_launcher
 from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from workspaces.blueprint import Blueprint
-from workspaces.runtimes.docker.build.build_steps import STEP_LABEL, STEP_NAME, StepLimits
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME, StepLimits
+from workspaces.runtimes.docker.images import STEP_LABEL
 from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
 
 pytestmark = pytest.mark.docker
@@ -43,7 +46,7 @@ def confined(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[..., Bench
     def make(*, memory_mb: int = 1024, cpus: float = 1.0, pids: int = 512) -> Bench:
         limits = StepLimits(
             network=lambda egress: launcher.adapter.build_network(
-                uuid4(), pids=pids, oldest=3600, egress=egress
+                uuid4(), oldest=3600, egress=egress
             ),
             memory_mb=memory_mb,
             cpus=cpus,
@@ -67,51 +70,128 @@ def guard(launcher: Launcher) -> Iterator[NetworkGuard]:
     guard.remove()
 
 
-def steps(*commands: str) -> str:
-    """A Dockerfile that runs the commands; nothing of it is taken from an earlier build."""
-    lines = [f"RUN {command} # {uuid4()}" for command in commands]
-    return "\n".join([f"FROM {BASE_IMAGE}", 'SHELL ["/bin/bash", "-c"]', *lines, ""])
-
-
-def test_a_step_reaches_what_a_workspace_reaches_and_no_more(
-    confined: Callable[..., Bench], launcher: Launcher, guard: NetworkGuard
+def test_a_package_reaches_what_a_workspace_reaches_and_no_more(
+    confined: Callable[..., Bench], launcher: Launcher, guard: NetworkGuard, tmp_path: Path
 ) -> None:
     with outside_world(), greeting_host():
         world = REACH.format(PUBLIC)
         forbidden = [REACH.format(host) for host in (PRIVATE, "172.17.0.1")]
-        confined().build(replace(PLAN, sources=(), dockerfile=steps(world, *forbidden)))
+        confined().build(installing(tmp_path, world, *forbidden))
 
         guard.ensure()
         refused = [f"! timeout 3 bash -c '{each}'" for each in forbidden]
-        confined().build(replace(PLAN, sources=(), dockerfile=steps(world, *refused)))
+        confined().build(installing(tmp_path, world, *refused))
     assert launcher.networks() == []
+
+
+def test_a_step_that_installs_nothing_has_no_network(
+    confined: Callable[..., Bench], launcher: Launcher
+) -> None:
+    bench = confined()
+    bench.build(running(f"ls /sys/class/net; exit  # {uuid4()}"))
+    assert bench.printed == b"lo\n"
 
 
 def test_a_step_has_limits_of_memory_processors_and_processes(
     confined: Callable[..., Bench],
 ) -> None:
     cgroup = "/sys/fs/cgroup"
-    memory = f"cat {cgroup}/memory.max {cgroup}/memory/memory.limit_in_bytes 2>/dev/null"
-    pids = f"cat {cgroup}/pids.max {cgroup}/pids/pids.max 2>/dev/null"
-    processors = f"cat {cgroup}/cpu.max {cgroup}/cpu/cpu.cfs_quota_us 2>/dev/null"
-    asked = steps(
-        f"[ $({memory}) = {192 << 20} ]",
-        f"until [ $({pids}) = 64 ]; do :; done",
-        f"[[ $({processors}) = 50000* ]]",
-    )
-    confined(memory_mb=192, cpus=0.5, pids=64).build(replace(PLAN, sources=(), dockerfile=asked))
+    asked = [
+        f"cat {cgroup}/memory.max {cgroup}/memory/memory.limit_in_bytes",
+        f"cat {cgroup}/pids.max {cgroup}/pids/pids.max",
+        f"cat {cgroup}/cpu.max {cgroup}/cpu/cpu.cfs_quota_us",
+    ]
+    bench = confined(memory_mb=192, cpus=0.5, pids=64)
+    bench.build(running(f"({'; '.join(asked)}) 2>/dev/null; : {uuid4()}"))
+    told = [line.split()[0] for line in bench.printed.decode().splitlines()]
+    assert told == [str(192 << 20), "64", "50000"]
 
 
-def test_a_step_that_takes_more_memory_than_it_may_fails(confined: Callable[..., Bench]) -> None:
-    greedy = replace(
-        PLAN,
-        sources=(),
-        dockerfile=steps("perl -e 'my $x = \"a\" x (600 << 20); print length $x'"),
-    )
+def test_a_step_that_takes_more_memory_than_it_may_fails(
+    confined: Callable[..., Bench], tmp_path: Path
+) -> None:
+    greedy = installing(tmp_path, "perl -e 'my $x = \"a\" x (600 << 20); print length $x'")
     with pytest.raises(BuildError) as caught:
         confined(memory_mb=192).build(greedy)
     assert caught.value.code == "build-command-failed"
     confined(memory_mb=2048).build(greedy)
+
+
+def installing(folder: Path, *checks: str) -> ImagePlan:
+    """A plan that installs a package from a source in the image.
+
+    Its maintainer's script, in bash, makes one check after the other and fails with the first that
+    does. Nothing of it is taken from an earlier build.
+    """
+    name = f"checks-{uuid4().hex}"
+    control = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: tests <t@t.invalid>\n"
+    script = "\n".join(["#!/bin/bash", "set -e", *checks, "echo all was as expected", ""])
+    place = folder / name / "DEBIAN"
+    place.mkdir(parents=True)
+    (place / "control").write_text(f"{control}Description: checks\n")
+    (place / "postinst").write_text(script)
+    (place / "postinst").chmod(0o755)
+    made = folder / f"{name}.deb"
+    command = ["dpkg-deb", "--build", "--root-owner-group", str(place.parent), str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    package = made.read_bytes()
+    digest = sha256(package).hexdigest()
+    index = f"{control}Filename: ./it.deb\nSize: {len(package)}\nSHA256: {digest}\n"
+    ours = plan(Blueprint.parse({"harness": {"id": "shell"}}), "debian", CATALOGUE)
+    scripts = [file for file in ours.files if file.path == "install/packages.sh"]
+    return replace(
+        PLAN,
+        sources=(),
+        files=(
+            *scripts,
+            PlanFile("source/it.deb", package),
+            PlanFile("source/Packages", index.encode()),
+            PlanFile("sources.list", b"deb [trusted=yes] file:/srv/source ./\n"),
+            PlanFile("install/packages.list", f"{name}\n".encode()),
+        ),
+        dockerfile=f"""\
+FROM {BASE_IMAGE}
+COPY source/it.deb source/Packages /srv/source/
+COPY sources.list /etc/apt/sources.list
+COPY install/packages.sh install/packages.list /install/
+RUN ["/bin/sh", "/install/packages.sh", "/install/packages.list"]
+""",
+    )
+
+
+# CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SYS_CHROOT AUDIT_WRITE SETFCAP
+CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 18, 29, 31)
+"""What packages may do, by the kernel's numbers."""
+NO_SOCKET = "perl -MSocket -e 'socket(S, {}) and exit 9; exit($! + 0 != 1)'"
+MORE_THAN_IT_MAY = """perl -e '
+for (1 .. 100) {
+    my $child = fork;
+    unless (defined $child) { kill 9, @children; wait for @children; exit 0 }
+    unless ($child) { sleep 600; exit }
+    push @children, $child;
+}
+kill 9, @children; exit 9'"""
+
+
+def test_a_package_has_no_raw_sockets_no_device_files_and_every_limit(
+    confined: Callable[..., Bench], tmp_path: Path
+) -> None:
+    bench = confined(memory_mb=320, cpus=0.5, pids=64)
+    sockets = ("AF_INET, SOCK_RAW, 1", "17, SOCK_RAW, 3", "40, SOCK_STREAM, 0")
+    bench.build(
+        installing(
+            tmp_path,
+            *(NO_SOCKET.format(each) for each in sockets),
+            "! mknod /disk b 8 0",
+            "[ ! -e /disk ]",
+            MORE_THAN_IT_MAY,
+            "grep CapBnd /proc/self/status",
+        )
+    )
+    assert b"all was as expected" in bench.printed
+    assert b"mknod: /disk: Operation not permitted" in bench.printed
+    (bounding,) = re.findall(rb"CapBnd:\s+(\w+)", bench.printed)
+    assert int(bounding, 16) == sum(1 << number for number in CAPABILITIES)
 
 
 HOSTILE = """
@@ -216,17 +296,7 @@ def test_nothing_of_the_operators_settings_is_in_an_image(
     told = {"proxies": {"default": {"noProxy": "the-operators-own.invalid"}}}
     (tmp_path / "config.json").write_text(json.dumps(told))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    # The parts that decide whose step it is; nothing is installed.
-    paths = ("install/custom.sh", "install/custom-harness.bash")
-    command = json.dumps(["/bin/sh", "-c", f": {uuid4()}"])
-    image = confined().build(
-        replace(
-            PLAN,
-            sources=(),
-            dockerfile=f"FROM {BASE_IMAGE}\nCOPY {' '.join(paths)} /made/\nRUN {command}\n",
-            files=tuple(PlanFile(path, b"exit\n") for path in paths),
-        )
-    )
+    image = confined().build(running(f": {uuid4()}"))
     found = launcher.client.images.get(image.image_id)
     assert STEP_LABEL in found.labels
     assert "the-operators-own" not in json.dumps(found.attrs)
@@ -239,10 +309,11 @@ def build(
     outbound: bool,
     cancelled: threading.Event = NEVER,
     job_id: UUID | None = None,
+    **members: object,
 ) -> str:
     """Build a workspace with an installation of its author's; return the image's id."""
     blueprint = Blueprint.parse(
-        {"harness": {"id": "custom", "command": ["mine"], "install": install}}
+        {"harness": {"id": "custom", "command": ["mine"], "install": install}, **members}
     )
     image = bench.compiler.build(
         replace(plan(blueprint, "debian", CATALOGUE), sources=()),
@@ -270,34 +341,11 @@ def steps_of(launcher: Launcher, job_id: UUID) -> list[str]:
 def test_without_outbound_an_authors_installation_has_no_network_while_packages_are_installed(
     confined: Callable[..., Bench],
 ) -> None:
-    install = 'set +e\n[ "$(ls /sys/class/net)" = lo ] && command -v tree > /made-offline'
-    blueprint = Blueprint.parse(
-        {
-            "harness": {"id": "custom", "command": ["mine"], "install": install},
-            "tooling": {"packages": [{"id": "tree"}]},
-            "runtime": {"network": {"outbound": False}},
-        }
-    )
-    assert not blueprint.runtime.network.outbound
-    image_plan = plan(blueprint, "debian", CATALOGUE)
-    ours, theirs = split_dockerfile(image_plan)
-    assert "custom" not in ours
-    assert "custom.sh" in theirs
+    install = '[ "$(ls /sys/class/net)" = lo ] && command -v tree'
+    packages = {"packages": [{"id": "tree"}]}
     bench = confined()
-    built = bench.compiler.build(
-        replace(image_plan, sources=()),
-        checkouts={},
-        agent=agent_archive(),
-        extra_ca=extra_ca(),
-        job_id=uuid4(),
-        attempt_count=1,
-        labels={},
-        log=bench,
-        cancelled=NEVER,
-        outbound=False,
-    )
-    bench.built.append(built)
-    assert b"Successfully built" in bench.printed
+    build(bench, f"{install} # {uuid4()}", outbound=False, tooling=packages)
+    assert b"/usr/bin/tree\n" in bench.printed
 
 
 def test_what_an_author_installs_is_taken_again_only_where_it_reached_the_same(
@@ -323,8 +371,8 @@ def test_a_network_that_a_killed_build_left_goes_and_that_of_a_build_under_way_s
     )
     adapter = launcher.adapter
     with (
-        adapter.build_network(uuid4(), pids=64, oldest=60) as first,
-        adapter.build_network(uuid4(), pids=64, oldest=60) as second,
+        adapter.build_network(uuid4(), oldest=60) as first,
+        adapter.build_network(uuid4(), oldest=60) as second,
     ):
         there = {str(network.name) for network in launcher.networks()}
         assert there == {first, second}

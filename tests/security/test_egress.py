@@ -492,7 +492,7 @@ def test_what_an_author_installs_in_a_build_is_held_to_the_policy_and_packages_a
     attempt = ready_attempt()
     limits = StepLimits(
         network=lambda egress: place.launcher.adapter.build_network(
-            uuid4(), pids=512, oldest=3600, egress=egress
+            uuid4(), oldest=3600, egress=egress
         ),
         memory_mb=1024,
         cpus=1.0,

@@ -18,7 +18,7 @@ from builds.images.work_folders import sweep_leftovers
 from deploy.services.engine import PrivateEngine
 from deploy.services.registry import PrivateRegistry
 from registries.client import RegistryClient
-from tests.builds.bench import BASE_IMAGE, PLAN, Bench
+from tests.builds.bench import BASE_IMAGE, PLAN, Bench, running
 from tests.stack.disks import fill, read_only, small_disk
 from tests.stack.small_engine import small_engine
 
@@ -88,31 +88,6 @@ def test_a_folder_of_builds_that_may_only_be_read_is_named(
     assert bench.is_clean()
 
 
-@pytest.mark.parametrize("day", ["full", "read-only"])
-def test_a_temporary_folder_that_takes_nothing_is_named_and_no_builder_is_chosen_meanwhile(
-    tmp_path: Path, registry: RegistryClient, monkeypatch: pytest.MonkeyPatch, day: str
-) -> None:
-    temporary = tmp_path / "temporary"
-    with small_disk(temporary, "256k"):
-        monkeypatch.setattr("tempfile.tempdir", str(temporary))
-        bench = Bench(tmp_path / "builds", registry)
-        if day == "full":
-            ballast = fill(temporary)
-            with pytest.raises(BuildError) as caught:
-                bench.build(PLAIN)
-            ballast.unlink()
-        else:
-            with read_only(temporary), pytest.raises(BuildError) as caught:
-                bench.build(PLAIN)
-        assert caught.value.code == "build-write-context-failed"
-        reason = "No space left on device" if day == "full" else "Read-only file system"
-        assert reason in caught.value.message
-
-        bench.build(PLAIN)
-        assert b"#1 [internal]" in bench.printed  # BuildKit, as on any other day
-    bench.discard_all()
-
-
 # ---------------------------------------------------------------- the engine's disk
 
 
@@ -136,10 +111,10 @@ def test_an_engine_that_is_down_is_called_by_its_name_and_builds_when_it_is_back
     engine: PrivateEngine, tmp_path: Path, registry: RegistryClient
 ) -> None:
     bench = Bench(tmp_path / "builds", registry, docker_host=engine.url)
-    bench.build(PLAIN)  # it knows its builder
+    bench.build(PLAIN)
     engine.kill()
     with pytest.raises(BuildError) as caught:
-        bench.build(replace(PLAIN, dockerfile=f"FROM {BASE_IMAGE}\nLABEL changed=1\n"))
+        bench.build(running("true"))
     assert caught.value.code == "adapter-unavailable"
     fresh = Bench(tmp_path / "other", registry, docker_host=engine.url)
     with pytest.raises(BuildError) as caught:

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from django.db import OperationalError, connection, transaction
 
 from builds import job_sweeper as sweeper
 from builds.images.context import BuildError
-from builds.images.docker_program import DockerProgram
-from builds.images.program_output import BuildOutput
+from builds.images.docker_program import DockerProgram, RedactedTail
 from builds.pipeline import job_state, program_record, source_writer
 from builds.pipeline.build_record import BuildRecord, recording
 from builds.pipeline.job_state import JobState
@@ -131,9 +129,8 @@ def test_a_program_that_never_ran_is_not_shown_as_lost(
     with pytest.raises(BuildError), record_of(job) as record:
         docker.logged(
             "push",
-            log=record,
-            place=Path("/nowhere"),
-            watched=BuildOutput([], 1024),
+            told=record.started("docker push", ["docker", "push"]),
+            watched=RedactedTail([], 1024),
             timeout=1,
             cancelled=threading.Event(),
         )

@@ -30,6 +30,7 @@ from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.models import Attempt, BuildJob, Fence, RuntimeInstance, Sandbox
 from workspaces.runtimes.configured import configured_adapter
+from workspaces.runtimes.docker.build.build_steps import STEP_NAME
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
 
@@ -196,16 +197,16 @@ def test_a_build_that_exits_with_a_code_tells_it_and_the_end_of_its_output() -> 
     assert_failed_everywhere(job, "build-command-failed", "exit code", "made of cheese")
 
 
-def docker_build_of(job: BuildJob) -> int | None:
-    """Return the process id of the ``docker build`` of a job."""
-    name = f"svc-build/{job.pk}:".encode()
+def step_of(job: BuildJob) -> int | None:
+    """Return the process id of the ``docker start`` of a job's step."""
+    name = f"{STEP_NAME}-{job.pk}-".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"build" in words and any(word.startswith(name) for word in words):
+            if b"start" in words and any(word.startswith(name) for word in words):
                 return int(entry.name)
     return None
 
@@ -224,9 +225,9 @@ def test_a_build_that_is_killed_names_the_signal() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    builder = eventually(lambda: docker_build_of(job), what="the build")
-    assert builder is not None
-    os.kill(builder, signal.SIGKILL)
+    program = eventually(lambda: step_of(job), what="a step")
+    assert program is not None
+    os.kill(program, signal.SIGKILL)
     thread.join(LONG_WAIT)
 
     assert raised == ["build-command-failed"]

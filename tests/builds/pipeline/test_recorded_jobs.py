@@ -59,7 +59,7 @@ def test_a_build_that_fails_has_its_output_and_its_error_in_the_record() -> None
     install = {"id": "custom", "install": f"echo {word}; exit 7", "command": ["x"]}
     job, run = fail({"harness": install})
     assert word.encode() in output(run)
-    assert programs(run) == ["docker build", "docker build", "docker run"]
+    assert programs(run)[-1].startswith("step ")
     assert (run.error_code, run.error_message) == (job.error_code, job.error_message)
     assert_whole(run)
 

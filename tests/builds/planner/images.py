@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from uuid import uuid4
 
 from django.conf import settings
 
-from builds.images.context import write_context
 from builds.planner import Catalogue, ImagePlan
+from registries.services import configured_registry
+from tests.builds.bench import Bench
 
 _DOCKER = (settings.DOCKER_CLI, "--host", settings.DOCKER_HOST)
 
 CATALOGUE = Catalogue(settings.SVC_BASE_IMAGES)
+
+PACKAGES_WAIT = 600.0
+"""Seconds: the first build installs what all images share."""
 
 AGENT = b"#!/bin/sh\necho agent $*\n"
 
@@ -30,10 +33,8 @@ def extra_ca() -> bytes:
     return b"\n".join(path.read_bytes() for path in paths)
 
 
-def build(
-    plan: ImagePlan, folder: Path, *, buildkit: bool, ca: bytes = b"", agent: bytes = AGENT
-) -> str:
-    """Return the tag of the image; raise ``AssertionError`` with the output if it fails.
+def build(plan: ImagePlan, folder: Path, *, ca: bytes = b"", agent: bytes = AGENT) -> str:
+    """Return the tag of the image; raise ``BuildError`` with the output's end if it fails.
 
     Each source of the plan is a folder with a README. The agent only says that it started, unless
     the test brings one.
@@ -43,18 +44,9 @@ def build(
         checkouts[source.id] = folder / source.id
         checkouts[source.id].mkdir()
         (checkouts[source.id] / "README").write_text("from the source\n")
-    context = folder / "context"
-    write_context(plan, context, checkouts=checkouts, agent=agent, extra_ca=ca)
-    tag = f"svc-test/{uuid4().hex}"
-    done = subprocess.run(
-        [*_DOCKER, "build", "--force-rm", "--tag", tag, str(context)],
-        env={**os.environ, "DOCKER_BUILDKIT": "1" if buildkit else "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout.decode(errors="replace")[-4000:]
-    return tag
+    with closing(configured_registry()) as registry:
+        bench = Bench(folder / "builds", registry, build_timeout=PACKAGES_WAIT)
+        return bench.build(plan, checkouts, agent=agent, ca=ca).local_tag
 
 
 def run(tag: str, script: str, *, options: tuple[str, ...] = ()) -> str:

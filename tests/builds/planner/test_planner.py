@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, get_args
 
 import pytest
@@ -217,6 +217,51 @@ class TestWhatIsPlanned:
                     )
                     assert done.returncode == 0, (family, file.path, done.stderr)
                     assert b"\nset -eu\n" in file.content
+
+
+class TestSteps:
+    def scripts(self, image_plan: ImagePlan) -> list[tuple[str, str]]:
+        """What each step runs and reaches."""
+        return [(PurePath(step.argv[-1]).name, step.reach) for step in image_plan.steps()]
+
+    def test_only_what_installs_reaches_something_and_an_author_what_the_policy_allows(
+        self,
+    ) -> None:
+        image_plan = planned(**{**RICH, "harness": HARNESS_MEMBERS["custom"]})
+        assert self.scripts(image_plan) == [
+            ("ca-certificates.crt", "nothing"),
+            ("base.list", "packages"),
+            ("user.sh", "nothing"),
+            ("packages.list", "packages"),
+            ("custom.sh", "policy"),
+            ("workspace.py", "nothing"),
+            ("compile", "nothing"),
+        ]
+
+    def test_what_has_nothing_to_do_is_no_step(self) -> None:
+        scripts = [script for script, _ in self.scripts(planned())]
+        assert scripts == ["ca-certificates.crt", "base.list", "user.sh", "workspace.py", "compile"]
+        codex = [script for script, _ in self.scripts(planned(harness={"id": "codex"}))]
+        assert {"harness.list", "harness.sh"} <= set(codex)
+
+    def test_steps_leave_out_nothing_of_the_dockerfile(self) -> None:
+        image_plan = planned()
+        steps = image_plan.steps()
+        copied = [name for step in steps for files in step.files for name in files.names]
+        assert set(copied) == {
+            "extra-ca.crt",
+            "sources.tar",
+            "svc-agent",
+            *(file.path for file in image_plan.files),
+        }
+        assert (steps[0].user, steps[0].working_directory) == ("root", "/")
+        settings_of_all = [each for step in steps for each in step.environment]
+        assert len(settings_of_all) == image_plan.dockerfile.count("\nENV ")
+        assert steps[-1].changes == ('ENTRYPOINT ["/usr/lib/svc/agent", "boot"]',)
+
+    def test_an_instruction_that_no_plan_has_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="HEALTHCHECK"):
+            dataclasses.replace(planned(), dockerfile="FROM a\nHEALTHCHECK NONE\n").steps()
 
 
 class TestWhatIsNotSupported:

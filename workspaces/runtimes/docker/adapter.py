@@ -99,18 +99,15 @@ class DockerAdapter:
         self,
         build_id: UUID,
         *,
-        pids: int,
         oldest: float,
         egress: Callable[[str], None] | None = None,
     ) -> contextlib.AbstractContextManager[str]:
-        """Have a network for the steps of one build, each with a limit of processes.
+        """Have a network for the steps of one build.
 
         ``egress`` is that of ``LaunchRequest``.
         Networks that builds left more than ``oldest`` seconds ago are removed.
         """
-        return build_network(
-            self._connect, build_id, pool=self._pool, pids=pids, oldest=oldest, egress=egress
-        )
+        return build_network(self._connect, build_id, pool=self._pool, oldest=oldest, egress=egress)
 
     def network_guard(
         self,

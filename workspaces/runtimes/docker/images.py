@@ -10,6 +10,11 @@ from docker.errors import ImageNotFound
 
 from workspaces.runtimes.docker.engine_api import EngineConnections
 
+STEP_LABEL = "svc.step"
+"""On the image that a step of a build became: a key of all that decided it but its parent. Images
+that are made of that one by hand have it too.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ListedImage:
@@ -45,15 +50,29 @@ class ImageList:
             for image in told
         ]
 
-    def child_of(self, parent: str, labels: Mapping[str, str]) -> str | None:
-        """Return an image that was made of ``parent`` and has these labels; None without one.
+    def made_by_steps(self) -> dict[tuple[str, str], str]:
+        """Return the images that steps of builds made, by what they were made of and their key.
 
-        Raises ``LaunchError``.
+        Of several the oldest, so that all builds go on with the same one. Raises ``LaunchError``.
         """
-        filters = {"label": [f"{name}={value}" for name, value in sorted(labels.items())]}
         with self._connections.connect(self._timeout) as engine:
-            told = engine.client.api.images(all=True, filters=filters)
-        return next((str(each["Id"]) for each in told if each.get("ParentId") == parent), None)
+            told = engine.client.api.images(all=True, filters={"label": [STEP_LABEL]})
+        told.sort(key=lambda each: (each["Created"], each["Id"]), reverse=True)
+        return {(each["ParentId"], each["Labels"][STEP_LABEL]): str(each["Id"]) for each in told}
+
+    def give_to_parent(self, name: str) -> None:
+        """Have a name mean what its image was made of; raises ``LaunchError``.
+
+        An image goes with its last name. This one stays, until unnamed images are pruned.
+        """
+        with self._connections.connect(self._timeout) as engine:
+            try:
+                parent = engine.client.images.get(name).attrs.get("Parent")
+            except ImageNotFound:
+                return
+            if parent:
+                repository, _, tag = name.rpartition(":")
+                engine.client.api.tag(parent, repository, tag)
 
     def containers_named(self, prefix: str) -> list[str]:
         """Return the names of all containers that begin like this; raises ``LaunchError``."""

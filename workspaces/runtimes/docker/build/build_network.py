@@ -1,23 +1,15 @@
-"""A network for the steps of one build, under the rules that workspaces are under.
-
-Steps are containers that the engine makes. It takes no limit of processes for them, so each gets
-that as soon as it is connected.
-"""
+"""A network for the steps of one build, under the rules that workspaces are under."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 from uuid import UUID
 
-import requests
-import structlog
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import NotFound
 from docker.models.networks import Network
 
 from workspaces.runtimes.base import LaunchError
@@ -29,8 +21,6 @@ BEGAN_LABEL = "svc.build-began"
 """Seconds since 1970: the engine tells the age of a network in the time of its own zone."""
 LEAVE_SECONDS = 10.0
 
-log = structlog.get_logger(__name__)
-
 
 @contextlib.contextmanager
 def build_network(
@@ -38,11 +28,10 @@ def build_network(
     build_id: UUID,
     *,
     pool: ipaddress.IPv4Network,
-    pids: int,
     oldest: float,
     egress: Callable[[str], None] | None = None,
 ) -> Iterator[str]:
-    """Return the name of a network that is there for the block, and limits what connects to it.
+    """Return the name of a network that is there for the block.
 
     With ``egress`` it reaches the egress proxy only; that is called with the name of the bridge
     before the network is made.
@@ -61,9 +50,7 @@ def build_network(
             egress(bridge)
         network = engine.create_network(name, labels, pool=pool, start=build_id.int, bridge=bridge)
         try:
-            # Connected by the time that the block begins: the first step is limited as well.
-            with _limited(engine, str(network.id), pids):
-                yield name
+            yield name
         finally:
             # What became of the build matters more; a network that stays is swept later.
             with contextlib.suppress(LaunchError), engine_errors():
@@ -79,52 +66,6 @@ def _remove(engine: Engine, network: Network) -> None:
         except NotFound:
             return
         time.sleep(TICK_SECONDS)
-
-
-@contextlib.contextmanager
-def _limited(engine: Engine, network_id: str, pids: int) -> Iterator[None]:
-    wanted = {"type": "network", "event": "connect", "network": network_id}
-    events = engine.client.events(decode=True, filters=wanted)
-    client = engine.client.api
-
-    closing = threading.Event()
-    broken = threading.Event()
-
-    def limit() -> None:
-        # Closing the stream ends it in one of these ways.
-        with contextlib.suppress(
-            DockerException, requests.RequestException, OSError, ValueError, AttributeError
-        ):
-            for event in events:
-                attributes = event.get("Actor", {}).get("Attributes", {})
-                _limit_one(client, str(attributes.get("container", "")), pids)
-        if not closing.is_set():
-            broken.set()
-
-    thread = threading.Thread(target=limit, name=f"limits of build steps {network_id[:12]}")
-    thread.start()
-    try:
-        yield
-    finally:
-        closing.set()
-        events.close()
-        thread.join()
-    if broken.is_set():
-        raise LaunchError(
-            "adapter-unavailable",
-            "The engine stopped reporting the build's steps, so they had no limits.",
-        )
-
-
-def _limit_one(client: Any, container: str, pids: int) -> None:
-    try:
-        # The SDK's own update knows no limit of processes.
-        url = client._url("/containers/{0}/update", container)
-        client._raise_for_status(client._post_json(url, data={"PidsLimit": pids}))
-    except NotFound:
-        return
-    except APIError as error:
-        log.warning("build_step_not_limited", reason=str(error.explanation))
 
 
 def _sweep(engine: Engine, oldest: float) -> None:

@@ -1,39 +1,41 @@
-"""The steps of a build that run what a blueprint's author wrote, or what that may have changed.
+"""The containers in which the steps of a build run.
 
-A builder gives each step the capabilities that the engine gives every container, raw sockets and
-device files among them, and no limit of processes from its beginning. These steps run in containers
-of our own instead, which may do what a workspace may; their results are committed, one after the
-other, as a builder does it. What copies files and names things is still left to the builder.
+A step is made of the image of the step before, gets its files, runs one program, and becomes the
+next image. A builder of the engine would give that program the capabilities of every container, raw
+sockets and device files among them, and a limit of processes late or never.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Protocol
 
-from controlplane.subprocesses import ProcessResult
+import structlog
+from docker.errors import APIError, NotFound
+from docker.types import LogConfig
+
 from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.boot import one_line
+from workspaces.runtimes.docker import seccomp
 from workspaces.runtimes.docker.creation import (
     AGENT_CAPABILITIES,
     ASKED_NAME_SERVER,
     SUDO_CAPABILITIES,
 )
-from workspaces.runtimes.docker.images import ImageList
-from workspaces.runtimes.docker.seccomp import profile
+from workspaces.runtimes.docker.engine_api import Engine, EngineConnections
 
 STEP_NAME = "svc-step"
 """How the names of the containers begin."""
-STEP_LABEL = "svc.step"
-"""What of an image was made of; an image that was made of that one has it too."""
+NO_NETWORK = "none"
 _CAPABILITIES = (*AGENT_CAPABILITIES, *SUDO_CAPABILITIES)
-_RUN = "RUN "
-_CPU_PERIOD = 100_000
+_FILE_CAPABILITIES = "SETFCAP"
+"""Packages of Fedora and Arch bring files that have capabilities, and rpm fails without it."""
+_NO_PROGRAM = ("/no-program",)
+"""The engine wants one for each container, though it is never started."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,116 +52,88 @@ class StepLimits:
     cpus: float
     pids: int
 
-    def options(self) -> list[str]:
-        """Return the options that the classic builder takes; BuildKit knows nothing of the kind."""
-        return [
-            *("--memory", f"{self.memory_mb}m", "--memory-swap", f"{self.memory_mb}m"),
-            *("--cpu-period", str(_CPU_PERIOD), "--cpu-quota", str(int(self.cpus * _CPU_PERIOD))),
-        ]
-
-    def container_options(self) -> list[str]:
-        """Return those of a container of our own, which can have all of them."""
-        return [*self.options(), "--pids-limit", str(self.pids)]
-
-
-class Build(Protocol):
-    """What runs the programs of one build, until its time is over."""
-
-    @property
-    def limits(self) -> StepLimits | None:
-        """What each step may use; None: the builder runs all of them, without limits."""
-
-    @property
-    def place(self) -> Path:
-        """A folder that is there as long as the build."""
-
-    def image_of(self, dockerfile: str, options: Sequence[str], *, network: str) -> str:
-        """Have the builder do what a Dockerfile says and return the image's id."""
-
-    def program(self, *arguments: str, step: str) -> ProcessResult:
-        """Run the engine's command line for a step, which is told when it fails."""
-
-    def remove_container(self, name: str) -> None:
-        """End and remove a container, if there is one of that name."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorSteps:
-    """Carries out an author's part of the Dockerfile of a build, in one network.
+class StepRequest:
+    """The container of one step. What is empty is as in ``image``; of ``argv``: runs nothing."""
 
-    ``name`` begins the names of its containers, which have ``labels``, by which an uninstall finds
-    them; ``reach`` says what they reach: what was made before is taken again for the same only.
-    Where steps have no limits, the builder runs them.
-    """
-
-    build: Build
-    images: ImageList
-    name: str
-    labels: Mapping[str, str]
+    image: str
+    argv: tuple[str, ...]
+    user: str
+    working_directory: str
+    environment: tuple[str, ...]
+    """Each as ``NAME=value``."""
     network: str
     asks_proxy: bool
-    reach: str
+    """The egress proxy answers what is asked of name servers."""
+    capabilities: tuple[str, ...]
+    labels: Mapping[str, str]
 
-    def carry_out(self, base: str, dockerfile: str, options: Sequence[str]) -> str:
-        """Return the id of the image that the lines make of ``base``; ``options`` are the last's.
 
-        A ``RUN`` is in its form with brackets.
-        """
-        limits = self.build.limits
-        if limits is None:
-            told = hashlib.sha256(self.reach.encode()).hexdigest()
-            lines = f"FROM {base}\nARG SVC_REACH={told[:32]}\n{dockerfile}"
-            return self.build.image_of(lines, options, network=self.network)
-        image, waiting, number = base, list[str](), 0
-        for line in dockerfile.splitlines():
-            if not line.startswith(_RUN):
-                waiting.append(line)
-                continue
-            if any(waiting):
-                image = self._copied(image, waiting, [])
-                waiting.clear()
-            number += 1
-            image = self._step(image, json.loads(line.removeprefix(_RUN)), number, limits)
-        return self._copied(image, waiting, options)
+def capabilities_of(*, packages: bool) -> tuple[str, ...]:
+    """Return what a step may do: what a workspace with ``sudo`` may, and what packages need."""
+    return (*_CAPABILITIES, _FILE_CAPABILITIES) if packages else _CAPABILITIES
 
-    def _copied(self, image: str, lines: Sequence[str], options: Sequence[str]) -> str:
-        """Have the builder carry out lines that run nothing."""
-        return self.build.image_of(
-            "\n".join([f"FROM {image}", *lines, ""]), options, network="none"
-        )
 
-    def _step(self, image: str, argv: Sequence[str], number: int, limits: StepLimits) -> str:
-        made_of = [image, argv, self.reach, _CAPABILITIES, profile()]
-        key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
-        known = self._made_before(image, key)
-        if known is not None:
-            return known
-        container = f"{self.name}-{number}"
-        run = partial(self.build.program, step=_RUN + json.dumps(argv))
+class StepContainers:
+    """Makes and removes the containers of steps in one engine; may be shared by threads.
+
+    ``timeout`` limits each call of the engine, in seconds. Methods raise ``LaunchError``:
+    ``build-command-failed`` when the engine refuses, ``adapter-unavailable`` when it does not
+    answer.
+    """
+
+    def __init__(self, docker_host: str, limits: StepLimits, timeout: float) -> None:
+        self._limits = limits
+        self._connections = EngineConnections(docker_host, "")
+        self._timeout = timeout
+
+    def create(self, name: str, request: StepRequest) -> None:
+        """Create a container, which is not started."""
+        memory = f"{self._limits.memory_mb}m"
+        with self._asked() as engine:
+            engine.client.containers.create(
+                request.image,
+                list(request.argv or _NO_PROGRAM),
+                name=name,
+                entrypoint=[""],
+                user=request.user or None,
+                working_dir=request.working_directory or None,
+                environment=list(request.environment),
+                labels=dict(request.labels),
+                network_mode=request.network,
+                dns=[ASKED_NAME_SERVER] if request.asks_proxy else None,
+                cap_drop=["ALL"],
+                cap_add=list(request.capabilities),
+                security_opt=[f"seccomp={seccomp.profile()}"],
+                mem_limit=memory,
+                memswap_limit=memory,  # equal: no swap on top
+                nano_cpus=int(self._limits.cpus * 1e9),
+                pids_limit=self._limits.pids,
+                log_config=LogConfig(type="none"),  # it prints to us alone
+                use_config_proxy=False,  # what it has in its environment gets into the image
+            )
+
+    def put(self, name: str, archive: Iterable[bytes]) -> None:
+        """Unpack a tar archive at the root of a container that has not been started."""
+        with self._asked() as engine:
+            engine.client.api.put_archive(name, "/", archive)
+
+    def remove(self, name: str) -> None:
+        """End and remove a container, if there is one of that name; a failure is logged."""
         try:
-            run("run", *self._options(container), *limits.container_options(), image, *argv)
-            change = f"LABEL {STEP_LABEL}={key}"
-            committed = run("commit", "--change", change, container)
-        finally:
-            self.build.remove_container(container)
-        return committed.stdout.decode("ascii", "replace").strip()
+            with self._asked() as engine, contextlib.suppress(NotFound):
+                engine.remove_container(engine.client.containers.get(name))
+        except LaunchError as error:
+            log.warning("container_not_removed", name=name, reason=error.message)
 
-    def _made_before(self, image: str, key: str) -> str | None:
-        try:
-            return self.images.child_of(image, {STEP_LABEL: key})
-        except LaunchError:
-            return None  # whoever runs the step is told what the engine lacks
-
-    def _options(self, container: str) -> list[str]:
-        rules = self.build.place / "seccomp.json"
-        rules.write_text(profile())
-        return [
-            *("--name", container, "--network", self.network, "--entrypoint", ""),
-            *(word for each in self.labels.items() for word in ("--label", "=".join(each))),
-            *("--cap-drop", "ALL"),
-            *(word for name in _CAPABILITIES for word in ("--cap-add", name)),
-            *("--security-opt", f"seccomp={rules}"),
-            # It prints to us alone. Its signals are ours: it is ended by removing it.
-            *("--log-driver", "none", "--sig-proxy=false"),
-            *(("--dns", ASKED_NAME_SERVER) if self.asks_proxy else ()),
-        ]
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[Engine]:
+        with self._connections.connect(self._timeout) as engine:
+            try:
+                yield engine
+            except APIError as error:
+                reason = one_line(str(error.explanation or "no reason given"))
+                raise LaunchError(
+                    "build-command-failed", f"The Docker Engine did not carry out a step: {reason}"
+                ) from error
