@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -12,6 +14,7 @@ from django.db import connection
 from runs.agent.record.frames import Confidence, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunEvent, RunLoss
 from runs.record import partitions, store
+from runs.services import Report, update_reported
 from tests.runs.record_factory import Source, make_run
 from tests.support.waiting import LONG_WAIT
 
@@ -207,22 +210,44 @@ def test_another_source_is_told_apart_from_one_that_came_too_late(ended: bool) -
         store.append(run.number, "another", [])
 
 
-@pytest.mark.django_db(transaction=True)
-def test_whoever_waits_is_told_of_each_batch_and_of_the_end() -> None:
+@contextmanager
+def heard(count: int) -> Iterator[list[dict[str, Any]]]:
+    """Give the first ``count`` announcements of what is done meanwhile."""
     parameters = connection.get_connection_params()
     keys = ("dbname", "user", "password", "host", "port")
     chosen = {key: parameters[key] for key in keys if key in parameters}
+    told: list[dict[str, Any]] = []
     with psycopg.connect(**chosen, autocommit=True) as listener:
-        listener.execute(f"LISTEN {store.CHANNEL}")
+        listener.execute("LISTEN run_events")
+        yield told
+        told += map(_payload, listener.notifies(timeout=LONG_WAIT, stop_after=count))
+
+
+def _payload(announced: psycopg.Notify) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(announced.payload)
+    return told
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whoever_waits_is_told_of_each_batch_and_of_the_end() -> None:
+    with heard(2) as told:
         run, source = begun()
         source.sealed()
         source.append()
-        told = [
-            json.loads(each.payload) for each in listener.notifies(timeout=LONG_WAIT, stop_after=2)
-        ]
 
-    assert store.CHANNEL == "run_events"
     assert told == [
         {"runNumber": run.number, "lastSequence": 2, "sealed": False},
         {"runNumber": run.number, "lastSequence": 3, "sealed": True},
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whoever_waits_is_told_of_the_end_of_a_run_without_a_record() -> None:
+    run = make_run(status=Run.Status.QUEUED)
+    Run.objects.filter(pk=run.pk).update(recorded=False)
+    run.refresh_from_db()
+
+    with heard(1) as told:
+        update_reported(run, Report(status=Run.Status.FAILED, error_message="It failed."))
+
+    assert told == [{"runNumber": run.number, "lastSequence": 0, "sealed": False}]
