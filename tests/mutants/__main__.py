@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.mutants.changes import Change, changes_of
+from tests.mutants.changes import Change, changes_of, is_quick
 from tests.mutants.groups import GROUPS, Group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("groups", nargs="*", metavar="group", help=", ".join(GROUPS))
     parser.add_argument("--limit", type=int, default=40, help="changes of a group; 0: all")
     parser.add_argument("--seed", type=int, default=1, help="which changes, where not all")
+    parser.add_argument("--quick", action="store_true", help="none that imports a module anew")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and so end what was started
     if unknown := sorted(set(chosen.groups) - set(GROUPS)):
@@ -40,7 +41,9 @@ def main(arguments: list[str]) -> int:
     total = [0, 0]
     failed = False
     for name in chosen.groups or GROUPS:
-        counted = _measure(name, GROUPS[name], limit=chosen.limit, seed=chosen.seed)
+        counted = _measure(
+            name, sample(GROUPS[name], chosen.limit, seed=chosen.seed, quick=chosen.quick)
+        )
         failed |= counted is None
         total = [sum(pair) for pair in zip(total, counted or (0, 0), strict=True)]
     _write(f"all: {_share(*total)}")
@@ -69,14 +72,18 @@ def is_equivalent(change: Change, entries: list[dict[str, Any]]) -> bool:
     )
 
 
-def sample(group: Group, *, limit: int, seed: int) -> list[Change]:
-    """Choose up to ``limit`` changes of a group that need a test, in the order of the modules."""
+def sample(group: Group, limit: int, *, seed: int, quick: bool) -> list[Change]:
+    """Choose up to ``limit`` changes of a group that need a test, in the order of the modules.
+
+    With ``quick`` only of those that a process is given which has imported the module already.
+    """
     entries = equivalent()
     changes = [
         change
         for module in group.modules
-        for change in changes_of(module, (ROOT / module).read_bytes())
-        if not is_equivalent(change, entries)
+        for source in [(ROOT / module).read_bytes()]
+        for change in changes_of(module, source)
+        if not is_equivalent(change, entries) and (is_quick(change, source) or not quick)
     ]
     if not 0 < limit < len(changes):
         return changes
@@ -138,12 +145,11 @@ def _pause(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _measure(name: str, group: Group, *, limit: int, seed: int) -> tuple[int, int] | None:
+def _measure(name: str, changes: list[Change]) -> tuple[int, int] | None:
     """Measure a group; return how many changes were caught, and how many made."""
-    changes = sample(group, limit=limit, seed=seed)
     caught = 0
     try:
-        results = measure(ROOT, changes, group.tests)
+        results = measure(ROOT, changes, GROUPS[name].tests)
         unchanged = next(results)
         if unchanged["failed"] or not unchanged["tests"]:
             _write(f"{name}: its tests fail unchanged: {', '.join(unchanged['failed'])}")

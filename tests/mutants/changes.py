@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.mutants.statements import changes_of_statement
+
 _BOUNDARY: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -91,22 +93,32 @@ class _Changes(ast.NodeVisitor):
         self._at_import = _called_at_import(tree)
         self.visit(tree)
 
-    def _replace(self, node: Node, new: Node | str) -> None:
+    def _place(self, node: Node) -> tuple[int, int]:
+        """Return where the source of a node begins and ends."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
-        start = self._line_starts[node.lineno - 1] + node.col_offset
-        end = self._line_starts[node.end_lineno - 1] + node.end_col_offset
+        return (
+            self._line_starts[node.lineno - 1] + node.col_offset,
+            self._line_starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def _replace(self, node: Node, new: Node | str) -> None:
+        start, end = self._place(node)
         after = new if isinstance(new, str) else ast.unparse(ast.fix_missing_locations(new))
         if isinstance(node, ast.expr):
             after = f"({after})"
         else:
             after = after.replace("\n", "\n" + " " * node.col_offset)
+        self._add(start, end, after)
+
+    def _add(self, start: int, end: int, after: str) -> None:
+        line = self._source.count(b"\n", 0, start) + 1
         before = self._source[start:end].decode()
         at_import = not self._in_function or self._at_import & {
             name for function in self._functions for name in function.split(".")
         }
         function = "" if at_import else self._functions[-1]
-        self.made.add(Change(self._module, node.lineno, function, start, end, before, after))
+        self.made.add(Change(self._module, line, function, start, end, before, after))
 
     # Where nothing is changed.
 
@@ -276,7 +288,10 @@ class _Changes(ast.NodeVisitor):
             self.visit(value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Another value: ``True`` for ``False``, one more, a text with something behind it."""
+        """Another value: ``True`` for ``False``, one more, a text with something behind it.
+
+        Of the texts with spaces only statements of the database are changed.
+        """
         value = node.value
         if isinstance(value, bool):
             self._replace(node, ast.Constant(not value))
@@ -284,8 +299,20 @@ class _Changes(ast.NodeVisitor):
             self._replace(node, ast.Constant(value + 1))
         elif isinstance(value, str) and value and " " not in value:
             self._replace(node, ast.Constant(value + "_"))
+        elif isinstance(value, str):
+            self._statement(node, value)
         elif isinstance(value, bytes) and value:
             self._replace(node, ast.Constant(value + b"_"))
+
+    def _statement(self, node: ast.Constant, text: str) -> None:
+        """Change a statement where it stands in one piece in the source."""
+        start, end = self._place(node)
+        begin = self._source.find(text.encode(), start, end)
+        if begin >= 0:
+            for first, last, other in changes_of_statement(text):
+                ahead, piece = text[:first].encode(), text[first:last].encode()
+                place = begin + len(ahead)
+                self._add(place, place + len(piece), other)
 
     def _condition(self, test: ast.expr) -> None:
         if not isinstance(test, ast.Compare) or len(test.ops) > 1:
@@ -378,3 +405,34 @@ def _called_name(node: ast.AST) -> str:
     if not isinstance(node, ast.Call):
         return ""
     return getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+
+
+def is_quick(change: Change, source: bytes) -> bool:
+    """Whether a process that has imported the module can be changed; else it starts anew."""
+    return bool(change.function or changed_texts(change, source))
+
+
+def changed_texts(change: Change, source: bytes) -> dict[str, str]:
+    """Return the text, by its name, that a change makes another and that only functions read."""
+    old, new = (_texts_of_functions(text) for text in (source, change.apply(source)))
+    return {name: text for name, text in new.items() if old.get(name, text) != text}
+
+
+def _texts_of_functions(source: bytes) -> dict[str, str]:
+    """Return the private texts of a module that nothing asks for while it is imported."""
+    tree = ast.parse(source)
+    if _called_at_import(tree):
+        return {}
+    asked = {
+        node.id
+        for node in _outside_of_functions(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.startswith("_") and target.id not in asked
+        if isinstance(node.value.value, str)
+    }

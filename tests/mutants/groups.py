@@ -22,6 +22,29 @@ GROUPS = {
         ("controlplane/work/leases.py",),
         ("tests/controlplane/test_leases.py", "tests/runs/recording/test_run_claims.py"),
     ),
+    "acquisition": Group(
+        ("controlplane/work/acquisition.py",),
+        (
+            "tests/controlplane/test_leases.py",
+            "tests/builds/test_claims.py",
+            "tests/runs/recording/test_run_claims.py",
+        ),
+    ),
+    "jobs": Group(
+        ("workspaces/models/build_jobs.py",),
+        (
+            "tests/builds/test_job_queue.py",
+            "tests/builds/test_claims.py",
+            "tests/builds/pipeline/test_lanes.py",
+        ),
+    ),
+    "steps": Group(
+        ("workspaces/lifecycle/step_statements.py",),
+        (
+            "tests/workspaces/lifecycle/test_job_steps.py",
+            "tests/builds/pipeline/test_statements.py",
+        ),
+    ),
     "heartbeats": Group(
         ("controlplane/work/models.py", "controlplane/work/failure_detector.py"),
         ("tests/controlplane/test_heartbeats.py",),
@@ -34,6 +57,15 @@ GROUPS = {
             "tests/runs/record/test_store_sources.py",
             "tests/runs/record/test_record_room.py",
             "tests/runs/record/test_store_hostile.py",
+        ),
+    ),
+    "new-record": Group(
+        ("runs/record/new_record.py", "runs/record/settlement.py", "runs/record/seal.py"),
+        (
+            "tests/runs/record/test_settlement.py",
+            "tests/runs/record/test_new_record.py",
+            "tests/runs/record/test_store.py",
+            "tests/runs/record/test_chain.py",
         ),
     ),
     "ingest": Group(
@@ -125,6 +157,29 @@ GROUPS = {
             "tests/registries/test_client_failures.py",
             "tests/registries/test_client_tls.py",
         ),
+    ),
+    "decided": Group(
+        (
+            "workspaces/egress/decided/journal.py",
+            "workspaces/egress/decided/sums.py",
+            "workspaces/egress/decided/serving.py",
+            "runs/record/egress_decisions.py",
+            "runs/record/egress_endings.py",
+        ),
+        (
+            "tests/workspaces/egress/decided/test_journal_waits.py",
+            "tests/workspaces/egress/decided/test_journal_files.py",
+            "tests/workspaces/egress/decided/test_stored_once.py",
+            "tests/workspaces/egress/decided/test_bounds.py",
+            "tests/workspaces/egress/decided/test_counted.py",
+            "tests/workspaces/egress/decided/test_forged.py",
+            "tests/workspaces/egress/decided/test_trouble.py",
+            "tests/workspaces/egress/decided/test_after_a_kill.py",
+            "tests/workspaces/egress/decided/test_settling.py",
+        ),
+    ),
+    "egress-policy": Group(
+        ("workspaces/egress/host_policy.py",), ("tests/workspaces/egress/test_policy.py",)
     ),
     "engine-proxy": Group(
         (

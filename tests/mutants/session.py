@@ -1,9 +1,10 @@
 """A plugin of pytest that runs the collected tests against one changed module after the other.
 
 Collecting and importing take longer than most tests. So one process collects, and forks for each
-change. The child replaces the code of the functions that the change concerns and runs the tests
-until one fails. A change outside of functions, or in one that is called at import, is seen only by
-a process that imports the module anew: there the child starts pytest again.
+change. The child replaces the code of the functions that the change concerns, or the statement of
+the database, and runs the tests until one fails. Another change outside of functions, or one in a
+function that is called at import, is seen only by a process that imports the module anew: there the
+child starts pytest again.
 
 The changed source is also in the file, for the programs that tests start.
 """
@@ -28,7 +29,7 @@ from typing import Any
 import pytest
 from _pytest.main import pytest_runtestloop as run_tests
 
-from tests.mutants.changes import Change
+from tests.mutants.changes import Change, changed_texts
 
 PR_SET_CHILD_SUBREAPER = 36
 CHILD = "MUTANTS_CHILD"
@@ -178,7 +179,9 @@ class Runner:
             for number in range(3):
                 os.dup2(null, number)
             order = self._order(change)
-            if change and not (change.function and replace_code(change, source)):
+            if change and not (
+                replace_code(change, source) if change.function else replace_text(change, source)
+            ):
                 self._start_anew(order, report)
             if change:
                 _use_existing_databases()
@@ -233,6 +236,16 @@ def replace_code(change: Change, source: bytes) -> bool:
             replaced.add(code.co_qualname)
     parts = change.function.split(".")
     return any(".".join(parts[:end]) in replaced for end in range(1, len(parts) + 1))
+
+
+def replace_text(change: Change, source: bytes) -> bool:
+    """Replace a text that only functions of a loaded module read; False where it is none."""
+    changed = changed_texts(change, source)
+    path = str(Path(change.module).resolve())
+    loaded = [each for each in sys.modules.values() if getattr(each, "__file__", None) == path]
+    for module in loaded:
+        vars(module).update(changed)
+    return bool(loaded and changed)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -11,6 +11,7 @@ import pytest
 from tests.mutants.__main__ import ROOT, equivalent, is_equivalent, measure
 from tests.mutants.changes import Change, changes_of
 from tests.mutants.groups import GROUPS
+from tests.mutants.statements import changes_of_statement
 
 MODULE = "madeup/limits.py"
 SOURCE = '''"""A module with a promise."""
@@ -89,6 +90,51 @@ def test_programs_that_tests_start_run_the_changed_module(tree: Path) -> None:
     ]
     _, result = _measured(tree, changes, "test_limits.py::test_a_program_has_the_limit")
     assert result["verdict"] == "caught"
+
+
+def test_each_condition_lock_and_assignment_of_a_statement_is_left_out_alone() -> None:
+    write = """
+        UPDATE job SET
+            worker = %(worker)s,
+            lease = NULL
+        WHERE id = %s AND state IN ('queued', 'lost') AND lease IS NULL AND (a OR b < %(most)s)
+    """
+    assert _left_out(write) == {
+        "worker = %(worker)s,": "",
+        "AND state IN ('queued', 'lost')": "",
+        "AND lease IS NULL": "",
+        "AND (a OR b < %(most)s)": "",
+        "OR b < %(most)s": "",
+        "'queued',": "",
+        ", 'lost'": "",
+        "IS NULL": "IS NOT NULL",
+        "<": " <= ",
+    }
+    assert _left_out("SELECT id FROM job WHERE state <> 1 LIMIT 1 FOR UPDATE SKIP LOCKED") == {
+        "WHERE state <> 1": "",
+        "<>": "=",
+        "FOR UPDATE SKIP LOCKED": "",
+        "SKIP LOCKED": "",
+    }
+    assert list(changes_of_statement("Nobody has WHERE a AND b.")) == []
+
+
+def _left_out(statement: str) -> dict[str, str]:
+    """What comes in the place of what, without the spaces around it."""
+    found = changes_of_statement(statement)
+    return {statement[start:end].strip(): other for start, end, other in found}
+
+
+def test_a_statement_is_changed_where_it_stands(tree: Path) -> None:
+    source = 'import os\n_ASK = "SELECT 1 WHERE a AND b"\ndef ask():\n    return _ASK\n'
+    (tree / MODULE).write_text(source)
+    (tree / "test_limits.py").write_text(
+        "from madeup.limits import ask\ndef test_it():\n    assert ask().endswith('AND b')\n"
+    )
+    changes = changes_of(MODULE, source.encode())
+    named = {(change.line, change.before): change for change in changes}
+    _, first, last = _measured(tree, [named[2, "a AND "], named[2, " AND b"]])
+    assert (first["verdict"], last["verdict"]) == ("survived", "caught")
 
 
 def test_a_change_that_ends_the_process_of_the_tests_is_caught(tree: Path) -> None:

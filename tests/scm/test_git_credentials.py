@@ -280,15 +280,19 @@ def test_only_a_command_that_asks_the_remote_can_read_the_credential(
 def test_git_asks_as_often_as_it_likes(credential: GitCredential, private: PrivateGit) -> None:
     with credential.descriptor() as descriptor:
         _, helper = credential.helper(descriptor)
-        for operation in ("get", "get", "store", "erase"):
+        asked, answered = f"url={private.url}\n\n".encode(), b""
+        # After "fill" git tells its helper whether that was right: to store it, or to erase it.
+        for operation in ("fill", "fill", "approve", "fill", "reject", "fill"):
             done = subprocess.run(
-                ["git", "-c", f"credential.helper={helper}", "credential", "fill"],
-                input=f"url={private.url}\n\n".encode(),
+                ["git", "-c", f"credential.helper={helper}", "credential", operation],
+                input=asked if operation == "fill" else answered,
                 pass_fds=[descriptor],
                 capture_output=True,
                 check=True,
             )
-            assert f"password={TOKEN}\n".encode() in done.stdout, operation
+            if operation == "fill":
+                assert f"password={TOKEN}\n".encode() in done.stdout
+                answered = done.stdout + b"\n"
 
 
 def test_the_provider_may_be_on_a_private_network_because_the_operator_chose_it(

@@ -14,6 +14,7 @@ from django.db import connection
 from runs.agent.record.frames import Confidence, Kind, Method
 from runs.models import PARTITION_RUNS, Run, RunEvent, RunLoss
 from runs.record import partitions, store
+from runs.services import Report, update_reported
 from tests.runs.record_factory import Source, make_run
 from tests.support.waiting import LONG_WAIT
 
@@ -245,6 +246,19 @@ def test_no_end_is_announced_that_is_not_that_of_the_row() -> None:
     assert told == [{"runNumber": run.number, "lastSequence": 3, "sealed": True}]
     run.refresh_from_db()
     assert run.status == Run.Status.CANCELLED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whoever_waits_is_told_of_the_end_of_a_run_without_a_record() -> None:
+    run = make_run(status=Run.Status.QUEUED)
+    Run.objects.filter(pk=run.pk).update(recorded=False)
+    run.refresh_from_db()
+
+    with listening() as heard:
+        update_reported(run, Report(status=Run.Status.FAILED, error_message="It failed."))
+        told = heard(1)
+
+    assert told == [{"runNumber": run.number, "lastSequence": 0, "sealed": False}]
 
 
 @contextmanager

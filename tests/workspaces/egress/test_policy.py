@@ -117,6 +117,67 @@ def test_what_has_no_requests_does_not_pass_by_a_rule_about_requests() -> None:
     assert only.about_request("a.test", 8080, "GET", "/", "tls").allowed
 
 
+def test_a_refusal_says_whether_another_rule_for_the_host_would_undo_it() -> None:
+    found = bound()
+    asked = {
+        "no rule": found.about_connection("d.test", 443),
+        "no rule, by name": found.about_name("d.test"),
+        "another port": found.about_connection("a.test", 22),
+        "another protocol": found.about_connection("c.test", 9000, "ssh"),
+        "another request": found.about_request("b.test", 443, "PUT", "/", "tls"),
+    }
+    assert {name: (each.allowed, each.rule, each.another_rule) for name, each in asked.items()} == {
+        "no rule": (False, "default", True),
+        "no rule, by name": (False, "default", True),
+        "another port": (False, "rules/0", True),
+        "another protocol": (False, "rules/3", False),
+        "another request": (False, "rules/2", False),
+    }
+    assert found.about_connection("c.test", 9000, "ssh").reason.endswith("for HTTP and TLS only.")
+    only = policy(rules=[{"hosts": ["a.test"], "credential": "github"}])
+    assert only.about_connection("a.test", 443, "tcp").reason.endswith("is for TLS only.")
+
+
+def test_the_first_rule_that_carries_the_protocol_at_the_port_is_the_one_that_is_told() -> None:
+    found = policy(
+        rules=[
+            {"hosts": ["a.test"], "ports": [8443]},
+            {"hosts": ["a.test"], "ports": [443], "methods": ["GET"]},
+            {"hosts": ["a.test"], "ports": [443]},
+        ]
+    )
+    assert found.about_name("a.test").rule == "rules/0"
+    assert found.about_connection("a.test", 443, "tls").rule == "rules/1"
+    assert found.about_connection("a.test", 443, "tcp").rule == "rules/2"
+    assert found.about_request("a.test", 443, "PUT", "/", "tls").rule == "rules/2"
+    assert found.about_request("a.test", 8443, "PUT", "/").rule == "rules/0"
+    refused = found.about_request("a.test", 9, "PUT", "/")
+    assert (refused.allowed, refused.another_rule) == (False, True)
+    assert found.names_port("a.test", 443)
+    assert not found.names_port("a.test", 80)
+    assert not found.names_port("b.test", 443)
+
+
+def test_a_secret_goes_into_the_header_that_its_rule_names_or_into_authorization() -> None:
+    rules = [
+        {"hosts": ["a.test"], "credential": "github"},
+        {"hosts": ["b.test"], "credential": "github", "header": "x-api-key"},
+    ]
+    found = Policy.of(egress({"rules": rules}), read_presets(), {0: GITHUB, 1: GITHUB})
+    headers = [
+        [each.header for each in found.about_request(host, 443, "GET", "/", "tls").bound]
+        for host in ("a.test", "b.test")
+    ]
+    assert headers == [["authorization"], ["x-api-key"]]
+
+
+@pytest.mark.parametrize("path", ["/a/%2e", "/a\\b", "/a;b", "/a#b", "//a", "/./a", "/../a"])
+def test_a_path_that_a_server_may_take_for_another_one_fits_no_rule(path: str) -> None:
+    found = policy(rules=[{"hosts": ["a.test"], "ports": [80], "paths": ["/*"]}])
+    assert found.about_request("a.test", 80, "GET", "/a.b/..c").allowed
+    assert not found.about_request("a.test", 80, "GET", path).allowed
+
+
 def test_a_build_has_the_same_rules_without_credentials() -> None:
     found = bound().without_credentials()
     assert found.about_request("a.test", 443, "GET", "/api/x", "tls").bound == ()
@@ -125,6 +186,9 @@ def test_a_build_has_the_same_rules_without_credentials() -> None:
         .about_request("b.test", 443, "POST", "/", "tls")
         .allowed
     )
+    assert {each.rule.header for each in found.rules} == {None}
+    assert not policy(default="allow").without_credentials().rules
+    assert policy(default="allow").without_credentials().about_name("b.test").allowed
 
 
 def test_a_policy_that_was_stored_says_the_same() -> None:
