@@ -210,13 +210,14 @@ class TestWhatIsPlanned:
 
     def test_the_scripts_are_sound_shell(self) -> None:
         for family in FAMILIES:
-            for file in planned(family).files:
-                if file.path.endswith(".sh"):
-                    done = subprocess.run(
-                        ["sh", "-n"], input=file.content, capture_output=True, check=False
-                    )
-                    assert done.returncode == 0, (family, file.path, done.stderr)
-                    assert b"\nset -eu\n" in file.content
+            scripts = [file for file in planned(family).files if file.path.endswith(".sh")]
+            assert scripts, family
+            for file in scripts:
+                done = subprocess.run(
+                    ["sh", "-n"], input=file.content, capture_output=True, check=False
+                )
+                assert done.returncode == 0, (family, file.path, done.stderr)
+                assert b"\nset -eu\n" in file.content
 
 
 class TestWhatIsNotSupported:
