@@ -24,6 +24,7 @@ from builds.pipeline.runner import JobRunner
 from builds.planner import Catalogue
 from controlplane.database.locks import advisory_lock
 from controlplane.work.failure_detector import FailureDetector
+from controlplane.work.models import heartbeat_stale
 from controlplane.work.notifications import Heard, listen_to
 from controlplane.work.periodic import PeriodicTask
 from controlplane.work.worker import WorkerTimes, new_worker_id
@@ -165,7 +166,7 @@ def build_worker(*, max_jobs: int | None = None) -> BuildWorker:
     runner = job_runner(isolation)
     builder, adapter, pool = runner.builder, runner.launcher.adapter, runner.launcher.pool
     worker_id = new_worker_id()
-    stale = _milliseconds(settings.WORKER_HEARTBEAT_STALE_MS)
+    stale = heartbeat_stale()
     executor = TransitionExecutor(
         adapter=adapter,
         grace=_milliseconds(settings.WORKSPACE_STOP_GRACE_MS),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -17,7 +16,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from controlplane.checks import OPEN_TO_PAGES, open_to_pages
 from controlplane.errors import ControlPlaneError
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, heartbeat_stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def _broker() -> Check:
 
 def _workers(name: str, kind: Heartbeat.Kind) -> Check:
     def ask() -> str:
-        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        stale = heartbeat_stale()
         alive = Heartbeat.objects.filter(kind=kind).alive(stale=stale).count()
         if not alive:
             raise ControlPlaneError(

@@ -17,7 +17,7 @@ from runs.input.sealed import StartInput
 from runs.models import Run
 from runs.services import NewRun
 from workspaces.harnesses import HARNESSES
-from workspaces.lifecycle.reasons import find_ready, require_ready
+from workspaces.lifecycle.attempt_states import find_ready, require_ready
 from workspaces.models import Attempt, Workspace
 from workspaces.services import get_workspace
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from django.conf import settings
-
 from controlplane.errors import ControlPlaneError
-from controlplane.work.models import Heartbeat, SlotUsage
+from controlplane.work.models import Heartbeat, SlotUsage, heartbeat_stale
 from runs.models import Run
 
 _KINDS = {
@@ -20,7 +16,7 @@ _KINDS = {
 
 def run_slots() -> dict[str, SlotUsage]:
     """Return the slots of the run workers that are alive, by mode; empty: no worker is alive."""
-    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    stale = heartbeat_stale()
     return Heartbeat.objects.run().slots_in_use(stale=stale)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from workspaces.lifecycle.reasons import AttemptState, Reason, attempt_states
+from workspaces.lifecycle.attempt_states import AttemptState, attempt_states
+from workspaces.lifecycle.reasons import Reason
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Workspace, WorkspaceEvent
 from workspaces.status import DELETED, SurfacedStatus
 

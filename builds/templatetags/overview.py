@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django import template
-from django.conf import settings
 from django.contrib.auth.models import AbstractUser
 from django.db import DatabaseError, transaction
 
 from builds import start_page
 from builds.charts import charts
+from controlplane.work.models import heartbeat_stale
 
 register = template.Library()
 
@@ -20,7 +19,7 @@ register = template.Library()
 def overview(context: dict[str, Any]) -> dict[str, Any]:
     """Show what the person who looks may see of jobs, workspaces and workers."""
     user: AbstractUser = context["request"].user
-    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    stale = heartbeat_stale()
     shown: dict[str, Any] = {"listings": []}
     try:
         with transaction.atomic():

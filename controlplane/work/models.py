@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TypedDict
 
+from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
 
 FORGET_AFTER = timedelta(days=1)
+
+
+def heartbeat_stale() -> timedelta:
+    """Return after how long without a heartbeat a worker is taken for dead."""
+    return timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
 
 
 class SlotUsage(TypedDict):

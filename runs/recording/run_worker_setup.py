@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from django.conf import settings
 
+from controlplane.work.models import heartbeat_stale
 from controlplane.work.worker import WorkerTimes
 from runs.recording.program_start import RecordLimits
 from runs.recording.run_worker import RunWorker
@@ -43,7 +44,7 @@ def run_worker(*, max_runs: int | None = None) -> RunWorker:
         times=WorkerTimes(
             lease=_milliseconds(settings.RUN_LEASE_DURATION_MS),
             heartbeat=_milliseconds(settings.WORKER_HEARTBEAT_INTERVAL_MS),
-            stale=_milliseconds(settings.WORKER_HEARTBEAT_STALE_MS),
+            stale=heartbeat_stale(),
             sweep=_milliseconds(settings.WORKER_SWEEP_INTERVAL_MS),
             overdue=_milliseconds(settings.RUN_QUEUED_OVERDUE_MS),
             keep=_milliseconds(settings.WORKER_RECONCILE_GRACE_MS),

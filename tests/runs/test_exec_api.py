@@ -32,7 +32,7 @@ from tests.runs.record_factory import Source, record
 from tests.stack.worker_process import eventually
 from tests.support.sent_statements import sent_statements
 from tests.support.waiting import LONG_WAIT
-from workspaces.lifecycle.reasons import find_ready
+from workspaces.lifecycle.attempt_states import find_ready
 from workspaces.models import Attempt, BuildJob, RuntimeInstance
 
 pytestmark = pytest.mark.django_db(transaction=True)

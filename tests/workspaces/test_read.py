@@ -11,7 +11,7 @@ from pytest_django.fixtures import Settings
 
 from tests.conftest import OWNER, Api
 from tests.factories import make_job
-from workspaces.lifecycle.reasons import ssh_endpoint
+from workspaces.lifecycle.attempt_states import ssh_endpoint
 
 pytestmark = pytest.mark.django_db
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
-from django.conf import settings
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
+from controlplane.work.models import heartbeat_stale
 from workspaces.lifecycle import engines
 from workspaces.models import Engine
 
@@ -54,7 +53,7 @@ class EngineAdmin(HistoryAdmin):
     def forget(self, request: HttpRequest, chosen: QuerySet[Engine]) -> None:
         """Give up engines; one with workers is leaving until they have ended."""
         who = request.user.get_username()
-        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        stale = heartbeat_stale()
 
         def gone(name: str) -> None:
             engines.forget_named(name, by=who, stale=stale)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -16,7 +15,7 @@ from django.urls import URLPattern, path, reverse
 
 from controlplane.admin import HistoryAdmin
 from controlplane.errors import ControlPlaneError
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, heartbeat_stale
 from workspaces.lifecycle import engines
 from workspaces.models import RuntimeInstance
 
@@ -45,7 +44,7 @@ class HeartbeatAdmin(HistoryAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         may_forget = request.user.has_perm("workspaces.change_runtimeinstance")
-        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        stale = heartbeat_stale()
         if request.method == "POST":
             if not may_forget:
                 raise PermissionDenied

@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString
 
 from controlplane.admin import HistoryAdmin, duration, pretty_json, short_id, workspace_name
 from controlplane.errors import ControlPlaneError
-from workspaces.lifecycle.reasons import AttemptState, attempt_states
+from workspaces.lifecycle.attempt_states import AttemptState, attempt_states
 from workspaces.lifecycle.start import retry_sandbox
 from workspaces.lifecycle.transitions import (
     NewStart,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -13,6 +12,7 @@ from structlog.contextvars import bind_contextvars
 
 from controlplane.errors import BadGateway
 from controlplane.work.amqp import BrokerError
+from controlplane.work.models import heartbeat_stale
 from workspaces.lifecycle import step_statements
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 from workspaces.lifecycle.failures import fail_unclaimed_job
@@ -97,7 +97,7 @@ def requeue_job(job: BuildJob) -> bool:
     Returns False for a job that is final. Harmless while a worker is at it: its lease stays.
     Raises ``BadGateway`` when the queue cannot be reached.
     """
-    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    stale = heartbeat_stale()
     BuildJob.objects.filter(pk=job.pk).expire_leases_of_dead_workers(stale=stale)
     current = BuildJob.objects.filter(pk=job.pk).first()
     waiting = current is not None and (

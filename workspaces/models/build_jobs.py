@@ -241,7 +241,7 @@ class BuildJob(LeasedRow):
     jobs_ahead: int | None = None
     """Set by ``with_jobs_ahead``."""
     held_back: bool = False
-    """Whether no engine takes starts; set by reads (``lifecycle.reasons``)."""
+    """Whether no engine takes starts; set by reads (``lifecycle.attempt_states``)."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     attempt = models.ForeignKey("workspaces.Attempt", on_delete=models.CASCADE, related_name="jobs")

@@ -323,7 +323,7 @@ class RuntimeInstance(models.Model):
 
     lost_since: datetime | None = None
     persistence: str | None = None
-    """Set by reads that say why something waits (``lifecycle.reasons``)."""
+    """Set by reads that say why something waits (``lifecycle.attempt_states``)."""
 
     run_id = models.UUIDField(primary_key=True, editable=False)
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="runtime")

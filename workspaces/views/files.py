@@ -38,7 +38,7 @@ from workspaces.files.serializers import (
 )
 from workspaces.files.services import WorkspaceFiles, path_of
 from workspaces.files.transfer import archive_answer, file_answer
-from workspaces.lifecycle.reasons import require_ready
+from workspaces.lifecycle.attempt_states import require_ready
 from workspaces.models import RuntimeInstance
 from workspaces.queries import latest_attempt
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter

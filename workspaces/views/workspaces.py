@@ -26,7 +26,7 @@ from controlplane.http.openapi import (
 from controlplane.http.pagination import list_query, page
 from controlplane.http.requests import Reading, read
 from controlplane.http.serializers import page_of
-from workspaces.lifecycle.reasons import require_ready
+from workspaces.lifecycle.attempt_states import require_ready
 from workspaces.lifecycle.start import start_sandbox
 from workspaces.lifecycle.time_to_live import change_time_to_live
 from workspaces.lifecycle.transitions import (

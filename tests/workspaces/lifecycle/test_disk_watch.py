@@ -15,8 +15,8 @@ from controlplane.work.stopping import StopEvent
 from tests.runs.ready import ready_attempt
 from tests.support.removal import remove_container
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, Launcher
+from workspaces.lifecycle.attempt_states import attempt_states
 from workspaces.lifecycle.enforcement.disk_watch import EVERY, TIME_TO_TIDY, DiskWatch
-from workspaces.lifecycle.reasons import attempt_states
 from workspaces.lifecycle.teardown import DISK_LIMIT_EXCEEDED, TransitionExecutor
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Transition, Workspace
 from workspaces.runtimes.base import LaunchedRuntime, Volume

@@ -37,9 +37,9 @@ from controlplane.work.models import Heartbeat
 from tests.bench.empty_jobs import NoCompiler, NoEngine, empty_runner
 from tests.factories import OWNER, make_job
 from tests.support.engines import GIB, STALE, persistent, silence
+from workspaces.lifecycle.attempt_states import attempt_states
 from workspaces.lifecycle.engines import forget_named
 from workspaces.lifecycle.placement import place_waiting
-from workspaces.lifecycle.reasons import attempt_states
 from workspaces.lifecycle.reconciler import reconcile
 from workspaces.lifecycle.start import retry_sandbox
 from workspaces.lifecycle.teardown import TransitionExecutor

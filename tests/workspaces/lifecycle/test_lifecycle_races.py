@@ -24,7 +24,7 @@ from tests.support import attempt_steps
 from tests.support.locked_rows import locked
 from tests.workspaces.lifecycle.test_races import at_once
 from workspaces.lifecycle import teardown as execution
-from workspaces.lifecycle.reasons import attempt_states
+from workspaces.lifecycle.attempt_states import attempt_states
 from workspaces.lifecycle.reconciler import reconcile
 from workspaces.lifecycle.teardown import LEASE, TransitionExecutor
 from workspaces.lifecycle.transition_worker import TransitionWorker

@@ -17,7 +17,7 @@ from tests.conftest import Api
 from tests.factories import claim, make_job, make_worker
 from tests.support import attempt_steps
 from workspaces import services as workspaces
-from workspaces.lifecycle import reasons
+from workspaces.lifecycle import attempt_states, reasons
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.lifecycle.queueing import cancel_job
 from workspaces.models import BuildJob
@@ -102,7 +102,8 @@ def test_a_job_that_is_claimed_while_it_is_read_has_a_place_all_the_same(api: Ap
 def test_a_job_far_back_is_not_counted_to_its_place(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reasons, "QUEUE_POSITIONS_SHOWN", 2)
+    for module in (attempt_states, reasons):
+        monkeypatch.setattr(module, "QUEUE_POSITIONS_SHOWN", 2)
     make_worker("worker-a")
     jobs = [make_job() for _ in range(4)]
     said = [api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}").body["reason"] for job in jobs]

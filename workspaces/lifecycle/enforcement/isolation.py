@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError
 
 from controlplane.errors import ControlPlaneError
 from controlplane.settings_environment import is_loopback
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, heartbeat_stale
 from workspaces.models import NetworkGuardReport
 from workspaces.runtimes.base import LaunchError
 
@@ -134,7 +134,7 @@ def check() -> str:
             "Workspaces can reach the engine's machine and private addresses: SVC_NETWORK_GUARD "
             "is off."
         )
-    stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+    stale = heartbeat_stale()
     alive = Heartbeat.objects.build().alive(stale=stale).exclude(engine_id="")
     engines = set(alive.values_list("engine_id", flat=True))
     # What was told before this machine was started again tells nothing: its rules may be gone.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Count, Q
 
 from controlplane.errors import ControlPlaneError, JobError
 from controlplane.settings_environment import is_loopback
 from controlplane.spelling import format_timestamp
+from controlplane.work.models import heartbeat_stale
 from workspaces.engines.certificates import (
     make_certificates,
     read_certificates,
@@ -91,7 +90,7 @@ class Command(BaseCommand):
             raise CommandError(error.message) from error
 
     def _list(self, options: dict[str, Any]) -> None:
-        stale = _stale()
+        stale = heartbeat_stale()
         answering = set(Engine.objects.answering(stale=stale).values_list("pk", flat=True))
         live = Q(status__in=RuntimeInstance.LIVE)
         counted = RuntimeInstance.objects.filter(live).values("engine_name")
@@ -157,16 +156,12 @@ class Command(BaseCommand):
         ended = engines.forget_named(
             options["name"],
             by="manage.py",
-            stale=_stale(),
-            wait=engines.wait_for_workers(_stale()) if wait is None else wait,
+            stale=heartbeat_stale(),
+            wait=engines.wait_for_workers(heartbeat_stale()) if wait is None else wait,
         )
         self.stdout.write(
             f"The engine {options['name']} is gone. Workspaces that have failed with it: {ended}."
         )
-
-
-def _stale() -> timedelta:
-    return timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
 
 
 def _require_safe(url: str, *, secured: bool) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 
 from controlplane.checks import SETTINGS
+from controlplane.work.models import heartbeat_stale
 from workspaces.engines.worker_keeper import COMMANDS, WorkerKeeper
 from workspaces.lifecycle.engines import finish_all
 
@@ -35,7 +34,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped."""
         only = options["only"]
-        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        stale = heartbeat_stale()
         WorkerKeeper(
             kinds=(only,) if only else tuple(COMMANDS),
             finish=partial(finish_all, stale=stale),

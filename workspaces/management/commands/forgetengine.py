@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.errors import ControlPlaneError
 from controlplane.spelling import format_timestamp
+from controlplane.work.models import heartbeat_stale
 from workspaces.lifecycle.engines import (
     Engine,
     engines,
@@ -41,7 +40,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """List, or declare and tell."""
-        stale = timedelta(milliseconds=settings.WORKER_HEARTBEAT_STALE_MS)
+        stale = heartbeat_stale()
         engine_id = options["engine"]
         if engine_id is None or options["list"]:
             self._list(engines(stale=stale))
