@@ -39,6 +39,15 @@ PATIENT = {
 @contextmanager
 def serving(application: str = "controlplane.wsgi", **settings: str) -> Iterator[int]:
     """Serve as a deployment does, with these settings; give the port."""
+    with served(application, **settings) as (_, port):
+        yield port
+
+
+@contextmanager
+def served(
+    application: str = "controlplane.wsgi", **settings: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Serve as ``serving`` does; give gunicorn, too."""
     port = free_port()
     given = {"SVC_API_PORT": str(port), "SVC_WEB_PORT": "0", "SVC_API_WORKERS": "1"}
     given |= PATIENT | settings
@@ -54,10 +63,24 @@ def serving(application: str = "controlplane.wsgi", **settings: str) -> Iterator
             assert server.poll() is None, "gunicorn ended"
             assert time.monotonic() < deadline, "gunicorn does not answer"
             time.sleep(0.1)
-        yield port
+        yield server, port
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(LONG_WAIT)
+
+
+@contextmanager
+def paused(server: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Have what is sent meanwhile lie there before the server looks at its clock again."""
+    below = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    processes = [server.pid, *map(int, below)]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in processes:
+            os.kill(pid, signal.SIGCONT)
 
 
 def answers(port: int) -> bool:
@@ -141,7 +164,10 @@ def test_readers_of_endless_answers_hold_up_nobody_else() -> None:
     application = "tests.security.big_answers"
     with serving(application, **ROOM) as port, ExitStack() as stack:
         crowd(stack, port, b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n", 60)
-        time.sleep(1)
+        until = time.monotonic() + LONG_WAIT
+        while not any(unread(port).values()):
+            assert time.monotonic() < until, "the buffers on the way to readers are not full"
+            time.sleep(0.02)
         holds_up_nobody(port)
         # One that reads gets all of it, whatever others do.
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_WAIT)
@@ -151,13 +177,14 @@ def test_readers_of_endless_answers_hold_up_nobody_else() -> None:
 
 
 def test_a_head_or_body_that_comes_too_late_is_told_and_ended() -> None:
-    times = {"SVC_API_HEADER_TIMEOUT_MS": "4000", "SVC_API_BODY_TIMEOUT_MS": "4000"}
-    with serving(**times) as port, ExitStack() as stack:
-        silent = stack.enter_context(connect(port))
-        head = stack.enter_context(connect(port))
-        body = stack.enter_context(connect(port))
-        head.sendall(b"GET /healthz HTTP/1.1\r\n")
-        body.sendall(HEAD + b"Content-Length: 9\r\n\r\n{")
+    times = {"SVC_API_HEADER_TIMEOUT_MS": "2000", "SVC_API_BODY_TIMEOUT_MS": "2000"}
+    with served(**times) as (server, port), ExitStack() as stack:
+        with paused(server):
+            silent = stack.enter_context(connect(port))
+            head = stack.enter_context(connect(port))
+            body = stack.enter_context(connect(port))
+            head.sendall(b"GET /healthz HTTP/1.1\r\n")
+            body.sendall(HEAD + b"Content-Length: 9\r\n\r\n{")
         assert ended(silent) == b""
         for sock in (head, body):
             status, _, rest = ended(sock).partition(b"\r\n")
@@ -181,10 +208,15 @@ def test_a_reader_that_takes_nothing_is_cut_off() -> None:
 
 def connected(port: int, client: tuple[str, int]) -> bool:
     """Whether the server has this client's connection, and has not closed it."""
-    here = f"0100007F:{port:04X}"
     there = f"{int.from_bytes(socket.inet_aton(client[0]), 'little'):08X}:{client[1]:04X}"
+    return there in unread(port)
+
+
+def unread(port: int) -> dict[str, int]:
+    """Return how many bytes wait in the server's system for each client, by its address there."""
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    return any(row[1:4] == [here, there, "01"] for row in rows)
+    here = [f"0100007F:{port:04X}", "01"]
+    return {row[2]: int(row[4].partition(":")[0], 16) for row in rows if [row[1], row[3]] == here}
 
 
 def test_an_address_with_too_many_connections_makes_room_with_its_own_oldest() -> None:

@@ -51,12 +51,15 @@ class ApiProcess:
         return [int(pid) for pid in children.read_text().split()]
 
     def resident_bytes(self) -> int:
-        """Return the memory of all processes that serve, without what they share."""
+        """Return the memory of all processes that serve, without what they share.
+
+        Nor what they read of files: whether they share that depends on who else is there.
+        """
         total = 0
         for pid in self.worker_pids():
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kilobytes = {line.split()[0]: line.split()[1] for line in lines[1:]}
-            total += 1024 * (int(kilobytes["Private_Clean:"]) + int(kilobytes["Private_Dirty:"]))
+            total += 1024 * int(kilobytes["Private_Dirty:"])
         return total
 
     def get(self, path: str) -> tuple[int, bytes]:

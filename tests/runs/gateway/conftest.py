@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -15,6 +16,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from tests.conftest import OWNER, Api
 from tests.runs.gateway.scripted_engine import CONTAINER, ScriptedEngine
+from tests.runs.gateway.timed_gateway import TimedGateway
 from tests.runs.ready import ready_attempt
 from tests.stack.gateway_process import ApiProcess, GatewayProcess
 from tests.stack.ssh import Client, short_folder
@@ -45,7 +47,7 @@ class Hall:
         owner: str | None = OWNER,
         *,
         user: str | None = None,
-        gateway: GatewayProcess | None = None,
+        gateway: GatewayProcess | TimedGateway | None = None,
     ) -> Client:
         """Return a client with a new key, registered unless nobody is its owner."""
         at = gateway or self.gateway
@@ -65,6 +67,14 @@ class Hall:
         gateway = gateway_of(self.folder, self.service, self.engine, **changes)
         self._rest.callback(gateway.stop)
         return gateway
+
+    @contextlib.contextmanager
+    def timed_gateway(self, **changes: Any) -> Iterator[TimedGateway]:
+        """Run a gateway whose clock the test sets forward."""
+        own = {"SSH_GATEWAY_API_BASE_URL": self.service.url, "DOCKER_HOST": self.engine.url}
+        own["SSH_GATEWAY_HOST_KEY_PATH"] = str(self.gateway.host_key)
+        with override_settings(**own, **changes), TimedGateway.running() as gateway:
+            yield gateway
 
     def close(self) -> None:
         """Forget what was made on the way."""

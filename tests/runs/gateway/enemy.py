@@ -248,10 +248,14 @@ async def enemy(
             await connection.wait_closed()
 
 
-def pss(pid: int) -> int:
-    """Return how many bytes of memory are a process's own share."""
+def own_memory(pid: int) -> int:
+    """Return how many bytes a process has that are in no file.
+
+    Of the pages of files its share depends on who else has them.
+    """
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(row.split()[1]) for row in rollup.splitlines() if row.startswith("Pss:")) * 1024
+    rows = (row.split() for row in rollup.splitlines() if row.startswith("Pss_Anon:"))
+    return sum(int(row[1]) for row in rows) * 1024
 
 
 def open_files(pid: int) -> int:
@@ -271,7 +275,7 @@ def unharmed(
     """
     assert good.said("echo in") == b"in\n"
     pid = gateway.process.pid
-    memory, at_first, logged = pss(pid), open_files(pid), len(gateway.told)
+    memory, at_first, logged = own_memory(pid), open_files(pid), len(gateway.told)
     yield
     assert gateway.process.poll() is None, gateway.told[-4000:]
     assert good.said("echo still in") == b"still in\n"
@@ -280,7 +284,7 @@ def unharmed(
         what=f"the files of those who are gone are closed: {open_files(pid)}, before {at_first}",
         timeout=LONG_WAIT,
     )
-    grown = (pss(pid) - memory) >> 20
+    grown = (own_memory(pid) - memory) >> 20
     assert grown <= grows, f"the gateway has grown by {grown} MiB"
     told = gateway.told[logged:]
     for accident in ACCIDENTS:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runs.agent.session.channel import Frame, FromClient, ToClient
+from runs.agent.session.channel import MAX_DATA, Frame, FromClient, ToClient
 from tests.runs.gateway.conftest import Hall
 from tests.runs.gateway.enemy import (
     CHANNEL_OPEN,
@@ -259,7 +259,10 @@ def test_output_that_nobody_reads_waits_at_the_program(hall: Hall, client: Clien
         for channel in range(8):
             await begin(member, "exec yes", channel)
         member.deafen()
-        await asyncio.sleep(3)
+        windows = hall.engine.peers[-1].windows
+        async with asyncio.timeout(LONG_WAIT):
+            while len(windows) < 8 or max(windows.values()) >= MAX_DATA:
+                await asyncio.sleep(0.01)  # until no program may write any more
         await promptly(client)
 
     with unharmed(hall.gateway, client, grows=64):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.gateway.conftest import Hall, gateway_of
-from tests.runs.gateway.enemy import ACCIDENTS, pss
+from tests.runs.gateway.enemy import ACCIDENTS, own_memory
 from tests.runs.gateway.scripted_engine import CONTAINER
 from tests.stack.gateway_process import GatewayProcess
 from tests.stack.ssh import Done, short_folder
@@ -149,13 +149,13 @@ def test_an_api_that_answers_nonsense_is_told_in_words(
 def refused(hall: Hall, gateway: GatewayProcess) -> Done:
     """Enter by this gateway, which refuses in words and keeps nothing of what it was sent."""
     client = hall.client(gateway=gateway)
-    before = pss(gateway.process.pid)
+    before = own_memory(gateway.process.pid)
     started = time.monotonic()
     done = client.command("true")
     assert time.monotonic() - started < BOUND_SECONDS
     assert done.code == 255
     assert "Received disconnect" in done.err
-    assert pss(gateway.process.pid) - before < 32 * 1024 * 1024
+    assert own_memory(gateway.process.pid) - before < 32 * 1024 * 1024
     assert not [accident for accident in ACCIDENTS if accident in gateway.told]
     return done
 

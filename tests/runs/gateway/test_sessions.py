@@ -24,6 +24,7 @@ from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 
 LONG = "echo here; exec sleep 600"
+HOUR = 3600
 
 
 def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
@@ -38,10 +39,20 @@ def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
 
 
 def test_a_connection_in_use_is_not_idle(hall: Hall) -> None:
-    gateway = hall.another_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS="10000")
-    # Longer than that in all, and so often that a busy machine does not make it idle.
-    script = "for i in $(seq 40); do echo $i; sleep 0.3; done"
-    assert hall.client(gateway=gateway).said(script).split() == [b"%d" % i for i in range(1, 41)]
+    with (
+        hall.timed_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS=1000 * HOUR) as gateway,
+        hall.client(gateway=gateway).begun("echo here; exec cat") as begun,
+    ):
+        process = begun.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for _ in range(5):
+            gateway.pass_time(0.6 * HOUR)
+            process.stdin.write(b"still here\n")
+            assert process.stdout.readline() == b"still here\n"
+        gateway.pass_time(HOUR)
+        assert b"there was no traffic for 3600 seconds" in process.stderr.read()
 
 
 def test_a_client_that_is_dead_is_noticed(hall: Hall) -> None:

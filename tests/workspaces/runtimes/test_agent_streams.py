@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,13 +68,23 @@ def test_bytes_go_both_ways_unchanged_without_the_engine(place: Place) -> None: 
     assert pauses > 0
 
 
+def waiting_in(descriptor: int) -> int:
+    """Return how many bytes have come over a socket that nobody has read."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def test_output_waits_while_nobody_takes_it(place: Place) -> None:  # noqa: F811
     async def wait() -> None:
         told = Told()
         stream = await opened(place, told, "sh", "-c", "read go; seq 1 2000000")
         stream.pause_output()
         stream.write(b"go\n")
-        await asyncio.sleep(0.5)
+        assert isinstance(stream, SocketStream)
+        assert stream._transport is not None
+        descriptor = stream._transport.get_extra_info("socket").fileno()
+        async with asyncio.timeout(LONG_WAIT):
+            while not waiting_in(descriptor):
+                await asyncio.sleep(0.01)
         assert told.output == b""
         stream.resume_output()
         async with asyncio.timeout(LONG_WAIT):

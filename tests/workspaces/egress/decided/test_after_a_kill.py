@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection, transaction
 
-from runs.models import RunHead
 from runs.record import egress_decisions, egress_endings
 from runs.record.egress_decisions import DAMAGED
-from tests.support.waiting import LONG_WAIT
+from tests.support.locked_rows import locked
 from tests.workspaces.egress.decided.decided_rows import (
     decision,
+    head_of,
     hosts,
     losses,
     network_of,
@@ -107,24 +105,11 @@ def test_one_record_that_is_held_does_not_keep_the_others_of_a_killed_proxy_wait
     for attempt in (held, free, held):
         journal.add(decision(attempt.pk))
     journal.abandon()
-    holds, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            RunHead.objects.select_for_update().get(pk=held_run.number)
-            holds.set()
-            done.wait(LONG_WAIT)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert holds.wait(LONG_WAIT)
-    following.recover()
-    assert hosts(free_run) == [("a.test", 1)]
-    assert network_of(free).served_by == following.id
-    assert network_of(held).served_by == journal.id, "not all of it is stored"
-    done.set()
-    holder.join()
+    with locked(head_of(held_run)):
+        following.recover()
+        assert hosts(free_run) == [("a.test", 1)]
+        assert network_of(free).served_by == following.id
+        assert network_of(held).served_by == journal.id, "not all of it is stored"
     following.recover()
     assert hosts(held_run) == [("a.test", 2)]
     assert network_of(held).served_by == following.id
@@ -136,20 +121,6 @@ def test_a_proxy_does_not_wait_long_for_a_record_to_serve_its_network(
 ) -> None:
     monkeypatch.setattr(egress_decisions, "LOCK_MS", 50)
     attempt, run = with_policy()
-    holds, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            RunHead.objects.select_for_update().get(pk=run.number)
-            holds.set()
-            done.wait(LONG_WAIT)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert holds.wait(LONG_WAIT)
-    assert known_networks._of_bridge(network_of(attempt).pk, journal) is None
-    assert not done.is_set()
-    done.set()
-    holder.join()
+    with locked(head_of(run)):
+        assert known_networks._of_bridge(network_of(attempt).pk, journal) is None
     assert known_networks._of_bridge(network_of(attempt).pk, journal) is not None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, transaction
+from django.db import connection
 
 from runs.models import RunHead
 from runs.record import egress_decisions
 from runs.record.egress_decisions import DAMAGED, UPGRADED
 from runs.record.verify import verify_run
-from tests.support.waiting import LONG_WAIT
+from tests.support.locked_rows import locked
 from tests.workspaces.egress.decided.decided_rows import (
     decision,
     head_of,
@@ -54,24 +53,11 @@ def test_a_record_that_somebody_holds_keeps_no_other_waiting_for_long(
     monkeypatch.setattr(egress_decisions, "LOCK_MS", 50)
     held, held_run = with_policy()
     free, free_run = with_policy()
-    holds, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            RunHead.objects.select_for_update().get(pk=held_run.number)
-            holds.set()
-            done.wait(LONG_WAIT)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert holds.wait(LONG_WAIT)
-    journal.add(decision(held.pk))
-    journal.add(decision(free.pk))
-    journal.flush()
-    assert hosts(free_run) == [("a.test", 1)]
-    done.set()
-    holder.join()
+    with locked(head_of(held_run)):
+        journal.add(decision(held.pk))
+        journal.add(decision(free.pk))
+        journal.flush()
+        assert hosts(free_run) == [("a.test", 1)]
     assert recorded(held_run) == []
     journal.settle(held.pk)
     assert hosts(held_run) == [("a.test", 1)]
