@@ -160,28 +160,34 @@ def folder_of(run_id: UUID) -> str:
 def begin(pods: PodLauncher, boot_run: UUID, run_id: UUID) -> None:
     """Start a run that writes until it is told that it is enough."""
     shell(pods, boot_run, f"mkdir {folder_of(run_id)}")
-    record = {
-        "policy": "block",
-        "input": "off",
-        "spoolBytes": 1 << 20,
-        "segmentBytes": 1 << 18,
-        "files": False,
-        "network": False,
-        "processes": False,
-        "patchBytes": 0,
-        "maxFiles": 0,
-    }
+    begin_program(pods, boot_run, run_id, ["python3", "-c", PROGRAM], folder_of(run_id))
+
+
+def begin_program(
+    pods: PodLauncher, boot_run: UUID, run_id: UUID, argv: list[str], folder: str | None = None
+) -> None:
+    """Start a recorded run with a small spool, and nothing observed but its output."""
     spec = {
         "version": 1,
         "runId": str(run_id),
-        "argv": ["python3", "-c", PROGRAM],
-        "cwd": folder_of(run_id),
+        "argv": argv,
+        "cwd": folder,
         "env": {},
         "stdin": None,
         "timeSeconds": 10 * LONG_WAIT,
         "graceSeconds": 1,
         "secrets": [],
-        "record": record,
+        "record": {
+            "policy": "block",
+            "input": "off",
+            "spoolBytes": 1 << 20,
+            "segmentBytes": 1 << 18,
+            "files": False,
+            "network": False,
+            "processes": False,
+            "patchBytes": 0,
+            "maxFiles": 0,
+        },
     }
     stdin = json.dumps(spec).encode()
     answer = pods.adapter.call_agent(boot_run, ["exec"], stdin=stdin, timeout=LONG_WAIT)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import docker
 import pytest
@@ -18,6 +17,7 @@ from tests.stack.cluster import Namespace
 from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher
+from tests.workspaces.runtimes.dropped_connections import begin_program
 from tests.workspaces.runtimes.pod_launcher import PodLauncher
 from tests.workspaces.runtimes.pod_suite import ended_code
 from tests.workspaces.runtimes.runtime_suite import HOME, running, shell
@@ -87,37 +87,6 @@ def put_on_the_node(pods: PodLauncher, request: LaunchRequest) -> None:
     assert pods.pod(request.run_id)["spec"]["nodeName"] == NODE
 
 
-def begin(pods: PodLauncher, boot_run: UUID) -> UUID:
-    """Start a run that writes for ever."""
-    run_id = uuid4()
-    spec = {
-        "version": 1,
-        "runId": str(run_id),
-        "argv": ["sh", "-c", PROGRAM],
-        "cwd": None,
-        "env": {},
-        "stdin": None,
-        "timeSeconds": None,
-        "graceSeconds": 1,
-        "secrets": [],
-        "record": {
-            "policy": "block",
-            "input": "off",
-            "spoolBytes": 1 << 20,
-            "segmentBytes": 1 << 18,
-            "files": False,
-            "network": False,
-            "processes": False,
-            "patchBytes": 0,
-            "maxFiles": 0,
-        },
-    }
-    stdin = json.dumps(spec).encode()
-    answer = pods.adapter.call_agent(boot_run, ["exec"], stdin=stdin, timeout=LONG_WAIT)
-    assert b'"started"' in answer.stdout, answer
-    return run_id
-
-
 def taken(tail: TailChannel, enough: Callable[[list[Event]], bool]) -> list[Event]:
     """Take events until there are enough, or the connection ends."""
     events: list[Event] = []
@@ -146,7 +115,8 @@ def test_a_lost_node_is_the_reason_and_nothing_starts_on_its_volume_until_its_po
     )
     put_on_the_node(pods, request)
     assert shell(pods, request.run_id, "echo kept > ~/kept; sync") == (0, "")
-    run_id = begin(pods, request.run_id)
+    run_id = uuid4()
+    begin_program(pods, request.run_id, run_id, ["sh", "-c", PROGRAM])
     tail = TailChannel.open(pods.adapter, request.run_id, run_id, 1)
     try:
         events = taken(tail, lambda found: sum(e.kind == Kind.IO_CHUNK for e in found) >= 20)
