@@ -25,7 +25,7 @@ PYTEST = $(TEST_RUN) env PYTHONHASHSEED=0 timeout --foreground --signal=INT --ki
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up status down clean staff test test-full lint format bench bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume bench-data-plane bench-egress bench-recovery mutants schema \
+.PHONY: help demo up status down clean staff test test-full lint format bench bench-builds bench-record bench-ssh bench-packages bench-operate bench-density bench-volume bench-data-plane bench-egress bench-cluster bench-recovery mutants schema \
 	lint-tools lint-code lint-format lint-types lint-imports lint-architecture lint-migrations lint-schema
 
 help: ## list the targets
@@ -157,3 +157,7 @@ bench-egress: ## measure the egress proxy against connections without it (not a 
 bench-recovery: ## measure how long the API is away when any one process is killed (not a test)
 	@$(UP) prepare-test >&2
 	@$(TEST_RUN) python -m tests.bench.recovery
+
+bench-cluster: ## measure workspaces as Pods and placement over engines (not a test); needs a cluster
+	@$(UP) prepare-test >&2
+	@$(TEST_RUN) python -m tests.bench.cluster $(BENCH_ARGS)

@@ -33,6 +33,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "volume": ("tests.bench.volume",),
     "data-plane": ("tests.bench.data_plane",),
     "egress": ("tests.bench.egress",),
+    "cluster": ("tests.bench.cluster", "--drops", "100"),
     "recovery": ("tests.bench.recovery",),
 }
 """What is run for each section of the page; what takes long on a slow machine stands last, so that

@@ -21,11 +21,18 @@ class CuttingRelay:
     url: str
     cuts: list[int] = field(default_factory=list)
     cut: int = 0
+    connections: set[socket.socket] = field(default_factory=set)
+
+    def cut_all(self) -> None:
+        """Cut every connection that there is."""
+        for each in list(self.connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
-def cutting_relay_to(port: int) -> Iterator[CuttingRelay]:
-    """Serve a relay to the API at a port of the loopback interface."""
+def cutting_relay_to(port: int, host: str = "127.0.0.1") -> Iterator[CuttingRelay]:
+    """Serve a relay to the API, at a port of the loopback interface unless another is named."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         relay = CuttingRelay(f"http://127.0.0.1:{server.getsockname()[1]}")
         ended = threading.Event()
@@ -42,8 +49,14 @@ def cutting_relay_to(port: int) -> Iterator[CuttingRelay]:
                     thread.start()
 
         def hand_on(client: socket.socket, budget: int | None) -> None:
-            with client, socket.create_connection(("127.0.0.1", port)) as upstream:
+            with (
+                client,
+                socket.create_connection((host, port)) as upstream,
+                contextlib.ExitStack() as stack,
+            ):
                 pairs = {client: upstream, upstream: client}
+                stack.callback(relay.connections.discard, client)
+                relay.connections.add(client)
                 while not ended.is_set():
                     for ready in select.select(list(pairs), [], [], 0.05)[0]:
                         try:

@@ -68,6 +68,7 @@ class PodLauncher(Launcher):
 
     def clean_up(self) -> None:
         """Remove what is left, without waiting for it."""
+        self.adapter.execs.close()
         for kind in (PODS, CLAIMS):
             for each in self.place.admin.list(kind, {"svc.instance": self.instance_id}):
                 metadata = each["metadata"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ import pytest
 from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import step
+from tests.workspaces.runtimes.dropped_connections import behind_relay, with_dropped
 from tests.workspaces.runtimes.pod_launcher import PodLauncher
 from tests.workspaces.runtimes.runtime_suite import HOME, out_of_time, running, shell
 from workspaces.runtimes.base import LaunchError, LaunchRequest
@@ -329,6 +331,62 @@ def test_a_pod_that_took_the_name_meanwhile_is_not_removed(pods: PodLauncher) ->
     with pytest.raises(Conflict):
         pods.adapter.cluster.delete(PODS, runtime.reference, uid="0" * 36)
     assert pods.left_over() == [runtime.reference]
+
+
+# --------------------------------------------------------------------------- calls of the agent
+
+RELAYS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '^/var/lib/svc/relay.py$'"
+
+
+def test_calls_one_after_the_other_go_over_one_exec(pods: PodLauncher) -> None:
+    request = pods.request(outbound=True)
+    pods.launch(request)
+    for _ in range(5):
+        answer = pods.adapter.call_agent(request.run_id, ["status"], timeout=LONG_WAIT)
+        assert answer.exit_code == 0
+    # The one that asks is that of the calls, and of the launch.
+    assert shell(pods, request.run_id, RELAYS) == (0, "1\n")
+
+
+def test_calls_at_the_same_time_get_each_their_own_answer(pods: PodLauncher) -> None:
+    request = pods.request(outbound=True)
+    pods.launch(request)
+    with ThreadPoolExecutor(6) as pool:
+        said = list(
+            pool.map(lambda number: shell(pods, request.run_id, f"echo {number}"), range(24))
+        )
+    assert said == [(0, f"{number}\n") for number in range(24)]
+
+
+def test_a_call_that_was_given_up_leaves_nothing_to_the_next_one(pods: PodLauncher) -> None:
+    request = pods.request(outbound=True)
+    pods.launch(request)
+    for _ in range(3):
+        pods.adapter.open_agent(request.run_id, ["session"]).close()
+        answer = pods.adapter.call_agent(request.run_id, ["no-such-thing"], timeout=LONG_WAIT)
+        assert (answer.exit_code, answer.stdout) == (2, b"")
+        assert b"subcommand" in answer.stderr
+
+
+def test_after_connections_were_cut_the_next_call_goes_over_a_new_one(pods: PodLauncher) -> None:
+    request = pods.request(outbound=True)
+    pods.launch(request)
+    with behind_relay(pods) as (relay, adapter):
+        for _ in range(3):
+            answer = adapter.call_agent(request.run_id, ["status"], timeout=LONG_WAIT)
+            assert answer.exit_code == 0
+            relay.cut_all()
+
+
+# What is cut takes a part of the time of the whole.
+DROPS = 300
+
+
+def test_no_byte_is_lost_or_comes_twice_when_connections_are_cut(pods: PodLauncher) -> None:
+    found = with_dropped(pods, DROPS)
+    assert found.drops >= DROPS
+    assert found.received > 0
+    assert (found.lost, found.twice) == (0, 0)
 
 
 # -------------------------------------------------------------------------- networks and rights

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from wsproto.utilities import generate_accept_token
 
 Document = dict[str, Any]
 Fault = Callable[["Request"], bool]
@@ -39,6 +40,16 @@ class Request(BaseHTTPRequestHandler):
     def refuse(self, status: int, message: str) -> None:
         """Send an error."""
         self.answer(status, {"kind": "Status", "message": message})
+
+    def accept_exec(self) -> None:
+        """Begin an exec, as far as its client can tell."""
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        token = generate_accept_token(self.headers["Sec-WebSocket-Key"].encode())
+        self.send_header("Sec-WebSocket-Accept", token.decode())
+        self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        self.end_headers()
 
     def hang_up(self) -> None:
         """End the connection without an answer."""

@@ -132,6 +132,20 @@ def test_a_watch_that_is_refused_has_seen_nothing(
     assert list(adapter.cluster.watch("pods", "a", "1", seconds=1)) == []
 
 
+def test_a_watch_whose_connection_is_cut_has_seen_nothing_and_the_next_look_tells_why(
+    server: SmallApiServer, adapter: KubernetesAdapter
+) -> None:
+    def hung_up(call: Request) -> bool:
+        call.hang_up()
+        return True
+
+    server.faults.append(hung_up)
+    assert list(adapter.cluster.watch("pods", "a", "1", seconds=1)) == []
+    with pytest.raises(LaunchError) as caught:
+        adapter.cluster.get("pods", "a")
+    assert caught.value.code == "adapter-unavailable"
+
+
 def test_an_exec_that_is_not_answered_ends_without_a_word_to_the_event_loop(
     server: SmallApiServer, adapter: KubernetesAdapter
 ) -> None:
@@ -336,7 +350,10 @@ def test_a_policy_that_was_taken_away_while_the_pod_started_is_there_again_befor
             return True
         if "/exec?" in call.path:
             seen.append(policy in server.objects)
-            call.refuse(403, "no exec")
+            if len(seen) == 1:
+                call.accept_exec()  # it can be reached, and the next one is to begin it
+            else:
+                call.refuse(403, "no exec")
             call.hang_up()
             return True
         return False
@@ -344,7 +361,7 @@ def test_a_policy_that_was_taken_away_while_the_pod_started_is_there_again_befor
     server.faults.append(started)
     with pytest.raises(LaunchError, match="does not allow an exec"):
         launch(adapter, request_)
-    assert seen[0]
+    assert seen[1]
 
 
 def test_the_pods_of_a_probe_reach_no_more_than_they_try_and_leave_nothing(

@@ -11,6 +11,8 @@ from workspaces.runtimes.kubernetes import pod_state
 from workspaces.runtimes.kubernetes.cluster import Conflict, refusal
 
 NOW = datetime.now(UTC)
+UNANSWERED = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+"""What the cluster says of a Pod whose node has not told of it lately."""
 
 
 def pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
@@ -50,6 +52,11 @@ def stamp(moment: datetime) -> str:
             "n7",
         ),
         (pod({}, deletionTimestamp=stamp(NOW - timedelta(hours=1))), "node-lost", "n7"),
+        (
+            pod({"conditions": UNANSWERED}, deletionTimestamp=stamp(NOW + timedelta(days=1))),
+            "node-lost",
+            "n7",
+        ),
         (pod({"reason": "OutOfmemory", "message": "Node has none"}), "unschedulable", "has none"),
         (pod({"phase": "Failed", "reason": "Shutdown"}), "evicted", "Shutdown"),
     ],
@@ -67,6 +74,8 @@ def test_why_the_cluster_has_ended_a_pod(found: dict[str, Any], code: str, said:
         pod(),
         pod({"phase": "Running"}),
         pod({"phase": "Failed"}),
+        # It may answer again: then the Pod goes on.
+        pod({"conditions": UNANSWERED}),
         pod({}, deletionTimestamp=stamp(NOW + timedelta(days=1))),
     ],
 )

@@ -4,6 +4,7 @@
 what a Pod is made of and ``pod_state`` what has become of it, ``volume_claims`` who holds
 volumes, ``network_policies`` whether they are enforced. ``exec_wire`` is an exec's WebSocket
 without a socket; ``pod_channel`` (for threads) and ``pod_stream`` (for asyncio) have one.
+``agent_calls`` are calls of the agent, over execs that are kept; ``relay`` is their other end.
 """
 
 from workspaces.runtimes.kubernetes.pod_adapter import KubernetesAdapter

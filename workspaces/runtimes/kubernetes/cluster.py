@@ -83,9 +83,9 @@ class Cluster:
     def watch(self, kind: str, name: str, version: str, *, seconds: int) -> Iterator[Document]:
         """Give the states of one object that follow ``version``, for so many seconds.
 
-        Ends early when the API server does not know that version any more, and where it refuses
-        the watch after the pause it asks for. A state has ``deleted: True`` beside its members when
-        it was the last one.
+        Ends early when the connection is cut, when the API server does not know that version any
+        more, and where it refuses the watch after the pause it asks for. A state has
+        ``deleted: True`` beside its members when it was the last one.
         """
         query = {
             "watch": "true",
@@ -94,7 +94,10 @@ class Cluster:
             "timeoutSeconds": str(seconds),
             "allowWatchBookmarks": "true",
         }
-        response = self._send("GET", f"{self._path(kind)}?{urlencode(query)}", seconds + 5)
+        try:
+            response = self._send("GET", f"{self._path(kind)}?{urlencode(query)}", seconds + 5)
+        except LaunchError:
+            return  # whoever looks at the object next is told whether the server answers
         try:
             if response.status != 200:
                 # Whoever asks again at once would keep a busy server busy.

@@ -1,27 +1,26 @@
-"""What is done in a Pod by exec: the agent's calls, its configuration, files, signals."""
+"""What is done in a Pod by exec besides calls of the agent: its configuration, files, signals."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import AgentAnswer, FileReader, LaunchError
+from workspaces.runtimes.kubernetes.agent_calls import AgentExecs
 from workspaces.runtimes.kubernetes.cluster import Cluster
 from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
-from workspaces.runtimes.kubernetes.pods import KEEPER, RELAY, STATE_DIRECTORY, WORKSPACE
+from workspaces.runtimes.kubernetes.pods import KEEPER, STATE_DIRECTORY, WORKSPACE
 
 GIVE_SECONDS = 30.0
 SIGNAL_SECONDS = 10.0
 FILE_SECONDS = 30.0
-GIVEN_BY_ANOTHER = 45
-CUT_SHORT = 46
 NOT_THERE = 44
 NOTHING_GIVEN = 47
-_GIVE = (Path(__file__).parent / "give.sh").read_text("utf-8")
+CONFIGURATION = f"{boot.CONFIG_DIRECTORY}/{boot.CONFIG_FILE}"
 _LOOK = f"""
 [ -e /var/lib/svc/given ] || exit {NOTHING_GIVEN}
 [ -e "$1" ] && [ ! -e /var/lib/svc/begin ]
@@ -39,56 +38,18 @@ class Given(Enum):
     """Its agent has begun."""
 
 
-def relay_command(arguments: Sequence[str]) -> list[str]:
-    """Return what an exec of the agent runs."""
-    return ["/usr/bin/python3", "-I", "-S", RELAY, *arguments]
-
-
-def open_agent(
-    cluster: Cluster, pod: str, arguments: Sequence[str], *, timeout: float
-) -> ExecChannel:
-    """Start the agent in a Pod and stay connected to it."""
-    return ExecChannel.open(
-        cluster.access,
-        cluster.namespace,
-        pod,
-        WORKSPACE,
-        relay_command(arguments),
-        timeout=timeout,
-    )
-
-
-def call_agent(
-    cluster: Cluster,
-    pod: str,
-    arguments: Sequence[str],
-    *,
-    stdin: bytes = b"",
-    timeout: float,
-    cancelled: Callable[[], bool] | None = None,
-) -> AgentAnswer | None:
-    """Run the agent in a Pod and return its answer; None when that takes longer."""
-    channel = open_agent(cluster, pod, arguments, timeout=timeout)
-    with contextlib.closing(channel):
-        return channel.answer(stdin, timeout, cancelled=cancelled)
-
-
-def give_configuration(cluster: Cluster, pod: str, configuration: Mapping[str, object]) -> bool:
+def give_configuration(execs: AgentExecs, pod: str, configuration: Mapping[str, object]) -> bool:
     """Give a Pod what its agent waits for; False when another launch has done that."""
     content = json.dumps(configuration, ensure_ascii=False, separators=(",", ":")).encode()
-    command = ["/bin/sh", "-c", _GIVE, "give", str(len(content))]
-    answer = _run(cluster, pod, WORKSPACE, command, content, GIVE_SECONDS)
-    if answer.exit_code == GIVEN_BY_ANOTHER:
-        return False
-    if answer.exit_code:
-        said = boot.one_line(answer.stderr.decode("utf-8", "replace"))
-        raise LaunchError("launch-refused", f"The workspace did not take its configuration. {said}")
-    return True
+    answer = execs.call(pod, {"give": CONFIGURATION}, stdin=content, timeout=GIVE_SECONDS)
+    if answer is None:
+        raise LaunchError("agent-silent", f"The workspace took nothing for {GIVE_SECONDS:g} s.")
+    return not answer.exit_code
 
 
 def given(cluster: Cluster, pod: str) -> Given:
     """Return how much of its agent's configuration a Pod has."""
-    command = ["/bin/sh", "-c", _LOOK, "look", f"{boot.CONFIG_DIRECTORY}/{boot.CONFIG_FILE}"]
+    command = ["/bin/sh", "-c", _LOOK, "look", CONFIGURATION]
     code = _run(cluster, pod, WORKSPACE, command, b"", SIGNAL_SECONDS).exit_code
     return {0: Given.ALL, NOTHING_GIVEN: Given.NOTHING}.get(code, Given.PART)
 

@@ -23,6 +23,7 @@ from workspaces.runtimes.base import (
     RenewedCredential,
 )
 from workspaces.runtimes.kubernetes import inside, pod_state, volume_claims
+from workspaces.runtimes.kubernetes.agent_calls import AgentCall, AgentExecs
 from workspaces.runtimes.kubernetes.cluster import (
     INSTANCE_LABEL,
     PODS,
@@ -36,7 +37,6 @@ from workspaces.runtimes.kubernetes.cluster import (
 )
 from workspaces.runtimes.kubernetes.cluster_access import Access
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof, sweep_probes
-from workspaces.runtimes.kubernetes.pod_channel import ExecChannel
 from workspaces.runtimes.kubernetes.pod_launch import Launch
 from workspaces.runtimes.kubernetes.pod_removal import end_in_order, remove_pod, remove_policy
 from workspaces.runtimes.kubernetes.pods import ATTEMPT_COUNT, PodOptions, pod_name
@@ -75,6 +75,7 @@ class KubernetesAdapter:
         self.options = options or PodOptions()
         self.cluster = Cluster(Access(kubeconfig), namespace, instance_id, timeout=api_timeout)
         self.proof = NetworkProof(self.cluster, self.options.probe_image, self.options.pull_secret)
+        self.execs = AgentExecs(self.cluster)
         self._guarded = guarded
         self._timeout = api_timeout
         self._silence = agent_silence
@@ -95,6 +96,7 @@ class KubernetesAdapter:
             raise ValueError("the request belongs to another installation")
         return Launch(
             self.cluster,
+            self.execs,
             request,
             cancelled,
             options=self.options,
@@ -127,6 +129,7 @@ class KubernetesAdapter:
 
     def remove_containers(self, run_id: UUID) -> bool:
         """Have the run's Pod removed; its node needs some seconds for that."""
+        self.execs.forget(pod_name(run_id))
         pod = self._pod(run_id)
         return pod is not None and remove_pod(self.cluster, pod)
 
@@ -136,6 +139,7 @@ class KubernetesAdapter:
         Where the Pod's node does not say in time that it is gone, the policy is left to
         ``sweep_networks``: what may still run must not reach more than it was allowed.
         """
+        self.execs.forget(pod_name(run_id))
         pod = self._pod(run_id)
         if pod is not None:
             if collect is not None:
@@ -235,7 +239,7 @@ class KubernetesAdapter:
         running = pod_state.is_running(pod)
         return inside.reader(self.cluster, pod_name(run_id), running=lambda: running)
 
-    def _open(self, run_id: UUID, arguments: Sequence[str], timeout: float) -> ExecChannel:
+    def _open(self, run_id: UUID, arguments: Sequence[str], timeout: float) -> AgentCall:
         if run_id not in self._ours:
             # By its name alone it could be another installation's.
             if self._pod(run_id) is None:
@@ -243,7 +247,7 @@ class KubernetesAdapter:
             if len(self._ours) >= MOST_KNOWN:
                 self._ours.clear()
             self._ours.add(run_id)
-        return inside.open_agent(self.cluster, pod_name(run_id), arguments, timeout=timeout)
+        return self.execs.open(pod_name(run_id), arguments, timeout=timeout)
 
     def _why_lost(self, run_id: UUID, error: LaunchError) -> LaunchError:
         """Return what it means that a call was cut: its Pod has ended, or only the connection."""

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from controlplane.subprocesses import Tail
 from workspaces.runtimes.base import AgentAnswer, LaunchError
@@ -31,6 +32,16 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 EXIT_SECONDS = 5.0
 GIVEN_UP_SECONDS = 0.2
 _WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
+
+
+class Conversation(Protocol):
+    """What takes input and gives output."""
+
+    def post(self, data: bytes, *, end: bool = False) -> None:
+        """Have ``data`` sent while its output is read, and then the ``end`` of its input."""
+
+    def read(self, timeout: float, *, wake: int = -1) -> bytes | None:
+        """Return the next bytes of its output, ``b""`` at the end, None when none came in time."""
 
 
 class ExecChannel:
@@ -116,7 +127,9 @@ class ExecChannel:
                     return b""
                 self._stay_alive()
                 until = min(deadline, time.monotonic() + KEEP_ALIVE_SECONDS)
-                if self._wait(select.POLLIN, until, wake):
+                # What was posted goes on its way while it reads.
+                events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
+                if self._wait(events, until, wake):
                     self._exchange()
                     # Its standard error alone can keep the connection readable for ever.
                     if not self._output and time.monotonic() >= deadline:
@@ -164,40 +177,32 @@ class ExecChannel:
             elif timeout is not None and time.monotonic() - took_at >= timeout:
                 raise LaunchError("agent-silent", "The workspace no longer reads.")
 
+    def post(self, data: bytes, *, end: bool = False) -> None:
+        """Have ``data`` sent while its output is read, and then the ``end`` of its input."""
+        pieces = list(self._wire.input(data)) if self._framed else [self._wire.frame(data)]
+        if end and self._framed:
+            pieces.append(self._wire.frame(END_OF_INPUT))
+        with self._tls:
+            self._to_send += b"".join(pieces)
+            self._send()
+
     # ------------------------------------------------------------------------------- the whole
 
-    def answer(
-        self, stdin: bytes, timeout: float, *, cancelled: Callable[[], bool] | None = None
-    ) -> AgentAnswer | None:
-        """Give it ``stdin`` and return what it says until its end; None when that takes longer.
-
-        None too when ``cancelled``, which is asked several times in a second.
-        """
-        deadline = time.monotonic() + timeout
-        with self._tls:
-            for piece in self._wire.input(stdin) if self._framed else [self._wire.frame(stdin)]:
-                self._to_send += piece
-            if self._framed:
-                self._to_send += self._wire.frame(END_OF_INPUT)
-        said: list[bytes] = []
-        while not self._wire.closed:
-            until = deadline
-            if cancelled is not None:
-                until = min(deadline, time.monotonic() + GIVEN_UP_SECONDS)
-            events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
-            ready = self._wait(events, until)
-            if time.monotonic() >= deadline or (cancelled is not None and cancelled()):
-                return None
-            if ready:
-                self._exchange()
-            said.extend(self._output)
-            self._output = []
-            if sum(map(len, said)) > MAX_ANSWER_BYTES:
-                raise LaunchError("agent-silent", "The agent in the workspace does not stop.")
+    def answer(self, stdin: bytes, timeout: float) -> AgentAnswer | None:
+        """Give it ``stdin`` and return what it says until its end; None when that takes longer."""
+        said = all_of(self, stdin, timeout)
+        if said is None:
+            return None
         code = self.exit_code()
         if code is None:
             raise LaunchError("runtime-not-running", "The workspace's Pod ended meanwhile.")
-        return AgentAnswer(code, b"".join(said), self._said.bytes())
+        return AgentAnswer(code, said, self._said.bytes())
+
+    def is_quiet(self) -> bool:
+        """Whether it is connected and nothing came that nobody has read."""
+        if self._wait(select.POLLIN, 0.0):
+            self._exchange()
+        return not (self._wire.closed or self._closed or self._output)
 
     @property
     def protocol(self) -> str:
@@ -238,20 +243,36 @@ class ExecChannel:
                 # What still comes is not decrypted any more.
                 self._wire.closed = True
                 return
-            try:
-                self._send()
-                data: bytes | None = self._socket.recv(READ_BYTES)
-            except _WAITS:
+            data = self._arrived()
+            if data == b"":
                 return
-            except OSError:
-                data = None
-            found, answer = self._wire.receive(data or None)
+            found, answer = self._wire.receive(data)
             self._to_send += answer
             for channel, piece in found:
                 if channel == OUTPUT:
                     self._output.append(piece)
                 elif channel == ERRORS:
                     self._said.feed(piece)
+
+    def _arrived(self) -> bytes | None:
+        """Send what can be sent and return what is there, None at the end of the connection."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            self._send()
+            # Of TLS each call gives one record, of 16 KiB at most.
+            while size < READ_BYTES:
+                piece = self._socket.recv(READ_BYTES - size)
+                if not piece:
+                    break
+                pieces.append(piece)
+                size += len(piece)
+        except _WAITS:
+            return b"".join(pieces)
+        except OSError:
+            pass
+        # The next look finds the end of the connection again.
+        return b"".join(pieces) or None
 
     def _send(self) -> None:
         while self._to_send:
@@ -280,6 +301,34 @@ class ExecChannel:
             poll.register(wake, select.POLLIN)
         found = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
         return found.get(self._socket.fileno(), 0)
+
+
+def all_of(
+    channel: Conversation,
+    stdin: bytes,
+    timeout: float,
+    cancelled: Callable[[], bool] | None = None,
+) -> bytes | None:
+    """Give a process ``stdin`` and return its output until the end; None when that takes longer.
+
+    None too when ``cancelled``, which is asked several times in a second.
+    """
+    deadline = time.monotonic() + timeout
+    channel.post(stdin, end=True)
+    said: list[bytes] = []
+    size = 0
+    while True:
+        seconds = max(0.0, deadline - time.monotonic())
+        data = channel.read(seconds if cancelled is None else min(seconds, GIVEN_UP_SECONDS))
+        if data == b"":
+            return b"".join(said)
+        if time.monotonic() >= deadline or (cancelled is not None and cancelled()):
+            return None
+        if data is not None:
+            said.append(data)
+            size += len(data)
+        if size > MAX_ANSWER_BYTES:
+            raise LaunchError("agent-silent", "The agent in the workspace does not stop.")
 
 
 def _connect(access: Access, timeout: float) -> socket.socket:

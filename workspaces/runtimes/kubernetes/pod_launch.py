@@ -25,12 +25,8 @@ from controlplane.errors import JobError
 from workspaces.runtimes import boot, credentials
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.kubernetes import inside, pod_state, volume_claims
-from workspaces.runtimes.kubernetes.cluster import (
-    PODS,
-    Cluster,
-    Conflict,
-    Document,
-)
+from workspaces.runtimes.kubernetes.agent_calls import AgentExecs
+from workspaces.runtimes.kubernetes.cluster import PODS, Cluster, Conflict, Document
 from workspaces.runtimes.kubernetes.network_policies import NetworkProof, ensure_policy
 from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership, superseded, uid_of
 from workspaces.runtimes.kubernetes.pods import (
@@ -43,6 +39,8 @@ from workspaces.runtimes.kubernetes.pods import (
 STATUS_WAIT_SECONDS = 2
 EXEC_GRACE_SECONDS = 10.0
 TICK_SECONDS = 0.2
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 1.0
+REACHED_SECONDS = 5.0
 ENDED_SECONDS = 15.0
 """How long a node may take to tell how a container ended whose agent has said that it failed."""
 ROUNDS = 8
@@ -56,6 +54,7 @@ class Launch:
     def __init__(
         self,
         cluster: Cluster,
+        execs: AgentExecs,
         request: LaunchRequest,
         cancelled: threading.Event,
         *,
@@ -66,6 +65,7 @@ class Launch:
         start_timeout: float,
     ) -> None:
         self._cluster = cluster
+        self._execs = execs
         self._request = request
         self._cancelled = cancelled
         self._options = options
@@ -83,6 +83,8 @@ class Launch:
         """Create or adopt until one Pod is ready, in a bounded number of rounds."""
         self._proceed()
         self._require_network()
+        # An earlier Pod may have had the name.
+        self._execs.forget(self._name)
         for _ in range(ROUNDS):
             adopted = self._pods.adoptable(self._proceed)
             if adopted is None:
@@ -158,8 +160,9 @@ class Launch:
             pod = self._started(pod)
             # A removal of an earlier Pod may have taken away what this one found.
             ensure_policy(self._cluster, self._request)
+            self._require_kept_away()
             given = True
-            if not inside.give_configuration(self._cluster, self._name, self._configuration()):
+            if not inside.give_configuration(self._execs, self._name, self._configuration()):
                 return None
         except BaseException as error:
             self._pods.clean_up(pod, in_order=False, given=given)
@@ -189,28 +192,59 @@ class Launch:
             self._pods.look_again(others[0])
 
     def _started(self, pod: Document) -> Document:
-        """Wait until the container of a Pod of ours runs; raises why it does not."""
+        """Wait until the container of a Pod of ours runs and can be spoken to, or raise why not.
+
+        Its node tells of a container up to a second after it runs, so it is tried before. Only what
+        the API server knows the address of is a Pod that policies are enforced for.
+        """
         began = time.monotonic()
-        troubled_since: float | None = None
-        error: LaunchError | None = None
-        while not pod_state.is_running(self._pods.mine(pod)):
+        pause, reached = FIRST_PAUSE_SECONDS, False
+        trouble = pod_state.Trouble(self._start_timeout)
+        while True:
             self._doing = "its Pod was being started"
-            if (gone := self._ended_early(pod)) is not None:
-                raise gone
-            failure = pod_state.start_failure(pod)
-            if failure is None:
-                troubled_since = error = None
-            else:
-                troubled_since = troubled_since or time.monotonic()
-                error, sure = _clearer(failure, error)
-                if sure or time.monotonic() - troubled_since >= self._start_timeout:
-                    raise error
-                if self._time_left() <= 1:
-                    raise error
+            runs = pod_state.is_running(self._pods.mine(pod))
+            if not runs:
+                if (gone := self._ended_early(pod)) is not None:
+                    raise gone
+                trouble.look(pod, time_left=self._time_left())
             self._proceed()
-            pod = self._pods.look_again(pod)
+            tries = runs or pod_state.is_starting(pod)
+            reached = reached or (tries and self._reached(sure=runs))
+            if runs and reached:
+                break
+            if tries and not reached and (runs or pause < LAST_PAUSE_SECONDS):
+                self._cancelled.wait(pause)
+                pause = min(pause * 1.5, LAST_PAUSE_SECONDS)
+                pod = self._current(pod)
+            else:
+                pod = self._pods.look_again(pod)
         logger.info("pod_started", pod=self._name, seconds=round(time.monotonic() - began, 3))
         return pod
+
+    def _require_kept_away(self) -> None:
+        """Wait until a Pod that may reach nothing is kept away: some clusters need a moment."""
+        server = self._cluster.access.server()
+        reach = {"reach": [server.host, server.port]}
+        while not self._request.outbound:
+            self._doing = "the cluster was still to enforce its network policy"
+            self._proceed()
+            seconds = min(inside.GIVE_SECONDS, max(1.0, self._time_left()))
+            answer = self._execs.call(self._name, reach, timeout=seconds)
+            if answer is not None and answer.exit_code:
+                return
+            self._cancelled.wait(TICK_SECONDS)
+
+    def _reached(self, *, sure: bool) -> bool:
+        """Have an exec in the Pod; False while there cannot be one. ``sure``: it runs."""
+        seconds = inside.SIGNAL_SECONDS if sure else REACHED_SECONDS
+        try:
+            self._execs.reach(self._name, timeout=min(seconds, max(1.0, self._time_left())))
+        except LaunchError as error:
+            # Before it runs, its node has many words for that.
+            if sure and error.code != "runtime-not-running":
+                raise
+            return False
+        return True
 
     # ----------------------------------------------------------------- waiting for the agent
 
@@ -252,8 +286,7 @@ class Launch:
         seconds = min(self._time_left(), STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
         arguments = ("status", "--wait", str(STATUS_WAIT_SECONDS))
         with contextlib.suppress(LaunchError):
-            answer = inside.call_agent(
-                self._cluster,
+            answer = self._execs.call(
                 self._name,
                 arguments,
                 timeout=max(1.0, seconds),
@@ -270,8 +303,7 @@ class Launch:
         self._doing = "its credentials were being delivered"
         seconds = min(self._time_left(), credentials.SECONDS)
         try:
-            answer = inside.call_agent(
-                self._cluster,
+            answer = self._execs.call(
                 self._name,
                 (*credentials.DELIVER, "--wait", "1"),
                 stdin=make_document(),
@@ -345,13 +377,3 @@ class Launch:
 
     def _time_left(self) -> float:
         return self._deadline - time.monotonic()
-
-
-def _clearer(
-    failure: tuple[LaunchError, bool], before: LaunchError | None
-) -> tuple[LaunchError, bool]:
-    """Return a failure, with the earlier message where the new one only says that it waits."""
-    error, sure = failure
-    if before is not None and before.code == error.code and pod_state.BACK_OFF in error.message:
-        return before, sure
-    return failure

@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -63,6 +64,12 @@ def is_running(pod: Document) -> bool:
     return "running" in _state(pod) and not is_terminating(pod)
 
 
+def is_starting(pod: Document) -> bool:
+    """Whether a node has the Pod, and nothing in it has ended or is in trouble."""
+    has_node = bool(pod.get("spec", {}).get("nodeName"))
+    return has_node and not (is_terminating(pod) or ended(pod) or start_failure(pod))
+
+
 def is_terminating(pod: Document) -> bool:
     """Whether the Pod is being removed, by whomever."""
     return "deletionTimestamp" in pod["metadata"]
@@ -106,7 +113,9 @@ def final_reason(pod: Document, events: Sequence[Document] = ()) -> LaunchError 
         return LaunchError(
             "deadline-exceeded", _with("The cluster ended the Pod at its limit", said)
         )
-    if reason == "NodeLost" or disruption == "DeletionByTaintManager" or _is_overdue(pod):
+    told_of = reason == "NodeLost" or disruption == "DeletionByTaintManager"
+    given_up = is_terminating(pod) and not node_answers(pod)
+    if told_of or given_up or _is_overdue(pod):
         node = pod.get("spec", {}).get("nodeName") or "its node"
         return LaunchError(
             "node-lost",
@@ -130,6 +139,36 @@ def start_failure(pod: Document) -> tuple[LaunchError, bool] | None:
     found = [each for each in map(_container_failure, _statuses(pod)) if each is not None]
     # Of two containers of one image one may only say that it waits before it tries again.
     return max(found, key=lambda each: (each[1], BACK_OFF not in each[0].message), default=None)
+
+
+class Trouble:
+    """What a Pod says about why it does not start, and since when."""
+
+    def __init__(self, most_seconds: float) -> None:
+        self._most_seconds = most_seconds
+        self._since: float | None = None
+        self._error: LaunchError | None = None
+
+    def look(self, pod: Document, *, time_left: float) -> None:
+        """Raise why it will not start, once that is sure or has lasted too long."""
+        failure = start_failure(pod)
+        if failure is None:
+            self._since = self._error = None
+            return
+        self._since = self._since or time.monotonic()
+        self._error, sure = _clearer(failure, self._error)
+        if sure or time.monotonic() - self._since >= self._most_seconds or time_left <= 1:
+            raise self._error
+
+
+def _clearer(
+    failure: tuple[LaunchError, bool], before: LaunchError | None
+) -> tuple[LaunchError, bool]:
+    """Return a failure, with the earlier message where the new one only says that it waits."""
+    error, sure = failure
+    if before is not None and before.code == error.code and BACK_OFF in error.message:
+        return before, sure
+    return failure
 
 
 def _container_failure(container: Document) -> tuple[LaunchError, bool] | None:

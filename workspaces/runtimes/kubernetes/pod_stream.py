@@ -14,7 +14,8 @@ from typing import cast
 from controlplane.subprocesses import Tail
 from workspaces.runtimes.agent_streams import Receiver
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.kubernetes import inside, pod_state
+from workspaces.runtimes.kubernetes import pod_state
+from workspaces.runtimes.kubernetes.agent_calls import relay_command
 from workspaces.runtimes.kubernetes.cluster import PODS, Cluster
 from workspaces.runtimes.kubernetes.exec_failures import refusal_of
 from workspaces.runtimes.kubernetes.exec_wire import (
@@ -68,7 +69,7 @@ class PodStream(asyncio.Protocol):
         stream = cls(cluster, pod, receiver)
         try:
             async with asyncio.timeout(timeout):
-                await stream._begin(inside.relay_command(arguments))
+                await stream._begin(relay_command(arguments))
         except TimeoutError as error:
             stream.abort()
             raise LaunchError(
