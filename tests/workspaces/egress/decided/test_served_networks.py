@@ -120,6 +120,7 @@ def test_a_network_that_becomes_known_while_it_is_asked_what_ends_is_ended(
             await asyncio.to_thread(EgressNetwork.objects.end, attempt.pk)
             await networks.look()
             assert network.ended
+            networks._settling.stop()
             await asyncio.to_thread(connections.close_all)
 
     asyncio.run(asyncio.wait_for(played(), LONG_WAIT))
