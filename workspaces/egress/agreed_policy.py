@@ -56,7 +56,7 @@ class AgreedPolicy:
 
         It holds the blueprint until it has ended, so that nobody changes the policy in between.
         """
-        given = {
+        given: dict[str, Any] = {
             "bridge": bridge,
             "attempt": self.attempt.pk,
             "policy": json.dumps(policy),

@@ -112,7 +112,7 @@ def test_a_network_that_becomes_known_while_it_is_asked_what_ends_is_ended(
             assert network is not None
             known, networks._known = networks._known, {}
 
-            def asked(journal_id: str) -> list[tuple[UUID, str]]:
+            def asked(journal_id: str) -> list[tuple[UUID, str]] | None:
                 networks._known = known
                 return ending(journal_id)
 
