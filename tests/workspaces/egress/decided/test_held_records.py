@@ -72,7 +72,7 @@ def is_settled(attempt: Attempt) -> bool:
 def test_many_records_that_are_held_keep_no_other_from_being_settled(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever waits for a held one with patience waits until the end of the test.
+    # Whoever is patient waits for a held one until the end of the test.
     monkeypatch.setattr(egress_decisions, "LOCK_MS", int(20 * LONG_WAIT * 1000))
     monkeypatch.setattr(known_networks, "LOOK_SECONDS", 0.01)
     faulty = [with_policy(journal.id) for _ in range(MANY)]
