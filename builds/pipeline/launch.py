@@ -154,7 +154,7 @@ class WorkspaceLauncher:
             ),
             working_directory=runtime.working_directory,
             outbound=runtime.network.outbound,
-            egress=job.read(lambda: egress_of(attempt, egress)),
+            egress=job.read(lambda: egress_of(attempt, egress, credentials.references)),
             authority=job.read(lambda: authority_of(attempt.workspace_id)) if egress else None,
             memory_mb=resources.memory_mb or settings.WORKSPACE_MEMORY_MB,
             cpus=resources.cpus or settings.WORKSPACE_CPUS,

@@ -76,7 +76,12 @@ class JobRunner:
                 masks=credentials.masks(),
                 outbound=outbound,
                 egress=job.read(
-                    lambda: egress_of(job.attempt, blueprint.runtime.network.egress, is_build=True)
+                    lambda: egress_of(
+                        job.attempt,
+                        blueprint.runtime.network.egress,
+                        credentials.references,
+                        is_build=True,
+                    )
                 ),
             )
         self.launcher.launch(job, blueprint, image_plan, credentials)

@@ -20,6 +20,8 @@ from workspaces.models import EgressJournal
 SOURCE = "egress"
 LOCK_MS = 2000
 """How long a proxy waits for a record that somebody else writes to: others wait as well."""
+MOMENT_MS = 100
+"""How long it does so at first."""
 
 NOT_NAMED = "egress: these decisions are only counted; there were too many different ones"
 DAMAGED = "egress: the proxy could not write or read all of its journal"
@@ -29,13 +31,14 @@ UPGRADED = "Decisions before the record was begun by this release are not in it.
 class EgressDecisions:
     """Implements ``workspaces.egress.decided.keeping.Records`` with the records of boot runs."""
 
-    def store(self, decided: Pass) -> bool:
+    def store(self, decided: Pass, *, patient: bool) -> bool:
         """Store a pass unless it is stored already; False: the record has ended, or is not there.
 
-        Raises database errors: then it is to be tried again, however often.
+        Raises database errors: then it is to be tried again, however often. A record that somebody
+        else writes to is waited for a moment only, or two seconds where it is ``patient``.
         """
         with transaction.atomic():
-            _wait_briefly()
+            _wait_at_most(LOCK_MS if patient else MOMENT_MS)
             run = _boot_run(decided.attempt_id)
             if run is None:
                 return False
@@ -67,7 +70,7 @@ class EgressDecisions:
         if run is None:
             return False
         with transaction.atomic():
-            _wait_briefly()
+            _wait_at_most(LOCK_MS)
             head = RunHead.objects.select_for_update(of=["self"]).filter(pk=run.number).first()
             return head is not None and head.sealed_at is None
 
@@ -86,9 +89,9 @@ def begin(run: Run) -> None:
         _tell(head, [(Kind.COVERAGE_CHANGED, time.time_ns() // 1000, _coverage(head, "on"))])
 
 
-def _wait_briefly() -> None:
+def _wait_at_most(milliseconds: int) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
+        cursor.execute(f"SET LOCAL lock_timeout = {milliseconds}")
 
 
 def _boot_run(attempt_id: UUID) -> Run | None:

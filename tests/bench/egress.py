@@ -57,6 +57,7 @@ from workspaces.egress.bound.placeholders import new_placeholder  # noqa: E402
 from workspaces.egress.known_networks import network_of  # noqa: E402
 from workspaces.models import Attempt, CredentialReference, EgressNetwork  # noqa: E402
 from workspaces.runtimes.docker import DockerAdapter  # noqa: E402
+from workspaces.services import references_of  # noqa: E402
 
 KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
 SECRET = "a-secret-of-the-benchmark"
@@ -150,7 +151,7 @@ class Ways:
         changes: dict[str, Any] = {"outbound": True, "memory_mb": 512, "cpus": 2.0}
         if attempt is not None:
             egress = Egress.model_validate({"rules": [rule]})
-            changes["egress"] = egress_of(attempt, egress)
+            changes["egress"] = egress_of(attempt, egress, references_of(attempt))
             changes["authority"] = authority_of(attempt.workspace_id)
         return launcher.container(launcher.launch(launcher.request(**changes)))
 
@@ -180,7 +181,7 @@ class Ways:
             raise RuntimeError("the connection was not opened")
         row = EgressNetwork.objects.get(attempt=attempt)
         began = time.time()
-        replace_policy(attempt.pk, policy_of(attempt, Egress()))
+        replace_policy(attempt.pk, policy_of(Egress(), ()))
         ended = float(b"".join(output))
         EgressNetwork.objects.replace_policy(attempt.pk, row.policy)
         time.sleep(1.0)  # known again

@@ -157,7 +157,9 @@ class Bound:
         request = launcher.request(
             image=self.image,
             outbound=True,
-            egress=egress_of(attempt, Egress.model_validate({"rules": rules})),
+            egress=egress_of(
+                attempt, Egress.model_validate({"rules": rules}), references_of(attempt)
+            ),
             authority=authority_of(attempt.workspace_id),
             boot={"credentials": True, "foreground": WAITING},
             credentials=document,

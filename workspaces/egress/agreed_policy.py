@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import structlog
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 
+from accounts.resolution import Reference
 from controlplane.database.retries import retry_database
 from controlplane.errors import ValidationFailed
 from workspaces.blueprint import Egress, EgressRule
@@ -43,19 +46,26 @@ class AgreedPolicy:
         retry_database(lambda: self._write(bridge), timeout=REGISTER_SECONDS)
 
     def _write(self, bridge: str) -> None:
+        if self._insert(bridge, self.policy, unless_changed=not self.is_build):
+            return
         with transaction.atomic():
-            network = EgressNetwork(
-                bridge=bridge,
-                attempt=self.attempt,
-                policy=self.policy if self.is_build else self._present(),
-                is_build=self.is_build,
-            )
-            EgressNetwork.objects.bulk_create(
-                [network],
-                update_conflicts=True,
-                unique_fields=["bridge"],
-                update_fields=["attempt", "policy", "is_build"],
-            )
+            self._insert(bridge, self._present())
+
+    def _insert(self, bridge: str, policy: dict[str, Any], *, unless_changed: bool = False) -> bool:
+        """Write the network, in one statement; False: the owner has changed the policy meanwhile.
+
+        It holds the blueprint until it has ended, so that nobody changes the policy in between.
+        """
+        given: dict[str, Any] = {
+            "bridge": bridge,
+            "attempt": self.attempt.pk,
+            "policy": json.dumps(policy),
+            "is_build": self.is_build,
+            "any": not unless_changed,
+        }
+        with connection.cursor() as cursor:
+            cursor.execute(_INSERT, given)
+            return cursor.fetchone() is not None
 
     def _present(self) -> dict[str, Any]:
         """Return the policy as the owner may have changed it meanwhile; it cannot change now."""
@@ -63,20 +73,42 @@ class AgreedPolicy:
         present = egress_in(spec)
         if present is None or present == self.egress:
             return self.policy
-        return policy_of(self.attempt, present).to_wire()
+        return policy_of(present, references_of(self.attempt)).to_wire()
+
+
+_INSERT = """
+WITH present AS (
+    SELECT attempt.id
+    FROM workspaces_attempt AS attempt JOIN workspaces_sandbox AS sandbox
+        ON sandbox.id = attempt.sandbox_id
+    WHERE attempt.id = %(attempt)s AND (%(any)s OR
+        sandbox.spec #> '{runtime,network,egress}'
+        IS NOT DISTINCT FROM attempt.spec #> '{runtime,network,egress}')
+    FOR UPDATE OF sandbox
+)
+INSERT INTO workspaces_egressnetwork (bridge, attempt_id, policy, is_build, created_at)
+SELECT %(bridge)s, id, %(policy)s::jsonb, %(is_build)s, statement_timestamp() FROM present
+ON CONFLICT (bridge) DO UPDATE SET
+    attempt_id = excluded.attempt_id, policy = excluded.policy, is_build = excluded.is_build
+RETURNING bridge
+"""
 
 
 def egress_of(
-    attempt: Attempt, egress: Egress | None, *, is_build: bool = False
+    attempt: Attempt,
+    egress: Egress | None,
+    references: Sequence[Reference] = (),
+    *,
+    is_build: bool = False,
 ) -> AgreedPolicy | None:
     """Return what makes the policy of a new network known, by the name of its bridge.
 
-    None when there is no policy. Raises ``egress-not-enforced`` when its presets, or the accounts
-    that it names, cannot be used.
+    ``references`` are the accounts that the workspace is given. None when there is no policy.
+    Raises ``egress-not-enforced`` when its presets, or the accounts that it names, cannot be used.
     """
     if egress is None:
         return None
-    policy = policy_of(attempt, egress)
+    policy = policy_of(egress, references)
     if not settings.SVC_CREDENTIALS_KEY and any(map(_opens_tls, egress.rules)):
         raise LaunchError(
             "egress-not-enforced",
@@ -92,10 +124,10 @@ def _opens_tls(rule: EgressRule) -> bool:
     return rule.sees_requests and set(rule.ports) != {HTTP_PORT}
 
 
-def policy_of(attempt: Attempt, egress: Egress) -> Policy:
+def policy_of(egress: Egress, references: Sequence[Reference]) -> Policy:
     """Return a policy with its presets and accounts filled in; raises ``egress-not-enforced``."""
     try:
-        accounts = bound_accounts(egress, references_of(attempt))
+        accounts = bound_accounts(egress, references)
         return Policy.of(egress, read_presets(settings.SVC_EGRESS_PRESETS), accounts)
     except ValidationFailed as error:
         raise LaunchError("egress-not-enforced", error.errors[0].detail) from error

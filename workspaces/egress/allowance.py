@@ -14,12 +14,22 @@ class Allowance:
         self._room = at_once
         self._filled = time.monotonic()
 
-    def take(self) -> bool:
-        """Count one; False when there are too many."""
+    @property
+    def room(self) -> float:
+        """How much may pass now."""
         now = time.monotonic()
         self._room = min(self._at_once, self._room + (now - self._filled) * self._per_second)
         self._filled = now
-        if self._room < 1:
+        return self._room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing has passed lately."""
+        return self.room >= self._at_once
+
+    def take(self) -> bool:
+        """Count one; False when there are too many."""
+        if self.room < 1:
             return False
         self._room -= 1
         return True

@@ -28,7 +28,7 @@ from workspaces.services import Event, record_events
 
 FLUSH_SECONDS = 1.0
 BURST = 100
-PER_SECOND = 0.5
+PER_SECOND = 0.2
 MAX_PENDING = 200
 Kind = WorkspaceEvent.Type
 

@@ -1,16 +1,20 @@
 """Whose network a connection comes from, and what was agreed for it.
 
 A network's row is found by the name of its bridge, which is never used again; its gateway's address
-may be another network's tomorrow. So what is remembered holds only while that bridge has it.
+may be another network's tomorrow. So what is remembered holds only while that bridge has it, and
+while the database is heard: a proxy that is cut off learns of no policy that was replaced, and of
+no record that has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import socket
 import struct
 import time
+from collections.abc import Callable
 from uuid import UUID
 
 import structlog
@@ -19,6 +23,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from workspaces.egress.bound.authorities import Authority, NoAuthority, open_authority
 from workspaces.egress.decided import serving
 from workspaces.egress.decided.journal import Journal
+from workspaces.egress.decided.settling import Settling
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.open_networks import Network
 from workspaces.models import CredentialReference, EgressNetwork
@@ -27,18 +32,28 @@ UNKNOWN_SECONDS = 1.0
 """How long nobody asks again for a network that was not found."""
 LOOK_SECONDS = 0.4
 """How soon a policy that was replaced is found out."""
+UNHEARD_SECONDS = 60.0
+"""After so long without an answer of the database nothing passes until there is one."""
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
 
 log = structlog.get_logger(__name__)
 
 
 class KnownNetworks:
-    """The networks of this machine whose bridges begin with ``prefix``."""
+    """The networks of this machine whose bridges begin with ``prefix``.
 
-    def __init__(self, prefix: str, journal: Journal) -> None:
+    ``on_heard`` is called after each look at the database that was answered.
+    """
+
+    def __init__(
+        self, prefix: str, journal: Journal, on_heard: Callable[[], None] = lambda: None
+    ) -> None:
         self._prefix = prefix
         self._journal = journal
-        self._settling: dict[UUID, asyncio.Task[None]] = {}
+        self._settling = Settling(journal)
+        self._on_heard = on_heard
+        self._heard = time.monotonic()
+        self._is_cut_off = False
         self._known: dict[str, tuple[str, Network]] = {}
         self._gone: dict[str, Network] = {}
         """Whose bridge is gone while something was open: it is still to be told how that ended."""
@@ -80,14 +95,40 @@ class KnownNetworks:
     async def follow(self) -> None:
         """Give networks the policies that replace theirs, again and again, until cancelled.
 
-        While the database does not answer they keep what they have.
+        While the database does not answer they keep what they have, but not for long: then nothing
+        passes in any of them.
         """
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await self.look()
-            except Exception:
-                log.exception("egress_policies_not_looked_at")
+        looking: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                self._cut_off_or_not()
+                # Of one that hangs nobody waits for the end.
+                if looking is None or looking.done():
+                    looking = asyncio.create_task(self._guarded_look())
+        finally:
+            if looking is not None:
+                looking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await looking
+            self._settling.stop()
+
+    async def _guarded_look(self) -> None:
+        try:
+            await self.look()
+        except Exception:
+            log.exception("egress_policies_not_looked_at")
+
+    def _cut_off_or_not(self) -> None:
+        is_cut_off = time.monotonic() - self._heard > UNHEARD_SECONDS
+        if is_cut_off != self._is_cut_off:
+            log.warning("egress_cut_off" if is_cut_off else "egress_not_cut_off_any_more")
+        self._is_cut_off = is_cut_off
+        for network in self._all_known().values():
+            network.cut_off(is_cut_off)
+
+    def _all_known(self) -> dict[str, Network]:
+        return {**self._gone, **dict(self._known.values())}
 
     async def look(self) -> None:
         """Do it once: a connection that another policy does not allow is closed."""
@@ -101,10 +142,15 @@ class KnownNetworks:
 
     async def _settle(self) -> None:
         """Let nothing pass where a record is about to end, and store what was decided there."""
+        asked = time.monotonic()
         waiting = await asyncio.to_thread(_ending, self._journal.id)
+        if waiting is None:
+            return
+        self._heard = asked
+        self._on_heard()
         # Not before: one that became known meanwhile would go on for ever.
         self._gone = {bridge: one for bridge, one in self._gone.items() if one.is_open}
-        known = {**self._gone, **dict(self._known.values())}
+        known = self._all_known()
         quiet: dict[UUID, bool] = {}
         for attempt_id, bridge in waiting:
             network = known.get(bridge)
@@ -112,13 +158,9 @@ class KnownNetworks:
                 network.end()
             is_quiet = network is None or network.is_quiet
             quiet[attempt_id] = quiet.get(attempt_id, True) and is_quiet
-        self._settling = {who: task for who, task in self._settling.items() if not task.done()}
-        for attempt_id, is_quiet in quiet.items():
+        for attempt_id in quiet:
             self._journal.close(attempt_id)
-            if is_quiet and attempt_id not in self._settling:
-                # Each by itself: a record that cannot be written to is waited for by nobody else.
-                settling = asyncio.to_thread(_settled, self._journal, attempt_id)
-                self._settling[attempt_id] = asyncio.create_task(settling)
+        self._settling.go_on({who for who, is_quiet in quiet.items() if is_quiet})
 
     def _forget_gone(self) -> None:
         """Forget networks whose bridge is gone."""
@@ -166,23 +208,14 @@ def _policy_of(row: EgressNetwork) -> Policy:
         return Policy(default_allow=False, rules=())
 
 
-def _ending(journal: str) -> list[tuple[UUID, str]]:
+def _ending(journal: str) -> list[tuple[UUID, str]] | None:
+    """Return what waits to be settled; None when the database does not answer."""
     close_old_connections()
     try:
         return serving.ending(journal)
     except (DatabaseError, InterfaceError) as error:
         log.warning("egress_endings_not_looked_at", reason=type(error).__name__)
-        return []
-    finally:
-        close_old_connections()
-
-
-def _settled(journal: Journal, attempt_id: UUID) -> None:
-    close_old_connections()
-    try:
-        journal.settle(attempt_id)
-    except (DatabaseError, InterfaceError) as error:
-        log.warning("egress_not_settled", attempt_id=str(attempt_id), reason=type(error).__name__)
+        return None
     finally:
         close_old_connections()
 

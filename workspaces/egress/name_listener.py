@@ -100,7 +100,7 @@ class NameListener:
                 )
             )
 
-        if network.ended:
+        if network.is_stopped:
             return None
         if not network.queries.take():
             reason = f"More than {name_server.PER_SECOND:g} names a second were asked for."

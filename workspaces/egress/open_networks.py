@@ -18,7 +18,7 @@ StillAllowed = Callable[[Policy], bool]
 
 
 class Revoked(Exception):
-    """The policy was replaced, and what was allowed is not any more."""
+    """The policy was replaced, and what was allowed is not any more; or nothing may pass."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,15 +45,31 @@ class Network:
     names: AskedNames = field(default_factory=AskedNames)
     queries: name_server.QueryAllowance = field(default_factory=name_server.QueryAllowance)
     ended: bool = False
+    is_cut_off: bool = False
+    """Nobody knows whether it has ended, or has another policy: nothing passes until then."""
     _open: set[_Open] = field(default_factory=set)
 
     def end(self) -> None:
         """Let nothing pass from now on: the record of the workspace ends."""
         self.ended = True
+        self._close_all()
+
+    def cut_off(self, is_cut_off: bool) -> None:
+        """Let nothing pass while the database is not heard, or pass again."""
+        self.is_cut_off = is_cut_off
+        if is_cut_off:
+            self._close_all()
+
+    def _close_all(self) -> None:
         for one in self._open:
             if not one.revoked:
                 one.revoked = True
                 one.task.cancel()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing may pass."""
+        return self.ended or self.is_cut_off
 
     @property
     def is_quiet(self) -> bool:
@@ -87,7 +103,7 @@ class Network:
         """
         task = asyncio.current_task()
         assert task is not None
-        if self.ended:
+        if self.is_stopped:
             raise Revoked
         one = _Open(task, still_allowed)
         self._open.add(one)

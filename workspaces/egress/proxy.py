@@ -25,7 +25,7 @@ from workspaces.egress.decisions import Decision
 from workspaces.egress.dialling import Dialler, Unreachable, start_tls
 from workspaces.egress.host_policy import DNS_PORT, HTTP_PORT, SSH_PORT, TLS_PORT, Policy, Verdict
 from workspaces.egress.name_listener import NameListener
-from workspaces.egress.open_networks import Revoked, Whose
+from workspaces.egress.open_networks import Network, Revoked, Whose
 from workspaces.egress.refusal import Refused, refused, shown
 from workspaces.egress.relaying import (
     CHUNK,
@@ -246,8 +246,7 @@ class EgressProxy:
             with connection.network.while_allowed(still_allowed):
                 await self._connect(connection, host, verdict, request)
         except Revoked:
-            reason = "The policy was replaced by one that does not allow it."
-            raise refused(verdict.rule, reason, host) from None
+            raise _revoked(connection.network, verdict, host) from None
         except Misplaced:
             raise self._bound.misplaced(host, verdict) from None
 
@@ -314,6 +313,18 @@ class EgressProxy:
                 credentials=tuple(str(each.account_id) for each in verdict.bound),
             )
         )
+
+
+def _revoked(network: Network, verdict: Verdict, host: str) -> Refused:
+    if network.is_cut_off:
+        reason = "The egress proxy hears nothing from its database: until it does nothing passes."
+        return refused("cut-off", reason, host)
+    reason = (
+        "The record of the workspace has ended, so nothing passes any more."
+        if network.ended
+        else "The policy was replaced by one that does not allow it."
+    )
+    return refused(verdict.rule, reason, host)
 
 
 def _not_reached(error: Unreachable, host: str) -> Refused:

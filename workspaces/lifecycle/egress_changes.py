@@ -209,7 +209,8 @@ def _write(sandbox: Sandbox, egress: Egress, *, requested_by: str) -> None:
     networks = 0
     if attempt is not None:
         try:
-            networks = replace_policy(attempt.pk, policy_of(attempt, egress))
+            given = workspaces.references_of(attempt)
+            networks = replace_policy(attempt.pk, policy_of(egress, given))
         except LaunchError as error:
             raise BadRequest(error.message, code=error.code) from error
     workspaces.record_workspace_event(

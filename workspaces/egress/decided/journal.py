@@ -1,7 +1,8 @@
 """The journal of a proxy: each decision is on the disk before it takes effect, and stored once.
 
 A folder for each proxy that was started, with one file for each workspace and pass. A pass ends
-when the one before it is stored; its file goes when its decisions are. So whatever is killed, at
+when the one before it is stored, and later where a workspace has had too many named; its file goes
+when its decisions are. So whatever is killed, at
 any moment, what is on the disk has been stored under its number, or is stored then. What a killed
 proxy has left the next one stores. Files are written before what they tell happens, which a killed
 process cannot undo; a machine that loses its power may lose the last second.
@@ -11,7 +12,6 @@ Where nothing can be written nothing is allowed.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import json
@@ -19,168 +19,27 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import structlog
 from django.db import DatabaseError, InterfaceError, close_old_connections
+from psycopg.errors import LockNotAvailable
 
-from controlplane.metrics.families import EGRESS_DECISIONS
 from workspaces.egress.decided import serving
-from workspaces.egress.decided.keeping import Pass, records
-from workspaces.egress.decided.sums import Line, Sums, line_of
+from workspaces.egress.decided.keeping import Pass
+from workspaces.egress.decided.sums import Line, Sums
+from workspaces.egress.decided.unstored import RecordEnded, Unstored, store
 from workspaces.egress.decisions import Decision
 
 PASS_SECONDS = 1.0
-RETRY_SECONDS = (1.0, 60.0)
-"""How long a record that cannot be written to is left alone: first, and at the most."""
 LEFT_RETRY_SECONDS = 10.0
 """How long one is left alone that a killed proxy wrote to, unless it is about to end."""
 MAX_FAILED = 3
-"""After so many records of a killed proxy that cannot be written to a pass goes no further."""
-COMPACT_BYTES = 1024 * 1024
-"""A file that is longer is written anew, with sums."""
+"""After so many records that cannot be written to a pass over all of them goes no further."""
 _LOCK = "lock"
 
 log = structlog.get_logger(__name__)
-
-
-class RecordEnded(OSError):
-    """Nothing may pass any more: the record of the workspace ends."""
-
-
-class _Kept:
-    """The decisions of one attempt that are not stored yet."""
-
-    def __init__(self, attempt_id: UUID, folder: Path, numbers: Iterator[int]) -> None:
-        self.attempt_id = attempt_id
-        self._folder = folder
-        self._numbers = numbers
-        self._lock = threading.Lock()
-        self.storing = threading.Lock()
-        self._sums = Sums()
-        self._file: int | None = None
-        self._path = folder
-        self._number = 0
-        self._size = 0
-        self._frozen: tuple[Pass, Path] | None = None
-        self._missing = False
-        self.closed = False
-        """Nothing begins any more; what is open still tells how it ends."""
-        self.settled = False
-        self.retry_at = 0.0
-        self.retry = RETRY_SECONDS[0]
-
-    def add(self, decision: Decision) -> None:
-        begins = decision.allowed and decision.connections > 0
-        with self._lock:
-            if self.closed and begins:
-                raise RecordEnded
-            line = line_of(decision)
-            try:
-                self._write(line)
-            except OSError as error:
-                log.error("egress_decision_not_written", reason=error.strerror)
-                if begins:
-                    raise
-                # Nothing passes because of it; the record says that it lacks something.
-                self._missing = True
-                return
-            self._sums.add(line)
-
-    def _write(self, line: Line) -> None:
-        if self._file is None:
-            self._number = next(self._numbers)
-            self._path = self._folder / f"{self.attempt_id}.{self._number}"
-            self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-            self._size = 0
-        if self._size > COMPACT_BYTES:
-            self._compact()
-        data = _encoded(line)
-        try:
-            if os.write(self._file, data) != len(data):
-                raise OSError(28, "No space left on device")
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-            raise
-        self._size += len(data)
-
-    def _compact(self) -> None:
-        """Write sums in the place of what they were made of."""
-        new = self._path.with_suffix(self._path.suffix + ".new")
-        data = b"".join(map(_encoded, self._sums))
-        descriptor = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
-        try:
-            if os.write(descriptor, data) != len(data):
-                raise OSError(28, "No space left on device")
-            os.fsync(descriptor)
-            new.rename(self._path)
-        except OSError:
-            os.close(descriptor)
-            raise
-        assert self._file is not None
-        os.close(self._file)
-        self._file, self._size = descriptor, len(data)
-
-    def store(self, journal: str) -> bool:
-        """Store all that was decided; False: it has to be tried again. Raises database errors."""
-        with self.storing:
-            while (frozen := self._next(journal)) is not None:
-                decided, path = frozen
-                _store(decided)
-                path.unlink(missing_ok=True)
-                self._frozen = None
-            return True
-
-    def _next(self, journal: str) -> tuple[Pass, Path] | None:
-        """Return the pass that is to be stored next, which is always the same until it is."""
-        with self._lock:
-            if self._frozen is None and (len(self._sums) or self._missing):
-                if self._file is not None:
-                    os.close(self._file)
-                else:
-                    self._number = next(self._numbers)
-                    self._path = self._folder / f"{self.attempt_id}.{self._number}"
-                decided = Pass(
-                    self.attempt_id, journal, self._number, list(self._sums), self._missing
-                )
-                self._frozen = (decided, self._path)
-                self._file, self._sums, self._missing = None, Sums(), False
-            return self._frozen
-
-    def sync(self) -> None:
-        """Have what waits for the database survive a loss of power."""
-        with self._lock:
-            descriptor = None if self._file is None else os.dup(self._file)
-        if descriptor is not None:
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-    def wait(self) -> None:
-        """Leave it alone for a while, longer each time in a row."""
-        self.retry_at = time.monotonic() + self.retry
-        self.retry = min(2 * self.retry, RETRY_SECONDS[1])
-        with contextlib.suppress(OSError):
-            self.sync()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing would be lost if it were forgotten, but that it has ended."""
-        with self._lock:
-            waits = self._file is not None or self._frozen is not None or self._missing
-            return not waits and (self.settled or not self.closed)
-
-    def close(self) -> None:
-        with self._lock:
-            self.closed = True
-
-    def miss(self) -> None:
-        with self._lock:
-            self._missing = True
 
 
 class Journal:
@@ -197,7 +56,7 @@ class Journal:
         self._held = _locked(self._folder)
         assert self._held is not None
         self._numbers = itertools.count(1)
-        self._kept: dict[UUID, _Kept] = {}
+        self._kept: dict[UUID, Unstored] = {}
         self._ended: set[UUID] = set()
         """Whose decisions are all stored, up to the end of the record: nothing comes after that."""
         self._left: dict[UUID, float] = {}
@@ -235,19 +94,19 @@ class Journal:
             if attempt_id not in self._ended:
                 self._of(attempt_id).close()
 
-    def settle(self, attempt_id: UUID) -> bool:
+    def settle(self, attempt_id: UUID, *, patient: bool = True) -> bool:
         """Store what was decided for a closed attempt, and say so; raises database errors.
 
         False, and not said: another proxy has more of it, or is just storing that. It is to be
-        called again then.
+        called again then. ``patient`` is that of ``keeping.Records.store``.
         """
         with self._lock:
             kept = None if attempt_id in self._ended else self._of(attempt_id)
         if kept is not None:
-            kept.store(self.id)
+            kept.store(self.id, passes=2, patient=patient)
         if self._is_left(attempt_id):
             self._left.pop(attempt_id, None)
-            self.recover()
+            self.recover(attempt_id)
             if self._is_left(attempt_id):
                 return False
         serving.settled(attempt_id, self.id)
@@ -263,23 +122,32 @@ class Journal:
             if attempt_id not in self._ended:
                 self._of(attempt_id).miss()
 
-    def flush(self) -> None:
-        """Store what was decided; what cannot be stored now is tried again later."""
+    def flush(self, *, all_due: bool = False) -> None:
+        """Store what was decided and is due; what cannot be stored now is tried again later."""
         with self._lock:
             for who in [who for who, kept in self._kept.items() if kept.is_idle]:
                 if self._kept.pop(who).closed:
                     self._ended.add(who)
             all_kept = list(self._kept.values())
-        for kept in all_kept:
-            # One record that cannot be written to does not keep the others waiting.
-            if kept.retry_at <= time.monotonic():
-                self._flush(kept)
+        failed = 0
+        # Records that cannot be written to keep no others waiting: they come last.
+        for kept in sorted(all_kept, key=lambda kept: kept.has_failed):
+            if kept.is_due or all_due:
+                failed += not self._flush(kept, passes=2 if all_due else 1)
+                if failed == MAX_FAILED:
+                    return
 
-    def _flush(self, kept: _Kept) -> None:
+    def _flush(self, kept: Unstored, passes: int) -> bool:
+        """Return whether it was stored, or costs the others no time."""
+        patient = kept.has_failed
         try:
-            kept.store(self.id)
-            kept.retry = RETRY_SECONDS[0]
+            kept.store(self.id, passes=passes, patient=patient)
+            kept.stored()
+            return True
         except (DatabaseError, InterfaceError) as error:
+            if _is_held(error) and not patient:
+                kept.wait()
+                return True
             log.warning(
                 "egress_decisions_wait",
                 attempt_id=str(kept.attempt_id),
@@ -290,11 +158,13 @@ class Journal:
         except Exception:
             log.exception("egress_decisions_not_stored", attempt_id=str(kept.attempt_id))
             kept.wait()
+        return False
 
-    def recover(self) -> None:
+    def recover(self, only: UUID | None = None) -> None:
         """Store what proxies have left that are not there any more; raises database errors.
 
         A record that cannot be written to keeps no other waiting for long: it is tried again later.
+        With ``only`` it is one attempt's, and nothing else changes.
         """
         for left in sorted(self._root.iterdir()):
             if left.name == self.id or not left.is_dir():
@@ -303,24 +173,30 @@ class Journal:
             if held is None:  # another proxy is alive
                 continue
             try:
-                waiting = self._store_left(left)
+                waiting = self._store_left(left, only)
+                if only is not None:
+                    continue
                 serving.take_over(left.name, self.id, but=waiting)
                 if not waiting:
                     shutil.rmtree(left)
             finally:
                 os.close(held)
 
-    def _store_left(self, folder: Path) -> set[UUID]:
+    def _store_left(self, folder: Path, only: UUID | None) -> set[UUID]:
         """Store what a journal has; return the attempts of which something is still there."""
         waiting: set[UUID] = set()
         failed = 0
-        for decided, path in _left_in(folder):
+        found = _left_in(folder, only)
+        # Records that cannot be written to keep no others waiting: they come last.
+        for decided, path in sorted(found, key=lambda each: each[0].attempt_id in self._left):
             who = decided.attempt_id
-            if who in waiting or self._left.get(who, 0.0) > time.monotonic():
+            retry_at = self._left.get(who)
+            if who in waiting or failed == MAX_FAILED or (retry_at or 0.0) > time.monotonic():
                 waiting.add(who)
                 continue
+            patient = only is not None or retry_at is not None
             try:
-                _store(decided)
+                store(decided, patient=patient)
             except (DatabaseError, InterfaceError) as error:
                 log.warning(
                     "egress_decisions_wait", attempt_id=str(who), reason=type(error).__name__
@@ -328,9 +204,7 @@ class Journal:
                 close_old_connections()
                 self._left[who] = time.monotonic() + LEFT_RETRY_SECONDS
                 waiting.add(who)
-                failed += 1
-                if failed == MAX_FAILED:
-                    raise  # it may be the database; the others come in the next pass
+                failed += patient or not _is_held(error)
             else:
                 self._left.pop(who, None)
                 path.unlink()
@@ -341,24 +215,24 @@ class Journal:
         passes = self._root.glob(f"*/{attempt_id}.*")
         return any(path.suffix[1:].isdigit() and path.parent != self._folder for path in passes)
 
-    def _of(self, attempt_id: UUID) -> _Kept:
+    def _of(self, attempt_id: UUID) -> Unstored:
         kept = self._kept.get(attempt_id)
         if kept is None:
-            kept = self._kept[attempt_id] = _Kept(attempt_id, self._folder, self._numbers)
+            kept = self._kept[attempt_id] = Unstored(attempt_id, self._folder, self._numbers)
         return kept
 
     def _run(self) -> None:
         try:
             while not self._stopped.wait(PASS_SECONDS):
                 self._guarded()
-            self._guarded()
+            self._guarded(all_due=True)
         finally:
             close_old_connections()
 
-    def _guarded(self) -> None:
+    def _guarded(self, *, all_due: bool = False) -> None:
         close_old_connections()
         try:
-            self.flush()
+            self.flush(all_due=all_due)
             self.recover()
         except (DatabaseError, InterfaceError, OSError) as error:
             log.warning("egress_journals_wait", reason=type(error).__name__)
@@ -367,18 +241,9 @@ class Journal:
             log.exception("egress_decisions_not_stored")
 
 
-def _store(decided: Pass) -> None:
-    is_stored = records().store(decided)
-    decisions = sum(line.total.connections for line in decided.lines)
-    EGRESS_DECISIONS.count(decisions, outcome="stored" if is_stored else "lost")
-    if decided.missing:
-        EGRESS_DECISIONS.count(outcome="lost")  # one at least
-    if not is_stored:
-        log.warning(
-            "egress_decisions_after_the_end",
-            attempt_id=str(decided.attempt_id),
-            decisions=decisions,
-        )
+def _is_held(error: Exception) -> bool:
+    """Tell whether somebody else writes to the record, so that it was only waited for."""
+    return isinstance(error.__cause__, LockNotAvailable)
 
 
 def _locked(folder: Path) -> int | None:
@@ -392,12 +257,12 @@ def _locked(folder: Path) -> int | None:
     return descriptor
 
 
-def _left_in(folder: Path) -> list[tuple[Pass, Path]]:
-    """Return what a journal holds, in the order in which it was decided."""
+def _left_in(folder: Path, only: UUID | None) -> list[tuple[Pass, Path]]:
+    """Return what a journal holds, of one attempt only if need be, in the order it was decided."""
     found = []
     for path in folder.iterdir():
         attempt, _, number = path.name.partition(".")
-        if number.isdigit():
+        if number.isdigit() and only in (None, UUID(attempt)):
             found.append((int(number), UUID(attempt), path))
     return [
         (_read(attempt, folder.name, number, path), path) for number, attempt, path in sorted(found)
@@ -414,7 +279,3 @@ def _read(attempt_id: UUID, journal: str, number: int, path: Path) -> Pass:
         except (KeyError, TypeError, ValueError, AttributeError):
             missing = True
     return Pass(attempt_id, journal, number, list(sums), missing)
-
-
-def _encoded(line: Line) -> bytes:
-    return json.dumps(line.to_json(), separators=(",", ":")).encode() + b"\n"

@@ -32,10 +32,11 @@ class Pass:
 class Records(Protocol):
     """The records of boot runs, as ``runs.record.egress_decisions`` keeps them."""
 
-    def store(self, decided: Pass) -> bool:
+    def store(self, decided: Pass, *, patient: bool) -> bool:
         """Store a pass unless it is stored already; False: the record has ended, or is not there.
 
-        Raises database errors: then it is to be tried again, however often.
+        Raises database errors: then it is to be tried again, however often. A record that somebody
+        else writes to is waited for a moment only, or two seconds where it is ``patient``.
         """
 
     def is_open(self, attempt_id: UUID) -> bool:

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from django.core.management.base import BaseCommand, CommandError
 from controlplane.logging import named_process
 from controlplane.metrics.services import Flusher
 from controlplane.open_files import allow_many_open_files
+from workspaces.egress.allowance import Allowance
 from workspaces.egress.decided.journal import Journal
 from workspaces.egress.decisions import Decision, DecisionLog
 from workspaces.egress.dialling import Dialler
@@ -27,6 +28,8 @@ from workspaces.egress.known_networks import KnownNetworks
 from workspaces.egress.name_addresses import ReachableAddresses
 from workspaces.egress.proxy import EgressProxy
 from workspaces.runtimes.docker.networks import egress_prefix
+
+ALIVE_EVERY_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +99,20 @@ async def _stopped(reason: str) -> None:
     await stopped.wait()
 
 
+def _alive_file() -> Callable[[], None]:
+    """Return what shows probes that the database is heard, at most every few seconds."""
+    path, shown = settings.WORKER_ALIVE_FILE, Allowance(1.0, 1 / ALIVE_EVERY_SECONDS)
+
+    def show() -> None:
+        if path and shown.take():
+            try:
+                Path(path).touch()
+            except OSError as error:
+                log.warning("alive_file_not_written", reason=str(error))
+
+    return show
+
+
 async def _serve(decisions: DecisionLog, journal: Journal, port: int) -> None:
     stopped = _stop_event()
 
@@ -103,7 +120,7 @@ async def _serve(decisions: DecisionLog, journal: Journal, port: int) -> None:
         journal.add(decision)  # raises where nothing may pass that is not written
         decisions.add(decision)
 
-    networks = KnownNetworks(egress_prefix(settings.SVC_INSTANCE_ID), journal)
+    networks = KnownNetworks(egress_prefix(settings.SVC_INSTANCE_ID), journal, _alive_file())
     reachable = ReachableAddresses(
         map(IPv4Network, settings.SVC_WORKSPACE_ALLOWED_NETWORKS),
         IPv4Network(settings.SVC_WORKSPACE_NETWORK_POOL),

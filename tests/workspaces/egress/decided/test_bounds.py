@@ -2,17 +2,109 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from runs.models import RunLoss
 from runs.record.egress_decisions import NOT_NAMED
+from runs.record.verify import verify_run
 from tests.workspaces.egress.decided.decided_rows import decision, losses, recorded, with_policy
-from workspaces.egress.decided import journal as journals
+from workspaces.egress import allowance
+from workspaces.egress.decided import sums, unstored
 from workspaces.egress.decided.journal import Journal
-from workspaces.egress.decided.sums import MAX_DIFFERENT
+from workspaces.egress.decided.sums import AT_ONCE, HOLD_SECONDS, MAX_DIFFERENT, PER_HOUR
 
 pytestmark = pytest.mark.django_db
+
+
+@dataclass
+class Clock:
+    """Time as a test has it pass."""
+
+    now: float = field(default_factory=time.monotonic)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return time.time_ns()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which a workspace's room fills and its passes are held."""
+    clock = Clock()
+    for module in (allowance, sums, unstored):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_workspace_that_asks_for_new_names_for_hours_gets_so_many_an_hour_in_its_record(
+    journal: Journal, clock: Clock
+) -> None:
+    attempt, run = with_policy()
+    hours, step, each = 2, 30, MAX_DIFFERENT + 10
+    number = itertools.count()
+    for second in range(0, hours * 3600, step):
+        for _ in range(each):
+            journal.add(decision(attempt.pk, f"h{next(number)}.test", allowed=False))
+        if second == 3600:
+            journal.add(decision(attempt.pk, "found.test", allowed=False, finding=True))
+            journal.add(decision(attempt.pk, "reached.test"))
+        journal.flush()
+        clock.now += step
+    journal.flush(all_due=True)
+    told = recorded(run)
+    named = [one for one in told if one["decision"] == "refused" and "unnamed" not in one]
+    unnamed = [one for one in told if "unnamed" in one]
+    assert AT_ONCE <= len(named) <= AT_ONCE + hours * PER_HOUR
+    assert len(unnamed) <= hours * 3600 / HOLD_SECONDS + AT_ONCE / MAX_DIFFERENT + 1
+    # Not one is missing in the sum, and the record says how many are only counted.
+    refused = sum(one["connections"] for one in told if one["decision"] == "refused")
+    assert refused == next(number)
+    assert set(losses(run)) == {NOT_NAMED}
+    counted = RunLoss.objects.filter(run_number=run.number).values_list("count", flat=True)
+    assert sum(count or 0 for count in counted) == sum(one["connections"] for one in unnamed)
+    others = [(one["decision"], one["host"]) for one in told if one["decision"] != "refused"]
+    assert sorted(others) == [("allowed", "reached.test"), ("finding", "found.test")]
+    assert verify_run(run).ok
+
+
+def test_a_workspace_that_reaches_the_same_hosts_all_day_has_them_named_less_often(
+    journal: Journal, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "AT_ONCE", 20)
+    attempt, run = with_policy()
+    for _ in range(600):
+        for name in ("a", "b", "c", "d", "e"):
+            journal.add(decision(attempt.pk, f"{name}.test"))
+        journal.flush()
+        clock.now += 1
+    journal.flush(all_due=True)
+    told = recorded(run)
+    assert len(told) <= 20 + 600 * PER_HOUR / 3600
+    assert not any("unnamed" in one for one in told)
+    assert sum(one["connections"] for one in told) == 600 * 5
+    assert losses(run) == []
+
+
+def test_what_is_held_is_stored_when_the_record_is_about_to_end(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(sums, "AT_ONCE", 1)
+    attempt, run = with_policy(journal.id)
+    for name in ("a.test", "b.test"):
+        journal.add(decision(attempt.pk, name))
+    journal.flush()
+    assert recorded(run) == []
+    journal.close(attempt.pk)
+    assert journal.settle(attempt.pk)
+    assert [one.get("host") for one in recorded(run)] == ["a.test", None]
+    assert sum(one["connections"] for one in recorded(run)) == 2
 
 
 def test_many_different_decisions_are_counted_and_the_loss_says_how_many(
@@ -39,7 +131,7 @@ def test_many_different_decisions_are_counted_and_the_loss_says_how_many(
 def test_a_file_that_grows_is_written_anew_and_says_the_same(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "COMPACT_BYTES", 4096)
+    monkeypatch.setattr(unstored, "COMPACT_BYTES", 4096)
     attempt, run = with_policy()
     for number in range(1000):
         journal.add(decision(attempt.pk, f"h{number % 3}.test", sent=2))

@@ -112,7 +112,7 @@ def test_a_network_that_becomes_known_while_it_is_asked_what_ends_is_ended(
             assert network is not None
             known, networks._known = networks._known, {}
 
-            def asked(journal_id: str) -> list[tuple[UUID, str]]:
+            def asked(journal_id: str) -> list[tuple[UUID, str]] | None:
                 networks._known = known
                 return ending(journal_id)
 
@@ -120,6 +120,7 @@ def test_a_network_that_becomes_known_while_it_is_asked_what_ends_is_ended(
             await asyncio.to_thread(EgressNetwork.objects.end, attempt.pk)
             await networks.look()
             assert network.ended
+            networks._settling.stop()
             await asyncio.to_thread(connections.close_all)
 
     asyncio.run(asyncio.wait_for(played(), LONG_WAIT))

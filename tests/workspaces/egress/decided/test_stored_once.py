@@ -128,14 +128,15 @@ def test_a_commit_of_which_nobody_heard_is_not_repeated(
     attempt, run = with_policy()
     store = EgressDecisions.store
 
-    def unheard(self: EgressDecisions, decided: Pass) -> bool:
-        store(self, decided)
+    def unheard(self: EgressDecisions, decided: Pass, *, patient: bool) -> bool:
+        store(self, decided, patient=patient)
         raise OperationalError("the connection was lost")
 
     journal.add(decision(attempt.pk))
     with monkeypatch.context() as patched:
         patched.setattr(EgressDecisions, "store", unheard)
         journal.flush()
+    assert hosts(run) == [("a.test", 1)]
     journal.add(decision(attempt.pk, "b.test"))
     journal.settle(attempt.pk)
     assert hosts(run) == [("a.test", 1), ("b.test", 1)]

@@ -21,7 +21,7 @@ from tests.workspaces.egress.decided.decided_rows import (
     recorded,
     with_policy,
 )
-from workspaces.egress.decided import journal as journals
+from workspaces.egress.decided import unstored
 from workspaces.egress.decided.journal import Journal
 from workspaces.management.commands import egressproxy
 from workspaces.models import Attempt
@@ -31,7 +31,7 @@ from workspaces.models import Attempt
 def test_decisions_wait_while_the_database_is_read_only(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(unstored, "RETRY_SECONDS", (0.0, 0.0))
     attempt, run = with_policy()
     journal.add(decision(attempt.pk))
     with connection.cursor() as cursor:
