@@ -11,7 +11,7 @@ import pytest
 from django.db import models
 from django.db.models.functions import Now
 
-from runs.boot_runs import start_boot_run
+from runs.boot_runs import start_job
 from runs.models import Run
 from tests.factories import claim, make_job
 from tests.runs.record_factory import make_run
@@ -44,7 +44,7 @@ TABLES: tuple[type[models.Model], ...] = (BuildJob, Attempt, Sandbox, Run, Runti
 
 def start(fence: Fence) -> None:
     job = BuildJob.objects.select_related("attempt").get(pk=fence.row_id)
-    start_boot_run(job.attempt, fence)
+    start_job(job.attempt, fence)
 
 
 def published(fence: Fence) -> None:
@@ -62,7 +62,7 @@ STEPS = pytest.mark.parametrize("step", [start, published, finished])
 def claimed(step: Step) -> BuildJob:
     """Return a job that is claimed, long ago, and whose next step is this one."""
     job = claim(make_job(engine_name="one"))
-    steps = [start, published, finished]
+    steps: list[Step] = [start, published, finished]
     for earlier in steps[: steps.index(step)]:
         earlier(job.fence)
     for table in TABLES:
@@ -292,7 +292,7 @@ def test_a_start_leaves_a_boot_run_that_has_ended_and_runs_of_other_kinds() -> N
     other = make_run(status=Run.Status.QUEUED, workspace=job.attempt.workspace, attempt=job.attempt)
     boot = Run.objects.get(pk=job.attempt.run_id)
     Run.objects.filter(pk=boot.pk).update(status=Run.Status.CANCELLED, finished_at=Now())
-    assert start_boot_run(job.attempt, job.fence).pk == boot.pk
+    assert start_job(job.attempt, job.fence).run.pk == boot.pk
     assert values(boot, "status", "started_at") == (Run.Status.CANCELLED, None)
     assert values(other, "status", "started_at") == (Run.Status.QUEUED, None)
 
@@ -301,5 +301,5 @@ def test_an_attempt_without_a_boot_run_gets_one_with_its_start() -> None:
     job = claimed(start)
     make_run(status=Run.Status.QUEUED, workspace=job.attempt.workspace, attempt=job.attempt)
     Run.objects.filter(pk=job.attempt.run_id).delete()
-    run = start_boot_run(job.attempt, job.fence)
+    run = start_job(job.attempt, job.fence).run
     assert (run.pk, run.mode, run.status) == (job.attempt.run_id, Run.Mode.BOOT, "running")

@@ -76,7 +76,7 @@ def with_dropped(pods: PodLauncher, drops: int) -> Dropped:
             *(
                 lambda one=run_id: read(pods, records, request.run_id, one, found)
                 for run_id in runs
-            ),  # type: ignore[misc]
+            ),
             lambda: watch(pods, watches, request.run_id, found),
         ]
         failures: list[BaseException] = []

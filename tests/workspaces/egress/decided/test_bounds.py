@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,35 +10,13 @@ import pytest
 from runs.models import RunLoss
 from runs.record.egress_decisions import NOT_NAMED
 from runs.record.verify import verify_run
+from tests.workspaces.egress.conftest import Clock
 from tests.workspaces.egress.decided.decided_rows import decision, losses, recorded, with_policy
-from workspaces.egress import allowance
 from workspaces.egress.decided import sums, unstored
 from workspaces.egress.decided.journal import Journal
 from workspaces.egress.decided.sums import AT_ONCE, HOLD_SECONDS, MAX_DIFFERENT, PER_HOUR
 
 pytestmark = pytest.mark.django_db
-
-
-@dataclass
-class Clock:
-    """Time as a test has it pass."""
-
-    now: float = field(default_factory=time.monotonic)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time_ns(self) -> int:
-        return time.time_ns()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which a workspace's room fills and its passes are held."""
-    clock = Clock()
-    for module in (allowance, sums, unstored):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 def test_a_workspace_that_asks_for_new_names_for_hours_gets_so_many_an_hour_in_its_record(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.workspaces.egress.decided.decided_rows import (
     losses,
     with_policy,
 )
-from workspaces.egress.decided import journal as journals
+from workspaces.egress.decided import unstored
 from workspaces.egress.decided.journal import Journal
 from workspaces.models import Attempt
 
@@ -41,7 +40,7 @@ def recovered(journal: Journal, folder: Path) -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What is made durable and what takes another one's place, with its inode, in order."""
     made: list[tuple[str, int]] = []
     fsync, rename = os.fsync, Path.rename
@@ -87,7 +86,7 @@ def test_of_a_line_that_the_disk_had_no_room_for_nothing_stays(
 def test_a_journal_has_one_file_for_each_workspace_and_pass_and_one_descriptor_for_it(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "COMPACT_BYTES", 1024)
+    monkeypatch.setattr(unstored, "COMPACT_BYTES", 1024)
     attempt, _ = with_policy()
     other, _ = with_policy()
     before = descriptors()
@@ -109,7 +108,7 @@ def test_a_file_is_written_anew_once_it_is_longer_and_not_while_it_is_shorter(
         journal.add(decision(attempt.pk))
     (file,) = files_of(journal, attempt)
     length = file.stat().st_size
-    monkeypatch.setattr(journals, "COMPACT_BYTES", length)
+    monkeypatch.setattr(unstored, "COMPACT_BYTES", length)
     journal.add(decision(attempt.pk))
     assert file.stat().st_size == 11 * length // 10, "it was as long as it may be"
     journal.add(decision(attempt.pk))
@@ -121,7 +120,7 @@ def test_what_is_written_anew_is_durable_before_it_takes_the_place_of_what_was_t
 ) -> None:
     attempt, _ = with_policy()
     journal.add(decision(attempt.pk))
-    monkeypatch.setattr(journals, "COMPACT_BYTES", 0)
+    monkeypatch.setattr(unstored, "COMPACT_BYTES", 0)
     journal.add(decision(attempt.pk))
     (file,) = files_of(journal, attempt)
     assert calls == [("fsync", file.stat().st_ino), ("rename", file.stat().st_ino)]
@@ -134,7 +133,7 @@ def test_where_nothing_can_be_written_anew_the_old_file_stays_and_nothing_is_lef
     journal.add(decision(attempt.pk))
     before = descriptors()
     with monkeypatch.context() as patched:
-        patched.setattr(journals, "COMPACT_BYTES", 0)
+        patched.setattr(unstored, "COMPACT_BYTES", 0)
         patched.setattr(os, "write", lambda *_: 3)
         with pytest.raises(OSError, match="No space left"):
             journal.add(decision(attempt.pk, "full.test"))
