@@ -143,12 +143,19 @@ def run_queue(instance_id: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Have the test database emptied quickly after each test, and left by everybody at the end."""
+def django_db_setup(
+    django_db_setup: None, django_db_keepdb: bool, django_db_blocker: DjangoDbBlocker
+) -> Iterator[None]:
+    """Have the test database emptied quickly after each test, and left by everybody at the end.
+
+    One that is used again lets others in.
+    """
     with django_db_blocker.unblock():
         flush = quick_flush()
     with flush:
         yield
+    if django_db_keepdb:
+        return
     with django_db_blocker.unblock():
         end_left_sessions(connection.settings_dict["NAME"])
 

@@ -101,7 +101,9 @@ def measure(root: Path, changes: list[Change], tests: tuple[str, ...]) -> Iterat
         results.touch()
         options = ["-s", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.session"]
         files = ["--rootdir=.", f"--mutants={plan}", f"--mutants-results={results}"]
-        command = [sys.executable, "-m", "pytest", *options, "--reuse-db", *files, *tests]
+        # Made anew by the first run, and used again by all others.
+        options += ["--create-db", "--reuse-db"]
+        command = [sys.executable, "-m", "pytest", *options, *files, *tests]
         with log.open("wb") as output, results.open() as lines:
             # Options that are meant for the tests' own run say nothing here.
             env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}

@@ -161,6 +161,8 @@ GROUPS = {
     "decided": Group(
         (
             "workspaces/egress/decided/journal.py",
+            "workspaces/egress/decided/unstored.py",
+            "workspaces/egress/decided/settling.py",
             "workspaces/egress/decided/sums.py",
             "workspaces/egress/decided/serving.py",
             "runs/record/egress_decisions.py",
@@ -176,6 +178,7 @@ GROUPS = {
             "tests/workspaces/egress/decided/test_trouble.py",
             "tests/workspaces/egress/decided/test_after_a_kill.py",
             "tests/workspaces/egress/decided/test_settling.py",
+            "tests/workspaces/egress/decided/test_held_records.py",
         ),
     ),
     "egress-policy": Group(

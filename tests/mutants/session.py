@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 from _pytest.main import pytest_runtestloop as run_tests
 
-from tests.mutants.changes import Change, changed_texts
+from tests.mutants.changes import Change, changed_texts, is_quick
 
 PR_SET_CHILD_SUBREAPER = 36
 CHILD = "MUTANTS_CHILD"
@@ -74,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests that are likely to fail first."""
     if CHILD in os.environ:
+        _use_existing_databases()
         arrange(items, **json.loads(os.environ[CHILD])["order"])
 
 
@@ -112,26 +113,30 @@ class Runner:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def results(self, changes: list[Change]) -> Iterator[dict[str, Any]]:
-        """Run the tests unchanged, then for each change; yield a result for each of these."""
+        """Run the tests unchanged, then for each change; yield a result for each of these.
+
+        Unchanged they run as they do with each change, too: what fails then tells of no change.
+        """
         began = time.monotonic()
-        lines, _ = self._run(None, limit=1200)
-        failed = sorted({name for name, outcome, _, _ in lines if outcome == "failed"})
+        lines, status = self._run(None, limit=1200, is_first=True)
+        failed = _failed(lines, status)
         for name, _, duration, _ in lines:
             self._durations[name] += duration
         total = time.monotonic() - began
+        for nothing in [] if failed or not self._durations else _changing_nothing(changes):
+            failed += _failed(*self._run(nothing, limit=60 + 4 * total))
         yield {"unchanged": total, "tests": len(self._durations), "failed": failed}
         if failed or not self._durations:
             return
         for change in changes:
             began = time.monotonic()
             lines, status = self._run(change, limit=60 + 4 * total)
-            names = [name for name, outcome, _, _ in lines if outcome == "failed"]
-            self._failed.setdefault(change.function, set()).update(names)
+            failed = _failed(lines, status)
+            self._failed.setdefault(change.function, set()).update(failed)
             late = status is None or any(late for *_, late in lines)
-            # A change may also end the process of the tests: nothing but 0 means that all passed.
             yield {
-                "verdict": "late" if late else "caught" if names or status else "survived",
-                "by": names[:1],
+                "verdict": "late" if late else "caught" if failed else "survived",
+                "by": failed[:1],
                 "seconds": time.monotonic() - began,
             }
 
@@ -146,8 +151,13 @@ class Runner:
     def _duration(self, name: str) -> float:
         return self._durations[name]
 
-    def _run(self, change: Change | None, *, limit: float) -> tuple[list[Any], int | None]:
-        """Run the tests in a child; return its lines and its exit code, None when it was late."""
+    def _run(
+        self, change: Change | None, *, limit: float, is_first: bool = False
+    ) -> tuple[list[Any], int | None]:
+        """Run the tests in a child; return its lines and its exit code, None when it was late.
+
+        The first child makes the databases, and runs all tests, whatever fails.
+        """
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
             path = Path(change.module) if change else None
@@ -158,7 +168,7 @@ class Runner:
             try:
                 child = os.fork()
                 if not child:
-                    self._in_child(change, source, report)
+                    self._in_child(change, source, report, is_first=is_first)
                 status = _wait(child, limit)
             finally:
                 _kill_children()
@@ -170,7 +180,9 @@ class Runner:
             raise ChildProcessError(f"The tests were not run for {change}.")
         return [json.loads(line) for line in lines], status
 
-    def _in_child(self, change: Change | None, source: bytes, report: Path) -> None:
+    def _in_child(
+        self, change: Change | None, source: bytes, report: Path, *, is_first: bool
+    ) -> None:
         """Run the tests and end; never returns."""
         status = NOT_RUN
         try:
@@ -183,10 +195,10 @@ class Runner:
                 replace_code(change, source) if change.function else replace_text(change, source)
             ):
                 self._start_anew(order, report)
-            if change:
+            if not is_first:
                 _use_existing_databases()
             status = 1
-            status = self._run_collected(order, report, stop_at_first=change is not None)
+            status = self._run_collected(order, report, stop_at_first=not is_first)
         finally:
             os._exit(status)
 
@@ -210,6 +222,24 @@ class Runner:
         plugin = ["-p", "tests.mutants.session"]
         arguments = [sys.executable, "-m", "pytest", *options, *plugin, *self._session.config.args]
         os.execv(sys.executable, arguments)  # noqa: S606 # a list, as everywhere
+
+
+def _failed(lines: list[Any], status: int | None) -> list[str]:
+    """Return the tests that failed, in order; or how the process of the tests ended, if badly.
+
+    A change may end it, too: nothing but 0 means that all passed.
+    """
+    names = [name for name, outcome, _, _ in lines if outcome == "failed"]
+    ended = "" if status == 0 else "too late" if status is None else f"exit code {status}"
+    return list(dict.fromkeys(names)) or list(filter(None, [ended]))
+
+
+def _changing_nothing(changes: list[Change]) -> list[Change | None]:
+    """Return what changes nothing, in each of the ways in which these changes are made."""
+    sources = {change.module: Path(change.module).read_bytes() for change in changes}
+    slow = [change for change in changes if not is_quick(change, sources[change.module])]
+    at_import = [Change(change.module, 1, "", 0, 0, "", "") for change in slow[:1]]
+    return [*([] if len(slow) == len(changes) else [None]), *at_import]
 
 
 def replace_code(change: Change, source: bytes) -> bool:
@@ -256,14 +286,20 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _use_existing_databases() -> None:
-    """Have the test databases used as the unchanged run left them, without a look at migrations."""
+    """Have the test databases used as the first run left them, without a look at migrations.
+
+    Empty, whatever a process has left there that was killed.
+    """
     from django.db import connections
     from django.test import utils
 
     def use(**_: Any) -> list[Any]:
+        from tests.support.empty_tables import empty
+
         for connection in connections.all():
             connection.close()
             connection.settings_dict["NAME"] = connection.creation._get_test_db_name()  # type: ignore[attr-defined]
+        empty()
         return []
 
     utils.setup_databases = lambda *_, **__: use()

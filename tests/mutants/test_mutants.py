@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
+from django.conf import settings
+from django.db import connection
 
 from tests.mutants.__main__ import ROOT, equivalent, is_equivalent, measure
 from tests.mutants.changes import Change, changes_of
@@ -45,6 +49,20 @@ def test_far_from_where_it_begins():
 def test_a_program_has_the_limit():
     said = subprocess.run([sys.executable, "-m", "madeup.limits"], capture_output=True).stdout
     assert said == b"True\\n"
+"""
+
+ROWS = """
+import pytest
+from django.utils.timezone import now
+from controlplane.work.models import Heartbeat
+from madeup.limits import within
+
+@pytest.mark.django_db(transaction=True)
+def test_it():
+    given = {"kind": "run", "hostname": "h", "pid": 1, "capacity": 1, "seen_at": now()}
+    Heartbeat.objects.create(worker_id="first", **given)
+    assert within(Heartbeat.objects.count())
+    assert Heartbeat.objects.count() == 1
 """
 
 
@@ -129,7 +147,7 @@ def test_a_statement_is_changed_where_it_stands(tree: Path) -> None:
     source = 'import os\n_ASK = "SELECT 1 WHERE a AND b"\ndef ask():\n    return _ASK\n'
     (tree / MODULE).write_text(source)
     (tree / "test_limits.py").write_text(
-        "from madeup.limits import ask\ndef test_it():\n    assert ask().endswith('AND b')\n"
+        "from madeup.limits import ask\ndef test_it():\n    assert ask().endswith(' b')\n"
     )
     changes = changes_of(MODULE, source.encode())
     named = {(change.line, change.before): change for change in changes}
@@ -149,6 +167,39 @@ def test_tests_that_fail_unchanged_are_no_measure(tree: Path) -> None:
     (tree / "test_limits.py").write_text("def test_nothing():\n    assert False\n")
     results = _measured(tree, changes_of(MODULE, SOURCE.encode()))
     assert [result["failed"] for result in results] == [["test_limits.py::test_nothing"]]
+
+
+def test_tests_that_pass_only_once_are_no_measure(tree: Path) -> None:
+    (tree / "test_limits.py").write_text(
+        "from pathlib import Path\ndef test_it():\n    Path('made').touch(exist_ok=False)\n"
+    )
+    changes = changes_of(MODULE, SOURCE.encode())
+    assert {bool(change.function) for change in changes} == {True, False}
+    results = _measured(tree, changes)
+    assert [result["failed"] for result in results] == [["test_limits.py::test_it"] * 2]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_database_serves_all_changes_and_is_empty_whatever_another_one_has_left(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"mutants_{uuid4().hex}"
+    monkeypatch.setenv("DATABASE_URL", urlsplit(settings.DATABASE_URL)._replace(path=name).geturl())
+    (tree / MODULE).write_text("import os\n" + SOURCE)
+    (tree / "conftest.py").write_text("from tests.conftest import django_db_setup\n")
+    (tree / "test_limits.py").write_text(ROWS)
+    where = (tree / MODULE).read_text().index("return 0 <=")
+    ends = Change(MODULE, 9, "within", where, where, "", "os.abort(); ")
+    nothing = Change(MODULE, 9, "within", where, where, "", "pass; ")
+    at_import = Change(MODULE, 1, "", 0, 0, "", "import sys\n")
+    try:
+        unchanged, *results = _measured(tree, [ends, nothing, ends, at_import])
+    finally:
+        with connection._nodb_cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS test_{name} WITH (FORCE)")
+    assert (unchanged["tests"], unchanged["failed"]) == (1, [])
+    verdicts = [result["verdict"] for result in results]
+    assert verdicts == ["caught", "survived", "caught", "survived"]
 
 
 @pytest.mark.parametrize("group", GROUPS)
