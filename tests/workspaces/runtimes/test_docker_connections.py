@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import uuid
@@ -16,6 +17,7 @@ from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import DockerAdapter
+from workspaces.runtimes.docker.engine_api import EngineConnections
 
 pytestmark = pytest.mark.docker
 
@@ -121,3 +123,22 @@ def test_after_trouble_an_engine_is_asked_anew_what_it_speaks(relay: Relay) -> N
         adapter.check()
     assert raised.value.code == "adapter-unavailable"
     adapter.check()
+
+
+def test_a_connection_that_nobody_takes_leaves_no_socket_open(tmp_path: Path) -> None:
+    def sockets() -> int:
+        return sum(each.is_socket() for each in Path("/proc/self/fd").iterdir())
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine.sock"))
+    listener.close()
+    connections = EngineConnections(f"unix://{tmp_path}/engine.sock", "")
+    before = sockets()
+    gc.disable()  # what it closes was left open
+    try:
+        for _ in range(3):
+            with pytest.raises(LaunchError), connections.connect(LONG_WAIT):
+                pass
+        assert sockets() == before
+    finally:
+        gc.enable()

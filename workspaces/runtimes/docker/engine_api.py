@@ -27,6 +27,7 @@ import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
+from docker.transport.unixconn import UnixHTTPConnection
 from docker.types import IPAMConfig, IPAMPool
 from docker.utils import version_lt
 
@@ -80,6 +81,19 @@ def _is_asked_again(error: APIError) -> bool:
     return error.status_code == 409 or (
         error.status_code == 500 and _NOT_YET_REMOVED.search(said) is not None
     )
+
+
+def _connect(connection: UnixHTTPConnection) -> None:
+    """Connect as the SDK does, which leaves its socket open where nobody listens."""
+    with contextlib.ExitStack() as held:
+        opened = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        opened.settimeout(connection.timeout)
+        opened.connect(connection.unix_socket)
+        held.pop_all()
+    connection.sock = opened
+
+
+UnixHTTPConnection.connect = _connect  # type: ignore[method-assign, assignment]
 
 
 class EngineConnections:
