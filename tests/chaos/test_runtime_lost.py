@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 
 import pytest
 import requests
 
 from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
-from tests.stack.private_stack import OWNER, QUICK, PrivateStack
+from tests.stack.private_stack import OWNER, PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import Started, blueprint, held
 from tests.support.waiting import LONG_WAIT
@@ -73,9 +72,10 @@ def test_a_foreground_that_ends_well_stops_the_workspace(stack: PrivateStack) ->
 def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(
     stack: PrivateStack,
 ) -> None:
-    stack.start_worker()
-    job = stack.post(blueprint(persistence="persistent"))
+    worker = stack.start_worker()
+    job, other = stack.post(blueprint(persistence="persistent")), stack.post(blueprint())
     assert_ready(stack, job, claims=1)
+    assert_ready(stack, other, claims=1)
     pid = stack.engine.containers(job)[0].attrs["State"]["Pid"]
     os.kill(pid, signal.SIGKILL)
 
@@ -84,7 +84,9 @@ def test_a_persistent_workspace_whose_first_process_is_killed_comes_back(
         return len(found) == 1 and found[0].attrs["State"]["Pid"] not in (0, pid)
 
     wait_for(came_back, "the engine has started the container again")
-    time.sleep(3 * int(QUICK["WORKER_RECONCILE_INTERVAL_MS"]) / 1000)
+    stack.engine.containers(other)[0].remove(force=True)
+    wait_for(lambda: worker.says('"lost": 1'), "a pass that has seen both is over")
+    assert stack.wait_status(other, "failed")["error"]["code"] == "runtime-lost"
     # Still ready, and the setup steps were not repeated.
     assert_ready(stack, job, claims=1)
 
