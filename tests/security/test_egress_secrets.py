@@ -58,7 +58,7 @@ NPM = "10.8.2"
 CLIENTS = f"""\
 FROM {BASE_IMAGE}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 sudo ca-certificates \\
-    git curl nodejs python3-pip python3-requests
+    git curl gh nodejs python3-pip python3-requests
 RUN useradd --create-home --uid 1000 --shell /bin/bash workspace
 COPY npm.tgz /tmp/
 RUN mkdir /usr/local/lib/npm \\
@@ -91,6 +91,8 @@ PROGRAMS = {
     "pip": f"pip download --no-deps --disable-pip-version-check -q -d /tmp/wheels"
     f" --index-url https://x:$GH_TOKEN@{HOST}/simple canarypkg"
     " && ls /tmp/wheels | grep canarypkg-1.0 && echo welcome",
+    # GitHub's own, which is written in Go.
+    "gh": f"GH_HOST={HOST} GH_ENTERPRISE_TOKEN=$GH_TOKEN gh api a",
     "npm": f"npm view canarypkg version --no-update-notifier --registry={URL}/npm/"
     f" --//{HOST}/npm/:_authToken=$GH_TOKEN | grep 1.0.0 && echo welcome",
     "Node": f"node -e \"fetch('{URL}/a', {{headers: {{authorization: 'Bearer ' +"
