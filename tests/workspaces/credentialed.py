@@ -40,7 +40,7 @@ def in_run(launcher: Launcher, run_id: UUID, script: str, number: int = 1) -> st
         "cwd": None,
         "env": {},
         "stdin": None,
-        "timeSeconds": 60,
+        "timeSeconds": int(WAIT_SECONDS),
         "graceSeconds": 2,
         "secrets": [],
         "record": {
