@@ -168,32 +168,6 @@ def _started() -> str:
     return str(STATE / "state" / "pki" / "admin.kubeconfig")
 
 
-@contextlib.contextmanager
-def another_node(admin: Cluster, name: str) -> Iterator[Callable[[], None]]:
-    """Have one more node in our cluster, which takes only Pods that name it.
-
-    Gives what has it lost, with all that runs there, for good.
-    """
-    environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
-    environment["KUBELET_EXTRA"] = "--register-with-taints=svc.test/named-only=yes:NoSchedule"
-    pid_file = STATE / "state" / "pid" / f"node-{name}"
-
-    def lose() -> None:
-        subprocess.run([str(STATE / "node-stop.sh"), name], check=True, env=environment)
-
-    try:
-        with (STATE / "up.log").open("ab") as log, _starting():
-            subprocess.run(
-                [str(STATE / "up.sh"), name], check=True, env=environment, stdout=log, stderr=log
-            )
-        _weigh_pods()
-        yield lose
-    finally:
-        if pid_file.exists():
-            lose()
-        admin._call("DELETE", f"/api/v1/nodes/{name}", {}, none_for=(404,))
-
-
 def _weigh_pods() -> None:
     """Have Pods get on beside much else, to which all of them together are one process."""
     for place in Path("/sys/fs/cgroup/cpu").glob("k8skit-n*/cpu.shares"):
