@@ -33,15 +33,23 @@ def wait_for(
 
 def runs(argument: str) -> bool:
     """Whether a process of this machine, in a container or not, has exactly this argument."""
+    return any(_having(argument))
+
+
+def end(argument: str) -> None:
+    """End every process of this machine that has exactly this argument (SIGTERM)."""
+    for pid in _having(argument):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _having(argument: str) -> Iterator[int]:
     wanted = argument.encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
+            with contextlib.suppress(OSError):
                 if wanted in (entry / "cmdline").read_bytes().split(b"\0"):
-                    return True
-            except OSError:
-                continue
-    return False
+                    yield int(entry.name)
 
 
 @contextmanager

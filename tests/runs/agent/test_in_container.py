@@ -375,7 +375,8 @@ def test_a_container_that_is_stopped_ends_after_its_reader_has_the_end_of_the_re
                 reader.acknowledge(event.sequence)
         assert event.kind == Kind.RECORD_SEALED
     stopping.join(LONG_WAIT)
-    assert reader.process.returncode == 0
+    # Its container may end, and it with it, as soon as the end is acknowledged.
+    assert reader.process.returncode in (0, 128 + signal.SIGKILL)
     assert record_of(container, f".done/{run_id}") == []  # nothing is left to be taken out
 
 

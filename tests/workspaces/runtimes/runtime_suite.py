@@ -281,14 +281,14 @@ def test_a_runtime_that_has_ended_is_replaced(launcher: Launcher) -> None:
 
 def test_launches_of_one_run_at_the_same_moment_end_with_one_that_runs(launcher: Launcher) -> None:
     request = launcher.request()
-    outcomes: dict[int, str] = {}
+    launched: dict[int, str] = {}
+    refused: dict[int, str] = {}
 
     def launch(count: int) -> None:
         try:
-            runtime = launcher.launch(replace(request, attempt_count=count))
-            outcomes[count] = runtime.resource_id
+            launched[count] = launcher.launch(replace(request, attempt_count=count)).resource_id
         except LaunchError as error:
-            outcomes[count] = error.code
+            refused[count] = error.code
 
     threads = [threading.Thread(target=launch, args=(count,)) for count in (1, 2, 3)]
     for thread in threads:
@@ -296,12 +296,12 @@ def test_launches_of_one_run_at_the_same_moment_end_with_one_that_runs(launcher:
     for thread in threads:
         thread.join(WAIT_SECONDS)
     observed = launcher.adapter.observe(request.run_id)
-    assert observed is not None
-    assert observed.running, outcomes
-    assert outcomes[3] == observed.resource_id
-    # An older one may look while its runtime is gone and the newer one's is not there yet.
-    told = {observed.resource_id, "launch-superseded", "container-exited"}
-    assert set(outcomes.values()) <= told, outcomes
+    assert observed is not None, refused
+    assert observed.running, (launched, refused)
+    # An older one may have been done before the newest replaced its runtime.
+    assert launched[3] == observed.resource_id
+    # Or it looks while its own is gone and the newer one's is not there yet.
+    assert set(refused.values()) <= {"launch-superseded", "container-exited"}, refused
 
 
 def test_nothing_of_another_installation_is_seen_or_removed(
