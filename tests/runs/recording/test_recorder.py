@@ -21,7 +21,7 @@ from runs.record import store
 from runs.recording import run_sweeper as sweeper
 from runs.recording.control import RunControl
 from runs.recording.program_start import RecordLimits
-from runs.recording.recorder import Recorder
+from runs.recording.recorder import NOT_BEGUN_SECONDS, Recorder
 from runs.recording.thread_connections import StoppedError
 from tests.runs.executable import LEASE, boot_run, claim, make_executable
 from tests.runs.record_factory import Source
@@ -593,12 +593,12 @@ def begun_session(*, ago: timedelta = timedelta()) -> Run:
 
 
 def test_a_session_that_has_begun_and_never_had_a_spool_is_ended() -> None:
-    run = record(begun_session(ago=timedelta(seconds=19)), ScriptedAgent())
+    run = record(begun_session(ago=timedelta(seconds=NOT_BEGUN_SECONDS - 1)), ScriptedAgent())
 
     assert (run.status, run.error_code) == (Run.Status.FAILED, "session-not-begun")
     assert run.finished_at is not None
     assert run.started_at is not None
-    assert run.finished_at - run.started_at >= timedelta(seconds=20)
+    assert run.finished_at - run.started_at >= timedelta(seconds=NOT_BEGUN_SECONDS)
     assert not RunLoss.objects.filter(run_number=run.number).exists()
 
 
