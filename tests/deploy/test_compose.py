@@ -398,6 +398,7 @@ def test_uninstalling_leaves_nothing_of_ours_and_all_of_others(installed: Instal
     image = engine.images.get(f"{instance}/registry:2")
     theirs = f"somebodys/{instance}:kept"
     assert image.tag(theirs)
+    installed.limited()
     rules = bridge_prefix(instance).encode()
     assert rules in rules_of_the_kernel()
     stranger = engine.containers.create(
