@@ -16,7 +16,7 @@ min_free_mb=4096
 wait_seconds=30
 readonly HEX_SECRETS="SVC_DB_PASSWORD SVC_RABBITMQ_PASSWORD SVC_REGISTRY_PASSWORD WORKSPACE_SSH_GATEWAY_TOKEN WEB_AUTH_SECRET"
 readonly KEY_SECRETS="SVC_CREDENTIALS_KEY SVC_RECORD_SIGNING_KEY"
-readonly OURS="e2bfacade previewgateway sshgateway runworker enginerunworkers enginebuildworkers buildworker api"
+readonly OURS="e2bfacade previewgateway sshgateway runworker enginerunworkers enginebuildworkers buildworker api egressproxy"
 
 for part in base checks images lifecycle; do
     # shellcheck source=/dev/null
@@ -30,8 +30,8 @@ usage: deploy/install.sh [COMMAND] [OPTIONS]
   install               check, make secrets and images, start; a second time: repair (the default)
   upgrade [VERSION]     finish work under way, back up, migrate, start the new version
   status                what runs, which version, and whether it is ready
-  backup                database, secrets and the gateway's host key into backups/
-  restore FOLDER        put a backup's database (and host key) in place of what is there
+  backup                database, secrets, the gateway's host key and the egress journal into backups/
+  restore FOLDER        put a backup's database (host key, journal) in place of what is there
   uninstall             remove everything of this installation; asks
   compose ARGUMENTS     any command of Docker Compose with this installation's settings
   check                 the checks of `install`, and nothing else

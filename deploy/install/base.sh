@@ -161,6 +161,12 @@ own_origins() {
     printf '%s' "${origins#,}"
 }
 
+# Whether the engine gives containers users of their own: then none may have the machine's network.
+remaps_users() { [[ $(docker_ info --format '{{.SecurityOptions}}') == *name=userns* ]]; }
+
+# Where the egress proxy listens unless .env says it; 0: nowhere.
+default_egress_port() { remaps_users && printf 0 || printf 4053; }
+
 registry_user() { setting REGISTRY_USERNAME svc; }
 registry_password() { setting REGISTRY_PASSWORD "$(setting SVC_REGISTRY_PASSWORD)"; }
 
@@ -205,6 +211,10 @@ compose_() {
         SVC_REQUIRE_OWNER=$(owner_required)
         SVC_ALLOWED_HOSTS=$(answered_hosts)
         SVC_CORS_ALLOWED_ORIGINS=$(setting SVC_CORS_ALLOWED_ORIGINS "$(own_origins)")
+        # From the network of the machine the database beside us is reached by its socket alone.
+        export SVC_EGRESS_PORT SVC_EGRESS_DATABASE_URL
+        SVC_EGRESS_PORT=$(setting SVC_EGRESS_PORT 0)
+        SVC_EGRESS_DATABASE_URL=$(setting DATABASE_URL "postgres://svc:$(setting SVC_DB_PASSWORD)@%2Frun%2Fpostgresql/svc")
         # The account of the registry beside us; another registry has the account that .env names.
         if [ -z "$(setting REGISTRY_BASE_URL)" ]; then
             export REGISTRY_USERNAME REGISTRY_PASSWORD
@@ -219,6 +229,7 @@ compose_() {
         [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")
         [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] || files+=(-f "$here/compose.admin.yaml")
         [ "$(setting SVC_E2B_PORT 0)" = 0 ] || files+=(-f "$here/compose.e2b.yaml")
+        [ "$SVC_EGRESS_PORT" = 0 ] || files+=(-f "$here/compose.egress.yaml")
         exec "${compose[@]}" --project-name "$id" --project-directory "$here" --env-file "$env_file" \
             "${files[@]}" "$@"
     )

@@ -1,10 +1,16 @@
 # shellcheck shell=bash disable=SC2154,SC2015
 # What has to be so before anything is started.
 
+# Whether it is one; else that is a fault.
+is_port() {
+    [[ $2 =~ ^[0-9]{1,5}$ ]] && [ "$2" -ge 1 ] && [ "$2" -le 65535 ] && return
+    faults+=("$1: $2 is no port")
+    return 1
+}
+
 check_port() {
     local name=$1 host=$2 port=$3
-    [[ $port =~ ^[0-9]{1,5}$ ]] && [ "$port" -ge 1 ] && [ "$port" -le 65535 ] \
-        || { faults+=("$name: $port is no port"); return; }
+    is_port "$name" "$port" || return 0
     # Our own containers may hold it: then this is a repair.
     [ -z "$(docker_ ps -q --filter "label=com.docker.compose.project=$(setting SVC_INSTANCE_ID)" \
         --filter "publish=$port")" ] || return 0
@@ -79,6 +85,22 @@ everybody who reaches it would act as the same owner; set SVC_TRUSTED_OWNER_HEAD
     esac
 }
 
+# The egress proxy listens in the network of the machine, whose rules drop whoever would try its port.
+check_egress() {
+    local port at
+    port=$(setting SVC_EGRESS_PORT "$(default_egress_port)")
+    [ "$port" != 0 ] && is_port SVC_EGRESS_PORT "$port" || return 0
+    ! remaps_users || faults+=("SVC_EGRESS_PORT: with userns-remap, as this engine has it, the egress \
+proxy cannot have the machine's network; set SVC_EGRESS_PORT=0 in $env_file")
+    [ -z "$(docker_ ps -q --filter "label=com.docker.compose.project=$(setting SVC_INSTANCE_ID)" \
+        --filter "label=svc.egress-port=$port")" ] || return 0
+    at=$(printf ':%04X' "$((10#$port))")
+    if { cat /proc/net/{tcp,tcp6,udp,udp6} 2> /dev/null || true; } \
+        | awk -v at="$at" '$4 ~ /^0[A7]$/ && substr($2, length($2) - 4) == at { found = 1 } END { exit !found }'; then
+        faults+=("SVC_EGRESS_PORT: something else listens on port $port; stop it or set SVC_EGRESS_PORT in $env_file, 0 for no egress policies")
+    fi
+}
+
 check_all() {
     faults=()
     local version host told
@@ -96,6 +118,7 @@ check_all() {
     [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] \
         || check_port SVC_ADMIN_PORT "$(setting SVC_ADMIN_BIND_HOST 127.0.0.1)" "$(setting SVC_ADMIN_PORT 0)"
     check_e2b "$host"
+    check_egress
     check_port SVC_SSH_PORT "$host" "$(setting SVC_SSH_PORT 2222)"
     check_port SVC_PREVIEW_PORT "$host" "$(setting SVC_PREVIEW_PORT 4080)"
     check_port SVC_REGISTRY_PORT 127.0.0.1 "$(setting SVC_REGISTRY_PORT 5000)"

@@ -23,6 +23,7 @@ settle() {
     for name in $HEX_SECRETS; do make_secret "$name" hex; done
     for name in $KEY_SECRETS; do make_secret "$name" key; done
     [ -n "$(setting SVC_VERSION)" ] || put_setting SVC_VERSION "$version"
+    [ -n "$(setting SVC_EGRESS_PORT)" ] || put_setting SVC_EGRESS_PORT "$(default_egress_port)"
     bundle_ca
 }
 
@@ -57,14 +58,21 @@ start() {
         die "the services did not start; deploy/install.sh compose logs"
     }
     rm -f "$log"
-    wait_healthy
+    local wanted=(postgres rabbitmq registry api buildworker runworker enginebuildworkers enginerunworkers sshgateway previewgateway)
+    [ "$(setting SVC_E2B_PORT 0)" = 0 ] || wanted+=(e2bfacade)
+    [ "$(setting SVC_EGRESS_PORT 0)" = 0 ] || wanted+=(egressproxy)
+    wait_healthy "${wanted[@]}"
+}
+
+# A newer release or another setting may have its container made anew: it answers afterwards.
+start_postgres() {
+    compose_ up -d postgres > /dev/null 2>&1 || die "the database does not start"
+    wait_healthy postgres
 }
 
 wait_healthy() {
     local service id state left=300
-    local wanted=(postgres rabbitmq registry api buildworker runworker enginebuildworkers enginerunworkers sshgateway previewgateway)
-    [ "$(setting SVC_E2B_PORT 0)" = 0 ] || wanted+=(e2bfacade)
-    for service in "${wanted[@]}"; do
+    for service in "$@"; do
         while :; do
             id=$(container_of "$service")
             state=
@@ -115,7 +123,7 @@ do_upgrade() {
     registry_account "$to"
     mark "$from" "$to" "$step"
     if [ "$step" = begun ]; then
-        compose_ up -d postgres > /dev/null 2>&1 || die "the database does not start"
+        start_postgres
         drain
         # In a shell of its own, so that what ends it does not end this one.
         if ! (backup_into "$home/backups/before-$to-$(date -u +%Y%m%dT%H%M%SZ)"); then
@@ -165,6 +173,11 @@ backup_into() {
     # What is half there is of no use, and takes the room that is missing.
     # shellcheck disable=SC2064
     trap "rm -rf '$made'" EXIT
+    # Before the database, so that no decision is in neither. tar says 1 of files that go while it reads.
+    if docker_ volume inspect "$(instance)_egress" > /dev/null 2>&1; then
+        in_volume egress sh -c 'cd /var/lib/svc && mkdir -p egress-journal && tar -cf - --exclude=lock egress-journal || [ $? = 1 ]' \
+            > "$made/egress-journal.tar" || die "the egress journal could not be copied"
+    fi
     if [ -n "$(setting DATABASE_URL)" ]; then
         warn "DATABASE_URL is a database of yours: back it up with its own tools"
     else
@@ -173,17 +186,17 @@ backup_into() {
     fi
     cp "$env_file" "$made/env" || die "the secrets could not be copied"
     # A gateway that never ran has none; one that is there and finds no room is no backup.
-    key=$(host_key_volume cat /var/lib/svc/ssh/host_ed25519_key 2> /dev/null) || key=
+    key=$(in_volume gateway cat /var/lib/svc/ssh/host_ed25519_key 2> /dev/null) || key=
     [ -z "$key" ] || printf '%s\n' "$key" > "$made/host_ed25519_key" || die "the host key could not be copied"
     mv "$made" "$folder" || die "$folder could not be made"
     trap - EXIT
     say "backup: $folder"
 }
 
-# A program with the gateway's volume, whether the gateway runs or not.
-host_key_volume() {
-    docker_ run --rm -i --network none -v "$(instance)_gateway:/var/lib/svc" --label "svc.installation=$(instance)" \
-        --entrypoint "$1" "$(setting SVC_IMAGE "$(instance)/controlplane"):$(setting SVC_VERSION)" "${@:2}"
+# A program with a service's volume, whether the service runs or not.
+in_volume() {
+    docker_ run --rm -i --network none -v "$(instance)_$1:/var/lib/svc" --label "svc.installation=$(instance)" \
+        --entrypoint "$2" "$(setting SVC_IMAGE "$(instance)/controlplane"):$(setting SVC_VERSION)" "${@:3}"
 }
 
 do_backup() {
@@ -203,7 +216,7 @@ do_restore() {
     [ "$yes" = yes ] || ask "This replaces the database by the one of $folder. Go on?"
     say "stopping"
     for service in $OURS; do compose_ stop "$service" > /dev/null 2>&1 || true; done
-    compose_ up -d postgres > /dev/null 2>&1
+    start_postgres
     # Beside what is there, which stays until all of it is there; then both change names at once.
     in_postgres dropdb -U svc --if-exists --force svc_restored
     in_postgres dropdb -U svc --if-exists --force svc_before
@@ -215,7 +228,11 @@ do_restore() {
         || die "the database is in use by something else; it is as it was"
     in_postgres dropdb -U svc --force svc_before
     if [ -s "$folder/host_ed25519_key" ]; then
-        host_key_volume sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key"
+        in_volume gateway sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key"
+    fi
+    if [ -s "$folder/egress-journal.tar" ] && docker_ volume inspect "$(instance)_egress" > /dev/null 2>&1; then
+        in_volume egress sh -c 'cd /var/lib/svc && rm -rf egress-journal && tar -xf -' < "$folder/egress-journal.tar" \
+            || die "the egress journal could not be put back"
     fi
     for url in $KEY_SECRETS; do
         [ "$(sed -n "s/^$url=//p" "$folder/env" | tail -n 1)" = "$(setting "$url")" ] \

@@ -96,7 +96,7 @@ class Installation:
 
 def made_installation(home: Path, **settings: str) -> Installation:
     """A folder whose `.env` names an installation and ports that nobody uses."""
-    ports = free_ports(5)
+    ports = free_ports(6)
     given = {
         "SVC_INSTANCE_ID": f"svc-{uuid4().hex[:8]}",
         "SVC_API_PORT": str(ports[0]),
@@ -104,6 +104,7 @@ def made_installation(home: Path, **settings: str) -> Installation:
         "SVC_REGISTRY_PORT": str(ports[2]),
         "SVC_WEB_PORT": str(ports[3]),
         "SVC_PREVIEW_PORT": str(ports[4]),
+        "SVC_EGRESS_PORT": str(ports[5]),
         **settings,
     }
     installation = Installation(home)

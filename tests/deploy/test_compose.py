@@ -20,7 +20,16 @@ import docker
 import pytest
 
 from tests.deploy.installation import made_installation
-from tests.deploy.installed import BLUEPRINT, ON_THE_WAY, OWNER, SECONDS, Installed
+from tests.deploy.installed import (
+    BLUEPRINT,
+    ON_THE_WAY,
+    OWNER,
+    SECONDS,
+    Installed,
+    rules_of_the_kernel,
+)
+from tests.security.internet import internet
+from tests.security.surroundings import PUBLIC
 from tests.stack.container_output import heard_to_the_end
 from tests.stack.disks import small_disk
 from tests.stack.free_ports import free_ports
@@ -28,6 +37,7 @@ from tests.stack.processes import end, runs
 from tests.stack.sandboxes import nap
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
+from workspaces.runtimes.docker.networks import bridge_prefix
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
 
@@ -45,6 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         PACKAGE_SYNC_FAMILIES="",
         SVC_DRAIN_SECONDS="60",
         SVC_E2B_PORT=str(free_ports(1)[0]),
+        SVC_EGRESS_RESOLVERS=PUBLIC,
     )
     instance = installation.settings["SVC_INSTANCE_ID"]
     for name, image in (
@@ -71,10 +82,11 @@ def _whole(installed: Installed) -> None:
 
 
 def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> None:
-    assert all(installed.readiness().values()), installed.readiness()
+    installed.becomes_ready()
     for name in (
         *("postgres", "rabbitmq", "registry", "api", "buildworker", "runworker"),
         *("sshgateway", "previewgateway", "e2bfacade", "enginebuildworkers", "enginerunworkers"),
+        "egressproxy",
     ):
         assert installed.service(name).attrs["State"]["Health"]["Status"] == "healthy"
     web = f"http://127.0.0.1:{installed.installation.settings['SVC_WEB_PORT']}/healthz"
@@ -94,7 +106,7 @@ def test_nobody_uses_the_registry_without_its_account(installed: Installed) -> N
 
 def test_ours_run_as_nobody_special(installed: Installed) -> None:
     ours = ("api", "buildworker", "runworker", "sshgateway", "previewgateway", "e2bfacade")
-    for name in ours:
+    for name in (*ours, "egressproxy"):
         _, said = heard_to_the_end(installed.service(name), "id", "-u")
         assert said == b"10001\n", name
 
@@ -102,6 +114,22 @@ def test_ours_run_as_nobody_special(installed: Installed) -> None:
 def test_a_workspace_becomes_ready_and_does_what_it_is_told(installed: Installed) -> None:
     said = installed.run_in_workspace("cat ~/kept; echo hello from $(id -un)")
     assert "hello from " in said
+
+
+def test_a_workspace_with_a_policy_reaches_its_hosts_and_its_record_says_so(
+    installed: Installed, tmp_path: Path
+) -> None:
+    limited = installed.limited()
+    with internet(tmp_path) as world:
+        assert "welcome" in installed.page_in(limited, "allowed.test")
+        assert installed.page_in(limited, "other.test") == ""
+        assert world.asked == {"allowed.test"}
+    _until(
+        lambda: (
+            {"egress allowed: http allowed.test", "egress refused: dns other.test"}
+            <= {summary.partition(" port")[0] for summary in installed.decided_in(limited)}
+        )
+    )
 
 
 def test_people_get_in_over_ssh(installed: Installed, tmp_path: Path) -> None:
@@ -137,6 +165,16 @@ def test_the_broker_waits_longer_than_the_longest_job(installed: Installed) -> N
 def test_installing_again_repairs_what_is_broken(installed: Installed) -> None:
     installation, before = installed.installation, installed.installation.settings
     workspace = installed.workspace().id
+    limited = installed.workspace(installed.limited())
+    limited.exec_run(["getent", "hosts", "before.test"])
+    # What is decided now is in the journal of the egress proxy, and nowhere else.
+    database = installed.service("postgres")
+    database.pause()
+    try:
+        limited.exec_run(["getent", "hosts", "meanwhile.test"])
+        installed.service("egressproxy").remove(force=True)
+    finally:
+        database.unpause()
     installed.service("api").remove(force=True)
     installed.service("sshgateway").stop(timeout=5)
     installed.service("migrate").remove()
@@ -146,8 +184,9 @@ def test_installing_again_repairs_what_is_broken(installed: Installed) -> None:
     assert "has 600 now" in done.stderr
     assert installation.settings == before
     assert installed.service("sshgateway").attrs["State"]["Health"]["Status"] == "healthy"
-    assert all(installed.readiness().values())
+    installed.becomes_ready()
     assert installed.workspace().id == workspace
+    _until(lambda: "meanwhile.test" in str(installed.decided_in(installed.limited_id)))
 
 
 def test_a_backup_brings_back_what_was(installed: Installed) -> None:
@@ -155,7 +194,8 @@ def test_a_backup_brings_back_what_was(installed: Installed) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (installed.installation.home / "backups").iterdir()
     kept = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
-    assert kept == dict.fromkeys(("database.dump", "env", "host_ed25519_key"), 0o600)
+    files = ("database.dump", "env", "host_ed25519_key", "egress-journal.tar")
+    assert kept == dict.fromkeys(files, 0o600)
     path = f"/v1/workspaces/{installed.workspace_id}"
     name = installed.owned(path)["name"]
     installed.call("PATCH", f"{path}/name", {"ownerUserId": OWNER, "name": "changed"})
@@ -204,7 +244,7 @@ def _copies_that_wait(installed: Installed) -> bool:
 
 
 def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
-    installed: Installed,
+    installed: Installed, tmp_path: Path
 ) -> None:
     installation = installed.installation
     marker = installation.home / ".upgrade"
@@ -213,6 +253,7 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
     kept = [line for line in lines if not line.startswith("SVC_REGISTRY_PASSWORD=")]
     installation.env.write_text("\n".join([*kept, ""]))
     workspace = installed.workspace().id
+    limited = installed.workspace(installed.limited()).id
     # Killed while it copies the database, once the workers are stopped: the worst of moments.
     with _copies_wait(installed):
         upgrading = installation.begin("upgrade", "0.4.1", "--min-free-mb", "500")
@@ -237,16 +278,20 @@ def test_an_upgrade_that_was_interrupted_is_finished_by_the_next_try(
     assert installation.settings["SVC_VERSION"] == "0.4.1"
     for name in (
         *("migrate", "api", "buildworker", "runworker", "enginebuildworkers"),
-        *("enginerunworkers", "sshgateway", "previewgateway"),
+        *("enginerunworkers", "sshgateway", "previewgateway", "egressproxy"),
     ):
         configured = installed.service(name).attrs["Config"]["Image"]
         assert configured == f"{installed.instance}/controlplane:0.4.1"
-    assert all(installed.readiness().values())
+    installed.becomes_ready()
     assert list((installation.home / "backups").glob("before-0.4.1-*/database.dump"))
     assert installed.registry_status() == 401
     assert installed.registry_status(installation.settings["SVC_REGISTRY_PASSWORD"]) == 200
     assert installed.workspace().id == workspace
     assert "kept" in installed.run_in_workspace("cat ~/kept")
+    assert installed.workspace(installed.limited_id).id == limited
+    with internet(tmp_path):
+        assert "welcome" in installed.page_in(installed.limited_id, "allowed.test")
+        assert installed.page_in(installed.limited_id, "other.test") == ""
     # The version before is not kept.
     names = installed.engine.images.list(f"{installed.instance}/controlplane")
     assert [image.tags for image in names] == [[f"{installed.instance}/controlplane:0.4.1"]]
@@ -308,7 +353,7 @@ def test_a_backup_for_which_there_is_no_room_leaves_the_service_as_it_was(
         assert list((installation.home / "backups").iterdir()) == []
     assert installation.settings["SVC_VERSION"] == version
     assert not (installation.home / ".upgrade").exists()
-    assert all(installed.readiness().values())
+    installed.becomes_ready()
 
 
 def test_what_was_kept_at_removal_is_gone_on_with(installed: Installed) -> None:
@@ -338,7 +383,7 @@ def test_what_was_kept_at_removal_is_gone_on_with(installed: Installed) -> None:
     done = installation.run("install", "--min-free-mb", "500", seconds=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert installation.settings == before
-    assert all(installed.readiness().values())
+    installed.becomes_ready()
     # Its container went with the rest: it is said so, and it is started anew with what it had.
     gone = installed.settled(path, "ready")
     assert (gone["status"], gone["reason"]["code"]) == ("failed", "runtime-lost")
@@ -353,6 +398,9 @@ def test_uninstalling_leaves_nothing_of_ours_and_all_of_others(installed: Instal
     image = engine.images.get(f"{instance}/registry:2")
     theirs = f"somebodys/{instance}:kept"
     assert image.tag(theirs)
+    installed.limited()
+    rules = bridge_prefix(instance).encode()
+    assert rules in rules_of_the_kernel()
     stranger = engine.containers.create(
         BASE_IMAGE, labels={"svc.instance": f"{instance}-other"}, network_mode="none"
     )
@@ -375,6 +423,7 @@ def test_uninstalling_leaves_nothing_of_ours_and_all_of_others(installed: Instal
         names = [name for found in engine.images.list() for name in found.tags]
         assert [name for name in names if name.startswith((f"{instance}/", push))] == []
         assert list(installation.home.iterdir()) == []
+        assert rules not in rules_of_the_kernel()
         stranger.reload()
         assert theirs in names
     finally:

@@ -30,7 +30,7 @@ HEX = {
 KEYS = {"SVC_CREDENTIALS_KEY", "SVC_RECORD_SIGNING_KEY"}
 BUILDS = {"buildworker", "enginebuildworkers"}
 RUNS = {"runworker", "enginerunworkers"}
-OURS = {"api", *BUILDS, *RUNS, "sshgateway", "previewgateway"}
+OURS = {"api", *BUILDS, *RUNS, "sshgateway", "previewgateway", "egressproxy"}
 
 
 @pytest.fixture
@@ -514,9 +514,9 @@ def test_each_process_knows_only_its_own_secrets(composed: dict[str, Any]) -> No
         "REGISTRY_PASSWORD": {"api", *BUILDS},
         "WORKSPACE_SSH_GATEWAY_TOKEN": {"api", "sshgateway", "previewgateway"},
         "WEB_AUTH_SECRET": {"api"},
-        "SVC_CREDENTIALS_KEY": {"api", *BUILDS},
+        "SVC_CREDENTIALS_KEY": {"api", *BUILDS, "egressproxy"},
         "SVC_RECORD_SIGNING_KEY": {"api", *BUILDS, *RUNS},
-        "DATABASE_URL": {"migrate", "api", *BUILDS, *RUNS},
+        "DATABASE_URL": {"migrate", "api", *BUILDS, *RUNS, "egressproxy"},
         "SCM_APP_PRIVATE_KEY": {"api", *BUILDS},
     }
 
