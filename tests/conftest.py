@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -229,3 +230,9 @@ def pytest_collection_modifyitems(
     yield
     if hasattr(config, "workerinput"):
         tiers.sort(items)
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector of garbage never look at the thousands of tests again."""
+    gc.collect()
+    gc.freeze()

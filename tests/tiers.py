@@ -46,8 +46,8 @@ WITHOUT_CLUSTER = (
 
 LONG_FIRST = (
     *KUBERNETES,
-    "tests/chaos/",
     "tests/deploy/test_compose.py",
+    "tests/chaos/",
     "tests/e2e/",
     "tests/security/cases/",
     "tests/clients/",
