@@ -161,11 +161,14 @@ own_origins() {
     printf '%s' "${origins#,}"
 }
 
-# Whether the engine gives containers users of their own: then none may have the machine's network.
+# Whether the engine gives containers users of their own: none that has them may have the machine's network.
 remaps_users() { [[ $(docker_ info --format '{{.SecurityOptions}}') == *name=userns* ]]; }
 
 # Where the egress proxy listens unless .env says it; 0: nowhere.
 default_egress_port() { remaps_users && printf 0 || printf 4053; }
+
+# Whether it runs: it listens on all addresses of the machine, and only our own rules keep others from it.
+runs_egress() { [ "$(setting SVC_EGRESS_PORT 0)" != 0 ] && [ "$(setting SVC_NETWORK_GUARD on)" = on ]; }
 
 registry_user() { setting REGISTRY_USERNAME svc; }
 registry_password() { setting REGISTRY_PASSWORD "$(setting SVC_REGISTRY_PASSWORD)"; }
@@ -229,7 +232,7 @@ compose_() {
         [ "$(setting SVC_WEB_PORT 3000)" = 0 ] || files+=(-f "$here/compose.web.yaml")
         [ "$(setting SVC_ADMIN_PORT 0)" = 0 ] || files+=(-f "$here/compose.admin.yaml")
         [ "$(setting SVC_E2B_PORT 0)" = 0 ] || files+=(-f "$here/compose.e2b.yaml")
-        [ "$SVC_EGRESS_PORT" = 0 ] || files+=(-f "$here/compose.egress.yaml")
+        ! runs_egress || files+=(-f "$here/compose.egress.yaml")
         exec "${compose[@]}" --project-name "$id" --project-directory "$here" --env-file "$env_file" \
             "${files[@]}" "$@"
     )

@@ -88,6 +88,7 @@ everybody who reaches it would act as the same owner; set SVC_TRUSTED_OWNER_HEAD
 # The egress proxy listens in the network of the machine, whose rules drop whoever would try its port.
 check_egress() {
     local port at
+    [ "$(setting SVC_NETWORK_GUARD on)" = on ] || return 0
     port=$(setting SVC_EGRESS_PORT "$(default_egress_port)")
     [ "$port" != 0 ] && is_port SVC_EGRESS_PORT "$port" || return 0
     ! remaps_users || faults+=("SVC_EGRESS_PORT: with userns-remap, as this engine has it, the egress \

@@ -60,7 +60,7 @@ start() {
     rm -f "$log"
     local wanted=(postgres rabbitmq registry api buildworker runworker enginebuildworkers enginerunworkers sshgateway previewgateway)
     [ "$(setting SVC_E2B_PORT 0)" = 0 ] || wanted+=(e2bfacade)
-    [ "$(setting SVC_EGRESS_PORT 0)" = 0 ] || wanted+=(egressproxy)
+    ! runs_egress || wanted+=(egressproxy)
     wait_healthy "${wanted[@]}"
 }
 
@@ -207,6 +207,12 @@ do_backup() {
     backup_into "$home/backups/$(date -u +%Y%m%dT%H%M%SZ)"
 }
 
+# What was there stays until all of it is.
+restore_journal() {
+    in_volume egress sh -c 'cd /var/lib/svc && rm -rf restored && mkdir restored && tar -xf - -C restored \
+        && rm -rf egress-journal && mv restored/egress-journal . && rmdir restored'
+}
+
 do_restore() {
     local folder=$1 url service
     [ -z "$(setting DATABASE_URL)" ] || die "DATABASE_URL is a database of yours: restore it with its own tools"
@@ -231,8 +237,7 @@ do_restore() {
         in_volume gateway sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key"
     fi
     if [ -s "$folder/egress-journal.tar" ] && docker_ volume inspect "$(instance)_egress" > /dev/null 2>&1; then
-        in_volume egress sh -c 'cd /var/lib/svc && rm -rf egress-journal && tar -xf -' < "$folder/egress-journal.tar" \
-            || die "the egress journal could not be put back"
+        restore_journal < "$folder/egress-journal.tar" || die "the egress journal could not be put back"
     fi
     for url in $KEY_SECRETS; do
         [ "$(sed -n "s/^$url=//p" "$folder/env" | tail -n 1)" = "$(setting "$url")" ] \

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 import yaml
 
 from tests.deploy.installation import Installation, listening, made_installation
+from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
 
 @pytest.mark.parametrize("bind", ["web.example", "127.0.0.300", "::1", "127.0.0.1:80"])
@@ -86,3 +91,44 @@ def test_there_is_no_egress_proxy_without_a_port(tmp_path: Path) -> None:
     assert "egressproxy" not in services
     assert "postgresql:" not in str(services["postgres"]["volumes"])
     assert str(services["buildworker"]["environment"]["SVC_EGRESS_PORT"]) == "0"
+
+
+def test_there_is_no_egress_proxy_whose_port_our_rules_do_not_keep(tmp_path: Path) -> None:
+    with listening() as taken:
+        port = str(taken.getsockname()[1])
+        given = {"SVC_EGRESS_PORT": port, "SVC_NETWORK_GUARD": "external"}
+        installation = made_installation(tmp_path, **given)
+        assert installation.run("check", "--min-free-mb", "1").returncode == 0
+    services = _services(installation)
+    assert "egressproxy" not in services
+    assert "postgresql:" not in str(services["postgres"]["volumes"])
+
+
+def _archived(name: str, said: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        entry = tarfile.TarInfo(f"egress-journal/{name}")
+        entry.size = len(said)
+        archive.addfile(entry, io.BytesIO(said))
+    return made.getvalue()
+
+
+@pytest.mark.docker
+def test_a_journal_that_is_put_back_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    image, _, version = BASE_IMAGE.partition(":")
+    installation = made_installation(tmp_path, SVC_IMAGE=image, SVC_VERSION=version)
+    archive = tmp_path / "a journal.tar"
+    put_back = f"find_docker; restore_journal < '{archive}'"
+    listed = "find_docker; in_volume egress sh -c 'cd /var/lib/svc && find . -type f'"
+    try:
+        archive.write_bytes(_archived("before", b"whole"))
+        assert installation.call(put_back).returncode == 0
+        archive.write_bytes(_archived("after", bytes(1_000_000))[:500_000])
+        assert installation.call(put_back).returncode != 0
+        assert "./egress-journal/before" in installation.call(listed).stdout.split()
+        archive.write_bytes(_archived("after", b"whole"))
+        assert installation.call(put_back).returncode == 0
+        assert installation.call(listed).stdout.split() == ["./egress-journal/after"]
+    finally:
+        with contextlib.closing(docker.DockerClient(DOCKER_HOST)) as engine:
+            engine.volumes.get(f"{installation.settings['SVC_INSTANCE_ID']}_egress").remove()
