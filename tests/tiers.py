@@ -1,7 +1,7 @@
 """Which tests ``make test`` runs, and how several processes share them.
 
 ``make test`` leaves out what has the marker ``full``: tests that kill real services, install the
-product, drive a browser or take long. ``make test-full`` runs everything.
+product or programs of others, drive a browser or take long. ``make test-full`` runs everything.
 
 The tests of a file run in one process and in their order (``--dist=loadfile``), so module fixtures
 are set up once. Each process has a database, queues and an instance id of its own
@@ -31,13 +31,29 @@ OUR_CLUSTER = ("tests/e2e/test_kubernetes_deployed.py",)
 
 FULL = (
     *KUBERNETES,
+    "tests/builds/images/test_full_disks.py",
+    "tests/builds/planner/test_planned_images.py",
     "tests/chaos/",
+    "tests/clients/",
     "tests/deploy/test_compose.py",
     "tests/deploy/test_install.py",
+    "tests/docs/test_commands.py",
+    "tests/e2e/",
+    "tests/mutants/",
+    "tests/runs/gateway/test_hostile_",
     "tests/security/test_egress.py",
     "tests/security/test_egress_secrets.py",
+    "tests/security/test_network_guard.py",
 )
-"""Folders and files that are for ``make test-full`` as a whole."""
+"""Folders and files that are for ``make test-full`` as a whole, but for those in ``ALWAYS``."""
+
+ALWAYS = (
+    "tests/e2e/test_exec.py",
+    "tests/e2e/test_runs.py",
+    "tests/e2e/test_ssh_commands.py",
+    "tests/e2e/test_workspace.py",
+)
+"""The main job from end to end: each way to run something in a workspace that was built."""
 
 WITHOUT_CLUSTER = (
     "The tests of Kubernetes were not part of this run: KUBECONFIG names no cluster, and there is "
@@ -69,7 +85,8 @@ def file_of(item: pytest.Item) -> str:
 def mark(items: list[pytest.Item]) -> None:
     """Mark the tests that only the full run has."""
     for item in items:
-        if item.nodeid.startswith(FULL) or item.get_closest_marker("slow"):
+        left_out = item.nodeid.startswith(FULL) and not item.nodeid.startswith(ALWAYS)
+        if left_out or item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.full)
 
 

@@ -7,6 +7,7 @@ needs neither a port nor a driver of somebody else's.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -149,8 +150,11 @@ def browser(profile: Path) -> Iterator[Page]:
     answers, from_browser = os.pipe()
 
     def hand_over() -> None:
-        # The browser expects its pipes as descriptors 3 and 4, whatever their numbers are here.
-        spare = [os.dup2(for_browser, 100), os.dup2(from_browser, 101)]
+        # The browser expects its pipes as descriptors 3 and 4, whatever their numbers are here:
+        # they may be these two, so both are copied to numbers that nobody has.
+        spare = [
+            fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 5) for pipe in (for_browser, from_browser)
+        ]
         for wanted, descriptor in zip((3, 4), spare, strict=True):
             os.dup2(descriptor, wanted)
 
