@@ -175,6 +175,8 @@ def test_installing_again_repairs_what_is_broken(installed: Installed) -> None:
         installed.service("egressproxy").remove(force=True)
     finally:
         database.unpause()
+    # The engine takes it for unhealthy until it has looked again.
+    _until(lambda: installed.service("postgres").attrs["State"]["Health"]["Status"] == "healthy")
     installed.service("api").remove(force=True)
     installed.service("sshgateway").stop(timeout=5)
     installed.service("migrate").remove()
