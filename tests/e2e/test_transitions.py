@@ -26,7 +26,7 @@ def slow_build() -> dict[str, Any]:
     """Return a blueprint that nothing was built of yet, with time to look at every stage."""
     return {
         "harness": install(f"echo {uuid.uuid4()}; sleep 2"),
-        "lifecycle": {"setup": [{"run": "sleep 1"}]},
+        "lifecycle": {"setup": [{"run": "sleep 3"}]},
     }
 
 
@@ -40,7 +40,7 @@ def launched(stack: Stack) -> Started:
 def unlaunchable(stack: Stack) -> Started:
     """A sandbox whose image was published and whose setup fails."""
     step = {"id": "install the moon", "run": "echo no moon today >&2; exit 3"}
-    return stack.failed({"lifecycle": {"setup": [{"run": "true"}, step]}})
+    return stack.failed({"lifecycle": {"setup": [{"run": "sleep 3"}, step]}})
 
 
 @pytest.fixture(scope="module")

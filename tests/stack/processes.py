@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.waiting import LONG_WAIT
+from tests.support.waiting import LONG_WAIT, rest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -21,13 +21,14 @@ def wait_for(
     condition: Callable[[], object], what: str | Callable[[], str], seconds: float = LONG_WAIT
 ) -> float:
     """Wait until ``condition`` holds and return how long it took; fail with ``what`` otherwise."""
-    started = time.monotonic()
+    started = began = time.monotonic()
     while not condition():
         waited = time.monotonic() - started
         if waited >= seconds:
             told = what if isinstance(what, str) else what()
             raise AssertionError(f"after {waited:.1f} s still not: {told}")
-        time.sleep(0.1)
+        rest(began)
+        began = time.monotonic()
     return time.monotonic() - started
 
 

@@ -19,7 +19,7 @@ from django.db import connection
 from pika.adapters.blocking_connection import BlockingChannel
 
 from controlplane.work.amqp import Topology
-from tests.support.waiting import LONG_WAIT
+from tests.support.waiting import LONG_WAIT, rest
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,11 +104,12 @@ def eventually(
     """Return what ``look`` returns as soon as it is true; fail when it does not become so."""
     deadline = time.monotonic() + timeout
     while True:
+        began = time.monotonic()
         found = look()
         if found:
             return found
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(every)
+        rest(began, least=every)
 
 
 def declare(topology: Topology) -> None:
@@ -149,10 +150,11 @@ def settled(read: Callable[[], Mapping[str, Any]], timeout: float) -> list[Mappi
     readings: list[Mapping[str, Any]] = []
     deadline = time.monotonic() + timeout
     while True:
+        began = time.monotonic()
         now = read()
         if not readings or readings[-1] != now:
             readings.append(now)
         if now["status"] in {"ready", "failed", "cancelled", "stopped"}:
             return readings
         assert time.monotonic() < deadline, f"still {now['status']}: {now.get('reason')}"
-        time.sleep(0.1)
+        rest(began)
