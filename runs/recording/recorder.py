@@ -48,8 +48,9 @@ IDLE_SECONDS = 1.0
 LAST_ACK_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 3.0
-NOT_BEGUN_SECONDS = 120.0
-"""How long a session that its gateway has begun may be without a spool, as the gateway waits."""
+NOT_BEGUN_SECONDS = 60.0
+"""How long a session that its gateway has begun may be without a spool: the slowest agent of fifty
+that start at once, and no longer, as the gateway may have been killed."""
 STOP_AGAIN_SECONDS = 1.0
 """How long to wait before a run that could not be told to end is told again."""
 SILENCE_SECONDS = 60.0

@@ -51,9 +51,9 @@ LOOK_EVERY = timedelta(seconds=5)
 it of any."""
 LISTEN_AGAIN_AFTER = timedelta(seconds=1)
 CLAIM_THREADS = 4
-ANNOUNCED_FOR = timedelta(seconds=180)
-"""A session that has not begun for so long will not any more: no gateway waits longer for the
-engine and the agent together."""
+ANNOUNCED_FOR = timedelta(seconds=120)
+"""A session that has not begun for so long will not any more: its gateway is gone, or so slow that
+nobody waits for it. With fifty at once on a busy machine a minute was too little."""
 DATABASE_CONNECTIONS = 32
 """So many recorders may be connected to the database at once, of the 100 that it takes by itself
 and that two workers, their other threads and the API share."""
