@@ -24,7 +24,7 @@ from workspaces.runtimes.agent_endpoints import open_endpoint
 from workspaces.runtimes.agent_streams import AgentStream
 
 ENGINE_SECONDS = 45.0
-READY_SECONDS = 120.0
+READY_SECONDS = 75.0
 """A machine on which dozens enter at once starts their agents one after the other: people rather
 wait for their shell than be refused. One that answers nobody is still told within this time."""
 LAST_QUESTION_SECONDS = 3.0

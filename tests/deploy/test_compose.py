@@ -328,9 +328,12 @@ def test_a_build_under_way_is_not_lost_by_an_upgrade(
     assert installation.settings["SVC_VERSION"] == version
     _until(lambda: _claims(installed, workspace_id) == claims)
     if claims > 1:
-        # The step of the second worker would go on for as long as the first one's.
-        _until(lambda: runs(argument))
-        end(argument)
+        # The second worker's step would go on for as long; the first one's may still be there.
+        def is_built() -> bool:
+            end(argument)
+            return installed.owned(f"/v1/workspaces/{workspace_id}")["status"] not in ON_THE_WAY
+
+        _until(is_built)
     ready = installed.settled(f"/v1/workspaces/{workspace_id}", *ON_THE_WAY)
     assert ready["status"] == "ready", ready
     assert _claims(installed, workspace_id) == claims
