@@ -25,6 +25,7 @@ from controlplane.work import amqp
 from tests import tiers
 from tests.conformance import assert_described, assert_media_described
 from tests.stack import cluster
+from tests.stack.sdk_output import read_all_output
 from tests.support.empty_tables import quick_flush
 from tests.support.left_sessions import end_left_sessions
 
@@ -40,6 +41,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("suite")
+
+read_all_output()
 
 
 @dataclass(frozen=True, slots=True)
