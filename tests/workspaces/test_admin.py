@@ -69,10 +69,10 @@ def url(model: type[Model], page: str, *args: Any) -> str:
     return reverse(f"admin:{meta.app_label}_{meta.model_name}_{page}", args=args)
 
 
-def rows(count: int) -> list[BuildJob]:
-    """Write ``count`` of everything."""
+def rows(count: int, *, first: int = 0) -> list[BuildJob]:
+    """Write ``count`` of everything, numbered from ``first`` on."""
     jobs = []
-    for number in range(count):
+    for number in range(first, first + count):
         job = make_job()
         RuntimeInstance.objects.create(run_id=job.attempt.run_id, attempt=job.attempt)
         SandboxRequest.objects.create(
@@ -186,13 +186,7 @@ def test_a_list_takes_as_many_queries_with_ten_rows_as_with_one(
     staff.get(url(model, "changelist"))
     with CaptureQueriesContext(connection) as one:
         staff.get(url(model, "changelist"))
-    for number in range(1, 10):
-        job = make_job()
-        RuntimeInstance.objects.create(run_id=job.attempt.run_id, attempt=job.attempt)
-        SandboxRequest.objects.create(
-            owner_user_id=OWNER, key=f"m{number}", sandbox=job.attempt.sandbox, answer={}
-        )
-        make_worker(f"worker-m{number}")
+    rows(9, first=1)
     with CaptureQueriesContext(connection) as ten:
         listed = staff.get(url(model, "changelist"))
     assert listed.context["cl"].result_count >= 10
@@ -206,13 +200,7 @@ def test_a_list_renders_as_many_templates_with_ten_rows_as_with_one(
     rows(1)
     staff.get(url(model, "changelist"))
     one = staff.get(url(model, "changelist"))
-    for number in range(1, 10):
-        job = make_job()
-        RuntimeInstance.objects.create(run_id=job.attempt.run_id, attempt=job.attempt)
-        SandboxRequest.objects.create(
-            owner_user_id=OWNER, key=f"m{number}", sandbox=job.attempt.sandbox, answer={}
-        )
-        make_worker(f"worker-m{number}")
+    rows(9, first=1)
     ten = staff.get(url(model, "changelist"))
     assert ten.context["cl"].result_count >= 10
     names = [[template.name for template in page.templates] for page in (one, ten)]
