@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_permission_codename
 from django.core.paginator import Paginator
@@ -17,6 +18,7 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 
 from controlplane.logins.forms import LoginForm
 
@@ -101,6 +103,15 @@ class HistoryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
         ids = self.model._default_manager.order_by("-pk").values_list("pk", flat=True)
         oldest = ids[LOOKED_THROUGH - 1 : LOOKED_THROUGH].first()
         return Q() if oldest is None else Q(pk__gte=oldest)
+
+    def action_checkbox(self, obj: Any) -> SafeString:
+        """Return the checkbox of a row as Django does, which renders a template for each."""
+        return format_html(
+            '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="{}">',
+            ACTION_CHECKBOX_NAME,
+            obj.pk,
+            format_html(gettext("Select this object for an action - {}"), str(obj)),
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Show every column, also those that Django hides because no form could edit them."""

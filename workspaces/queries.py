@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 from django.db.models import QuerySet
 
+from controlplane.database.compiled_reads import compiled_rows
 from controlplane.database.ids import IdOrder
 from controlplane.errors import NotFound
 from workspaces.models import Attempt, Sandbox, Workspace, WorkspaceEvent
@@ -39,8 +42,7 @@ def list_workspaces(
 
 def get_workspace_with_latest(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Workspace:
     """Return a workspace with its latest sandbox and attempt; raise ``NotFound``."""
-    rows = Workspace.objects.owned_by(owner_user_id)
-    found = rows.select_related("latest_sandbox__latest_attempt").filter(pk=workspace_id).first()
+    found = _one(_workspaces_with_latest, workspace_id, owner_user_id)
     if found is None:
         raise NotFound("There is no such workspace.", code="workspace-not-found")
     assert isinstance(found, Workspace)
@@ -49,8 +51,7 @@ def get_workspace_with_latest(workspace_id: uuid.UUID, *, owner_user_id: str | N
 
 def get_sandbox(sandbox_id: uuid.UUID, *, owner_user_id: str | None) -> Sandbox:
     """Return a sandbox with its workspace and latest attempt; raise ``NotFound``."""
-    rows = Sandbox.objects.owned_by(owner_user_id).select_related("workspace", "latest_attempt")
-    found = rows.filter(pk=sandbox_id).first()
+    found = _one(_sandboxes, sandbox_id, owner_user_id)
     if found is None:
         raise NotFound("There is no such sandbox.", code="sandbox-not-found")
     assert isinstance(found, Sandbox)
@@ -73,3 +74,19 @@ def list_events(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> QueryS
     """Return the history of a workspace; raise ``NotFound``."""
     workspace = get_workspace(workspace_id, owner_user_id=owner_user_id)
     return WorkspaceEvent.objects.filter(workspace=workspace)
+
+
+def _one(rows: Callable[..., QuerySet[Any]], key: uuid.UUID, owner_user_id: str | None) -> Any:
+    """Return the row with that key, unless its owner is another one than the caller names."""
+    owner = () if owner_user_id is None else (owner_user_id,)
+    return next(iter(compiled_rows(rows, key, *owner)), None)
+
+
+def _workspaces_with_latest(key: uuid.UUID, owner: str | None = None) -> QuerySet[Workspace]:
+    rows = Workspace.objects.owned_by(owner)
+    return rows.select_related("latest_sandbox__latest_attempt").filter(pk=key)
+
+
+def _sandboxes(key: uuid.UUID, owner: str | None = None) -> QuerySet[Sandbox]:
+    rows = Sandbox.objects.owned_by(owner)
+    return rows.select_related("workspace", "latest_attempt").filter(pk=key)

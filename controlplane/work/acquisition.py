@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.query import get_related_populators
 from django.db.models.sql import UpdateQuery
+
+from controlplane.database.compiled_reads import RowReader
 
 M = TypeVar("M", bound=models.Model)
 
@@ -46,51 +47,29 @@ def acquire_first(rows: models.QuerySet[M], written: Mapping[str, Any]) -> M | N
         search=search_sql,
     )
     # The read names the table, and finds the row that was just written under that name.
-    reading = _reading(model, rows.query.select_related, database)
+    reading_sql, reader = _reading(model, rows.query.select_related, database)
     with database.cursor() as cursor:
-        cursor.execute(prefix + reading.sql, (*update_values, *search_values))
+        cursor.execute(prefix + reading_sql, (*update_values, *search_values))
         row = cursor.fetchone()
-    return None if row is None else reading.instance(row, database)
+    return None if row is None else reader.instance(row, database)
 
 
-class _Reading:
-    """How rows of a model are read with what they select related.
+_readings: dict[tuple[type[Any], str, str], tuple[str, RowReader]] = {}
+
+
+def _reading(
+    model: type[Any], related: Any, database: BaseDatabaseWrapper
+) -> tuple[str, RowReader]:
+    """Return how rows of a model are read with what they select related.
 
     Compiled once: for a claim it took longer than all that PostgreSQL did.
     """
-
-    def __init__(self, model: type[Any], related: Any, database: BaseDatabaseWrapper) -> None:
+    key = (model, repr(related), database.alias)
+    if key not in _readings:
         rows = model._default_manager.using(database.alias).all()
         rows.query.select_related = related
         compiler: Any = rows.query.get_compiler(connection=database)
-        self.sql, values = compiler.as_sql()
+        sql, values = compiler.as_sql()
         assert not values, "its statement is sent with the values of others"
-        columns = compiler.select
-        own = compiler.klass_info["select_fields"]
-        self._model = model
-        self._own = slice(own[0], own[-1] + 1)
-        self._names = [column.target.attname for column, _, _ in columns[self._own]]
-        populators: Any = get_related_populators  # the stubs have that of a later Django
-        self._related = populators(compiler.klass_info, columns, database.alias)
-        self._converters = compiler.get_converters(column for column, _, _ in columns)
-
-    def instance(self, row: Sequence[Any], database: BaseDatabaseWrapper) -> Any:
-        """Return the row of the model, with its related ones."""
-        values = list(row)
-        for place, (converters, column) in self._converters.items():
-            for convert in converters:
-                values[place] = convert(values[place], column, database)
-        found = self._model.from_db(database.alias, self._names, values[self._own])
-        for populator in self._related:
-            populator.populate(values, found)
-        return found
-
-
-_readings: dict[tuple[type[Any], str, str], _Reading] = {}
-
-
-def _reading(model: type[Any], related: Any, database: BaseDatabaseWrapper) -> _Reading:
-    key = (model, repr(related), database.alias)
-    if key not in _readings:
-        _readings[key] = _Reading(model, related, database)
+        _readings[key] = (sql, RowReader(compiler))
     return _readings[key]

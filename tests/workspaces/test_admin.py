@@ -23,6 +23,7 @@ from pytest_django.fixtures import Settings
 
 from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
+from runs.models import Run
 from tests.accounts.connected import KEY, connect
 from tests.factories import LEASE, OWNER, claim, make_job, make_worker
 from tests.support import attempt_steps
@@ -68,10 +69,10 @@ def url(model: type[Model], page: str, *args: Any) -> str:
     return reverse(f"admin:{meta.app_label}_{meta.model_name}_{page}", args=args)
 
 
-def rows(count: int) -> list[BuildJob]:
-    """Write ``count`` of everything."""
+def rows(count: int, *, first: int = 0) -> list[BuildJob]:
+    """Write ``count`` of everything, numbered from ``first`` on."""
     jobs = []
-    for number in range(count):
+    for number in range(first, first + count):
         job = make_job()
         RuntimeInstance.objects.create(run_id=job.attempt.run_id, attempt=job.attempt)
         SandboxRequest.objects.create(
@@ -185,17 +186,34 @@ def test_a_list_takes_as_many_queries_with_ten_rows_as_with_one(
     staff.get(url(model, "changelist"))
     with CaptureQueriesContext(connection) as one:
         staff.get(url(model, "changelist"))
-    for number in range(1, 10):
-        job = make_job()
-        RuntimeInstance.objects.create(run_id=job.attempt.run_id, attempt=job.attempt)
-        SandboxRequest.objects.create(
-            owner_user_id=OWNER, key=f"m{number}", sandbox=job.attempt.sandbox, answer={}
-        )
-        make_worker(f"worker-m{number}")
+    rows(9, first=1)
     with CaptureQueriesContext(connection) as ten:
         listed = staff.get(url(model, "changelist"))
     assert listed.context["cl"].result_count >= 10
     assert len(ten) == len(one)
+
+
+@pytest.mark.parametrize("model", [*MODELS, Run])
+def test_a_list_renders_as_many_templates_with_ten_rows_as_with_one(
+    staff: Client, model: type[Model]
+) -> None:
+    rows(1)
+    staff.get(url(model, "changelist"))
+    one = staff.get(url(model, "changelist"))
+    rows(9, first=1)
+    ten = staff.get(url(model, "changelist"))
+    assert ten.context["cl"].result_count >= 10
+    names = [[template.name for template in page.templates] for page in (one, ten)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("name", ["Mine", '"><script>&amp;', "{} é 🙂 '"])
+def test_the_checkbox_of_a_row_is_as_django_renders_it(name: str) -> None:
+    workspace = Workspace.objects.create(owner_user_id=OWNER, name=name)
+    shown = admin.site.get_model_admin(Workspace)
+    checkbox = shown.action_checkbox(workspace)
+    assert checkbox == admin.ModelAdmin.action_checkbox(shown, workspace)
+    assert f'value="{workspace.pk}"' in checkbox
 
 
 def test_an_attempt_takes_as_many_queries_with_ten_accounts_as_with_one(

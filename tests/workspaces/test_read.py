@@ -6,11 +6,13 @@ import uuid
 from typing import Any
 
 import pytest
+from django.db.models.sql.compiler import SQLCompiler
 from pytest_django import DjangoAssertNumQueries
 from pytest_django.fixtures import Settings
 
 from tests.conftest import OWNER, Api
-from tests.factories import make_job
+from tests.factories import claim, make_job
+from tests.support.engines import make_engine
 from workspaces.lifecycle.attempt_states import ssh_endpoint
 
 pytestmark = pytest.mark.django_db
@@ -106,3 +108,30 @@ def test_a_read_takes_few_queries(
         api.get(f"/v1/workspaces/{job.attempt.workspace_id}")
     with django_assert_num_queries(5):
         api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}")
+
+
+def test_who_polls_has_no_statement_compiled_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_engine("first")
+    jobs = [make_job(engine_name="first") for _ in range(2)]
+    claimed = [make_job() for _ in range(2)]
+    for job in claimed:
+        claim(job)
+    paths = [
+        [
+            f"/v1/{kind}{owner}"
+            for job in (queued, running)
+            for kind in (
+                f"workspaces/{job.attempt.workspace_id}",
+                f"sandboxes/{job.attempt.sandbox_id}",
+            )
+            for owner in ("", "?ownerUserId=usr_test")
+        ]
+        for queued, running in zip(jobs, claimed, strict=True)
+    ]
+    for path in paths[0]:
+        api.get(path)
+    monkeypatch.delattr(SQLCompiler, "as_sql")
+    for path in paths[1]:
+        assert api.get(path).body["status"] in ("queued", "running")

@@ -6,15 +6,17 @@ A page of any length takes a constant number of queries.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q, Subquery
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields.json import KT
 
+from controlplane.database.compiled_reads import compiled_rows
 from controlplane.errors import Conflict
 from controlplane.spelling import format_timestamp
 from controlplane.work.models import heartbeat_stale
@@ -34,6 +36,8 @@ from workspaces.models import (
 )
 from workspaces.models.known_engines import lost_since
 from workspaces.status import SurfacedStatus, surfaced_status
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +131,9 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
     """Return how each attempt stands, by its id."""
     wanted = list(attempts)
     ids = [attempt.pk for attempt in wanted]
-    jobs = {
-        job.attempt_id: job
-        for job in BuildJob.objects.filter(attempt_id__in=ids)
-        .with_jobs_ahead(at_most=QUEUE_POSITIONS_SHOWN)
-        .annotate(**_HELD_BACK)
-        .order_by("attempt_id", "id")
-    }
-    # No join: it would have PostgreSQL read all attempts.
-    blueprint = Attempt.objects.filter(pk=OuterRef("attempt_id"))
-    persistence = Subquery(blueprint.values(kept=KT("spec__runtime__persistence")))
-    added: dict[str, Any] = {
-        "lost_since": lost_since(OuterRef("engine_name"), stale=heartbeat_stale()),
-        "persistence": persistence,
-    }
-    runtimes = {
-        runtime.attempt_id: runtime
-        for runtime in RuntimeInstance.objects.filter(attempt_id__in=ids).annotate(**added)
-    }
+    jobs = {job.attempt_id: job for job in _rows(_jobs, ids, QUEUE_POSITIONS_SHOWN)}
+    found_runtimes = _rows(_runtimes, ids, heartbeat_stale())
+    runtimes = {runtime.attempt_id: runtime for runtime in found_runtimes}
     around = surroundings_of(jobs.values())
     transitions = _open_transitions(ids)
     found = {}
@@ -160,14 +149,48 @@ def attempt_states(attempts: Iterable[Attempt]) -> dict[uuid.UUID, AttemptState]
     return found
 
 
+def _rows(
+    rows: Callable[..., QuerySet[Any, Row]], ids: Sequence[uuid.UUID], *values: Any
+) -> Iterable[Row]:
+    """Return the rows of these attempts; of a single one, which is what is polled, at less cost."""
+    if len(ids) == 1:
+        return compiled_rows(rows, *values, *ids)
+    return rows(*values, *ids)
+
+
+def _jobs(places: int, *ids: uuid.UUID) -> QuerySet[BuildJob]:
+    return (
+        BuildJob.objects.filter(attempt_id__in=ids)
+        .with_jobs_ahead(at_most=places)
+        .annotate(**_HELD_BACK)
+        .order_by("attempt_id", "id")
+    )
+
+
+def _runtimes(stale: timedelta, *ids: uuid.UUID) -> QuerySet[RuntimeInstance]:
+    # No join: it would have PostgreSQL read all attempts.
+    blueprint = Attempt.objects.filter(pk=OuterRef("attempt_id"))
+    added: dict[str, Any] = {
+        "lost_since": lost_since(OuterRef("engine_name"), stale=stale),
+        "persistence": Subquery(blueprint.values(kept=KT("spec__runtime__persistence"))),
+    }
+    return RuntimeInstance.objects.filter(attempt_id__in=ids).annotate(**added)
+
+
+_OF_TRANSITION = ("kind", "requested_at", "waiting_code", "waiting_message", "detail")
+
+
+def _transitions(*ids: uuid.UUID) -> QuerySet[Transition, tuple[Any, ...]]:
+    latest = "workspace__latest_sandbox__latest_attempt_id"
+    found = Transition.objects.open().filter(**{f"{latest}__in": ids})
+    return found.values_list(latest, *_OF_TRANSITION)
+
+
 def _open_transitions(attempt_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Transition]:
     """Return what is still to be done to the workspaces of which these attempts are the latest."""
-    latest = "workspace__latest_sandbox__latest_attempt_id"
-    found = Transition.objects.open().filter(**{f"{latest}__in": attempt_ids})
-    members = ("kind", "requested_at", "waiting_code", "waiting_message", "detail")
     return {
-        attempt_id: Transition(**dict(zip(members, values, strict=True)))
-        for attempt_id, *values in found.values_list(latest, *members)
+        attempt_id: Transition(**dict(zip(_OF_TRANSITION, values, strict=True)))
+        for attempt_id, *values in _rows(_transitions, attempt_ids)
     }
 
 

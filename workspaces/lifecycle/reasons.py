@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import QuerySet
+
+from controlplane.database.compiled_reads import compiled_rows
 from controlplane.spelling import format_timestamp
 from controlplane.work.models import Heartbeat, heartbeat_stale
 from workspaces.models import (
@@ -49,14 +52,31 @@ def surroundings_of(jobs: Collection[BuildJob]) -> Surroundings:
     workers = _living_workers() if queued else 0
     if not any(job.engine_name for job in queued):
         return Surroundings(workers, {}, ())
-    known = Engine.objects.known()
-    lost = known.lost(stale=heartbeat_stale()).values_list("name", "seen_at", "added_at")
-    draining = known.exclude(state=Engine.State.ACTIVE).values_list("name", flat=True)
-    return Surroundings(workers, {name: seen or added for name, seen, added in lost}, set(draining))
+    lost = compiled_rows(_lost_engines, heartbeat_stale())
+    draining = compiled_rows(_draining_engines)
+    return Surroundings(
+        workers,
+        {name: seen or added for name, seen, added in lost},
+        {name for (name,) in draining},
+    )
 
 
 def _living_workers() -> int:
-    return Heartbeat.objects.build().alive(stale=heartbeat_stale()).filter(draining=False).count()
+    return len(compiled_rows(_workers, heartbeat_stale()))
+
+
+def _workers(stale: timedelta) -> QuerySet[Heartbeat, tuple[str]]:
+    alive = Heartbeat.objects.build().alive(stale=stale)
+    return alive.filter(draining=False).values_list("worker_id")
+
+
+def _lost_engines(stale: timedelta) -> QuerySet[Engine, tuple[str, datetime | None, datetime]]:
+    lost = Engine.objects.known().lost(stale=stale)
+    return lost.values_list("name", "seen_at", "added_at")
+
+
+def _draining_engines() -> QuerySet[Engine, tuple[str]]:
+    return Engine.objects.known().exclude(state=Engine.State.ACTIVE).values_list("name")
 
 
 def reason_of(
