@@ -88,7 +88,7 @@ def test_everything_is_ready_and_nothing_is_missing(installed: Installed) -> Non
         *("sshgateway", "previewgateway", "e2bfacade", "enginebuildworkers", "enginerunworkers"),
         "egressproxy",
     ):
-        assert installed.service(name).attrs["State"]["Health"]["Status"] == "healthy"
+        _until(lambda: installed.service(name).attrs["State"]["Health"]["Status"] == "healthy")  # noqa: B023
     web = f"http://127.0.0.1:{installed.installation.settings['SVC_WEB_PORT']}/healthz"
     with urllib.request.urlopen(web, timeout=60) as answer:
         assert answer.status == 200
@@ -185,7 +185,7 @@ def test_installing_again_repairs_what_is_broken(installed: Installed) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "has 600 now" in done.stderr
     assert installation.settings == before
-    assert installed.service("sshgateway").attrs["State"]["Health"]["Status"] == "healthy"
+    _until(lambda: installed.service("sshgateway").attrs["State"]["Health"]["Status"] == "healthy")
     installed.becomes_ready()
     assert installed.workspace().id == workspace
     _until(lambda: "meanwhile.test" in str(installed.decided_in(installed.limited_id)))
