@@ -46,7 +46,7 @@ QUICK = {
     "RUN_QUEUED_OVERDUE_MS": "1500",
     "RUN_STOP_GRACE_MS": "1000",
     "DATABASE_IDLE_TRANSACTION_TIMEOUT_MS": "4000",
-    "RABBITMQ_CONNECT_TIMEOUT_MS": "60000",
+    "RABBITMQ_CONNECT_TIMEOUT_MS": "5000",
     "PACKAGE_SYNC_FAMILIES": "",
 }
 """Times that keep the suite quick; one test uses the defaults, and holds them to their promise.
