@@ -23,11 +23,12 @@ class MachineUsage:
         """Return ``memory`` and ``cpu`` as shares of 1; ``cpu`` is of the time since last asked."""
         now, last = self._processor(), self._last
         self._last = now
-        total = now[1] - last[1]
+        busy, total = now[0] - last[0], now[1] - last[1]
         memory = self._memory()
         return {
             "memory": round(1 - memory["MemAvailable"] / memory["MemTotal"], 4),
-            "cpu": round((now[0] - last[0]) / total, 4) if total > 0 else 0.0,
+            # The kernel may take ticks back, of waiting for a disk above all (proc(5)).
+            "cpu": round(min(max(busy, 0) / total, 1.0), 4) if total > 0 else 0.0,
         }
 
     def _processor(self) -> tuple[int, int]:

@@ -142,6 +142,19 @@ def test_time_that_passed_waiting_for_a_disk_is_not_in_use(tmp_path: Path) -> No
     assert machine.measure()["cpu"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("later", "share"), [("110 0 100 700 95 0 0 0", 1.0), ("99 0 100 705 100 0 0 0", 0.0)]
+)
+def test_a_share_is_one_although_the_kernel_takes_ticks_back(
+    tmp_path: Path, later: str, share: float
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 250 kB\n")
+    (tmp_path / "stat").write_text("cpu  100 0 100 700 100 0 0 0\n")
+    machine = MachineUsage(tmp_path)
+    (tmp_path / "stat").write_text(f"cpu  {later}\n")
+    assert machine.measure()["cpu"] == share
+
+
 @pytest.mark.django_db
 def test_the_percentiles_are_of_all_starts_of_a_step() -> None:
     first = samples.last_minute() - HOUR

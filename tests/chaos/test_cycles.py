@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 
 import pytest
 import requests
@@ -27,8 +26,6 @@ SEED = int(os.environ.get("CHAOS_SEED", "20261122"))
 ENDED = ("stopped", "failed", "cancelled")
 AT_ONCE = 5
 """How many workspaces live at the same time."""
-SECONDS = 60
-"""How long after the last of them nothing may be left."""
 
 
 class Cycles:
@@ -121,7 +118,6 @@ def test_after_all_cycles_nothing_is_left_of_what_was_deleted(stack: PrivateStac
     while (left_to_do := CYCLES - len(cycles.deleted)) > 0:
         cycles.run(left_to_do)
     cycles.settle()
-    until = time.monotonic() + SECONDS
 
     def left() -> list[str]:
         engine = stack.engine
@@ -136,9 +132,10 @@ def test_after_all_cycles_nothing_is_left_of_what_was_deleted(stack: PrivateStac
         )
         return [row[0] for row in rows]
 
-    while (waiting() or left()) and time.monotonic() < until:
-        time.sleep(0.5)
-    assert (waiting(), left()) == ([], [])
+    wait_for(
+        lambda: (waiting(), left()) == ([], []),
+        lambda: f"nothing is left of what was deleted: {waiting()}, {left()}",
+    )
     assert_nothing_open(stack)
     for job in cycles.deleted:
         assert stack.get(f"/v1/workspaces/{job.workspace_id}")["status"] == "deleted"

@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 
-from deploy.services.ports import is_open
 from tests.chaos.verdict import assert_ended, assert_ready
 from tests.stack.broker import DEAD_LETTERS
+from tests.stack.free_ports import free_port
 from tests.stack.private_stack import PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import blueprint
@@ -60,7 +60,7 @@ def test_a_failed_job_leaves_a_dead_letter_and_a_successful_one_nothing(
 
 
 def test_a_registry_that_is_down_fails_the_push_and_nothing_else(stack: PrivateStack) -> None:
-    port = next(port for port in range(20000, 32000) if not is_open(port))
+    port = free_port()
     worker = stack.start_worker(
         REGISTRY_BASE_URL=f"http://127.0.0.1:{port}", REGISTRY_PUSH_REGISTRY=f"127.0.0.1:{port}"
     )

@@ -169,12 +169,12 @@ def test_free_is_what_nobody_holds_and_what_a_dead_worker_holds_if_it_is_said_wh
 @pytest.mark.django_db
 def test_strays_are_old_live_leases_of_the_worker_itself_on_rows_it_does_not_hold() -> None:
     stray, held, young, of_another, over = (claim(make_job()) for _ in range(5))
-    BuildJob.objects.exclude(pk=young.pk).update(claimed_at=Now() - timedelta(minutes=1))
+    BuildJob.objects.exclude(pk=young.pk).update(claimed_at=Now() - timedelta(hours=1))
     BuildJob.objects.filter(pk=of_another.pk).update(worker_id="worker-b")
     BuildJob.objects.filter(pk=over.pk).update(lease_expires_at=Now() - timedelta(hours=1))
     before = BuildJob.objects.get(pk=over.pk).lease_expires_at
 
-    count = BuildJob.objects.release_strays("worker-a", [held.pk], older_than=timedelta(seconds=5))
+    count = BuildJob.objects.release_strays("worker-a", [held.pk], older_than=timedelta(minutes=30))
 
     assert count == 1
     assert set(BuildJob.objects.expired()) == {stray, over}

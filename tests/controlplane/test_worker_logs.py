@@ -46,9 +46,10 @@ def lines_of(told: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def lines() -> Iterator[list[dict[str, Any]]]:
-    """The lines that are logged meanwhile, as they would come out."""
+    """The lines that are logged meanwhile, as they would come out, but for those of others."""
     structlog.contextvars.clear_contextvars()  # of what tests before have called without a request
     found: list[dict[str, Any]] = []
+    before = set(threading.enumerate()) - {threading.current_thread()}
     configured = logging_config(level="INFO", log_format="json")["formatters"]["structured"]
     formatter = structlog.stdlib.ProcessorFormatter(
         processors=configured["processors"], foreign_pre_chain=configured["foreign_pre_chain"]
@@ -56,7 +57,8 @@ def lines() -> Iterator[list[dict[str, Any]]]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(json.loads(formatter.format(record)))
+            if threading.current_thread() not in before:
+                found.append(json.loads(formatter.format(record)))
 
     handler = Handler()
     logging.getLogger().addHandler(handler)

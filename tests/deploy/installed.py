@@ -124,14 +124,18 @@ class Installed:
             f"com.docker.compose.project={self.instance}",
             f"com.docker.compose.service={name}",
         ]
-        (found,) = self.engine.containers.list(all=True, filters={"label": labels})
+        (found,) = self.engine.containers.list(
+            all=True, filters={"label": labels}, ignore_removed=True
+        )
         return found
 
     def workspace(self, workspace_id: str = "") -> Container:
         """The container of the workspace, or of another one."""
         wanted = workspace_id or self.workspace_id
         labels = [f"svc.instance={self.instance}", f"svc.workspace={wanted}"]
-        (found,) = self.engine.containers.list(all=True, filters={"label": labels})
+        (found,) = self.engine.containers.list(
+            all=True, filters={"label": labels}, ignore_removed=True
+        )
         return found
 
     def run_in_workspace(self, script: str, workspace_id: str = "") -> str:

@@ -152,7 +152,7 @@ def test_only_a_server_that_greets_in_ssh_is_the_gateway() -> None:
         assert "not as an SSH server" in ssh_problem({"SVC_SSH_PORT": str(port)})
     with _listening(b"") as port:
         assert "not as an SSH server" in ssh_problem({"SVC_SSH_PORT": str(port)})
-    assert "Connection refused" in ssh_problem({"SVC_SSH_PORT": str(port)})
+    assert "Connection refused" in ssh_problem({"SVC_SSH_PORT": str(free_port())})
 
 
 def test_the_set_up_installs_the_clients_with_which_workspaces_are_entered(

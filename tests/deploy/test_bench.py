@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waiting import LONG_WAIT
+
 ROOT = Path(__file__).resolve().parents[2]
 START = """\
 import subprocess, sys
@@ -26,7 +28,7 @@ def bench(folder: Path, measures: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=LONG_WAIT,
     )
 
 

@@ -54,7 +54,10 @@ def failure(call: Callable[[], object]) -> RegistryError:
 
 def test_a_registry_nobody_runs_cannot_be_reached() -> None:
     client = RegistryClient(
-        f"http://127.0.0.1:{free_port()}", connect_timeout=0.5, read_timeout=0.5
+        f"http://127.0.0.1:{free_port()}",
+        connect_timeout=LONG_WAIT,
+        read_timeout=LONG_WAIT,
+        total_timeout=LONG_WAIT,
     )
     assert "reached" in failure(client.ping).detail
 

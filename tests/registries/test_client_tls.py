@@ -13,6 +13,7 @@ from registries.client import RegistryClient, RegistryError
 from registries.errors import Reason
 from tests.registries.certificates import certificate
 from tests.registries.fake_registry import FakeRegistry, answer, trickle
+from tests.support.waiting import LONG_WAIT
 
 
 @contextmanager
@@ -28,14 +29,17 @@ def served(path: Path) -> Iterator[FakeRegistry]:
         fake.close()
 
 
-def client_of(url: str, trusted: Path | None = None) -> RegistryClient:
+def client_of(
+    url: str, trusted: Path | None = None, *, seconds: float = LONG_WAIT
+) -> RegistryClient:
     """Return a client with an account that trusts what the machine does, and this."""
     return RegistryClient(
         url,
         username="joe",
         password="hunter2",
-        connect_timeout=1,
-        read_timeout=1,
+        connect_timeout=LONG_WAIT,
+        read_timeout=seconds,
+        total_timeout=LONG_WAIT,
         extra_ca_file=str(trusted) if trusted else None,
     )
 
@@ -54,8 +58,9 @@ def test_the_operators_authority_is_trusted_and_answers_trickle_in_vain(tmp_path
         client = client_of(fake.url, path)
         client.ping()
         client.ping()
+        client.close()
         fake.behaviour = trickle(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 90)
-        assert refusal(client).reason is Reason.TIMED_OUT
+        assert refusal(client_of(fake.url, path, seconds=1)).reason is Reason.TIMED_OUT
 
 
 @pytest.mark.parametrize(("trusted", "address", "days"), [

@@ -119,12 +119,12 @@ def served(origin: Origin) -> Path:
 
 @pytest.fixture
 def policy() -> SourcePolicy:
-    """Everything allowed, short limits."""
+    """Everything allowed, and time for it on a slow machine."""
     return SourcePolicy(
         allow_file=True,
         allow_private=True,
-        resolve_timeout=20,
-        fetch_timeout=20,
+        resolve_timeout=LONG_WAIT,
+        fetch_timeout=LONG_WAIT,
         max_bytes=50 * 1024 * 1024,
     )
 

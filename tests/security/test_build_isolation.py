@@ -334,7 +334,7 @@ def build(
 def steps_of(launcher: Launcher, job_id: UUID) -> list[str]:
     """The containers of a job's steps that are there; other tests have theirs on this engine."""
     name = f"^/{STEP_NAME}-{job_id}-"
-    found = launcher.client.containers.list(all=True, filters={"name": name})
+    found = launcher.client.containers.list(all=True, filters={"name": name}, ignore_removed=True)
     return [str(each.name) for each in found]
 
 

@@ -24,6 +24,7 @@ from tests.security.surroundings import (
     outside_world,
     reached,
 )
+from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, Launcher
 from tests.workspaces.conftest import docker_client as docker_client
@@ -92,12 +93,17 @@ def published(launcher: Launcher) -> Iterator[tuple[int, str]]:
         ports={f"{PORT}/tcp": None},
         detach=True,
     )
-    container.reload()
-    yield (
-        int((container.ports[f"{PORT}/tcp"] or [{}])[0]["HostPort"]),
-        str(container.attrs["NetworkSettings"]["IPAddress"]),
-    )
-    container.remove(force=True)
+    try:
+        eventually(
+            lambda: reached(container, {"itself": ("tcp", "127.0.0.1", PORT)}), what="it greets"
+        )
+        container.reload()
+        yield (
+            int((container.ports[f"{PORT}/tcp"] or [{}])[0]["HostPort"]),
+            str(container.attrs["NetworkSettings"]["IPAddress"]),
+        )
+    finally:
+        container.remove(force=True)
 
 
 def test_nothing_of_the_machine_or_private_is_reached_while_the_rest_of_the_world_is(
@@ -154,8 +160,7 @@ def test_a_workspace_reaches_no_other_but_what_stands_beside_it_in_its_own_netwo
         detach=True,
     )
     place: dict[str, Place] = {"it": ("tcp", address_in(beside), PORT)}
-    while not reached(beside, place):  # it has begun
-        pass
+    eventually(lambda: reached(beside, place), what="it greets")
     assert reached(one, place) == {"it"}
     assert reached(other, place) == set()
 

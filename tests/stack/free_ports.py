@@ -20,6 +20,9 @@ _LOCKS = Path(tempfile.gettempdir()) / "svc-test-ports"
 
 _KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _ABOVE = 12_000, 30_000  # clusters give ports from 30000 on to their services
+_OF_SERVICES = 20_000
+"""From here on private services choose theirs (deploy.services.ports), which know no locks: a port
+whose service is down for a while is not to be given away. Used when all others are taken."""
 
 _choosing = threading.Lock()
 _chosen: set[int] = set()
@@ -30,10 +33,11 @@ def free_port() -> int:
     """Return a port that nothing listens on, and that no other test is given."""
     above = min(_ABOVE, int(_KERNEL.read_text().split()[0]))
     ports = range(_LOWEST, above if above > _LOWEST + 1000 else _ABOVE)
+    first, others = ports[: _OF_SERVICES - _LOWEST], ports[_OF_SERVICES - _LOWEST :]
     with _choosing:
         if not _file:
             _file.append(os.open(_LOCKS, os.O_RDWR | os.O_CREAT, 0o666))
-        for port in random.sample(ports, len(ports)):
+        for port in (*random.sample(first, len(first)), *random.sample(others, len(others))):
             if port not in _chosen and _locked(port):
                 _chosen.add(port)
                 if _is_free(port):

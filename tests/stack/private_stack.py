@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import secrets
 import shutil
 import tempfile
@@ -21,12 +20,12 @@ from typing import Any
 import psycopg
 import requests
 
-from deploy.services.ports import is_free
 from deploy.services.postgres import PrivatePostgres
 from deploy.services.rabbitmq import PrivateRabbitMQ
 from tests.stack.broker import DEAD_LETTERS, QUEUE, RUN_QUEUE, Broker
 from tests.stack.database import Database
 from tests.stack.engine import Engine
+from tests.stack.free_ports import free_port
 from tests.stack.gates import build_gates
 from tests.stack.processes import Child, Worker, wait_for
 from tests.stack.registry import Registry
@@ -78,7 +77,7 @@ class PrivateStack:
         socket_path = os.environ.get("CONTAINER_SOCKET_PATH", "/var/run/docker.sock")
         docker_host = os.environ.get("DOCKER_HOST", f"unix://{socket_path}")
         self.engine = Engine(docker_host, self.instance_id, self.registry.push_name)
-        self.api_port = next(port for port in iter(_any_port, 0) if is_free(port))
+        self.api_port = free_port()  # also while the API is killed and not yet started again
         self.processes: list[Child] = []
         self._api: Child | None = None
         self._count = 0
@@ -314,10 +313,6 @@ class PrivateStack:
         """Return the types of the workspace's events, oldest first."""
         items = self.get(f"/v1/workspaces/{job.workspace_id}/events?limit=100")["items"]
         return [item["type"] for item in reversed(items)]
-
-
-def _any_port() -> int:
-    return random.randrange(20000, 32000)
 
 
 _SECRET_FILES = {

@@ -149,7 +149,7 @@ class SecondMachine:
                 stderr=log,
                 start_new_session=True,
             )
-        eventually(self._answers, what=f"the engine answers\n{self.told()}", timeout=120)
+        eventually(self._answers, what=f"the engine answers\n{self.told()}")
 
     def told(self) -> str:
         """Return the end of the engine's log."""

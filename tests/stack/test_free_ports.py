@@ -17,15 +17,22 @@ from tests.support.waiting import LONG_WAIT
 CHOOSE = """
 from tests.stack import free_ports
 free_ports._LOWEST, free_ports._ABOVE = {lowest}, {above}
+free_ports._LOCKS = {locks!r}
 print(*free_ports.free_ports({count}), flush=True)
 input()
 """
 
 
-def choosing(lowest: int, above: int, count: int) -> subprocess.Popen[str]:
-    """Another process that chooses ports of so few and keeps them until it is told to end."""
+def choosing(locks: Path, count: int) -> subprocess.Popen[str]:
+    """Another process that chooses ports of so few and keeps them until it is told to end.
+
+    What the rest of this machine has locked is no matter to those with locks of their own.
+    """
     return subprocess.Popen(
-        [sys.executable, "-c", CHOOSE.format(lowest=lowest, above=above, count=count)],
+        [
+            *(sys.executable, "-c"),
+            CHOOSE.format(lowest=13_000, above=14_100, count=count, locks=str(locks)),
+        ],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -44,9 +51,9 @@ def test_the_kernel_gives_none_of_them_to_anybody() -> None:
             pass
 
 
-def test_what_another_process_has_chosen_is_chosen_by_nobody_else() -> None:
-    lowest, above = 13_000, 14_100
-    with choosing(lowest, above, 600) as first, choosing(lowest, above, 300) as second:
+def test_what_another_process_has_chosen_is_chosen_by_nobody_else(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    with choosing(locks, 600) as first, choosing(locks, 300) as second:
         told = [each.stdout.readline() for each in (first, second) if each.stdout]
         for each in (first, second):
             each.communicate("\n", timeout=LONG_WAIT)
