@@ -382,7 +382,7 @@ def test_a_workspace_is_made_described_stopped_and_deleted(tools: Any, client: C
 def test_pages_of_others_cannot_use_the_tools(
     address: str, headers: dict[str, str], status: int
 ) -> None:
-    answer = httpx.post(address, json=PING, headers=PAGE_HEADERS | headers)
+    answer = httpx.post(address, json=PING, headers=PAGE_HEADERS | headers, timeout=LONG_WAIT)
     assert answer.status_code == status, answer.text
 
 

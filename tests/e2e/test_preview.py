@@ -341,12 +341,14 @@ def test_websockets_are_passed_on(access: PreviewAccess) -> None:
     sent = {TOKEN_HEADER: access.link(PORT)["token"]}
     place = f"ws://{access.host(PORT)}/echo"
     address = ("127.0.0.1", access.gateway.port)
-    with connect(place, additional_headers=sent, sock=socket.create_connection(address)) as echo:
+    waits: dict[str, Any] = {"open_timeout": SECONDS, "ping_timeout": SECONDS}
+    there = socket.create_connection(address)
+    with connect(place, additional_headers=sent, sock=there, **waits) as echo:
         for message in ("hello", "x" * 50_000, b"\0\1\2"):
             echo.send(message)
             assert echo.recv(timeout=SECONDS) == message
     with pytest.raises(InvalidStatus, match="401"):
-        connect(place, sock=socket.create_connection(address))
+        connect(place, sock=socket.create_connection(address), **waits)
 
 
 @pytest.mark.slow

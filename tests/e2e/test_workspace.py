@@ -213,7 +213,7 @@ def test_setup_runs_once_and_startup_at_every_start(stack: Stack, git_server: Gi
 
     stack.container(started).restart(timeout=5)
 
-    ready = "/usr/lib/svc/agent status --wait 20 > /dev/null"
+    ready = "/usr/lib/svc/agent status --wait 300 > /dev/null"
     stack.inside(started, ready, user="root")
     assert stack.inside(started, read).split() == ["setup", "startup", "startup"]
 

@@ -9,14 +9,21 @@ import pytest
 
 from e2bfacade.process_calls import until, with_pings
 from e2bfacade.refused import Refused
+from tests.runs.gateway.timed_gateway import Clock
+from tests.support.waiting import LONG_WAIT
+
+LIMIT = 60.0
 
 
 async def counted(ended: list[bool], *, ends: bool = False) -> AsyncGenerator[int, None]:
-    """Give numbers, and then nothing for very long, or the end."""
+    """Give numbers, and then nothing until long after the limit, or the end."""
     try:
         for number in range(3):
             yield number
         if not ends:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, Clock)
+            loop.ahead += LIMIT
             await asyncio.sleep(3600)
     finally:
         ended.append(True)
@@ -26,7 +33,7 @@ def test_a_call_is_over_after_its_time_though_each_value_is_asked_for_by_another
     async def work() -> None:
         ended: list[bool] = []
         found: list[int] = []
-        values = with_pings(until(counted(ended), 0.2), 3600, -1)
+        values = with_pings(until(counted(ended), LIMIT), 3600, -1)
 
         async def read() -> None:
             async for value in values:
@@ -37,7 +44,8 @@ def test_a_call_is_over_after_its_time_though_each_value_is_asked_for_by_another
         assert refused.value.code == "deadline_exceeded"
         assert (found, ended) == ([0, 1, 2], [True])
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        runner.run(asyncio.wait_for(work(), LONG_WAIT))
 
 
 def test_a_call_that_is_done_in_time_ends_as_it_does_without_a_limit() -> None:
@@ -47,7 +55,7 @@ def test_a_call_that_is_done_in_time_ends_as_it_does_without_a_limit() -> None:
         assert [value async for value in values] == [0, 1, 2]
         assert ended == [True]
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    asyncio.run(asyncio.wait_for(work(), LONG_WAIT))
 
 
 def test_what_never_waits_is_ended_too() -> None:
@@ -63,4 +71,4 @@ def test_what_never_waits_is_ended_too() -> None:
         with pytest.raises(Refused):
             await read()
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    asyncio.run(asyncio.wait_for(work(), LONG_WAIT))

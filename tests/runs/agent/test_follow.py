@@ -372,8 +372,8 @@ def test_much_output_gives_way_while_its_run_goes_on_and_its_spool_has_room(
     writer.sync()
     if sealed:
         writer.seal({"reason": "ended"})
+    began = time.monotonic()
     with tail_of(tmp_path) as tail:
-        began = time.monotonic()
         assert len(tail.sequences(count)) == count
         took = time.monotonic() - began
     # 24 MiB, of which 8 come at once and the others at 16 MiB/s; and others as fast as they can.

@@ -29,6 +29,7 @@ from runs.agent.record.segments import (
     segment_name,
     size_of,
 )
+from tests.support.open_files import open_below
 
 
 def event(sequence: int, body: bytes = b"x", *, kind: int = Kind.IO_CHUNK) -> Event:
@@ -201,12 +202,12 @@ def test_a_reader_begins_in_the_segment_that_holds_the_sequence(
 ) -> None:
     write(tmp_path, 3, frame(3), frame(4))
     write(tmp_path, 5, frame(5), frame(6, kind=Kind.RECORD_SEALED))
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_below(tmp_path)
     assert read_all(folder, 1) == [(3, 4, False), (5, 6, True)]
     assert read_all(folder, 4) == [(3, 4, False), (5, 6, True)]
     assert read_all(folder, 5) == read_all(folder, 99) == [(5, 6, True)]
     assert measure(folder) == (6, True)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_below(tmp_path) == before
 
 
 def test_a_spool_without_a_segment_is_damaged(folder: int) -> None:

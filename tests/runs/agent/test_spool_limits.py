@@ -24,6 +24,7 @@ from runs.agent.record.spool import (
     SpoolWriter,
 )
 from runs.agent.record.spool_files import Reserve, SegmentFiles
+from tests.support.open_files import open_below
 from tests.support.waiting import LONG_WAIT
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
@@ -45,10 +46,6 @@ def chunk(writer: SpoolWriter, size: int) -> bool:
 def firsts(tmp_path: Path) -> list[int]:
     """Where the segments begin."""
     return sorted(int(path.stem) for path in (tmp_path / RUN).glob("*.seg"))
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextmanager
@@ -210,12 +207,12 @@ def test_whoever_goes_on_with_a_spool_waits_for_its_writer_as_long_as_it_says(
 
 
 def test_a_closed_writer_takes_nothing_and_may_be_closed_again(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_below(tmp_path)
     writer = create(tmp_path)
     chunk(writer, 100)
     writer.close()
     writer.close()
-    assert open_files() == before
+    assert open_below(tmp_path) == before
     with pytest.raises(SpoolFailed, match="the spool is sealed or closed"):
         chunk(writer, 100)
 
@@ -232,13 +229,13 @@ def test_a_run_that_has_a_spool_is_told_so_with_that_of_the_spool(tmp_path: Path
 
 
 def test_a_spool_that_cannot_be_made_leaves_no_file_and_no_descriptor(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_below(tmp_path)
     with (
         files_of_at_most(1000),
         pytest.raises(SpoolFailed, match="cannot be created: no room can be reserved"),
     ):
         create(tmp_path)
-    assert open_files() == before
+    assert open_below(tmp_path) == before
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from runs.agent.status_file import StatusFile
 from tests.runs.agent.booted import PYTHON, UNTIL_GO, Workspace, command, eventually, step
+from tests.support.open_files import path_of
 from tests.support.waiting import LONG_WAIT
 
 
@@ -145,8 +146,13 @@ def test_a_status_costs_little_more_than_starting_python(workspace: Workspace) -
 def test_only_how_a_boot_ended_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited: list[int] = []
-    monkeypatch.setattr(os, "fsync", waited.append)
+    waited: list[Path] = []
+
+    def sync(descriptor: int) -> None:
+        if (path := path_of(descriptor)).is_relative_to(tmp_path):
+            waited.append(path)
+
+    monkeypatch.setattr(os, "fsync", sync)
     status = StatusFile(str(tmp_path))
     for phase in ("credentials", "dotfiles", "startup", "ready"):
         status.write(phase)

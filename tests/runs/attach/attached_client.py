@@ -22,7 +22,8 @@ class Attached:
 
     def __init__(self, at: int | str, run: object, query: str = "", **options: Any) -> None:
         base = at if isinstance(at, str) else f"ws://127.0.0.1:{at}"
-        given = {"proxy": None, "max_size": None, "open_timeout": SECONDS, **options}
+        waits = dict.fromkeys(("open_timeout", "ping_timeout", "close_timeout"), SECONDS)
+        given = {"proxy": None, "max_size": None, **waits, **options}
         self._open = ExitStack()
         self.socket: ClientConnection = self._open.enter_context(
             connect(f"{base}/v1/runs/{run}/attach{query}", **given)

@@ -8,6 +8,7 @@ import itertools
 import tarfile
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -201,9 +202,22 @@ def test_no_more_is_read_than_a_spool_can_hold(
     assert 10 < len(stored(run)) < 25
 
 
+@dataclass
+class Clock:
+    """Time as a test has it pass."""
+
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        """Return the seconds that a drain goes by."""
+        return self.now
+
+
 def test_an_endless_file_beside_the_segments_ends_the_drain_in_its_time(
-    tmp_path: Path, run: Run
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr(collect, "time", clock)
     writer = spool_of(tmp_path, run)
     say(writer, 10)
     writer.close()
@@ -229,12 +243,13 @@ def test_an_endless_file_beside_the_segments_ends_the_drain_in_its_time(
         yield member.tobuf()
         while True:
             served += 1
-            assert served < 10**6
+            clock.now += 0.1
             yield bytes(256 * 1024)
 
-    drain(endless, run.pk, seconds=0.5)
+    drain(endless, run.pk, seconds=0.55)
 
     assert stored(run) == list(range(1, 12))
+    assert served == 6, "nothing is read once the time is over"
 
 
 def test_an_archive_that_is_cut_off_gives_what_it_held(

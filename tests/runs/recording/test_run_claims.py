@@ -253,9 +253,9 @@ def test_a_released_run_is_found_at_once() -> None:
 @pytest.mark.django_db
 def test_claims_that_no_recorder_knows_of_are_given_back_unless_young() -> None:
     stray, held, young = (claim(make_executable()) for _ in range(3))
-    Run.objects.exclude(pk=young.pk).update(claimed_at=Now() - timedelta(minutes=1))
+    Run.objects.exclude(pk=young.pk).update(claimed_at=Now() - timedelta(hours=1))
 
-    released = Run.objects.release_strays("worker-a", [held.pk], older_than=timedelta(seconds=5))
+    released = Run.objects.release_strays("worker-a", [held.pk], older_than=timedelta(minutes=30))
 
     assert released == 1
     assert found() == [stray.pk]

@@ -81,11 +81,11 @@ def test_a_worker_gives_back_what_the_table_calls_its_own_and_it_does_not_hold()
     claim(held)
     claim(stray)
     claim(foreign, "worker-b")
-    BuildJob.objects.update(claimed_at=Now() - timedelta(minutes=1))
+    BuildJob.objects.update(claimed_at=Now() - timedelta(hours=1))
     claim(young)
 
     released = BuildJob.objects.release_strays(
-        "worker-a", {held.pk}, older_than=timedelta(seconds=5)
+        "worker-a", {held.pk}, older_than=timedelta(minutes=30)
     )
 
     assert released == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.open_files import open_below, path_of
 from tests.workspaces.egress.decided.decided_rows import (
     decision,
     head_of,
@@ -26,11 +27,6 @@ def files_of(journal: Journal, attempt: Attempt) -> list[Path]:
     return sorted(journal._folder.glob(f"{attempt.pk}.*"))
 
 
-def descriptors() -> int:
-    """How many files this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def recovered(journal: Journal, folder: Path) -> None:
     """Kill a proxy, and have the next one store what it has left."""
     journal.abandon()
@@ -40,17 +36,19 @@ def recovered(journal: Journal, folder: Path) -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is made durable and what takes another one's place, with its inode, in order."""
+def calls(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What of a journal is made durable or takes another's place, with its inode, in order."""
     made: list[tuple[str, int]] = []
     fsync, rename = os.fsync, Path.rename
 
     def sync(descriptor: int) -> None:
-        made.append(("fsync", os.fstat(descriptor).st_ino))
+        if path_of(descriptor).is_relative_to(journal._folder):
+            made.append(("fsync", os.fstat(descriptor).st_ino))
         fsync(descriptor)
 
     def move(path: Path, target: Path) -> Path:
-        made.append(("rename", path.stat().st_ino))
+        if path.is_relative_to(journal._folder):
+            made.append(("rename", path.stat().st_ino))
         return rename(path, target)
 
     monkeypatch.setattr(os, "fsync", sync)
@@ -89,14 +87,15 @@ def test_a_journal_has_one_file_for_each_workspace_and_pass_and_one_descriptor_f
     monkeypatch.setattr(unstored, "COMPACT_BYTES", 1024)
     attempt, _ = with_policy()
     other, _ = with_policy()
-    before = descriptors()
+    before = open_below(journal._folder)
     for number in range(100):
         journal.add(decision(attempt.pk, f"h{number % 3}.test"))
         journal.add(decision(other.pk))
-    assert [len(files_of(journal, each)) for each in (attempt, other)] == [1, 1]
-    assert descriptors() == before + 2
+    files = [files_of(journal, each) for each in (attempt, other)]
+    assert [len(each) for each in files] == [1, 1]
+    assert open_below(journal._folder) == sorted(before + files[0] + files[1])
     journal.flush()
-    assert descriptors() == before
+    assert open_below(journal._folder) == before
     assert files_of(journal, attempt) == []
 
 
@@ -131,13 +130,13 @@ def test_where_nothing_can_be_written_anew_the_old_file_stays_and_nothing_is_lef
 ) -> None:
     attempt, run = with_policy()
     journal.add(decision(attempt.pk))
-    before = descriptors()
+    before = open_below(journal._folder)
     with monkeypatch.context() as patched:
         patched.setattr(unstored, "COMPACT_BYTES", 0)
         patched.setattr(os, "write", lambda *_: 3)
         with pytest.raises(OSError, match="No space left"):
             journal.add(decision(attempt.pk, "full.test"))
-    assert descriptors() == before
+    assert open_below(journal._folder) == before
     journal.add(decision(attempt.pk, "b.test"))
     recovered(journal, tmp_path)
     assert hosts(run) == [("a.test", 1), ("b.test", 1)]
@@ -150,10 +149,10 @@ def test_what_waits_for_the_database_survives_a_loss_of_power(
     journal.add(decision(attempt.pk))
     (file,) = files_of(journal, attempt)
     kept = journal._kept[attempt.pk]
-    before = descriptors()
+    before = open_below(journal._folder)
     kept.wait()
     assert calls == [("fsync", file.stat().st_ino)]
-    assert descriptors() == before
+    assert open_below(journal._folder) == before
 
 
 def test_numbers_rise_so_that_passes_are_stored_in_the_order_of_their_decisions(
