@@ -1,14 +1,16 @@
 """``make bench-density``: many workspaces on one machine, each figure beside its floor. Not a test.
 
 ``BENCH_ARGS="--number 20"`` is for a quick look; figures that are to be told take 100. By hand
-means ``docker run`` and ``docker rm -f`` of the same image by as many threads as the service starts
-workspaces at once. Ours also has a record and a network for each workspace.
+means ``docker network create`` and ``docker run`` of the same image, and ``docker rm -f`` and
+``docker network rm``, by as many threads as the service starts workspaces at once. Ours also has a
+record for each workspace.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -16,12 +18,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
+from ipaddress import IPv4Network
 from typing import Any
 
 import django
+import docker
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 django.setup()
@@ -34,16 +37,16 @@ from runs.models import Run  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
+from tests.bench.idle_cost import IdleCost, idle_cost  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import BuildJob, Workspace  # noqa: E402
+from workspaces.runtimes.docker.networks import free_subnets  # noqa: E402
 
 BUILDS = 3
 STARTS = 7
 COMMANDS = 15
-IDLE_SECONDS = 30.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def long_build() -> dict[str, Any]:
@@ -97,28 +100,54 @@ class ByHand:
         self._program = settings.DOCKER_CLI
         self._env = {**os.environ, "DOCKER_HOST": settings.DOCKER_HOST}
         self._image = image
+        self._subnets: dict[str, str] = {}
         self.names: list[str] = []
 
     def start(self, number: int) -> None:
-        """``docker run`` so often, some at a time."""
+        """``docker network create`` and ``docker run`` so often, some at a time."""
         new = [f"bench-{uuid.uuid4().hex[:12]}" for _ in range(number)]
-        label = f"svc.instance={settings.SVC_INSTANCE_ID}"
-        options = ["run", "--detach", "--init", "--label", label, "--entrypoint", "/bin/sleep"]
-        self._all([[*options, "--name", name, self._image, "infinity"] for name in new])
         self.names += new
+        # The engine's own choice ends after some thirty networks.
+        pool = IPv4Network(settings.SVC_WORKSPACE_NETWORK_POOL)
+        free = free_subnets(pool, _subnets_taken(), start=secrets.randbelow(1 << 16))
+        self._subnets = dict(zip(new, map(str, free), strict=False))
+        self._all(self._start, new)
 
     def remove(self) -> None:
-        """``docker rm -f`` of all of them."""
-        self._all([["rm", "--force", name] for name in self.names])
+        """``docker rm -f`` and ``docker network rm`` of all of them."""
+        self._all(self._remove, self.names)
         self.names.clear()
 
-    def _all(self, commands: list[list[str]]) -> None:
+    def _start(self, name: str) -> None:
+        label = f"svc.instance={settings.SVC_INSTANCE_ID}"
+        subnet = ["--subnet", self._subnets[name]]
+        self._docker(["network", "create", "--label", label, *subnet, name])
+        options = ["run", "--detach", "--init", "--label", label, "--network", name]
+        options += ["--entrypoint", "/bin/sleep", "--name", name]
+        self._docker([*options, self._image, "infinity"])
+
+    def _remove(self, name: str) -> None:
+        self._docker(["rm", "--force", name])
+        self._docker(["network", "rm", name])
+
+    def _all(self, act: Callable[[str], None], names: list[str]) -> None:
         with ThreadPoolExecutor(settings.WORKSPACE_START_CONCURRENCY) as pool:
-            list(pool.map(self._docker, commands))
+            list(pool.map(act, names))
 
     def _docker(self, arguments: list[str]) -> None:
         command = [self._program, *arguments]
         subprocess.run(command, env=self._env, stdout=subprocess.DEVNULL, check=True, timeout=300)
+
+
+def _subnets_taken() -> list[str]:
+    client = docker.DockerClient(settings.DOCKER_HOST, timeout=int(LONG_WAIT))
+    with closing(client):
+        parts = [
+            part
+            for network in client.networks.list()
+            for part in network.attrs["IPAM"]["Config"] or []
+        ]
+    return [str(part["Subnet"]) for part in parts]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -205,10 +234,13 @@ def many(api: Api, number: int) -> Iterator[Figure]:
     api.settled(first, "ready")
     by_hand = ByHand(BuildJob.objects.get(pk=first["jobId"]).published_digest_reference)
     one = run_of_true(api, first["workspaceId"])
+    few = idle_cost([first["runId"]])
+    api.connection.close()  # the server has not waited so long; the next request opens another
 
     by_hand.start(2)
+    by_hand.remove()
     floor = timed(partial(by_hand.start, number))
-    floor_removal = timed(by_hand.remove) * number / (number + 2)
+    floor_removal = timed(by_hand.remove)
 
     answers: list[dict[str, Any]] = []
     ours = timed(lambda: answers.extend(started(api, number)))
@@ -216,7 +248,7 @@ def many(api: Api, number: int) -> Iterator[Figure]:
         f"{number} starts at once until all are ready",
         ours,
         floor,
-        f"{settings.WORKSPACE_START_CONCURRENCY} at a time: docker run",
+        f"{settings.WORKSPACE_START_CONCURRENCY} at a time: docker network create, docker run",
         1.3,
     )
     yield compared(
@@ -226,7 +258,9 @@ def many(api: Api, number: int) -> Iterator[Figure]:
         "with one",
         1.3,
     )
-    yield from idle([answer["runId"] for answer in answers])
+    run_ids = [first["runId"], *(answer["runId"] for answer in answers)]
+    yield from idle(few, idle_cost(run_ids), number)
+    api.connection.close()
 
     ids = [answer["workspaceId"] for answer in answers]
 
@@ -236,83 +270,38 @@ def many(api: Api, number: int) -> Iterator[Figure]:
         while Workspace.objects.filter(pk__in=ids, deleted_at__isnull=True).exists():
             time.sleep(0.05)
 
-    yield compared(f"stop and delete of {number}", timed(end), floor_removal, "docker rm -f", 1.3)
+    yield compared(
+        f"stop and delete of {number}",
+        timed(end),
+        floor_removal,
+        "docker rm -f, docker network rm",
+        1.3,
+    )
 
 
 # ---------------------------------------------------------------- idle
 
 
-def idle(run_ids: list[str]) -> Iterator[Figure]:
-    """Return what an idle workspace takes: memory inside, and processor time of everything."""
-    inside = {pid for run_id in run_ids for pid in processes_in(run_id)}
-    ours = {pid for pid in all_pids() if "manage.py runworker" in command_of(pid)}
-    time.sleep(5)
-    before = {pid: cpu_of(pid) for pid in inside | ours}
-    time.sleep(IDLE_SECONDS)
-    spent = {pid: cpu_of(pid) - before[pid] for pid in before}
-    number = len(run_ids)
-    pss = sum(pss_of(pid) for pid in inside) / number / 1024
+def idle(few: IdleCost, many: IdleCost, number: int) -> Iterator[Figure]:
+    """Return what each idle workspace takes: memory inside, and processor time."""
+    each = few.each_more(many, number)
     yield Figure(
-        f"idle workspace, memory inside (PSS), mean of {number}",
-        f"{pss:.1f} MiB",
+        f"idle workspace, memory inside (PSS), each of {number} more",
+        f"{each.mib:.1f} MiB",
         "",
         None,
         "<= 8 MiB",
-        pss <= 8,
+        each.mib <= 8,
     )
-    share = sum(spent.values()) / IDLE_SECONDS / number * 100
-    within = sum(spent[pid] for pid in inside) / IDLE_SECONDS / number * 100
+    share = each.inside + each.run_worker
     yield Figure(
-        "idle workspace, processor time inside and of the run worker",
-        f"{share:.3f} % of a core ({within:.3f} % inside)",
-        "",
+        f"idle workspace, processor time inside and of the run worker, each of {number} more",
+        f"{share:.3f} % of a core ({each.inside:.3f} % inside)",
+        f"run worker with one: {few.run_worker:.2f} %",
         None,
         "<= 0.02 %",
         share <= 0.02,
     )
-
-
-def processes_in(run_id: str) -> list[int]:
-    """Return the processes of a workspace's container."""
-    done = subprocess.run(
-        [settings.DOCKER_CLI, "top", f"svc-{run_id}", "-eo", "pid"],
-        env={**os.environ, "DOCKER_HOST": settings.DOCKER_HOST},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [int(line) for line in done.stdout.split()[1:]]
-
-
-def all_pids() -> list[int]:
-    """Return every process of the machine."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def command_of(pid: int) -> str:
-    """Return the command line of a process; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def cpu_of(pid: int) -> float:
-    """Return the seconds of processor time that a process has had; 0 when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def pss_of(pid: int) -> int:
-    """Return the KiB that a process takes, shared pages by share."""
-    try:
-        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) for line in told.splitlines() if line.startswith("Pss:"))
 
 
 def main() -> int:

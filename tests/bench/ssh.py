@@ -217,9 +217,10 @@ def echo(place: Place, effort: Effort) -> list[Figure]:
 
 def idle(place: Place, effort: Effort) -> list[Figure]:
     """Sessions that nobody uses."""
-    from tests.bench.ssh_idle import LIMIT_MIB, measure
+    from tests.bench.ssh_idle import CONTAINER_CPU, CONTAINER_MIB, LIMIT_MIB, measure
 
     cost = measure(place, effort.sessions)
+    cpu_each = cost.container_cpu / cost.sessions
     return [
         Figure(
             f"memory of the gateway for each of {cost.sessions} idle sessions",
@@ -234,15 +235,23 @@ def idle(place: Place, effort: Effort) -> list[Figure]:
             f"{cost.container:.1f} MiB in {cost.processes:.1f} processes",
             f"{cost.sshd:.1f} MiB",
             cost.container / cost.sshd,
+            f"<= {CONTAINER_MIB:.0f} MiB",
+            cost.container <= CONTAINER_MIB,
+        ),
+        Figure(
+            "  processor time in the container while idle, each",
+            f"{cpu_each:.3f} % of a core",
             "",
-            True,
+            None,
+            f"<= {CONTAINER_CPU} %",
+            cpu_each <= CONTAINER_CPU,
         ),
         Figure(
             "  memory of the run worker, each", f"{cost.run_worker:.2f} MiB", "", None, "", True
         ),
         Figure(
-            "  processor time of all of them while idle",
-            f"gateway {cost.gateway_cpu:.0f} %, container {cost.container_cpu:.0f} %",
+            "  processor time of the gateway while all are idle",
+            f"{cost.gateway_cpu:.1f} %",
             "",
             None,
             "",

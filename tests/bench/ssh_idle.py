@@ -16,9 +16,14 @@ from tests.bench.ssh_clients import client, until
 from tests.bench.ssh_place import PROMPT, Place, Side
 
 LIMIT_MIB = 1.0
+CONTAINER_MIB = 3.0
+CONTAINER_CPU = 0.02
+"""Percent of a core, of each session."""
 _AT_ONCE = 4
 _SETTLE_SECONDS = 3.0
-_WATCHED_SECONDS = 5.0
+_AT_REST_SECONDS = 35.0
+"""What follows a record is at rest after 30 s without news."""
+_WATCHED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ def measure(place: Place, sessions: int) -> Cost:
         time.sleep(_SETTLE_SECONDS)
         after = _memory(gateway), _memory(worker), _memory(_inside(place))
         more = len(_inside(place)) - len(inside)
+        time.sleep(_AT_REST_SECONDS)
         spent = _seconds(gateway), _seconds(_inside(place))
         time.sleep(_WATCHED_SECONDS)
         busy = _seconds(gateway) - spent[0], _seconds(_inside(place)) - spent[1]

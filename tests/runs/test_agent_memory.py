@@ -53,6 +53,21 @@ differ = [(names[key], again.get(key)) for key in names if names[key] != again.g
 assert not differ and len(names) == len(again), differ
 """
 
+SHARED = """
+import gc, sys
+from runs.agent.boot.callers import import_for
+
+import_for(sys.argv[1])
+shared = set(sys.modules)
+from runs.agent.execution import exec_command
+from runs.agent.session import session
+
+runs = ("runs.agent.execution.", "runs.agent.observe.", "runs.agent.record.")
+missed = {name for name in set(sys.modules) - shared if name.startswith(runs)}
+assert not missed, missed
+assert "ctypes" in shared and gc.get_freeze_count() > 0
+"""
+
 
 @contextlib.contextmanager
 def called(container: Container, *arguments: str) -> Iterator[SocketChannel]:
@@ -110,6 +125,18 @@ def test_the_archive_does_not_load_what_only_type_checkers_use(tmp_path: Path) -
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "agent.status_command" in loaded, done.stderr
     assert not loaded & {"typing", "_typing"}
+
+
+@pytest.mark.parametrize("subcommand", ["exec", "session"])
+def test_the_first_process_loads_what_runs_share_with_it(subcommand: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED, subcommand],
+        cwd=PACKAGE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_named_tuples_are_the_same_without_the_module_of_types() -> None:

@@ -245,7 +245,7 @@ def import_for(subcommand: str) -> None:
     if subcommand == "tail":
         # In PID 1, so that the processes that live long share it.
         from ..record import follow
-    if subcommand == "exec" and "ctypes" not in sys.modules:
+    if subcommand in ("exec", "session") and "ctypes" not in sys.modules:
         import ctypes  # noqa: F401
 
         from ..execution import exec_command  # noqa: F401

@@ -16,6 +16,8 @@ from ..record.recording import Recording
 POLL_SECONDS = 0.25
 MOST_RECORDED = 65536
 _IDLE_SECONDS = 1.0
+# The same while the kernel says that no process has been started since the look before.
+_QUIET_SECONDS = 5.0
 _NOTHING_RUNS_SECONDS = 2.0
 _FIRST_LOOK_SECONDS = 0.02
 _SHARE = 0.05
@@ -74,6 +76,7 @@ class Processes:
         self.due: Optional[float] = None
         self._tells_last_pid = False
         self._last_pid = -1
+        self._is_quiet = False
         self._looked_at = 0.0
 
     @staticmethod
@@ -134,6 +137,8 @@ class Processes:
         cost = time.monotonic() - started
         # Never more than a share of a core, however many processes there are.
         seconds = self._seconds if self._members else _NOTHING_RUNS_SECONDS
+        if self._is_quiet and self._seconds == _IDLE_SECONDS:
+            seconds = _QUIET_SECONDS
         self._interval = max(cost / _SHARE, 0.0 if self._poll or self._is_outdated else seconds)
         self.due = time.monotonic() + self._interval
 
@@ -152,7 +157,8 @@ class Processes:
     def _polled_if_news(self, now: float) -> Iterator[None]:
         """One look, only at the run's own processes while no new one can be there."""
         last = _last_pid() if self._tells_last_pid else -1
-        if last >= 0 and last == self._last_pid and now - self._looked_at < _TRUST_SECONDS:
+        self._is_quiet = last >= 0 and last == self._last_pid
+        if self._is_quiet and now - self._looked_at < _TRUST_SECONDS:
             return self._polled_members()
         self._last_pid, self._looked_at = last, now
         return self._polled()

@@ -41,7 +41,9 @@ KEEPALIVE_SECONDS = 5.0
 # After so many seconds without news, how often it looks for some, and whether the writer lives.
 # Where the kernel tells of every write to the folder, it does not look for news by itself: hundreds
 # of sessions may be open and idle for hours.
-_LOOKS = ((30.0, 0.2, 5.0), (2.0, 0.03, 1.0), (0.0, 0.01, 0.25))
+_LOOKS = ((2.0, 0.03, 1.0), (0.0, 0.01, 0.25))
+_RESTS_AFTER_SECONDS = 30.0
+_NEWS_AT_REST_SECONDS = 0.2
 _BETWEEN_SENDS_SECONDS = 0.005
 _LITTLE_BYTES = 16 * 1024
 # How many little sends go out at once after so long without any: the beginning of a run, its first
@@ -138,6 +140,55 @@ class Gathering:
         return 0.0 if self._hurried < _HURRIED_SENDS else _BETWEEN_SENDS_SECONDS
 
 
+class Rounds:
+    """When a tail that has nothing to send looks whether the writer lives, and says that it does.
+
+    After 30 s without news it does both together, so that it wakes once in `keepalive_seconds`.
+    """
+
+    def __init__(self, keepalive_seconds: float, now: float) -> None:
+        self._keepalive_seconds = keepalive_seconds
+        self._active = self._looked = self._spoke = now
+
+    def sent(self, now: float) -> None:
+        """Something was passed on."""
+        self._active = self._spoke = now
+
+    def expects(self, now: float) -> None:
+        """News are expected soon."""
+        self._active = now
+
+    def looks(self, now: float) -> bool:
+        """Whether to look now; if so, the next look is due an interval later."""
+        if now < self._look_due(now):
+            return False
+        self._looked = now
+        return True
+
+    def speaks(self, now: float) -> bool:
+        """Whether to say now that it lives; asked after `looks`."""
+        if now < self._spoke + self._keepalive_seconds:
+            return False
+        self._spoke = now
+        return True
+
+    def pause(self, now: float, *, told: bool, sealed: bool = False) -> float:
+        """How long to wait. `told`: the kernel tells of news; `sealed`: there will be none."""
+        if told and not sealed:
+            due = min(self._look_due(now), self._spoke + self._keepalive_seconds)
+            return max(0.0, due - now)
+        idle = now - self._active
+        if idle >= _RESTS_AFTER_SECONDS:
+            return _NEWS_AT_REST_SECONDS
+        return next(news for since, news, _ in _LOOKS if idle >= since)
+
+    def _look_due(self, now: float) -> float:
+        idle = now - self._active
+        if idle >= _RESTS_AFTER_SECONDS:
+            return self._spoke + self._keepalive_seconds
+        return self._looked + next(writer for since, _, writer in _LOOKS if idle >= since)
+
+
 class Pace:
     """How fast a record is passed on while its run writes much.
 
@@ -205,7 +256,7 @@ class _Tail:
         self._greet()
         self._reader = Reader(self._directory, self._start)
         self._pace = Pace(self._root, self._run_id, self._directory)
-        active = spoke = looked = time.monotonic()
+        rounds = Rounds(self._keepalive_seconds, time.monotonic())
         damaged_since = 0.0
         while True:
             told = False
@@ -224,25 +275,21 @@ class _Tail:
                 sent = False
             now = time.monotonic()
             if sent:
-                active = spoke = now
+                rounds.sent(now)
             elif self._hinted:
-                active, self._hinted = now, False
-            for_news, for_writer = _looks(now - active)
-            if not sent and not self._sealed_at and now - looked >= for_writer:
-                looked = now
+                rounds.expects(now)
+                self._hinted = False
+            if not sent and not self._sealed_at and rounds.looks(now):
                 self._repair()
                 if self._is_gone():
                     return 0
                 self._check_end()
-            if now - spoke >= self._keepalive_seconds:
+            if rounds.speaks(now):
                 _write(_KEEPALIVE)
-                spoke = now
             if not sent and not self._input_open:
                 return 0
-            if told and not self._sealed_at:
-                until = min(looked + for_writer, spoke + self._keepalive_seconds)
-                for_news = max(0.0, until - now)
-            self._take_acks(0.0 if sent else for_news)
+            sealed = bool(self._sealed_at)
+            self._take_acks(0.0 if sent else rounds.pause(now, told=told, sealed=sealed))
             while time.monotonic() < self._send_at:
                 self._take_acks(max(0.0, self._send_at - time.monotonic()))
             if self._sealed_at and (self._acked >= self._sealed_at or self._is_gone()):
@@ -330,10 +377,6 @@ class _Tail:
                 # An end that is committed must not get lost and be written a second time.
                 self._reader.sync()
             self._acked = acknowledge(self._directory, acked)
-
-
-def _looks(idle: float) -> Tuple[float, float]:
-    return next((news, writer) for since, news, writer in _LOOKS if idle >= since)
 
 
 def measure(directory: int) -> Tuple[int, bool]:

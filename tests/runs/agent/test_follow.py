@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runs.agent.record.acks import acknowledge, read_acknowledged
-from runs.agent.record.follow import Gathering, Pace
+from runs.agent.record.follow import KEEPALIVE_SECONDS, Gathering, Pace, Rounds
 from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
 from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
@@ -395,3 +396,51 @@ def test_little_is_sent_at_once_after_a_pause_and_gathered_while_more_follows() 
     assert all(pause > 0 for pause in gathered)
     assert gathering.pause(1 << 20, began + 0.51) == 0.0
     assert gathering.pause(40, began + 1.0) == 0.0
+
+
+def woken(rounds: Rounds, now: float, until: float) -> tuple[list[float], list[float], list[float]]:
+    """When an idle tail wakes, looks and speaks; the kernel would tell of news."""
+    wakes, looks, speaks = [], [], []
+    while (now := now + rounds.pause(now, told=True)) < until:
+        wakes.append(now)
+        if rounds.looks(now):
+            looks.append(now)
+        if rounds.speaks(now):
+            speaks.append(now)
+    return wakes, looks, speaks
+
+
+def test_a_tail_at_rest_wakes_once_for_all_that_it_does_by_itself() -> None:
+    rounds = Rounds(KEEPALIVE_SECONDS, 0.0)
+    rounds.sent(1.5)  # looks and keepalives are out of step from here on
+
+    woken(rounds, 1.5, 40.0)
+    wakes, looks, speaks = woken(rounds, 40.0, 640.0)
+
+    assert wakes == looks == speaks
+    assert {after - before for before, after in pairwise(wakes)} == {KEEPALIVE_SECONDS}
+
+
+def test_a_tail_looks_often_after_news_and_when_an_end_is_announced() -> None:
+    rounds = Rounds(KEEPALIVE_SECONDS, 0.0)
+    rounds.sent(0.0)
+    _, looks, _ = woken(rounds, 0.0, 30.0)
+    assert looks[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert max(after - before for before, after in pairwise(looks)) == 1.0
+    woken(rounds, 30.0, 100.0)
+
+    rounds.expects(100.0)
+
+    assert rounds.looks(100.0)
+    assert woken(rounds, 100.0, 101.0)[1] == [100.25, 100.5, 100.75]
+
+
+def test_a_tail_that_is_told_of_nothing_looks_for_news_however_long_it_was_idle() -> None:
+    rounds = Rounds(KEEPALIVE_SECONDS, 0.0)
+    assert [rounds.pause(now, told=False) for now in (0.0, 2.0, 30.0, 3000.0)] == [
+        0.01,
+        0.03,
+        0.2,
+        0.2,
+    ]
+    assert rounds.pause(3000.0, told=True, sealed=True) == 0.2
