@@ -368,7 +368,7 @@ class Engine:
         api = self.client.api
         try:
             exec_id = api.exec_create(container.id, command, stderr=False, user="root")["Id"]
-            stream = api.exec_start(exec_id, socket=True)
+            stream: Any = api.exec_start(exec_id, socket=True)
         except NotFound:
             raise
         except APIError:
@@ -378,7 +378,8 @@ class Engine:
         connection = cast("socket.socket", getattr(stream, "_sock", stream))
         try:
             seconds = min(limit, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
-            return boot.parse_status(_frames(connection, seconds, cancelled))
+            early = _read_along(connection, stream._response)
+            return boot.parse_status(_frames(connection, early, seconds, cancelled))
         finally:
             stream.close()
             connection.close()
@@ -513,10 +514,19 @@ def engine_errors() -> Iterator[None]:
         ) from error
 
 
-def _frames(connection: socket.socket, seconds: float, cancelled: threading.Event) -> bytes:
+def _read_along(connection: socket.socket, response: Any) -> bytes:
+    """Return what the SDK has read of the output along with the head of the answer."""
+    connection.settimeout(0)  # where that is nothing, the buffer would wait for more
+    early: bytes = response.raw._fp.fp.peek()
+    return early
+
+
+def _frames(
+    connection: socket.socket, early: bytes, seconds: float, cancelled: threading.Event
+) -> bytes:
     """Return the payload of an exec's output frames, as far as it came in the time given."""
     deadline = time.monotonic() + seconds
-    collected = bytearray()
+    collected = bytearray(early)
     connection.settimeout(TICK_SECONDS)
     while time.monotonic() < deadline and not cancelled.is_set():
         try:
