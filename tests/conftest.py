@@ -233,6 +233,14 @@ def pytest_collection_modifyitems(
     yield
     if hasattr(config, "workerinput"):
         tiers.sort(items)
+    else:
+        tiers.refuse_repeated_ids(item.nodeid for item in items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Refuse repeated ids here, where it can be said: nobody hears what a worker raises."""
+    tiers.refuse_repeated_ids(ids)
 
 
 def pytest_collection_finish() -> None:

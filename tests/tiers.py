@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -99,6 +100,13 @@ def leave_out_kubernetes(config: pytest.Config, items: list[pytest.Item]) -> Non
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def refuse_repeated_ids(ids: Iterable[str]) -> None:
+    """Raise UsageError where two tests have one id: of those, several processes run one only."""
+    repeated = [f"{nodeid} ({count} times)" for nodeid, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise pytest.UsageError(f"Tests need ids of their own: {', '.join(repeated)}")
 
 
 def sort(items: list[pytest.Item]) -> None:

@@ -2,7 +2,9 @@
 
 A process is remembered by its pid, its start time and the boot of the machine, so that a pid used
 again by somebody else is never taken for ours and never signalled. A zombie counts as dead: an
-init that reaps slowly must not keep a service from being started again.
+init that reaps slowly must not keep a service from being started again. But a process whose first
+thread alone has ended looks like a zombie while its other threads still hold its ports and files:
+it lives until the last thread is gone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 
 _LOG_LIMIT = 10 * 1024 * 1024
 _PROC = Path("/proc")
+_ENDED = frozenset({"Z", "X", "x"})
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,7 @@ class ProcessRecord:
         """The environment that the process was started with; empty when it is not alive."""
         if not self.alive:
             return {}
-        try:
-            entries = (_PROC / str(self.pid) / "environ").read_bytes().split(b"\0")
-        except OSError:
-            return {}
-        pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+        pairs = (os.fsdecode(entry).partition("=") for entry in _words(self.pid, "environ"))
         return {name: value for name, equals, value in pairs if equals}
 
     def signal(self, number: signal.Signals) -> None:
@@ -107,11 +106,35 @@ def _stat(pid: int) -> _Stat | None:
         text = (_PROC / str(pid) / "stat").read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    # The name in parentheses may contain anything, so the fields are counted from its end.
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in {"Z", "X", "x"}:
+    fields = _fields(text)
+    if fields[0] in _ENDED and _live_thread(pid) is None:
         return None
     return _Stat(session=int(fields[3]), started=int(fields[19]))
+
+
+def _fields(stat: str) -> list[str]:
+    # The name in parentheses may contain anything, so the fields are counted from its end.
+    return stat.rpartition(")")[2].split()
+
+
+def _live_thread(pid: int) -> Path | None:
+    """The directory in /proc of the first thread that has not ended; None when all have."""
+    with contextlib.suppress(OSError):
+        for thread in (_PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                if _fields((thread / "stat").read_text())[0] not in _ENDED:
+                    return thread
+    return None
+
+
+def _words(pid: int, file: str) -> list[bytes]:
+    """What `cmdline` or `environ` of a live process holds; empty when it cannot be read."""
+    # Those of a thread that has ended are empty, even when the others go on.
+    thread = _live_thread(pid)
+    try:
+        return [] if thread is None else (thread / file).read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _boot_id() -> str:
@@ -126,10 +149,9 @@ def running_commands(program: str) -> list[tuple[int, list[str]]]:
     """Pid and argv of every live process whose program has this base name."""
     found = []
     for pid in _all_pids():
-        with contextlib.suppress(OSError):
-            argv = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if Path(argv[0]).name == program and _stat(pid) is not None:
-                found.append((pid, [argument for argument in argv if argument]))
+        argv = [word.decode(errors="replace") for word in _words(pid, "cmdline")]
+        if argv and Path(argv[0]).name == program:
+            found.append((pid, [argument for argument in argv if argument]))
     return found
 
 

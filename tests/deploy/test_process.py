@@ -10,7 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.services.ports import PortBook, is_free
-from deploy.services.process import ProcessRecord, spawn_detached, tail, wait_until
+from deploy.services.process import (
+    ProcessRecord,
+    running_commands,
+    spawn_detached,
+    tail,
+    wait_until,
+)
 from tests.support.waiting import LONG_WAIT
 
 ENVIRON = {"PATH": os.environ["PATH"]}
@@ -31,6 +37,26 @@ def test_a_zombie_counts_as_dead() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         os.kill(child.pid, 0)
         assert ProcessRecord.of(child.pid) is None
+
+
+def test_a_process_lives_until_its_last_thread_has_ended() -> None:
+    program = (
+        "import ctypes, os, threading\n"
+        "threading.Thread(target=os.read, args=(0, 1)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
+        record = ProcessRecord.of(child.pid)
+        assert record is not None
+        stat = Path(f"/proc/{child.pid}/stat")
+        assert wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", LONG_WAIT)
+        assert record.alive
+        assert ProcessRecord.of(child.pid) == record
+        assert record.environ()["PATH"] == os.environ["PATH"]
+        argv = dict(running_commands(Path(sys.executable).name))[child.pid]
+        assert argv == [sys.executable, "-c", program]
+        record.signal(signal.SIGKILL)
+        assert record.wait_gone(LONG_WAIT)
 
 
 def test_a_pid_used_again_by_somebody_else_is_neither_alive_nor_signalled(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 import docker
 import pytest
+from _pytest.nodeid import NodeId
 from django.core.management import call_command
 from django.test import override_settings
 from pytest_django.plugin import DjangoDbBlocker
@@ -72,8 +73,8 @@ def calls(
             call_command("flush", interactive=False, verbosity=0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name each operation's test in its id: several processes would run one of a name."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent and not item.nodeid.endswith("]"):
-            item._nodeid = f"{item.nodeid.rpartition('::')[0]}::{item.name}"  # type: ignore[attr-defined]
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Name each operation's test in its id: pytest has it in the test's name only."""
+    if item.path.parent == Path(__file__).parent and not item.nodeid.endswith("]"):
+        file, _, _ = item.nodeid.partition("::")
+        item._id = NodeId.parse(f"{file}::{item.name}")
