@@ -26,17 +26,15 @@ from typing import (
     Union,
 )
 
+from .known_values import Sign
+
 _WORD_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 _NAME_BYTES = _WORD_BYTES[:-2]
 _COLON = ord(":")
 _USER_INFO_BYTES = 2048
 _SEGMENT_BYTES = 4096
-_RUN_BYTES = 15
-"""Every token but those in addresses, headers and keys has so many bytes of words in a row."""
-_RUN = b"w" * _RUN_BYTES
-_RUN_TABLE = bytes(ord("w") if byte in _WORD_BYTES else ord(" ") for byte in range(256))
-_MOST_RUNS = 64
-_FEW_BYTES = 1024
+_SHORT_BYTES = 4096
+_FEW_BYTES = 3
 _TELLING_BYTES = 12
 _PREFIX_BYTES = 64
 """More than a token needs to be told from other text."""
@@ -116,8 +114,8 @@ _ENCRYPTED: _Row = (
 )
 
 
-def _headers(*name: Union[str, _Part]) -> Iterator[_Shape]:
-    field = (*name, _QUOTE, _BLANK, _Part("[:=]"), _BLANK, _QUOTE)
+def _headers(name: str) -> Iterator[_Shape]:
+    field = (name, _QUOTE, _BLANK, _Part("[:=]"), _BLANK, _QUOTE)
     for scheme in ("basic", "bearer", "token", "digest", "negotiate"):
         yield _Shape((*field, *_in_any_case(scheme), _BLANK._replace(least=1)), (_VALUE,))
     yield _Shape(field, (_VALUE,))
@@ -138,7 +136,7 @@ class _Kind:
     `sign`: bytes of every head, by default all of the only one; without them there is no token.
     `not_after`: bytes that none of them follows; by default a token begins where a word does. Of
     two shapes that begin alike the longer one stands first: the first that fits is taken.
-    `is_run`: whether each token is, or begins with, a run of at least `_RUN_BYTES` bytes of words.
+    `is_run`: whether each token is, or begins with, a word.
     """
 
     def __init__(
@@ -154,11 +152,15 @@ class _Kind:
         self.is_run = is_run
         self._shapes = tuple(shapes)
         self._not_after = not_after
-        self.sign = heads[0] if sign is None else sign
+        self._sign = Sign(heads[0] if sign is None else sign)
 
     def places(self, data: bytes, start: int) -> Iterable[int]:
         """Where at or after `start` a token may begin."""
-        if data.find(self.sign, start) < 0:
+        if not self._sign.may_stand(data, start):
+            return ()
+        # A search for a few bytes costs more than the expression; in short text it is not compiled.
+        searches = len(self._sign.text) > _FEW_BYTES or len(data) - start < _SHORT_BYTES
+        if searches and data.find(self._sign.text, start) < 0:
             return ()
         if not self._not_after:
             return [match.start() for match in self._token.finditer(data, start)]
@@ -239,12 +241,8 @@ _KINDS = (
     _Kind((b"npm_",), (_Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),)),
     _Kind((b"AIza",), (_Shape((), ("AIza", _WORD._replace(least=35))),)),
     _Kind((b"eyJ",), (_WEB_TOKEN,)),
-    _Kind(
-        (b"authorization", b"Authorization"),
-        _headers(_Part("[Aa]"), "uthorization"),
-        sign=b"uthorization",
-        is_run=False,
-    ),
+    _Kind((b"authorization",), _headers("authorization"), is_run=False),
+    _Kind((b"Authorization",), _headers("Authorization"), is_run=False),
     _Kind((b"AUTHORIZATION",), _headers("AUTHORIZATION"), is_run=False),
     _Kind((b"://",), (_USER_INFO,), not_after=b"", is_run=False),
     _Kind(
@@ -260,34 +258,12 @@ for _kind in _KINDS:
         _BY_FIRST_BYTE.setdefault(_head[0], []).append((_head, _kind))
 
 
-def _runs(data: bytes, start: int) -> Optional[bytes]:
-    """The long runs of bytes of words, put together; None when there are too many of them.
-
-    They are few in most of what is written, so that little is searched for the heads of tokens.
-    """
-    if len(data) - start < _FEW_BYTES:
-        return None
-    marks = data.translate(_RUN_TABLE)
-    found: List[bytes] = []
-    begin = marks.find(_RUN, start)
-    while begin >= 0:
-        if len(found) == _MOST_RUNS:
-            return None
-        end = marks.find(b" ", begin)
-        end = len(marks) if end < 0 else end
-        found.append(data[begin:end])
-        begin = marks.find(_RUN, end)
-    return b" ".join(found)
-
-
 class Tokens:
     """The tokens in `data` at or after `start`, from left to right."""
 
     def __init__(self, data: bytes, start: int) -> None:
         self._data = data
-        runs = _runs(data, start)
-        kinds = [kind for kind in _KINDS if not kind.is_run or runs is None or kind.sign in runs]
-        places = [(place, kind) for kind in kinds for place in kind.places(data, start)]
+        places = [(place, kind) for kind in _KINDS for place in kind.places(data, start)]
         places.sort(key=itemgetter(0), reverse=True)
         self._slots = places
 

@@ -131,3 +131,21 @@ def test_the_body_of_a_key_is_masked_with_its_first_line(kind: str) -> None:
 def test_a_public_key_passes_unchanged() -> None:
     text = "-----BEGIN PUBLIC KEY-----\nMIIa+/=\n-----END PUBLIC KEY-----"
     assert masked(text) == text
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+@pytest.mark.parametrize("head", BODIES)
+def test_a_token_is_found_behind_any_number_of_its_rarest_bytes(head: str, size: int) -> None:
+    token = head + BODIES[head]
+    for byte in sorted(set(head)):
+        text = f"{byte} " * size
+        assert masked(f"{text}{token} ") == text + "*" * len(token) + " "
+
+
+@pytest.mark.parametrize("value", [b"correct horse", b"\xff\x00 zZ@", b"aaaaaa"])
+def test_a_value_is_found_behind_any_number_of_its_bytes(value: bytes) -> None:
+    for byte in sorted(set(value)):
+        for count in range(40):
+            text = (bytes([byte]) + b".") * count
+            found = Masker([value]).mask(text + value + b".")
+            assert found == text + b"*" * len(value.strip()) + b"."
