@@ -2,7 +2,9 @@
 
 Collecting and importing take longer than most tests. So one process collects, and forks for each
 change. The child replaces the code of the functions that the change concerns, or the statement of
-the database, and runs the tests until one fails. Another change outside of functions, or one in a
+the database, and runs the tests until one fails, those first that run the changed lines.
+
+Another change outside of functions, or one in a
 function that is called at import, is seen only by a process that imports the module anew: there the
 child starts pytest again.
 
@@ -29,6 +31,7 @@ from typing import Any
 import pytest
 from _pytest.main import pytest_runtestloop as run_tests
 
+from tests.mutants import reached
 from tests.mutants.changes import Change, changed_texts, is_quick
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -107,6 +110,8 @@ class Runner:
         self._session = session
         self._durations: Counter[str] = Counter()
         self._failed: dict[str, set[str]] = {}
+        self._modules: set[str] = set()
+        self._reached: dict[tuple[str, int], set[str]] = {}
         # Who ends this process ends the child as well.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         # What a changed program leaves behind becomes our child, and is killed.
@@ -118,6 +123,7 @@ class Runner:
         Unchanged they run as they do with each change, too: what fails then tells of no change.
         """
         began = time.monotonic()
+        self._modules = {change.module for change in changes}
         lines, status = self._run(None, limit=1200, is_first=True)
         failed = _failed(lines, status)
         for name, _, duration, _ in lines:
@@ -141,12 +147,23 @@ class Runner:
             }
 
     def _order(self, change: Change | None) -> dict[str, Any]:
-        """Those that failed for the same function first, then those of other functions."""
+        """First those that run the changed lines, then those that failed before; quick ones first.
+
+        Any other test still follows: what a test started, or a fixture did once, is not seen.
+        """
         same = self._failed.get(change.function, set()) if change else set()
+        running = self._running(change) if change else set()
         others = set().union(*self._failed.values()) - same
-        first = [name for names in (same, others) for name in sorted(names, key=self._duration)]
+        wanted = (same & running, running - same, same - running, others - running)
+        first = [name for names in wanted for name in sorted(names, key=self._duration)]
         limits = {name: max(20.0, 10 * taken) for name, taken in self._durations.items()}
         return {"first": first, "limits": limits}
+
+    def _running(self, change: Change) -> set[str]:
+        """Return the tests that run a line of what is changed."""
+        last = change.line + change.before.count("\n")
+        lines = ((change.module, number) for number in range(change.line, last + 1))
+        return set().union(*(self._reached.get(line, set()) for line in lines))
 
     def _duration(self, name: str) -> float:
         return self._durations[name]
@@ -176,6 +193,8 @@ class Runner:
                     path.write_bytes(source)
                     os.utime(path, times=(next(CHANGED_AT),) * 2)
             lines = report.read_text().splitlines() if report.exists() else []
+            if is_first and (seen := report.with_suffix(".lines")).exists():
+                self._reached = reached.read(seen)
         if status == NOT_RUN:
             raise ChildProcessError(f"The tests were not run for {change}.")
         return [json.loads(line) for line in lines], status
@@ -195,7 +214,10 @@ class Runner:
                 replace_code(change, source) if change.function else replace_text(change, source)
             ):
                 self._start_anew(order, report)
-            if not is_first:
+            if is_first:
+                seen = reached.ReachedLines(self._modules, report.with_suffix(".lines"))
+                self._session.config.pluginmanager.register(seen)
+            else:
                 _use_existing_databases()
             status = 1
             status = self._run_collected(order, report, stop_at_first=not is_first)
@@ -256,6 +278,7 @@ def replace_code(change: Change, source: bytes) -> bool:
         for before, after in zip(old, new, strict=True)
     }
     replaced = set()
+    gc.unfreeze()  # what was frozen is not among the objects
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename == path:
             code = function.__code__

@@ -110,6 +110,39 @@ def test_programs_that_tests_start_run_the_changed_module(tree: Path) -> None:
     assert result["verdict"] == "caught"
 
 
+def test_a_function_is_changed_where_it_is_loaded_though_its_process_has_frozen_its_objects(
+    tree: Path,
+) -> None:
+    imports = tree / "imports"
+    (tree / MODULE).write_text(f"open({str(imports)!r}, 'a').write('x')\n" + SOURCE)
+    (tree / "conftest.py").write_text(
+        "import gc\n\ndef pytest_collection_finish():\n    gc.freeze()\n"
+    )
+    changes = changes_of(MODULE, (tree / MODULE).read_bytes())
+    inside = [change for change in changes if change.function == "within"]
+    tests = "test_limits.py::test_the_limits_are_allowed"
+    _, *results = _measured(tree, inside, tests)
+    assert {result["verdict"] for result in results} == {"caught"}
+    assert imports.read_text() == "x"
+
+
+def test_the_tests_that_run_a_changed_line_come_before_all_others(tree: Path) -> None:
+    ran = tree / "ran"
+    (tree / "test_limits.py").write_text(
+        f"def note(text):\n    open({str(ran)!r}, 'a').write(text)\n"
+        "from madeup.limits import rounded, within\n"
+        "def test_first():\n    note('1'), within(5)\n"
+        "def test_second():\n    note('2')\n"
+        "def test_third():\n    note('3')\n    assert rounded(10) == 10\n"
+    )
+    changes = changes_of(MODULE, SOURCE.encode())
+    [change] = [each for each in changes if each.after == "(value >= 10)"]
+    unchanged, result = _measured(tree, [change])
+    assert (unchanged["tests"], result["by"]) == (3, ["test_limits.py::test_third"])
+    # Twice unchanged, then the one that notices it.
+    assert ran.read_text() == "123" * 2 + "3"
+
+
 def test_each_condition_lock_and_assignment_of_a_statement_is_left_out_alone() -> None:
     write = """
         UPDATE job SET
