@@ -21,6 +21,8 @@ from environs import validate
 from controlplane.logging import configure_logging
 from controlplane.security.app_key import app_private_key, rsa_private_key
 from controlplane.settings_environment import (
+    NODE_LABEL,
+    TOLERATION,
     absolute_path,
     absolute_path_or_none,
     account,
@@ -230,6 +232,8 @@ KUBERNETES_PROBE_IMAGE: str = (
 KUBERNETES_STORAGE_CLASS: str = env.str("KUBERNETES_STORAGE_CLASS", "")
 KUBERNETES_VOLUME_SIZE: str = env.str("KUBERNETES_VOLUME_SIZE", "10Gi", validate=amount)
 KUBERNETES_EPHEMERAL_STORAGE: str = env.str("KUBERNETES_EPHEMERAL_STORAGE", "10Gi", validate=amount)
+KUBERNETES_NODE_SELECTOR = words("KUBERNETES_NODE_SELECTOR", [], NODE_LABEL)
+KUBERNETES_TOLERATIONS = words("KUBERNETES_TOLERATIONS", [], TOLERATION)
 KUBERNETES_TIMEOUT_MS = positive("KUBERNETES_TIMEOUT_MS", 30_000)
 KUBERNETES_START_TIMEOUT_MS = positive("KUBERNETES_START_TIMEOUT_MS", 60_000)
 

@@ -326,6 +326,17 @@ def amount(value: str) -> None:
         raise ValidationError("Must be an amount of bytes as Kubernetes writes it, like 10Gi.")
 
 
+_LABEL_WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_LABEL_NAME = rf"([a-z0-9][a-z0-9.-]{{0,252}}/)?{_LABEL_WORD}"
+NODE_LABEL = rf"{_LABEL_NAME}=({_LABEL_WORD})?"
+"""A node's label, as ``kubectl label`` takes it."""
+TOLERATION = (
+    rf"{_LABEL_NAME}(=({_LABEL_WORD})?)?:"
+    r"(NoSchedule|PreferNoSchedule|NoExecute(:[1-9][0-9]{0,8})?)"
+)
+"""A taint as ``kubectl taint`` takes it, and for how many seconds it is tolerated."""
+
+
 def decimal(value: str) -> None:
     """Refuse what is not a number written in digits; unset is allowed."""
     if value and not re.fullmatch(r"[1-9][0-9]{0,18}", value):

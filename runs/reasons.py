@@ -1,4 +1,4 @@
-"""Why a run has not begun: code, sentence, since when, and what happens next."""
+"""Why a run has not begun or is not heard: code, sentence, since when, and what happens next."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ from collections.abc import Mapping, Sequence
 from controlplane.work.models import SlotUsage
 from runs.models import Run
 from runs.run_slots import run_slots
-from workspaces.lifecycle.reasons import Reason
+from workspaces.lifecycle.reasons import Reason, lost_machines
 
 
 def reasons_of(runs: Sequence[Run]) -> dict[uuid.UUID, Reason]:
-    """Return, by id, why each queued run that a worker is to execute has not begun.
+    """Return, by id, why queued runs have not begun, and which are going on on a lost machine.
 
-    One query for any number of runs, and none when nothing is queued.
+    One query for all that a worker is to execute, one for all in progress; none without any.
     """
     waiting = [run for run in runs if _waits_for_a_worker(run)]
-    if not waiting:
-        return {}
-    slots = run_slots()
-    return {run.pk: _reason(run, slots) for run in waiting}
+    slots = run_slots() if waiting else {}
+    return {run.pk: _reason(run, slots) for run in waiting} | _on_lost_machines(runs)
+
+
+def _on_lost_machines(runs: Sequence[Run]) -> dict[uuid.UUID, Reason]:
+    going_on = {
+        run.pk: run.attempt_id
+        for run in runs
+        if run.status == Run.Status.RUNNING and run.attempt_id is not None
+    }
+    lost = lost_machines(set(going_on.values())) if going_on else {}
+    return {pk: lost[attempt_id] for pk, attempt_id in going_on.items() if attempt_id in lost}
 
 
 def _waits_for_a_worker(run: Run) -> bool:

@@ -220,7 +220,9 @@ class RunSerializer(OutputSerializer):
     mode = serializers.ChoiceField(choices=Run.Mode.choices)
     status = serializers.ChoiceField(choices=Run.Status.choices)
     reason = ReasonSerializer(
-        required=False, help_text="While the run is queued: what it is waiting for."
+        required=False,
+        help_text="While the run is queued: what it is waiting for. While it is running: that the "
+        "machine on which it runs does not answer (`engine-lost`, `node-lost`).",
     )
     recorded = serializers.BooleanField(
         help_text="Whether the record decides how the run ended; otherwise its client does."

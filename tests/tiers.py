@@ -22,13 +22,18 @@ from tests.stack import cluster
 KUBERNETES = (
     "tests/workspaces/runtimes/test_kubernetes.py",
     "tests/e2e/test_kubernetes.py",
+    "tests/e2e/test_kubernetes_lost_node.py",
     "tests/e2e/test_kubernetes_deployed.py",
     "tests/deploy/kubernetes/test_manifests_in_cluster.py",
 )
 """What needs a cluster. One is started for all of them, so they begin together, and first."""
 
-OUR_CLUSTER = ("tests/e2e/test_kubernetes_deployed.py",)
-"""What needs the one that the kit starts: its node is given images, its Pods reach our engine."""
+OUR_CLUSTER = (
+    "tests/e2e/test_kubernetes_deployed.py",
+    "tests/e2e/test_kubernetes_lost_node.py",
+)
+"""What needs the one that the kit starts: nodes are given images or killed, Pods reach our engine.
+"""
 
 FULL = (
     *KUBERNETES,

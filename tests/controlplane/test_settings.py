@@ -199,6 +199,24 @@ def test_the_names_the_gateway_takes_over_are_a_list() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("KUBERNETES_NODE_SELECTOR", "pool"),
+        ("KUBERNETES_NODE_SELECTOR", "pool=a b"),
+        ("KUBERNETES_NODE_SELECTOR", "Example.com/pool=agents"),
+        ("KUBERNETES_TOLERATIONS", "dedicated"),
+        ("KUBERNETES_TOLERATIONS", "dedicated:Never"),
+        ("KUBERNETES_TOLERATIONS", "dedicated:NoSchedule:30"),
+        ("KUBERNETES_TOLERATIONS", "dedicated:NoExecute:soon"),
+    ],
+)
+def test_nodes_that_are_not_named_as_kubectl_does_are_a_fault(name: str, wrong: str) -> None:
+    done = load({name: f"a=b:NoSchedule, {wrong}" if "TOL" in name else f"a=b, {wrong}"})
+    assert done.returncode == 1
+    assert f"{name}: Not valid here: {wrong!r}." in done.stderr
+
+
+@pytest.mark.parametrize(
     ("bound", "url"),
     [
         ("0.0.0.0", "http://127.0.0.1:4001"),  # noqa: S104 - read, not bound

@@ -15,6 +15,7 @@ from django.test import override_settings
 from tests.conftest import OWNER
 from tests.stack import cluster
 from tests.stack.cluster import Namespace
+from tests.stack.pod_settings import workspaces_in
 from tests.stack.service import GitServer, Stack
 from tests.stack.ssh_access import SshAccess, access_of
 from tests.stack.worker_process import eventually
@@ -40,18 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     registry = os.environ["REGISTRY_PUSH_REGISTRY"]
     with cluster.namespace(registry, tmp_path_factory.mktemp("cluster")) as made:
         shown = PodOptions(pull_registry=made.pull_registry)
-        chosen = {
-            "DEFAULT_RUNTIME_ADAPTER": "kubernetes",
-            "KUBERNETES_NAMESPACE": made.name,
-            "KUBERNETES_KUBECONFIG": made.kubeconfig,
-            "KUBERNETES_PULL_REGISTRY": made.pull_registry,
-            "KUBERNETES_PULL_SECRET": made.pull_secret,
-            "KUBERNETES_PROBE_IMAGE": shown.image(probe_image),
-            "KUBERNETES_VOLUME_SIZE": "64Mi",
-        }
-        with pytest.MonkeyPatch.context() as patch, override_settings(**chosen):
-            for name, value in chosen.items():
-                patch.setenv(name, value)
+        with workspaces_in(made, KUBERNETES_PROBE_IMAGE=shown.image(probe_image)):
             yield made
 
 

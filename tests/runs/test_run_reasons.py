@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
+from pytest_django import DjangoAssertNumQueries
 
 from controlplane.work.models import Heartbeat
 from runs.models import Run
+from runs.reasons import reasons_of
 from tests.conftest import Api
 from tests.controlplane.test_metrics import scrape
 from tests.runs.executable import make_executable
+from tests.support.engines import make_engine, silence
+from workspaces.models import RuntimeInstance
 
 pytestmark = pytest.mark.django_db
 
@@ -68,6 +73,58 @@ def test_slots_of_other_kinds_are_not_what_a_command_waits_for(api: Api) -> None
 def test_a_run_that_has_begun_has_no_reason(api: Api) -> None:
     run = make_executable(status=Run.Status.RUNNING)
     assert "reason" not in api.get(f"/v1/runs/{run.pk}").body
+
+
+def on_machine(**values: Any) -> Run:
+    """Create a run that is going on, in a workspace whose runtime has these values."""
+    run = make_executable(status=Run.Status.RUNNING)
+    RuntimeInstance.objects.filter(attempt=run.attempt).update(**values)
+    return run
+
+
+def on_lost_node() -> Run:
+    """Create a run that is going on, on a node that the cluster has given up."""
+    failed = RuntimeInstance.Status.FAILED
+    told = "The node n7 does not answer."
+    return on_machine(status=failed, error_code="node-lost", error_message=told, finished_at=Now())
+
+
+def test_a_run_on_an_engine_that_is_not_heard_says_so_until_it_is(api: Api) -> None:
+    make_engine("local")
+    engine = make_engine("second")
+    run = on_machine(engine_name=engine.name)
+    assert "reason" not in api.get(f"/v1/runs/{run.pk}").body
+    silence(engine.name)
+    shown = reason(api, run)
+    assert (shown["code"], shown["engine"]) == ("engine-lost", "second")
+    RuntimeInstance.objects.filter(attempt=run.attempt).update(status="stopped", finished_at=Now())
+    assert "reason" not in api.get(f"/v1/runs/{run.pk}").body
+
+
+def test_a_run_on_a_node_that_the_cluster_has_given_up_says_so_while_it_may_be_going_on(
+    api: Api,
+) -> None:
+    run = on_lost_node()
+    shown = reason(api, run)
+    assert (shown["code"], shown["message"]) == ("node-lost", "The node n7 does not answer.")
+    assert "no more: the node is back" in shown["next"]
+    Run.objects.filter(pk=run.pk).settle(Run.Status.FAILED)
+    assert "reason" not in api.get(f"/v1/runs/{run.pk}").body
+
+
+def test_lost_machines_take_one_statement_for_any_number_of_runs(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    make_engine("local")
+    silence(make_engine("second").name)
+    lost = [on_lost_node(), on_lost_node(), on_machine(engine_name="second")]
+    well, ended = on_machine(), on_lost_node()
+    Run.objects.filter(pk=ended.pk).settle(Run.Status.FAILED)
+    ended.refresh_from_db()
+    with django_assert_num_queries(1):
+        assert set(reasons_of([*lost, well, ended])) == {run.pk for run in lost}
+    with django_assert_num_queries(0):
+        assert reasons_of([ended]) == {}
 
 
 def test_readiness_names_the_kind_of_slot_that_is_exhausted(api: Api) -> None:

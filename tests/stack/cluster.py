@@ -107,23 +107,23 @@ def _running() -> Iterator[str]:
     STATE.mkdir(parents=True, exist_ok=True)
     with (STATE / "users.lock").open("w") as users:
         try:
-            with _starting():
+            with starting():
                 if _is_last(users):
                     _stopped()  # what a process that was killed has left
                 fcntl.flock(users, fcntl.LOCK_SH)
                 kubeconfig = _started()
             yield kubeconfig
         finally:
-            with _starting():
+            with starting():
                 if _is_last(users):
                     _stopped()
 
 
 @contextlib.contextmanager
-def _starting() -> Iterator[None]:
+def starting() -> Iterator[None]:
     """Be the only process that starts or ends the cluster."""
-    with (STATE / "start.lock").open("w") as starting:
-        fcntl.flock(starting, fcntl.LOCK_EX)
+    with (STATE / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -164,20 +164,20 @@ def _started() -> str:
         subprocess.run(
             [str(STATE / "up.sh"), "n1"], check=True, env=environment, stdout=log, stderr=log
         )
-    _weigh_pods()
+    weigh_pods()
     return str(STATE / "state" / "pki" / "admin.kubeconfig")
 
 
-def _weigh_pods() -> None:
+def weigh_pods() -> None:
     """Have Pods get on beside much else, to which all of them together are one process."""
     for place in Path("/sys/fs/cgroup/cpu").glob("k8skit-n*/cpu.shares"):
         place.write_text(str(CPU_SHARES))
 
 
 def _takes_pods(admin: Cluster) -> bool:
-    """Whether every node is free of what keeps Pods away from one that has just come."""
-    nodes = (admin._call("GET", "/api/v1/nodes") or {})["items"]
-    return bool(nodes) and not any(node["spec"].get("taints") for node in nodes)
+    """Whether the first node is free of what keeps Pods away from one that has just come."""
+    node = admin._call("GET", "/api/v1/nodes/n1", none_for=(404,))
+    return node is not None and not node["spec"].get("taints")
 
 
 def _storage_class(admin: Cluster) -> None:

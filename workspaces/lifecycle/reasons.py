@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import OuterRef, Q, QuerySet
 
 from controlplane.database.compiled_reads import compiled_rows
 from controlplane.spelling import format_timestamp
@@ -19,10 +20,13 @@ from workspaces.models import (
     RuntimeInstance,
     Transition,
 )
+from workspaces.models.known_engines import lost_since
 from workspaces.status import SurfacedStatus
 
 QUEUE_POSITIONS_SHOWN = 1_000
 ENGINE_LOST, ENGINE_DRAINING = "engine-lost", "engine-draining"
+NODE_LOST = "node-lost"
+"""Of a runtime whose Pod the cluster has given up, and may still have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,37 @@ def _engine_lost(name: str, since: datetime, what: str) -> Reason:
         "All goes on when the engine answers again. An operator who knows that it is gone for good "
         "says so (manage.py engine forget).",
         engine=name,
+    )
+
+
+def lost_machines(attempt_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, Reason]:
+    """Return, by attempt, that the machine does not answer on which its workspace runs.
+
+    One query; what may still be going on there has no other reason.
+    """
+    on_lost_node = Q(status=RuntimeInstance.Status.FAILED, error_code=NODE_LOST)
+    added: dict[str, Any] = {
+        "lost_since": lost_since(OuterRef("engine_name"), stale=heartbeat_stale())
+    }
+    runtimes = (
+        RuntimeInstance.objects.filter(attempt_id__in=attempt_ids)
+        .annotate(**added)
+        .filter(on_lost_node | Q(status__in=RuntimeInstance.LIVE, lost_since__isnull=False))
+    )
+    return {runtime.attempt_id: _machine_lost(runtime) for runtime in runtimes}
+
+
+def _machine_lost(runtime: RuntimeInstance) -> Reason:
+    if runtime.lost_since is not None and runtime.status in RuntimeInstance.LIVE:
+        return _engine_lost(
+            runtime.engine_name, runtime.lost_since, "What runs there may still be going on."
+        )
+    return Reason(
+        NODE_LOST,
+        runtime.error_message,
+        runtime.finished_at or runtime.updated_at,
+        "It ends when the cluster has its Pod no more: the node is back, or an operator who knows "
+        "that it is gone for good removes the Pod (kubectl delete pod --force).",
     )
 
 

@@ -31,6 +31,7 @@ def kubernetes_adapter() -> KubernetesAdapter:
 @cache
 def _kubernetes(instance_id: str, namespace: str, kubeconfig: str) -> KubernetesAdapter:
     from workspaces.runtimes.kubernetes import KubernetesAdapter
+    from workspaces.runtimes.kubernetes.pod_placement import PodPlacement
     from workspaces.runtimes.kubernetes.pods import PodOptions
 
     return KubernetesAdapter(
@@ -44,6 +45,9 @@ def _kubernetes(instance_id: str, namespace: str, kubeconfig: str) -> Kubernetes
             storage_class=settings.KUBERNETES_STORAGE_CLASS,
             volume_size=settings.KUBERNETES_VOLUME_SIZE,
             ephemeral_storage=settings.KUBERNETES_EPHEMERAL_STORAGE,
+            placement=PodPlacement(
+                settings.KUBERNETES_NODE_SELECTOR, settings.KUBERNETES_TOLERATIONS
+            ),
         ),
         guarded=settings.SVC_NETWORK_GUARD == "on",
         api_timeout=settings.KUBERNETES_TIMEOUT_MS / 1000,

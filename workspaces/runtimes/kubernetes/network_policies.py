@@ -28,6 +28,7 @@ from workspaces.runtimes.kubernetes.cluster import (
     Conflict,
     Document,
 )
+from workspaces.runtimes.kubernetes.pod_placement import ANYWHERE, PodPlacement
 from workspaces.runtimes.kubernetes.pods import WORKSPACE, labels_for, pod_name
 
 PRIVATE = (
@@ -124,11 +125,18 @@ class NetworkProof:
 
     ``image`` has Python and is named by its digest, as the nodes pull it, with the account in the
     Secret ``pull_secret`` if there is one. It must not be an owner's: such a one could say what it
-    likes. Without an image nothing counts as enforced.
+    likes. Without an image nothing counts as enforced. ``placement`` is that of workspaces.
     """
 
-    def __init__(self, cluster: Cluster, image: str, pull_secret: str = "") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        image: str,
+        pull_secret: str = "",
+        placement: PodPlacement = ANYWHERE,
+    ) -> None:
         self._cluster = cluster
+        self._placement = placement
         self._image = image
         self._pull_secret = pull_secret
         self._lock = threading.Lock()
@@ -182,6 +190,7 @@ class NetworkProof:
                 made.append((POLICIES, self._cluster.create(POLICIES, policy)))
             for side in ("denied", "allowed"):
                 pod = _probe(f"{name}-{side}", labels | {"svc.probe-side": side}, self._image, side)
+                self._placement.apply(pod["spec"])
                 if self._pull_secret:
                     pod["spec"]["imagePullSecrets"] = [{"name": self._pull_secret}]
                 made.append((PODS, self._cluster.create(PODS, pod)))

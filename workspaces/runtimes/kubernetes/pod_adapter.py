@@ -74,7 +74,12 @@ class KubernetesAdapter:
         self.instance_id = instance_id
         self.options = options or PodOptions()
         self.cluster = Cluster(Access(kubeconfig), namespace, instance_id, timeout=api_timeout)
-        self.proof = NetworkProof(self.cluster, self.options.probe_image, self.options.pull_secret)
+        self.proof = NetworkProof(
+            self.cluster,
+            self.options.probe_image,
+            self.options.pull_secret,
+            self.options.placement,
+        )
         self.execs = AgentExecs(self.cluster)
         self._guarded = guarded
         self._timeout = api_timeout

@@ -19,6 +19,7 @@ from workspaces.runtimes.kubernetes.cluster import (
     WORKSPACE_LABEL,
     Document,
 )
+from workspaces.runtimes.kubernetes.pod_placement import ANYWHERE, PodPlacement
 
 WORKSPACE = "workspace"
 KEEPER = "keeper"
@@ -68,6 +69,7 @@ class PodOptions:
     """How much of a node's disk a workspace may use, as Kubernetes writes it; empty: no limit."""
     storage_class: str = ""
     volume_size: str = "10Gi"
+    placement: PodPlacement = ANYWHERE
 
     def image(self, reference: str) -> str:
         """Return an image's name for the nodes."""
@@ -130,6 +132,7 @@ def pod_for(request: LaunchRequest, options: PodOptions, token: str) -> Document
         "initContainers": [_seed(image, volume) for volume in request.volumes],
         "volumes": volumes,
     }
+    options.placement.apply(specification)
     if options.pull_secret:
         specification["imagePullSecrets"] = [{"name": options.pull_secret}]
     if request.oci_runtime != "runc":

@@ -39,7 +39,8 @@ APPLY = "Apply deploy/kubernetes/workspaces.yaml."
 POD_ADVICE = (
     "The text says what the cluster does not do. For the image: KUBERNETES_PULL_REGISTRY is the "
     "registry's name for the nodes, which have to trust its certificate; KUBERNETES_PULL_SECRET "
-    "names a Secret of the namespace. For the volume: KUBERNETES_STORAGE_CLASS."
+    "names a Secret of the namespace. For the volume: KUBERNETES_STORAGE_CLASS. For the node: "
+    "KUBERNETES_NODE_SELECTOR and KUBERNETES_TOLERATIONS."
 )
 EXEC_ADVICE = "Let WebSockets through to the API server, and allow pods/exec."
 _LIMITS = (
