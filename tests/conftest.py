@@ -28,6 +28,7 @@ from tests.stack import cluster
 from tests.stack.sdk_output import read_all_output
 from tests.support.empty_tables import quick_flush
 from tests.support.left_sessions import end_left_sessions
+from tests.support.patient_database import wait_for_connections
 
 OWNER = "usr_test"
 JSON_TYPES = {"application/json", "application/problem+json"}
@@ -43,6 +44,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 read_all_output()
+wait_for_connections()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from deploy.services.engine import api_version
+from deploy.services.registry import open_to_all
 from deploy.up.layout import Layout
+from tests.support.waiting import LONG_WAIT
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers is not taken for silent because a busy machine keeps it for two seconds."""
+    for looks in (api_version, open_to_all):
+        monkeypatch.setattr(looks, "__defaults__", (LONG_WAIT,))
 
 
 @pytest.fixture

@@ -253,7 +253,7 @@ def test_an_engine_that_is_not_there_is_told(installation: Installation) -> None
 def test_a_lost_password_is_not_replaced_while_its_database_is_there(
     installation: Installation,
 ) -> None:
-    client = docker.DockerClient(base_url=DOCKER_HOST)
+    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=round(LONG_WAIT))
     volume = client.volumes.create(f"{installation.settings['SVC_INSTANCE_ID']}_postgres")
     try:
         done = installation.run("install", "--min-free-mb", "1")

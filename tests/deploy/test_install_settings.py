@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.deploy.installation import Installation, listening, made_installation
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
 
@@ -130,5 +131,7 @@ def test_a_journal_that_is_put_back_is_there_whole_or_not_at_all(tmp_path: Path)
         assert installation.call(put_back).returncode == 0
         assert installation.call(listed).stdout.split() == ["./egress-journal/after"]
     finally:
-        with contextlib.closing(docker.DockerClient(DOCKER_HOST)) as engine:
+        with contextlib.closing(
+            docker.DockerClient(DOCKER_HOST, timeout=round(LONG_WAIT))
+        ) as engine:
             engine.volumes.get(f"{installation.settings['SVC_INSTANCE_ID']}_egress").remove()

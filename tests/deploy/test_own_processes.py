@@ -66,7 +66,7 @@ def processes(layout: Layout) -> Iterator[OwnProcesses]:
     (layout.checkout / "app").mkdir()
     (layout.checkout / "app" / "code.py").write_text("")
     make_venv(layout)
-    own = OwnProcesses(layout, (Process("worker", "{bin}/python work.py", 10),))
+    own = OwnProcesses(layout, (Process("worker", "{bin}/python work.py", round(LONG_WAIT)),))
     yield own
     own.stop()
 

@@ -25,6 +25,7 @@ from tests.security.surroundings import (
     reached,
 )
 from tests.stack.worker_process import eventually
+from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST, Launcher
 from tests.workspaces.conftest import docker_client as docker_client
@@ -103,7 +104,7 @@ def published(launcher: Launcher) -> Iterator[tuple[int, str]]:
             str(container.attrs["NetworkSettings"]["IPAddress"]),
         )
     finally:
-        container.remove(force=True)
+        remove_container(container)
 
 
 def test_nothing_of_the_machine_or_private_is_reached_while_the_rest_of_the_world_is(
@@ -187,7 +188,7 @@ def test_ipv6_leads_nowhere_either(
     )
     inside = launcher.client.containers.run(
         launcher.image,
-        ["60"],
+        ["infinity"],
         entrypoint="sleep",
         network=network.name,
         labels={"svc.instance": launcher.instance_id},

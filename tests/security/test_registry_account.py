@@ -32,6 +32,12 @@ MANIFEST = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that is open is not taken for a closed one because it answers late."""
+    monkeypatch.setattr(open_to_all, "__defaults__", (LONG_WAIT,))
+
+
 @pytest.fixture
 def registry(open_directory: Path) -> Iterator[PrivateRegistry]:
     private = PrivateRegistry(open_directory / "registry", None, PASSWORD)

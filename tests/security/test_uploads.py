@@ -21,6 +21,7 @@ from tests.support.waiting import LONG_WAIT
 pytestmark = pytest.mark.slow
 
 APPLICATION = "tests.security.counted_uploads"
+PATIENT = "tests.security.lingering"
 PATH = "/v1/workspaces/019af2c0-0000-7000-8000-00000000000a/files?path=file"
 PIECE = os.urandom(1 << 20)
 PIECES = 300
@@ -71,7 +72,7 @@ def test_a_client_that_leaves_reaches_nobody_and_its_bytes_are_forgotten(tmp_pat
 
 def test_a_body_above_the_limit_is_refused(tmp_path: Path) -> None:
     limits = {"SVC_MAX_FILE_BYTES": str(5 << 20), "SVC_UPLOAD_DIR": str(tmp_path)}
-    with serving(**limits) as port:
+    with serving(PATIENT, **limits) as port:
         for length in ({"Content-Length": str(6 << 20)}, {}):
             told = asked(port, "PUT", iter([PIECE] * 6), **length)
             assert (told["status"], told["code"]) == (413, "body-too-large")
@@ -79,7 +80,10 @@ def test_a_body_above_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_upload_that_the_disk_does_not_take_is_refused(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", "4m") as place, serving(SVC_UPLOAD_DIR=str(place)) as port:
+    with (
+        small_disk(tmp_path / "small", "4m") as place,
+        serving(PATIENT, SVC_UPLOAD_DIR=str(place)) as port,
+    ):
         told = asked(port, "PUT", PIECE * 6)
         assert (told["status"], told["code"]) == (503, "upload-disk-full")
         assert asked(port, "PUT", PIECE)["code"] not in REFUSALS

@@ -6,6 +6,7 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from deploy.services.rabbitmq import PrivateRabbitMQ
+from tests.support.broker_parameters import patient_parameters
 
 QUEUE = "chaos-builds"
 DEAD_LETTERS = f"{QUEUE}.dlq"
@@ -20,7 +21,7 @@ class Broker:
 
     def _connect(self) -> pika.BlockingConnection:
         """Return a new connection; the caller closes it."""
-        return pika.BlockingConnection(pika.URLParameters(self._rabbitmq.url))
+        return pika.BlockingConnection(patient_parameters(self._rabbitmq.url))
 
     def publish(self, body: bytes) -> None:
         """Put a message on the build queue."""

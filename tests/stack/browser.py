@@ -28,6 +28,20 @@ _NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 """Chromium drops its requests when an interface comes or goes, as with every container."""
 
 
+_GONE = (
+    "Execution context was destroyed",
+    "Cannot find context with specified id",
+    "Cannot find default execution context",
+    "Inspected target navigated or closed",
+    "Promise was collected",
+)
+"""What Chromium says of an expression whose document gives way to another one meanwhile."""
+
+
+class DocumentGone(AssertionError):
+    """The document that was asked is being left."""
+
+
 class Page:
     """One tab. Everything waits for at most a minute and then raises ``TimeoutError``."""
 
@@ -85,10 +99,17 @@ class Page:
     def wait_for(self, expression: str) -> None:
         """Wait until ``expression`` is true."""
         deadline = time.monotonic() + _ANSWER_SECONDS
-        while not self.evaluate(expression):
+        while not self._holds(expression):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{expression} did not come true; {self.console}")
             time.sleep(_LOOK_SECONDS)
+
+    def _holds(self, expression: str) -> bool:
+        """Whether an expression is true; between two documents none is."""
+        try:
+            return bool(self.evaluate(expression))
+        except DocumentGone:
+            return False
 
     def screenshot(self, path: Path, *, selector: str | None = None) -> None:
         """Write a PNG of the page, or of one element."""
@@ -114,7 +135,10 @@ class Page:
             answer = self._next_message()
             if answer.get("id") == self._last_id:
                 if "error" in answer:
-                    raise AssertionError(f"{method}: {answer['error']}")
+                    told = f"{method}: {answer['error']}"
+                    raise (DocumentGone if any(each in told for each in _GONE) else AssertionError)(
+                        told
+                    )
                 result: dict[str, Any] = answer["result"]
                 return result
             self._note(answer)

@@ -18,10 +18,10 @@ global
     maxconn 500
 defaults
     mode tcp
-    timeout connect 5s
+    timeout connect 60s
     timeout client 5m
     timeout server 5m
-    timeout check 5s
+    timeout check 60s
     option redispatch
     retries 3
     default-server check inter 500ms fall 2 rise 1

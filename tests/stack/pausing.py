@@ -19,13 +19,14 @@ WAIT_SECONDS = LONG_WAIT
 def pause_beside(container: Container, subcommand: str) -> None:
     """Pause a container once this subcommand of its agent runs; nothing else may be starting."""
     until = time.monotonic() + WAIT_SECONDS
-    while not _runs(container, subcommand):
+    while not runs_beside(container, subcommand):
         assert time.monotonic() < until, f"agent {subcommand} does not run"
         time.sleep(0.02)
     container.pause()
 
 
-def _runs(container: Container, subcommand: str) -> bool:
+def runs_beside(container: Container, subcommand: str) -> bool:
+    """Whether this subcommand of a container's agent runs."""
     try:
         processes = container.top(ps_args="-eo pid,comm,args")["Processes"]
     except APIError:

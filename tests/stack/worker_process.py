@@ -19,6 +19,7 @@ from django.db import connection
 from pika.adapters.blocking_connection import BlockingChannel
 
 from controlplane.work.amqp import Topology
+from tests.support.broker_parameters import patient_parameters
 from tests.support.waiting import LONG_WAIT, rest
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
 
@@ -120,8 +121,7 @@ def declare(topology: Topology) -> None:
 
 @contextlib.contextmanager
 def _channel() -> Iterator[BlockingChannel]:
-    parameters: Any = pika.URLParameters(settings.RABBITMQ_URL)
-    broker = pika.BlockingConnection(parameters)
+    broker = pika.BlockingConnection(patient_parameters(settings.RABBITMQ_URL))
     try:
         yield broker.channel()
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections import Counter
 from pathlib import Path
 
 
@@ -11,11 +13,24 @@ def open_below(folder: Path) -> list[Path]:
 
     A file that is open twice is there twice, and one that was deleted or replaced is there as well.
     """
+    return sorted(path for path in _all_open() if path.is_relative_to(folder.resolve()))
+
+
+def opened_since(before: Counter[Path]) -> Counter[Path]:
+    """Return what this process has open that it had not ``before``: all of it before nothing.
+
+    What somebody else's code, or the collector of garbage, has closed meanwhile changes nothing.
+    """
+    return Counter(_all_open()) - before
+
+
+def _all_open() -> list[Path]:
+    listed = Path(f"/proc/{os.getpid()}/fd")
     found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
+    for descriptor in listed.iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             found.append(descriptor.readlink())
-    return sorted(path for path in found if path.is_relative_to(folder.resolve()))
+    return [path for path in found if path != listed]
 
 
 def path_of(descriptor: int) -> Path:

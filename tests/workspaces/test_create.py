@@ -12,6 +12,7 @@ from django.conf import settings as django_settings
 from pytest_django.fixtures import Settings
 
 from tests.conftest import OWNER, Answer, Api
+from tests.support.broker_parameters import patient_parameters
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import (
     Attempt,
@@ -90,7 +91,7 @@ def test_the_stored_spec_has_every_default_filled_in(
 
 def take_message(queue: str, message_id: str) -> tuple[pika.BasicProperties, bytes]:
     """Take messages off ``queue`` until the one with ``message_id`` comes."""
-    connection = pika.BlockingConnection(pika.URLParameters(django_settings.RABBITMQ_URL))
+    connection = pika.BlockingConnection(patient_parameters(django_settings.RABBITMQ_URL))
     try:
         channel = connection.channel()
         while True:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import uuid
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from controlplane.database.locks import _key
 from controlplane.subprocesses import run_process
 from tests.builds.bench import write_program
 from tests.stack.worker_process import CommandProcess, WorkerProcess, eventually
+from tests.support.locked_rows import locked
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.packages.package_index import write_index
 from workspaces.families import FAMILIES
@@ -140,9 +142,11 @@ def test_a_reading_that_is_killed_leaves_the_earlier_index(
     settings.SVC_INSTANCE_ID = instance_id
     process = CommandProcess(tmp_path / "log", "syncpackages", "--family", "debian")
     try:
-        eventually(lambda: _has_come_to(moment, instance_id), what=moment)
-        process.process.send_signal(signal.SIGKILL)
-        process.process.wait(timeout=LONG_WAIT)
+        # What has begun to write waits for a row, so that it is not done before it was seen.
+        with locked(Package.objects.get()) if moment == "writing" else nullcontext():
+            eventually(lambda: _has_come_to(moment, instance_id), what=moment)
+            process.process.send_signal(signal.SIGKILL)
+            process.process.wait(timeout=LONG_WAIT)
         eventually(lambda: not _others_at_work(), what="its connections are closed")
         assert list(Package.objects.values_list("name", "versions")) == [("jq", ["1.6"])]
     finally:
@@ -161,7 +165,7 @@ def _has_come_to(moment: str, instance_id: str) -> bool:
     if moment == "reading":
         running = ("--filter", "status=running", "--filter", f"label=svc.instance={instance_id}")
         return bool(docker("ps", "--quiet", *running).split())
-    return any("offer" in query for query in _others_at_work())
+    return any("DELETE FROM workspaces_package" in query for query in _others_at_work())
 
 
 def _others_at_work() -> list[str]:

@@ -8,11 +8,12 @@ import hashlib
 import os
 import sys
 import termios
+from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from tests.support.open_files import opened_since
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import DOCKER_HOST
 from tests.workspaces.runtimes.test_docker_channel import (  # noqa: F401 - fixtures
@@ -24,7 +25,7 @@ from tests.workspaces.runtimes.test_docker_channel import (  # noqa: F401 - fixt
 from tests.workspaces.runtimes.test_docker_streams import Told
 from workspaces.runtimes import boot
 from workspaces.runtimes.agent_streams import AgentStream
-from workspaces.runtimes.docker import agent_socket
+from workspaces.runtimes.docker import agent_socket, endpoints
 from workspaces.runtimes.docker.endpoints import (
     SocketStream,
     first_process,
@@ -33,6 +34,12 @@ from workspaces.runtimes.docker.endpoints import (
 from workspaces.runtimes.docker.streams import ExecStream
 
 pytestmark = [pytest.mark.docker, pytest.mark.parametrize("place", ["socket"], indirect=True)]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that a busy machine keeps from answering is waited for."""
+    monkeypatch.setattr(agent_socket, "ANSWER_SECONDS", LONG_WAIT)
 
 
 async def opened(place: Place, told: Told, *arguments: str) -> AgentStream:  # noqa: F811
@@ -94,7 +101,12 @@ def test_output_waits_while_nobody_takes_it(place: Place) -> None:  # noqa: F811
     asyncio.run(wait())
 
 
-def test_closing_ends_the_input_after_what_was_written(place: Place) -> None:  # noqa: F811
+def test_closing_ends_the_input_after_what_was_written(
+    place: Place,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "CLOSE_SECONDS", LONG_WAIT)  # for who reads what was written
+
     async def close() -> None:
         stream = await opened(place, Told(), "sh", "-c", "cat >/tmp/part; mv /tmp/part /tmp/over")
         stream.write(b"x" * 3_000_000)
@@ -153,9 +165,6 @@ def test_a_process_that_is_not_the_containers_is_not_taken_for_it(place: Place) 
 
 
 def test_calls_leave_no_descriptor_behind(place: Place) -> None:  # noqa: F811
-    def held() -> int:
-        return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
     async def call(close: Callable[[AgentStream], None]) -> None:
         told = Told()
         stream = await opened(place, told, "cat")
@@ -165,12 +174,12 @@ def test_calls_leave_no_descriptor_behind(place: Place) -> None:  # noqa: F811
 
     async def calls() -> None:
         await call(lambda stream: stream.abort())
-        before = held()
+        before = opened_since(Counter())
         for _ in range(5):
             await call(lambda stream: stream.abort())
             await call(lambda stream: stream.close())
         async with asyncio.timeout(LONG_WAIT):
-            while held() > before:
+            while opened_since(before):
                 await asyncio.sleep(0.1)
 
     asyncio.run(calls())

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher, step
 from workspaces.runtimes.base import LaunchedRuntime
@@ -167,10 +168,7 @@ def test_two_workspaces_cannot_reach_each_other(launcher: Launcher) -> None:
     other = launcher.launch(launcher.request(outbound=True))
     networks = launcher.container(one).attrs["NetworkSettings"]["Networks"]
     address = next(iter(networks.values()))["IPAddress"]
-    for _ in range(50):
-        if connect(launcher, one, address, 8123) == "connected":
-            break
-    assert connect(launcher, one, address, 8123) == "connected"
+    eventually(lambda: connect(launcher, one, address, 8123) == "connected", what="it listens")
     assert connect(launcher, other, address, 8123).startswith("failed")
 
 

@@ -74,7 +74,8 @@ def running(launcher: Launcher, run_id: UUID) -> bool:
     return observed is not None and observed.running
 
 
-HELD = step("until [ -e /tmp/go ]; do sleep 0.1; done")
+UNTIL_LET_GO = "until [ -e /tmp/go ]; do sleep 0.1; done"
+HELD = step(UNTIL_LET_GO)
 """A step that goes on until somebody lets it end."""
 
 
@@ -170,10 +171,15 @@ def test_a_newer_launch_adopts_a_boot_in_progress_and_survives_the_end_of_the_ol
 def test_an_adopted_boot_that_fails_is_a_failure_of_both_and_leaves_nothing(
     launcher: Launcher,
 ) -> None:
-    request = launcher.request(outbound=True, boot={"setup": [step("exit 6", "six")]})
+    request = launcher.request(
+        outbound=True, boot={"setup": [step(f"{UNTIL_LET_GO}; exit 6", "six")]}
+    )
     older = Racer(launcher, request)
     until(lambda: running(launcher, request.run_id))
-    newer = Racer(launcher, replace(request, attempt_count=2)).join()
+    newer = Racer(launcher, replace(request, attempt_count=2))
+    until(lambda: adopted_by(launcher, 2))
+    let_go(launcher)
+    newer.join()
     older.join()
     assert newer.error is not None
     assert newer.error.code == "step-failed"

@@ -415,10 +415,14 @@ def test_a_program_that_poses_as_the_first_process_is_not_believed(place: Place)
 
 
 @pytest.mark.parametrize("place", ["socket"], indirect=True)
-def test_garbage_at_the_socket_stops_nobody_else(place: Place) -> None:
+def test_garbage_at_the_socket_stops_nobody_else(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_socket, "ANSWER_SECONDS", LONG_WAIT)
+    # Each as one piece for the kernel: of two, the second may come after the end of the connection.
     garbage = (
         "import socket\n"
-        "for text in (b'{}\\n', b'no json\\n', b'[' * 60000, b'{\"arguments\": [7]}\\n',"
+        "for text in (b'{}\\n', b'no json\\n', b'[' * 30000, b'{\"arguments\": [7]}\\n',"
         " b'{\"arguments\": [\"boot\"]}\\n', b''):\n"
         "    peer = socket.socket(socket.AF_UNIX)\n"
         "    peer.connect('/var/lib/svc/agent.sock')\n"
@@ -434,8 +438,11 @@ def test_garbage_at_the_socket_stops_nobody_else(place: Place) -> None:
 
 
 def test_a_container_that_has_just_started_is_called_without_the_engine_once_it_serves(
-    docker_client: docker.DockerClient, serving_image: str
+    docker_client: docker.DockerClient, serving_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However long a busy machine takes to have it serve, and to have it answer.
+    monkeypatch.setattr(agent_socket, "SERVING_SECONDS", LONG_WAIT)
+    monkeypatch.setattr(agent_socket, "ANSWER_SECONDS", LONG_WAIT)
     instance_id, run_id = str(uuid4()), uuid4()
     container = docker_client.containers.create(
         serving_image,
