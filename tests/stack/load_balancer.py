@@ -21,7 +21,7 @@ defaults
     timeout connect 5s
     timeout client 5m
     timeout server 5m
-    timeout check 5s
+    timeout check 5m
     option redispatch
     retries 3
     default-server check inter 500ms fall 2 rise 1
