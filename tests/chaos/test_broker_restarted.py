@@ -11,8 +11,8 @@ import pytest
 
 from tests.chaos.verdict import assert_ended, assert_nothing_open, assert_ready
 from tests.stack.private_stack import PrivateStack
-from tests.stack.processes import runs, suspended, wait_for
-from tests.stack.sandboxes import blueprint, nap, started
+from tests.stack.processes import end, runs, suspended, wait_for
+from tests.stack.sandboxes import blueprint, hold, started
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -30,7 +30,7 @@ def test_idle_workers_come_back_after_the_broker_restarted(stack: PrivateStack) 
 
 def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: PrivateStack) -> None:
     worker = stack.start_worker()
-    script, argument = nap(6)
+    script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     stack.rabbitmq.kill()
@@ -39,6 +39,7 @@ def test_a_job_goes_on_while_the_broker_is_killed_and_comes_back(stack: PrivateS
     stack.rabbitmq.start()
     # The message was not acknowledged, so it comes again.
     wait_for(lambda: worker.says("consuming") >= 2, "the worker consumes again")
+    end(argument)
     assert_ready(stack, job, claims=1)
     wait_for(lambda: worker.says("job_not_claimable"), "the repeated message is settled")
     assert_nothing_open(stack)

@@ -12,8 +12,8 @@ from tests.chaos.verdict import assert_ended, assert_ready
 from tests.stack.container_output import heard_to_the_end
 from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import OWNER, PrivateStack
-from tests.stack.processes import Worker, runs, wait_for
-from tests.stack.sandboxes import Started, blueprint, nap
+from tests.stack.processes import Worker, end, runs, wait_for
+from tests.stack.sandboxes import Started, blueprint, hold
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -62,13 +62,14 @@ def test_a_worker_killed_before_the_delivery_leaves_its_container_to_the_next(
 
 
 def test_a_worker_killed_after_the_delivery_leaves_nothing_to_deliver(stack: PrivateStack) -> None:
-    script, argument = nap(8)
+    script, argument = hold()
     job = post(stack, f"{LOOK}\n{script}")
     worker = stack.launch_worker()
     wait_for(lambda: runs(argument), "the setup step runs")
     container = only_container(stack, job)
     stack.launch_worker()
     worker.kill()
+    end(argument)
     assert_delivered(stack, job, claims=2)
     assert only_container(stack, job).id == container.id
 

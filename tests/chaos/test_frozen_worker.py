@@ -8,8 +8,8 @@ import pytest
 from tests.chaos.verdict import assert_ready
 from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import PrivateStack
-from tests.stack.processes import runs, wait_for
-from tests.stack.sandboxes import blueprint, nap
+from tests.stack.processes import end, end_until, runs, wait_for
+from tests.stack.sandboxes import blueprint, hold
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
@@ -18,11 +18,12 @@ def test_a_worker_that_wakes_after_its_job_was_finished_by_another_changes_nothi
     stack: PrivateStack,
 ) -> None:
     stack.start_workers(2)
-    script, argument = nap(2)
+    script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     sleeper = stack.holder(job)
     sleeper.freeze()
+    end_until(argument, lambda: stack.sandbox(job)["status"] == "ready", "the job is ready")
     shown = stack.wait_status(job, "ready")
     (container,) = stack.engine.containers(job)
 
@@ -38,7 +39,7 @@ def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(
     stack: PrivateStack,
 ) -> None:
     stack.start_workers(2)
-    script, argument = nap(6)
+    script, argument = hold()
     job = stack.post(blueprint(setup=script))
     wait_for(lambda: runs(argument), "the setup step runs")
     sleeper = stack.holder(job)
@@ -46,6 +47,7 @@ def test_a_worker_that_wakes_while_another_is_at_its_job_leaves_it_alone(
     stack.database.wait_claims(job, 2)
     sleeper.thaw()
     wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")
+    end(argument)
     assert_ready(stack, job, claims=2)
 
 
@@ -69,14 +71,16 @@ def test_a_worker_frozen_while_it_pushes_does_not_keep_its_successor_from_pushin
     stack: PrivateStack,
 ) -> None:
     sleeper = stack.start_worker()
-    script, argument = nap(2)
+    script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     with psycopg.connect(stack.postgres.url) as connection:
         connection.execute("lock table workspaces_buildjob in access exclusive mode")
+        end(argument)
         wait_for(lambda: _session_locks(stack), "the worker holds the lock of the push")
         sleeper.freeze()
     stack.start_worker()
+    end_until(argument, lambda: stack.sandbox(job)["status"] == "ready", "the job is ready")
     shown = stack.wait_status(job, "ready")
     sleeper.thaw()
     wait_for(lambda: sleeper.says("job_lost"), "the sleeper sees that it lost the job")

@@ -125,8 +125,7 @@ def test_a_gateway_killed_before_anybody_was_let_in_leaves_no_run_open(
 def test_a_client_that_stands_still_is_given_up_in_the_end(
     stack: PrivateStack, marker: str
 ) -> None:
-    settings = {"SSH_GATEWAY_KEEPALIVE_COUNT": "10"}
-    with entrance_of(stack, **settings) as entrance:
+    with entrance_of(stack) as entrance:
         stack.start_run_worker()
         with entrance.client.begun(STUBBORN.format(marker)) as begun:
             run = entrance.wait_running()

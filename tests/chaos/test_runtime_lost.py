@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from tests.chaos.verdict import assert_nothing_left_over, assert_nothing_open, assert_ready
-from tests.stack.private_stack import OWNER, PrivateStack
+from tests.stack.private_stack import OWNER, UNSUSPICIOUS, PrivateStack
 from tests.stack.processes import wait_for
 from tests.stack.sandboxes import Started, blueprint, held
 from tests.support.waiting import LONG_WAIT
@@ -121,7 +121,7 @@ def test_a_workspace_whose_engine_was_declared_gone_is_ended_when_that_comes_bac
         "the worker has told its engine",
     )
     with pytest.raises(AssertionError, match="has a live build worker"):
-        stack.manage("forgetengine", engine_id)
+        stack.manage("forgetengine", engine_id, **UNSUSPICIOUS)
     worker.kill()
     wait_for(
         lambda: (

@@ -6,8 +6,8 @@ import pytest
 
 from tests.chaos.verdict import assert_ready
 from tests.stack.private_stack import PrivateStack
-from tests.stack.processes import runs, wait_for
-from tests.stack.sandboxes import blueprint, nap
+from tests.stack.processes import end, end_until, runs, wait_for
+from tests.stack.sandboxes import blueprint, hold
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -15,12 +15,13 @@ pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
 
 def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: PrivateStack) -> None:
     worker = stack.start_worker()
-    script, argument = nap(3)
+    script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     worker.terminate()
     wait_for(lambda: worker.says("worker_draining"), "the worker drains")
     waiting = stack.post(blueprint())
+    end(argument)
     assert worker.wait(LONG_WAIT) == 0
     assert not stack.database.rows("select 1 from work_heartbeat")
     shown = stack.wait_status(job, "ready")
@@ -36,7 +37,7 @@ def test_the_first_signal_lets_the_job_finish_and_takes_no_other(stack: PrivateS
 def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: PrivateStack) -> None:
     patient = {"WORKER_HEARTBEAT_STALE_MS": "600000"}
     worker = stack.start_worker(**patient)
-    script, argument = nap(8)
+    script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     stack.start_worker(**patient)
@@ -45,6 +46,7 @@ def test_the_second_signal_gives_the_job_to_another_worker_at_once(stack: Privat
     worker.terminate()
     assert worker.wait(LONG_WAIT) == 0
     stack.database.wait_claims(job, 2)
+    end_until(argument, lambda: stack.sandbox(job)["status"] == "ready", "the job is ready")
     assert_ready(stack, job, claims=2)
     assert len(stack.database.rows("select 1 from work_heartbeat")) == 1
 

@@ -7,8 +7,8 @@ import pytest
 from tests.chaos.verdict import assert_ended, assert_ready
 from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import PrivateStack
-from tests.stack.processes import runs, wait_for
-from tests.stack.sandboxes import blueprint, nap
+from tests.stack.processes import end, end_until, runs, wait_for
+from tests.stack.sandboxes import blueprint, hold
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.docker, pytest.mark.slow]
@@ -37,12 +37,13 @@ def test_a_worker_killed_during_a_build_is_replaced_long_before_its_lease_ends(
     stack: PrivateStack,
 ) -> None:
     stack.start_workers(2, **DEFAULTS)
-    script, argument = nap(4)
+    script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
     stack.holder(job).kill()
     wait_for(lambda: not runs(argument), "the build has died with its worker")
     stack.database.wait_claims(job, 2, RECOVERY_SECONDS)
+    end_until(argument, lambda: stack.sandbox(job)["status"] == "ready", "the job is ready")
     assert_ready(stack, job, claims=2)
 
 
@@ -92,13 +93,14 @@ def test_a_worker_killed_between_publishing_and_launching_is_replaced_at_the_lau
 def test_a_worker_killed_while_the_workspace_boots_leaves_its_container_to_the_next(
     stack: PrivateStack,
 ) -> None:
-    script, argument = nap(8)
+    script, argument = hold()
     job = stack.post(blueprint(setup=script))
     worker = stack.launch_worker()
     wait_for(lambda: runs(argument), "the setup step runs")
     (container,) = stack.engine.containers(job)
     stack.launch_worker()
     worker.kill()
+    end(argument)
     assert_ready(stack, job, claims=2)
     assert [same.id for same in stack.engine.containers(job)] == [container.id]
 

@@ -87,8 +87,8 @@ def test_a_command_has_this_terminal_with_its_size_keys_and_exit_code(
     terminal.resize(132, 43)
     terminal.type("until [ \"$(stty size)\" = '43 132' ]; do sleep 0.1; done; echo resi''zed\r")
     terminal.until(b"resized")
-    terminal.type("sleep 600; echo after\r")
-    terminal.until(b"sleep 600; echo after\r\n")
+    terminal.type("sh -c \"echo 'be'gun; exec sleep 600\"; echo after\r")
+    terminal.until(b"begun\r\n")
     terminal.type("\x03")
     terminal.until(b"^C")
     terminal.type("echo in''terrupted; exit 7\r")
@@ -208,7 +208,7 @@ def test_input_that_a_broken_connection_lost_is_given_again_once(
             for place in range(0, len(content), 1000):
                 attached.write(content[place : place + 1000])
             attached.end_input()
-            heard.join(90)
+            heard.join(LONG_WAIT)
             assert not heard.is_alive()
             assert attached.end is not None
             assert attached.end.exit_code == 0
@@ -259,7 +259,7 @@ def test_who_leaves_while_a_connection_is_made_again_is_not_connected_again(
                 )
                 await attached.aclose()
                 relay.cuts = []
-                await asyncio.wait_for(heard, 60)
+                await asyncio.wait_for(heard, LONG_WAIT)
                 assert attached._socket is None
                 assert attached.end is None
 

@@ -327,6 +327,6 @@ def test_nothing_is_left_of_them_in_a_container_that_has_stopped(
     """The last one here: it ends the workspaces."""
     for place in places:
         container = service.stack.container(place.started)
-        container.stop(timeout=20)
+        container.stop(timeout=int(LONG_WAIT))
         found = found_in_stream(container.export())
         assert found is None, found

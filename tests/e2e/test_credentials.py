@@ -32,6 +32,7 @@ from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.runs import Place
 from tests.stack.service import Stack
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from workspaces.models import CredentialReference
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -181,7 +182,7 @@ def test_what_codex_renews_is_sealed_until_its_owner_approves_it(
 
 def test_a_workspace_that_its_engine_starts_again_is_given_its_accounts_again(place: Place) -> None:
     container = place.stack.container(place.started)
-    container.restart(timeout=10)
+    container.restart(timeout=int(LONG_WAIT))
     eventually(
         lambda: steps_saw(place) == EXPECTED * 3, what="the startup step has seen them again"
     )
@@ -204,7 +205,7 @@ def test_what_is_deleted_or_marked_invalid_goes_from_the_running_workspace(
 
 def test_nothing_of_them_is_left_when_the_workspace_has_stopped(place: Place) -> None:
     container = place.stack.container(place.started)
-    container.stop(timeout=20)
+    container.stop(timeout=int(LONG_WAIT))
     left = b"".join(container.export())
     for secret in [*VARIABLES.values(), "refresh-0000"]:
         assert secret.encode() not in left

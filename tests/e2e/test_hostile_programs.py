@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -154,7 +155,7 @@ def test_a_program_that_ignores_every_signal_ends_at_its_time_limit(place: Place
         "print('begun', flush=True)\n"
         "while True: time.sleep(1)\n"
     )
-    run = place.python(script, timeLimitMs=8000)  # time enough to begin, on a busy machine too
+    run = place.python(script, timeLimitMs=20_000)  # time enough to begin, on a busy machine too
     shown = place.ended(run)
     assert (shown["status"], shown["exitSignal"]) == ("failed", "SIGKILL")
     assert place.output(run) == b"begun\n"
@@ -285,7 +286,11 @@ def test_a_repository_that_becomes_a_link_to_everything_is_not_followed(place: P
 
 
 def test_a_supervisor_killed_by_root_ends_the_run_and_its_program(place: Place) -> None:
-    run = place.shell("echo $$; sleep 1; sudo kill -9 $PPID; exec sleep 600")
+    go = f"/tmp/go-{uuid.uuid4()}"
+    waits = f"echo $$; until [ -e {go} ]; do sleep 0.05; done"
+    run = place.shell(f"{waits}; sudo kill -9 $PPID; exec sleep 600")
+    place.wait_output(run, b"\n")
+    place.inside(f"touch {go}")
     shown = place.lost(run)
     assert shown["errorCode"] == "run-lost"
     assert place.loss(run)["earlyClose"]

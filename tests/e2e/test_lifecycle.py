@@ -18,8 +18,10 @@ from registries.services import configured_registry
 from tests.conftest import OWNER
 from tests.registries.account import BASIC
 from tests.stack.pausing import pause_beside
+from tests.stack.processes import end_until
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.runs import GATEWAY_TOKEN, Place
+from tests.stack.sandboxes import hold
 from tests.stack.service import Stack, Started, install
 from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
@@ -106,7 +108,7 @@ def lives(
     """The service with a worker for runs."""
     folder = tmp_path_factory.mktemp("lives")
     with override_settings(WORKSPACE_RUN_QUEUE=run_queue):
-        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="1000")
+        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="10000")
         try:
             yield Lives(stack, worker)
         finally:
@@ -278,7 +280,8 @@ def test_a_first_start_that_failed_leaves_nothing_behind_in_what_is_kept(lives: 
 
 
 def test_a_stop_cancels_a_build_and_a_start_begins_it_anew(lives: Lives) -> None:
-    blueprint = {"harness": install("echo slow; sleep 5")}
+    script, argument = hold()
+    blueprint = {"harness": install(f"echo slow; {script}")}
     started = lives.stack.ask(blueprint)
     path = f"/v1/sandboxes/{started.answer['sandboxId']}"
     eventually(
@@ -290,7 +293,8 @@ def test_a_stop_cancels_a_build_and_a_start_begins_it_anew(lives: Lives) -> None
     assert lives.left(started) == []
     assert lives.place(started).ended(started.answer["runId"])["status"] == "cancelled"
 
-    again = lives.again(started)
+    again = lives.begin(started)
+    end_until(argument, lambda: lives.read(again)["status"] == "ready", "it is ready")
     assert Attempt.objects.get(pk=again.answer["attemptId"]).relation == "retry"
 
 

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 CALLERS = 4
 CALLS = 5
 LINES = 300
-TRIES = 60
+TRIES = 600
 PAUSE_SECONDS = 0.5
 """How long a client waits before it tries again."""
 SESSIONS = 4
@@ -172,8 +172,8 @@ def test_an_api_and_a_run_worker_that_are_killed_under_load_lose_nothing(behind:
         calling = [pool.submit(execute, number) for number in range(CALLERS)]
         kill(behind.apis[0])
         kill(behind.workers[0])
-        answers = [answer for each in calling for answer in each.result(240)]
-        following.result(240)
+        answers = [answer for each in calling for answer in each.result(LONG_WAIT)]
+        following.result(LONG_WAIT)
 
     def ended() -> bool:
         ids = [run_id, *(answer["runId"] for answer in answers)]

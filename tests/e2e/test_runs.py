@@ -82,7 +82,7 @@ def test_a_command_runs_in_the_repository_unless_told(place: Place) -> None:
 
 
 def test_a_run_is_ended_at_its_time_limit(place: Place) -> None:
-    run = place.shell("echo begun; sleep 600", timeLimitMs=5000)
+    run = place.shell("echo begun; sleep 600", timeLimitMs=20_000)  # time enough to begin
     shown = place.ended(run)
     assert (shown["status"], shown["exitSignal"]) == ("failed", "SIGTERM")
     assert place.output(run) == b"begun\n"

@@ -151,7 +151,9 @@ def test_a_connection_of_nothing_but_keepalives_stays_and_is_a_run(
     access: SshAccess, client: Client
 ) -> None:
     path = client.folder / "idle.log"
-    alive = ("-v", "-E", str(path), "-o", "ServerAliveInterval=1")
+    # However slow the gateway is, the client does not give it up.
+    patient = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=300")
+    alive = ("-v", "-E", str(path), *patient)
     with access.run() as run, client.connection(*alive) as shared:
         eventually(
             lambda: path.read_text().count("keepalive@openssh.com") >= 5,

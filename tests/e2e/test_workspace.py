@@ -12,6 +12,7 @@ import pytest
 
 from tests.stack.service import GitServer, Stack, Started
 from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.docker
 
@@ -51,7 +52,8 @@ def rich(stack: Stack, git_server: GitServer, dotfiles: str) -> Started:
                     "steps": [{"run": "echo startup >> /workspace/history"}],
                     "foreground": {
                         "kind": "command",
-                        "run": "env -0 > /workspace/environment; exec sleep infinity",
+                        "run": "env -0 > /workspace/written && mv /workspace/written"
+                        " /workspace/environment; exec sleep infinity",
                     },
                 },
             },
@@ -174,7 +176,8 @@ def test_dotfiles_are_applied_by_their_manager(
 def test_the_environment_reaches_the_foreground_process_unchanged(
     stack: Stack, rich: Started
 ) -> None:
-    eventually(lambda: stack.inside(rich, "ls /workspace"), what="the process")
+    written = "test -e /workspace/environment && echo written || true"
+    eventually(lambda: stack.inside(rich, written), what="the process has begun")
     shown = stack.inside(rich, "tr '\\0' '\\n' < /workspace/environment")
     environment = dict(line.split("=", 1) for line in shown.splitlines())
     assert environment["MODE"] == "careful"
@@ -211,7 +214,7 @@ def test_setup_runs_once_and_startup_at_every_start(stack: Stack, git_server: Gi
     read = "cat /workspace/history"
     assert stack.inside(started, read).split() == ["setup", "startup"]
 
-    stack.container(started).restart(timeout=5)
+    stack.container(started).restart(timeout=int(LONG_WAIT))
 
     ready = "/usr/lib/svc/agent status --wait 300 > /dev/null"
     stack.inside(started, ready, user="root")
@@ -248,7 +251,7 @@ def listener() -> Iterator[int]:
 def reach(address: str, port: int) -> str:
     """Return a script that says what the server at an address says, or that it cannot be had."""
     program = (
-        f"import socket; s = socket.create_connection(('{address}', {port}), 3);"
+        f"import socket; s = socket.create_connection(('{address}', {port}), {LONG_WAIT});"
         " print(s.recv(100).decode())"
     )
     return f'python3 -c "{program}" 2>/dev/null || echo unreachable'

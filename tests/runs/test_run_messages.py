@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 
 import pytest
@@ -67,10 +68,17 @@ def test_a_process_without_room_for_a_thread_stores_its_runs_and_tells_of_them_l
         amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
+def hurry(announcer: Announcer, run_id: uuid.UUID) -> None:
+    """Have the message of a run due in a moment: until now there was all the time to withdraw."""
+    with announcer._changed:
+        announcer._waiting[run_id] = time.monotonic() + 0.2
+        announcer._changed.notify()
+
+
 def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance_id: str) -> None:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = RUN_REQUESTED.topology()
-    late = Announcer(3.0)
+    late = Announcer(3600.0)
     first, ended, other = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
     RUN_REQUESTED.publish(first)
     try:
@@ -78,10 +86,12 @@ def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance
         late.announce(other)
         late.withdraw(ended)
         late.withdraw(first)  # it was told already
+        hurry(late, other)
         eventually(lambda: len(messages_in(topology.queue)) == 2, what="two messages")
         told = [RUN_REQUESTED.from_bytes(body) for _, body in messages_in(topology.queue)]
         assert told == [first, other]
         late.announce(first)
+        hurry(late, first)
         eventually(lambda: len(messages_in(topology.queue)) == 3, what="another message")
     finally:
         amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)

@@ -181,9 +181,10 @@ class PrivateStack:
         self._count += 1
         return self.root / f"{name}-{self._count}.log"
 
-    def manage(self, *arguments: str) -> None:
+    def manage(self, *arguments: str, **overrides: str) -> None:
         """Run a management command to its end."""
-        child = Child(["manage.py", *arguments], self.environment(), self._log(arguments[0]))
+        environment = self.environment(**overrides)
+        child = Child(["manage.py", *arguments], environment, self._log(arguments[0]))
         code = child.wait(LONG_WAIT)
         assert code == 0, child.log.read_text()
 

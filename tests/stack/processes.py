@@ -44,6 +44,16 @@ def end(argument: str) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
+def end_until(argument: str, condition: Callable[[], object], what: str) -> None:
+    """End every process that has this argument, also those to come, until ``condition`` holds."""
+
+    def over() -> object:
+        end(argument)
+        return condition()
+
+    wait_for(over, what)
+
+
 def _having(argument: str) -> Iterator[int]:
     wanted = argument.encode()
     for entry in Path("/proc").iterdir():

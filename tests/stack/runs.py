@@ -283,7 +283,7 @@ def place_of(stack: Stack, git_server: GitServer, run_queue: str, folder: Path) 
     source = git_server.publish(f"place-{folder.name}", {"kept": "one\n", "gone": "two\n"})
     with override_settings(WORKSPACE_RUN_QUEUE=run_queue):
         started = stack.ready({"sources": {"workspace": {"url": source}}})
-        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="5000")
+        worker = RunWorkerProcess(folder / "run-worker.log", RUN_STOP_GRACE_MS="10000")
         try:
             yield Place(stack, started, worker)
         finally:

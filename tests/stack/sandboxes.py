@@ -29,6 +29,15 @@ def nap(seconds: int) -> tuple[str, str]:
     return f"sleep {argument}", argument
 
 
+def hold() -> tuple[str, str]:
+    """Return a script that goes on when its process is ended, and an argument that tells that.
+
+    See ``processes.end`` and ``processes.end_until``.
+    """
+    script, argument = nap(600)
+    return f"{script} || true", argument
+
+
 def held(script: str) -> str:
     """Return a script that begins when somebody lets it; see ``Engine.let_go``."""
     return f"until [ -e {LET_GO} ]; do sleep 0.1; done\n{script}"

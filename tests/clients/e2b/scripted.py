@@ -15,6 +15,8 @@ import e2b
 from e2b import CommandExitException, NotFoundException, Sandbox, TimeoutException
 
 TOLD: dict[str, Any] = {}
+SECONDS = 250.0
+"""Within which all happens that has to."""
 
 
 def told(name: str, value: Any) -> None:
@@ -35,6 +37,14 @@ def fails(call: Any, *args: Any, **options: Any) -> Any:
 def first_page(**options: Any) -> list[Any]:
     """Return the first page of a list of sandboxes."""
     return list(Sandbox.list(**options).next_items())
+
+
+def last_left(sandbox: Any) -> list[int]:
+    """Return what still runs, once that is nothing; what was given up ends a moment later."""
+    deadline = time.monotonic() + SECONDS
+    while (left := [each.pid for each in sandbox.commands.list()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def commands(sandbox: Any) -> None:
@@ -60,7 +70,7 @@ def commands(sandbox: Any) -> None:
     told("kill", background.kill())
     told("wait for the killed", fails(background.wait).exit_code)
     told("kill again", sandbox.commands.kill(background.pid))
-    told("list after", [each.pid for each in sandbox.commands.list()])
+    told("list after", last_left(sandbox))
 
     reading = sandbox.commands.run("read line; echo $line; cat", background=True, stdin=True)
     sandbox.commands.send_stdin(reading.pid, "one\n")
@@ -129,7 +139,7 @@ def watches(sandbox: Any) -> None:
     handle = sandbox.files.watch_dir("deep", recursive=True)
     sandbox.files.write("deep/er/new", "x")
     seen: set[tuple[str, str]] = set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while ("er/new", "create") not in seen and time.monotonic() < deadline:
         seen |= {(each.name, each.type.value) for each in handle.get_new_events()}
         time.sleep(0.1)

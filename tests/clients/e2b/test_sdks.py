@@ -20,8 +20,9 @@ from tests.conftest import OWNER
 from tests.stack.e2b_process import E2BProcess
 from tests.stack.gateway_process import ApiProcess
 from tests.stack.runs import GATEWAY_TOKEN
+from tests.support.waiting import BUILD_WAIT
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 HERE = Path(__file__).parent
 PYTHON = ("2.8.0", "2.28.0", "2.63.0")
@@ -40,7 +41,7 @@ def run(*command: str | Path, folder: Path, **environment: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=BUILD_WAIT,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -56,6 +56,18 @@ RECORD: dict[str, object] = {
 
 HARNESS = {"kind": "harness", "command": []}
 
+_SETTLING = """
+import sys
+archive, seconds = sys.argv[1], float(sys.argv[2])
+sys.path.insert(0, archive)
+sys.argv = [archive, *sys.argv[3:]]
+from agent.boot import sequence
+sequence._SETTLE_SECONDS = seconds
+from agent.__main__ import main
+sys.exit(main())
+"""
+"""The agent, which waits for so long whether a foreground ends at once."""
+
 UNTIL_GO = "while [ ! -e go ]; do sleep 0.01; done"
 """Shell text that waits until the test says `workspace.go()`."""
 
@@ -131,6 +143,8 @@ class Workspace:
         self.log = root / "log"
         self.archive = root / "agent"
         self.run_id = str(uuid.uuid4())
+        self.settle_seconds: float | None = None
+        """How long a boot waits whether its foreground ends at once, if not as usual."""
         self._boots: list[subprocess.Popen[bytes]] = []
         self.home.mkdir()
         shutil.chown(self.home, USER)
@@ -183,6 +197,8 @@ class Workspace:
     ) -> Boot:
         """Start the agent with whatever `boot.json` there is."""
         argv = [PYTHON, "-I", str(self.archive), "boot"]
+        if self.settle_seconds is not None:
+            argv[2:3] = ["-c", _SETTLING, str(self.archive), str(self.settle_seconds)]
         argv += ["--config", str(self.config_path), "--state-dir", str(self.state)]
         with self.log.open("ab") as log:
             process = subprocess.Popen(

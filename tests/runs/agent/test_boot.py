@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.agent.booted import USER, Workspace, bash_step, command, step
+from tests.runs.agent.booted import USER, Workspace, bash_step, command, eventually, step
+from tests.support.waiting import LONG_WAIT
 
 
 def test_setup_runs_before_startup_and_both_before_the_foreground(workspace: Workspace) -> None:
@@ -16,7 +17,7 @@ def test_setup_runs_before_startup_and_both_before_the_foreground(workspace: Wor
         foreground=command("echo four >> order; exec sleep 60"),
     )
     assert boot.settle()["phase"] == "ready"
-    assert workspace.read("order") == "one\ntwo\nthree\nfour\n"
+    eventually(lambda: workspace.read("order") == "one\ntwo\nthree\nfour\n")
 
 
 def test_setup_runs_once_and_startup_on_each_boot(workspace: Workspace) -> None:
@@ -121,6 +122,7 @@ def test_steps_find_an_empty_stdin(workspace: Workspace) -> None:
 
 
 def test_a_foreground_that_ends_at_once_is_never_ready(workspace: Workspace) -> None:
+    workspace.settle_seconds = LONG_WAIT  # however late the processor lets it end
     boot = workspace.boot(foreground=command("echo no such thing >&2; exit 3"))
     status = boot.settle()
     assert status["phase"] == "failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.runs.agent.booted import USER, Workspace, command, step
+from tests.runs.agent.booted import USER, Workspace, command, eventually, step
 from tests.runs.agent.credentialed import (
     ALL,
     CLAUDE,
@@ -26,13 +26,14 @@ def test_a_boot_waits_for_its_credentials_and_then_every_step_has_them(
         env={"GH_TOKEN": "of the blueprint", "OTHER": "stays"},
         setup=[step("env -0 > setup")],
         startup=[step("env -0 > startup")],
-        foreground=command("env -0 > foreground; exec sleep 60"),
+        foreground=command("env -0 > foreground; touch ready; exec sleep 60"),
     )
     credentialed.until("credentials")
     assert not (credentialed.workspace.directory / "setup").exists()
 
     assert credentialed.deliver(*ALL) == {"notes": []}
     assert boot.settle()["phase"] == "ready"
+    eventually((credentialed.workspace.directory / "ready").exists)
     for name in ("setup", "startup", "foreground"):
         env = credentialed.environment(name)
         assert env["CLAUDE_CODE_OAUTH_TOKEN"] == CLAUDE

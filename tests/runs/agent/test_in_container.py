@@ -313,13 +313,13 @@ def record_of(container: Container, run_id: str) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("trap", ["", "trap '' TERM;"])
+@pytest.mark.parametrize(("trap", "grace"), [("", 300), ("trap '' TERM;", 15)])
 def test_other_runs_end_their_records_before_the_boot_ends_its_own(
-    machine: Machine, trap: str
+    machine: Machine, trap: str, grace: int
 ) -> None:
     container = machine.start(
         foreground=command(f"{trap} while :; do sleep 0.05; done"),
-        limits={"stepSeconds": 300, "graceSeconds": 4, "tailBytes": 8192},
+        limits={"stepSeconds": 300, "graceSeconds": grace, "tailBytes": 8192},
         record=RECORD | {"restart": False},
     )
     boot_id = settled(container)["runId"]
@@ -400,10 +400,12 @@ def test_a_reader_that_acknowledges_nothing_does_not_keep_a_container_from_endin
 def test_a_program_of_the_workspace_that_poses_as_a_reader_is_ended_like_any_other(
     machine: Machine,
 ) -> None:
-    disguised = "trap '' TERM HUP; while :; do sleep 0.1; done"
+    disguised = "trap '' TERM HUP; touch /tmp/deaf; while :; do sleep 0.1; done"
     program = f"/bin/sh -c {shlex.quote(disguised)} /usr/lib/svc/agent tail"
     container = machine.start(
-        startup=[step(f"setsid {program} > /dev/null 2>&1 &")],
+        startup=[
+            step(f"setsid {program} > /dev/null 2>&1 & until [ -e /tmp/deaf ]; do sleep 0.05; done")
+        ],
         limits={"stepSeconds": 300, "graceSeconds": 1, "tailBytes": 8192},
         record=RECORD | {"restart": False},
     )

@@ -290,7 +290,7 @@ def test_what_does_not_go_when_hung_up_on_is_killed_after_the_grace(
 def test_what_was_told_to_survive_a_hangup_survives_it(runs: Runs, session: Opener) -> None:
     script = "nohup sh -c 'echo $$ > kept; exec sleep 600' >/dev/null 2>&1 & "
     script += "while [ ! -s kept ]; do sleep 0.01; done; echo here; read line"
-    left = session("sh", "-c", script, graceSeconds=0.2)
+    left = session("sh", "-c", script, graceSeconds=60)
     left.until_shown(b"here")
     record = left.record()
     assert [meta["signal"] for meta in record.metas(Kind.SIGNAL_SENT)] == ["SIGHUP"]

@@ -58,18 +58,21 @@ def test_the_exit_of_the_foreground_is_the_exit_of_the_container(
 
 
 def test_a_foreground_that_obeys_term_decides_the_exit_code(workspace: Workspace) -> None:
-    boot = workspace.boot(foreground=command("trap 'exit 5' TERM; while :; do sleep 0.01; done"))
+    obeys = "trap 'exit 5' TERM; touch ready; while :; do sleep 0.01; done"
+    boot = workspace.boot(foreground=command(obeys))
     boot.settle()
+    eventually((workspace.directory / "ready").exists)
     assert boot.stop() == 5
     assert workspace.status()["step"]["exitCode"] == 5
 
 
 def test_a_foreground_that_ignores_term_is_killed_after_the_grace(workspace: Workspace) -> None:
     boot = workspace.boot(
-        foreground=command("trap '' TERM; while :; do sleep 0.01; done"),
+        foreground=command("trap '' TERM; touch ready; while :; do sleep 0.01; done"),
         limits=workspace.limits(graceSeconds=0.3),
     )
     boot.settle()
+    eventually((workspace.directory / "ready").exists)
     started = time.monotonic()
     assert boot.stop() == 137
     assert time.monotonic() - started >= 0.3

@@ -35,15 +35,16 @@ PATTERN = bytes(range(256)) * 1024
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Iterator[ApiProcess]:
-    """One server for the tests here that leave it as it was.
+    """One server for the tests here that leave it as it was."""
+    log = tmp_path_factory.mktemp("api") / "api.log"
+    with api_process(log, SVC_API_MAX_CONNECTIONS_PER_ADDRESS="120") as process:
+        yield process
 
-    With what is customary, but for the time that a reader may take nothing.
-    """
-    with api_process(
-        tmp_path_factory.mktemp("api") / "api.log",
-        SVC_API_WRITE_TIMEOUT_MS="2000",
-        SVC_API_MAX_CONNECTIONS_PER_ADDRESS="120",
-    ) as process:
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[ApiProcess]:
+    """A server that waits shortly for a reader: still longer than a busy machine takes to read."""
+    with api_process(tmp_path / "impatient.log", SVC_API_WRITE_TIMEOUT_MS="15000") as process:
         yield process
 
 
@@ -431,8 +432,9 @@ def test_a_worker_that_is_killed_loses_no_output(mortal: ApiProcess) -> None:
 
 
 def test_a_client_that_takes_nothing_is_cut_off_with_its_place_and_holds_up_nobody(
-    api: ApiProcess,
+    impatient: ApiProcess,
 ) -> None:
+    api = impatient
     run, source, process = opened()
     content = os.urandom(4 * 1024**2)
     for at in range(0, len(content), 65536):

@@ -23,6 +23,9 @@ def entered(hall: Hall) -> Iterator[paramiko.Transport]:
     address = ("127.0.0.1", hall.gateway.port)
     transport = paramiko.Transport(socket.create_connection(address, timeout=SECONDS))
     with closing(transport):
+        # Paramiko's own limits are shorter than a busy machine may take.
+        transport.banner_timeout = transport.handshake_timeout = SECONDS
+        transport.auth_timeout = transport.channel_timeout = SECONDS
         key = paramiko.Ed25519Key.from_private_key_file(str(client.folder / "key"))
         transport.connect(username=hall.user, pkey=key)
         yield transport

@@ -28,11 +28,14 @@ HOUR = 3600
 
 
 def test_an_idle_connection_is_ended_with_words(hall: Hall) -> None:
-    gateway = hall.another_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS="1000")
-    with hall.client(gateway=gateway).begun(LONG) as begun:
+    with (
+        hall.timed_gateway(SSH_GATEWAY_IDLE_TIMEOUT_MS=1000 * HOUR) as gateway,
+        hall.client(gateway=gateway).begun(LONG) as begun,
+    ):
+        gateway.pass_time(HOUR)
         _, errors = begun.process.communicate(timeout=LONG_WAIT)
     said = errors.decode()
-    assert "The connection is closed: there was no traffic for 1 seconds." in said
+    assert "The connection is closed: there was no traffic for 3600 seconds." in said
     assert "Received disconnect" in said
     (peer,) = hall.engine.peers
     eventually(lambda: peer.closed, what="the agent is hung up on")
@@ -56,11 +59,15 @@ def test_a_connection_in_use_is_not_idle(hall: Hall) -> None:
 
 
 def test_a_client_that_is_dead_is_noticed(hall: Hall) -> None:
-    gateway = hall.another_gateway(SSH_GATEWAY_KEEPALIVE_COUNT="10")
-    with hall.client(gateway=gateway).begun(LONG) as begun:
+    with hall.timed_gateway() as gateway, hall.client(gateway=gateway).begun(LONG) as begun:
         begun.process.send_signal(signal.SIGSTOP)
         (peer,) = hall.engine.peers
-        eventually(lambda: peer.closed, what="the agent is hung up on")
+
+        def hung_up() -> bool:
+            gateway.pass_time(60)
+            return peer.closed
+
+        eventually(hung_up, what="the agent is hung up on")
 
 
 def test_a_client_that_only_listens_is_kept(hall: Hall) -> None:
