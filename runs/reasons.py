@@ -12,7 +12,7 @@ from workspaces.lifecycle.reasons import Reason, lost_machines
 
 
 def reasons_of(runs: Sequence[Run]) -> dict[uuid.UUID, Reason]:
-    """Return, by id, why queued runs have not begun, and which are going on on a lost machine.
+    """Return, by id, why queued runs have not begun, and which running ones are not heard.
 
     One query for all that a worker is to execute, one for all in progress; none without any.
     """

@@ -136,6 +136,9 @@ class Observers:
         """One of them can be read."""
         if self._live is not None and fd == self._live.fd:
             self._live.readable()
+            if self._live.due is not None:
+                # Whoever may have changed files is looked for before they are told of.
+                self._processes.look_by(self._live.due - GATHER_SECONDS / 2)
 
     def deadline(self) -> Optional[float]:
         """When `tick` must be called next (monotonic seconds)."""

@@ -149,6 +149,11 @@ class Processes:
             self.due = min(self.due, time.monotonic() + seconds)
         self._seconds = seconds
 
+    def look_by(self, moment: float) -> None:
+        """Poll then at the latest, although nothing has happened for long."""
+        if self._seconds == _IDLE_SECONDS and self.due is not None:
+            self.due = min(self.due, moment)
+
     def finish(self) -> None:
         """Poll a last time; whatever is gone is recorded as ended."""
         _drive(self._polled(), time.monotonic() + _LAST_LOOK_SECONDS)

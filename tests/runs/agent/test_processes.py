@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from runs.agent.observe.files import GATHER_SECONDS
 from runs.agent.record.frames import Confidence, Kind, Method
 from tests.runs.agent.booted import eventually
 from tests.runs.agent.observed import RUN, Watching
@@ -66,4 +68,27 @@ def test_an_orphan_is_known_by_its_environment_and_a_stranger_is_not(tmp_path: P
             stranger.kill()
             orphan.kill()
         leader.kill()
+    watching.close()
+
+
+def test_who_may_have_changed_a_file_is_looked_for_before_it_is_told_of(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    watching = Watching(tmp_path, root, files=True, rests=True)
+    observers = watching.observers
+    observers.before_start()
+    with subprocess.Popen(["sleep", "1004"], start_new_session=True) as leader:
+        observers.leader_started(leader.pid, 1)
+        observers.tick()
+        observers.tick()
+        time.sleep(5.5)  # it rests when nothing was recorded for five seconds
+        _until(watching, lambda: (observers.deadline() or 0.0) > time.monotonic() + 0.5)
+        (root / "a").touch()
+        for fd in observers.fds():
+            observers.readable(fd)
+        due, now = observers.deadline(), time.monotonic()
+        leader.kill()
+    assert due is not None
+    assert due <= now + GATHER_SECONDS / 2
+    observers.finish()
     watching.close()
