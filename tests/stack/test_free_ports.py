@@ -26,12 +26,13 @@ input()
 def choosing(locks: Path, count: int) -> subprocess.Popen[str]:
     """Another process that chooses ports of so few and keeps them until it is told to end.
 
-    What the rest of this machine has locked is no matter to those with locks of their own.
+    What the rest of this machine has locked is no matter to those with locks of their own. So they
+    look at none of its ports: who is given one might be about to listen there.
     """
     return subprocess.Popen(
         [
             *(sys.executable, "-c"),
-            CHOOSE.format(lowest=13_000, above=14_100, count=count, locks=str(locks)),
+            CHOOSE.format(lowest=10_900, above=12_000, count=count, locks=str(locks)),
         ],
         cwd=ROOT,
         stdin=subprocess.PIPE,

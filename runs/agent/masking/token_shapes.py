@@ -136,13 +136,13 @@ class _Kind:
     `sign`: bytes of every head, by default all of the only one; without them there is no token.
     `not_after`: bytes that none of them follows; by default a token begins where a word does. Of
     two shapes that begin alike the longer one stands first: the first that fits is taken.
-    `is_run`: whether each token is, or begins with, a word.
+    `is_run`: whether each token is, or begins with, a word. `shapes`: those, or a header's name.
     """
 
     def __init__(
         self,
         heads: Sequence[bytes],
-        shapes: Iterable[_Shape],
+        shapes: Union[str, Sequence[_Shape]],
         *,
         not_after: bytes = _NAME_BYTES,
         sign: Optional[bytes] = None,
@@ -150,7 +150,7 @@ class _Kind:
     ) -> None:
         self.heads = heads
         self.is_run = is_run
-        self._shapes = tuple(shapes)
+        self._given = shapes
         self._not_after = not_after
         self._sign = Sign(heads[0] if sign is None else sign)
 
@@ -191,6 +191,11 @@ class _Kind:
         return data.startswith(head, place) and self._begun.match(data, place) is not None
 
     @cached_property
+    def _shapes(self) -> Sequence[_Shape]:
+        # A header has many, which few workspaces need.
+        return tuple(_headers(self._given)) if isinstance(self._given, str) else self._given
+
+    @cached_property
     def _any_head(self) -> Pattern[bytes]:
         return re.compile(b"|".join(map(re.escape, self.heads)))
 
@@ -226,7 +231,9 @@ _KINDS = (
     _Kind((b"github_pat_",), (_Shape((), ("github_pat_", _Part("[A-Za-z0-9_]", 20, None))),)),
     _Kind(
         tuple(f"gl{kind}-".encode() for kind in _GITLAB_KINDS),
-        (_Shape((), (f"gl{kind}-", _Part("[A-Za-z0-9_.-]", 16, None))) for kind in _GITLAB_KINDS),
+        tuple(
+            _Shape((), (f"gl{kind}-", _Part("[A-Za-z0-9_.-]", 16, None))) for kind in _GITLAB_KINDS
+        ),
         sign=b"gl",
     ),
     _Kind(
@@ -241,9 +248,9 @@ _KINDS = (
     _Kind((b"npm_",), (_Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),)),
     _Kind((b"AIza",), (_Shape((), ("AIza", _WORD._replace(least=35))),)),
     _Kind((b"eyJ",), (_WEB_TOKEN,)),
-    _Kind((b"authorization",), _headers("authorization"), is_run=False),
-    _Kind((b"Authorization",), _headers("Authorization"), is_run=False),
-    _Kind((b"AUTHORIZATION",), _headers("AUTHORIZATION"), is_run=False),
+    _Kind((b"authorization",), "authorization", is_run=False),
+    _Kind((b"Authorization",), "Authorization", is_run=False),
+    _Kind((b"AUTHORIZATION",), "AUTHORIZATION", is_run=False),
     _Kind((b"://",), (_USER_INFO,), not_after=b"", is_run=False),
     _Kind(
         (b"-----BEGIN ",),
