@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 from pytest_django import DjangoAssertNumQueries
+from pytest_django.fixtures import Settings
 
 from controlplane.work.models import Heartbeat
 from runs.models import Run
@@ -14,10 +15,16 @@ from runs.reasons import reasons_of
 from tests.conftest import Api
 from tests.controlplane.test_metrics import scrape
 from tests.runs.executable import make_executable
-from tests.support.engines import make_engine, silence
+from tests.support.engines import STALE, make_engine, silence
 from workspaces.models import RuntimeInstance
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def heard(settings: Settings) -> None:
+    """Workers and engines that were heard do not fall silent while a test is slow."""
+    settings.WORKER_HEARTBEAT_STALE_MS = STALE.total_seconds() * 1000
 
 
 def worker_with(**in_use: int) -> None:
