@@ -70,10 +70,9 @@ def test_a_process_that_has_only_been_set_up_has_loaded_nothing_that_few_need() 
     [
         ("e2bfacade", "e2bfacade", ()),
         ("workspaces", "engineproxy", ()),
+        ("workspaces", "egressproxy", ()),
         ("runs", "previewgateway", HTTP_CLIENT),
         ("runs", "sshgateway", (*HTTP_CLIENT, *CERTIFICATES)),
-        # What it holds connections to is rules of blueprints; it makes certificates for some.
-        ("workspaces", "egressproxy", (*BLUEPRINT, *CERTIFICATES)),
     ],
 )
 def test_a_gateway_loads_what_it_needs_and_nothing_of_others(

@@ -9,11 +9,11 @@ from django.conf import settings
 
 from workspaces.egress import web
 from workspaces.egress.bound import placeholders
-from workspaces.egress.bound.authorities import PROTOCOLS
 from workspaces.egress.bound.bound_secrets import BoundSecrets, NoSecret
 from workspaces.egress.host_policy import Verdict
 from workspaces.egress.refusal import Refused, refused
 from workspaces.egress.relaying import Connection
+from workspaces.egress.tls_ending import PROTOCOLS
 
 _WITHOUT_PLACEHOLDER = "-"
 

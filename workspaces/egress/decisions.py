@@ -19,6 +19,7 @@ from django.db import (
     InterfaceError,
     OperationalError,
     close_old_connections,
+    connections,
     transaction,
 )
 
@@ -225,7 +226,7 @@ class DecisionLog:
                 self._guarded_flush()
             self._guarded_flush()
         finally:
-            close_old_connections()
+            connections.close_all()
 
     def _guarded_flush(self) -> None:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from workspaces.blueprint import Egress, EgressRule
-from workspaces.egress.presets import Presets
+if TYPE_CHECKING:  # an idle proxy has no policies, and loads neither blueprints nor pydantic
+    from workspaces.blueprint import Egress, EgressRule
+    from workspaces.egress.presets import Presets
 
 DNS_PORT, SSH_PORT, HTTP_PORT, TLS_PORT = 53, 22, 80, 443
 DEFAULT_HEADER = "authorization"
@@ -109,6 +110,8 @@ class Policy:
     @classmethod
     def from_wire(cls, told: Mapping[str, Any]) -> Policy:
         """Return what :meth:`to_wire` was made of."""
+        from workspaces.blueprint import EgressRule
+
         rules = (
             NamedRule(
                 each["name"],

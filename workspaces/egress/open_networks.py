@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from workspaces.egress import name_server
-from workspaces.egress.bound.authorities import Authority
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import AskedNames
+
+if TYPE_CHECKING:  # what makes certificates is loaded with the first workspace
+    from workspaces.egress.bound.authorities import Authority
 
 StillAllowed = Callable[[Policy], bool]
 """Whether another policy would allow a connection in the same way."""

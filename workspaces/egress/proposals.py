@@ -11,7 +11,6 @@ from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 
-from workspaces.blueprint.egress import is_host
 from workspaces.models import Attempt, EgressProposal, Workspace
 
 Proposed: TypeAlias = tuple[str, int | None]
@@ -26,6 +25,8 @@ Status = EgressProposal.Status
 
 def note_refusals(attempt_id: UUID, refused: Mapping[Proposed, int]) -> None:
     """Count what an attempt's workspace was refused, and propose what is new."""
+    from workspaces.blueprint.egress import is_host  # an idle proxy refuses nothing
+
     with transaction.atomic():
         # Not by a join: it would lock the attempt, too, which workers write to.
         whose = Attempt.objects.filter(pk=attempt_id).values("workspace")

@@ -12,12 +12,17 @@ from ipaddress import IPv4Address
 from typing import cast
 
 from workspaces.egress import web
-from workspaces.egress.bound.authorities import TooManyCertificates
 from workspaces.egress.bound.placeholders import Watch
 from workspaces.egress.name_addresses import NAME_ADDRESSES, address_for, is_host_name
 from workspaces.egress.open_networks import Network
 from workspaces.egress.refusal import Refused, refused
-from workspaces.egress.tls_ending import Input, NotAccepted, Output, TlsEnding
+from workspaces.egress.tls_ending import (
+    Input,
+    NotAccepted,
+    Output,
+    TlsEnding,
+    TooManyCertificates,
+)
 
 FIRST_BYTES_SECONDS = 15.0
 IDLE_SECONDS = 3600.0

@@ -8,6 +8,8 @@ import ssl
 from typing import Protocol
 
 CHUNK = 64 * 1024
+PROTOCOLS = ("http/1.1",)
+"""What is spoken inside, on both sides of the proxy."""
 
 
 class Input(Protocol):
@@ -28,6 +30,10 @@ class Output(Protocol):
 
     def write_eof(self) -> None:
         """Say that nothing more comes."""
+
+
+class TooManyCertificates(Exception):
+    """A workspace asks for certificates of more hosts than are made for it."""
 
 
 class NotAccepted(Exception):

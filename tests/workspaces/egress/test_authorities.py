@@ -18,11 +18,11 @@ from workspaces.egress.bound.authorities import (
     MAX_HOSTS,
     Authority,
     NoAuthority,
-    TooManyCertificates,
     authority_of,
     new_authority,
     open_authority,
 )
+from workspaces.egress.tls_ending import TooManyCertificates
 from workspaces.models import EgressAuthority
 from workspaces.runtimes.docker.trust import _hash_of_name
 

@@ -22,6 +22,7 @@ from django.db import transaction
 from accounts import sealing
 from accounts.sealing import OtherPlace, Rotated, SealError
 from workspaces.egress.allowance import Allowance
+from workspaces.egress.tls_ending import PROTOCOLS, TooManyCertificates
 from workspaces.models import EgressAuthority
 
 AUTHORITY_LASTS = timedelta(days=3650)
@@ -35,11 +36,6 @@ MAX_HOSTS = 64
 MADE_AT_ONCE = 128
 MADE_PER_SECOND = 5.0
 """How many certificates of hosts are made for one workspace: each costs the proxy a moment."""
-PROTOCOLS = ("http/1.1",)
-
-
-class TooManyCertificates(Exception):
-    """A workspace asks for certificates of more hosts than are made for it."""
 
 
 class NoAuthority(Exception):

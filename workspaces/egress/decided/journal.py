@@ -23,7 +23,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import structlog
-from django.db import DatabaseError, InterfaceError, close_old_connections
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 from psycopg.errors import LockNotAvailable
 
 from workspaces.egress.decided import serving
@@ -227,7 +227,7 @@ class Journal:
                 self._guarded()
             self._guarded(all_due=True)
         finally:
-            close_old_connections()
+            connections.close_all()
 
     def _guarded(self, *, all_due: bool = False) -> None:
         close_old_connections()
