@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.verdict import assert_ended, assert_ready
 from tests.stack.gates import Gate, closed
 from tests.stack.private_stack import PrivateStack
-from tests.stack.processes import end, end_until, runs, wait_for
+from tests.stack.processes import end, end_until, pids_having, runs, wait_for
 from tests.stack.sandboxes import blueprint, hold
 from tests.support.waiting import LONG_WAIT
 
@@ -40,9 +40,10 @@ def test_a_worker_killed_during_a_build_is_replaced_long_before_its_lease_ends(
     script, argument = hold()
     job = stack.post(blueprint(install=script))
     wait_for(lambda: runs(argument), "the build is at its install script")
+    first = pids_having(argument)
     stack.holder(job).kill()
-    wait_for(lambda: not runs(argument), "the build has died with its worker")
     stack.database.wait_claims(job, 2, RECOVERY_SECONDS)
+    wait_for(lambda: not first & pids_having(argument), "the first build is ended")
     end_until(argument, lambda: stack.sandbox(job)["status"] == "ready", "the job is ready")
     assert_ready(stack, job, claims=2)
 

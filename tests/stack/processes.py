@@ -37,6 +37,11 @@ def runs(argument: str) -> bool:
     return any(_having(argument))
 
 
+def pids_having(argument: str) -> set[int]:
+    """The processes of this machine that have exactly this argument."""
+    return set(_having(argument))
+
+
 def end(argument: str) -> None:
     """End every process of this machine that has exactly this argument (SIGTERM)."""
     for pid in _having(argument):
