@@ -21,13 +21,15 @@ def main() -> int:
     measures: dict[str, Measure] = {
         "stream-readers": stream_readers.measure,
         "stream-lag": stream_lag.measure,
-        "files": files.measure,
+        "files": lambda: files.measure(quick=options.quick),
         "preview-rate": preview_rate.measure,
         "exec": execs.measure,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", choices=[*measures, []], help="measure these only")
-    chosen = parser.parse_args().only or list(measures)
+    parser.add_argument("--quick", action="store_true", help="without the file of 5 GiB")
+    options = parser.parse_args()
+    chosen = options.only or list(measures)
     return report({name: in_own_database(measures[name]) for name in chosen})
 
 

@@ -52,7 +52,7 @@ from workspaces.runtimes.base import (
 
 JOBS_IN_A_BLOCK = 50
 BLOCKS = 15
-TARGET = 0.4
+TARGET = 0.6
 LEASE = timedelta(minutes=15)
 WORKER = "bench-worker"
 FIRST_RUN_NUMBER = 7_000_000_000

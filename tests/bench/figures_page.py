@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,13 +33,13 @@ class Section:
     @cached_property
     def figures(self) -> list[tuple[Figure, str]]:
         """The middle of each figure's runs, and its spread: lowest and highest, if it ran again."""
-        by_name: dict[str, list[Figure]] = {}
+        by_name: dict[tuple[str, int], list[Figure]] = {}
         for run in self.runs:
-            above = ""
+            # Some stand twice in a run: “the same, p99” is about the figure above it.
+            seen = Counter[str]()
             for figure in run:
-                # “  recording on, against off” stands under the figure that it is about.
-                above = above if figure.name.startswith(" ") else figure.name
-                by_name.setdefault(_key(f"{above}/{figure.name}"), []).append(figure)
+                by_name.setdefault((figure.name, seen[figure.name]), []).append(figure)
+                seen[figure.name] += 1
         return [_middle(figures) for figures in by_name.values()]
 
     def table(self) -> str:

@@ -31,7 +31,7 @@ PACKAGES = 64_000
 VIRTUAL = 34_000
 ROUNDS = 1_000
 REQUESTS = 500
-TARGET = 2
+TARGET = 1.5
 _SYLLABLES = (
     "lib",
     "gtk",

@@ -49,8 +49,8 @@ def measure() -> list[Figure]:
             _rate(mine),
             f"{_rate(floor)} (bare terminal)",
             ratio,
-            ">= 0.80x",
-            ratio >= 0.8,
+            ">= 0.90x",
+            ratio >= 0.9,
         )
     ]
 

@@ -10,6 +10,7 @@ sooner. A hundred kills and the starts after them take two to ten minutes.
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import os
 import signal
@@ -43,19 +44,18 @@ from tests.stack.worker_process import ROOT, environment  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED  # noqa: E402
 
-KILLS = 100
 TARGET_SECONDS = 3.0
 LOADS = 5
 SETTLED_SECONDS = LONG_WAIT
 
 
-def measure() -> list[Figure]:
+def measure(kills: int) -> list[Figure]:
     """Kill one process after the other and return how long the API was away."""
     floor = median(_loading() for _ in range(LOADS))
     with _supervised() as (processes, port):
         away: dict[str, list[float]] = {}
         disturbed = 0
-        for number in range(KILLS):
+        for number in range(kills):
             before = _eventually_all(processes, port)
             victims = sorted(before)
             victim = victims[number % len(victims)]
@@ -74,7 +74,7 @@ def measure() -> list[Figure]:
     slowest = max(away, key=lambda name: max(away[name]))
     return [
         Figure(
-            f"API away after SIGKILL of any one process, p99 of {KILLS}",
+            f"API away after SIGKILL of any one process, p99 of {kills}",
             f"{milliseconds(p99)} (p50 {milliseconds(median(took))}; longest: {slowest})",
             f"{milliseconds(floor)} (loading the application)",
             p99 / floor,
@@ -186,5 +186,13 @@ def _loading() -> float:
     return time.perf_counter() - began
 
 
+def main() -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="how many processes are killed")
+    options = parser.parse_args()
+    return report({"recovery": in_own_database(lambda: measure(options.kills))})
+
+
 if __name__ == "__main__":
-    sys.exit(report({"recovery": in_own_database(measure)}))
+    sys.exit(main())

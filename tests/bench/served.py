@@ -260,11 +260,11 @@ def reuse(api: Api, by_hand: ByHand) -> list[Figure]:
     ]
 
 
-def overhead(api: Api, by_hand: ByHand) -> list[Figure]:
+def overhead(api: Api, by_hand: ByHand, builds: int) -> list[Figure]:
     """From request to ready with a layer that has to be built, and build, push and run by hand."""
     ours: list[float] = []
     floor: list[float] = []
-    for number in range(BUILDS):
+    for number in range(builds):
         context = by_hand.context(real_work())
 
         def serve(tag: str = f"real-{number}") -> None:
@@ -285,7 +285,7 @@ def overhead(api: Api, by_hand: ByHand) -> list[Figure]:
     ratio = median(ours) / median(floor)
     return [
         Figure(
-            f"request to ready with a new layer, median of {BUILDS}",
+            f"request to ready with a new layer, median of {builds}",
             milliseconds(median(ours)),
             f"{milliseconds(median(floor))} (build + push + run)",
             ratio,
@@ -295,8 +295,8 @@ def overhead(api: Api, by_hand: ByHand) -> list[Figure]:
     ]
 
 
-def measure() -> list[Figure]:
-    """Measure everything that needs the served system."""
+def measure(builds: int) -> list[Figure]:
+    """Measure everything that needs the served system, with so many images that are built."""
     with served() as api, tempfile.TemporaryDirectory(prefix="svc-bench-") as folder:
         by_hand = ByHand(Path(folder))
-        return [*start_latency(api), *reuse(api, by_hand), *overhead(api, by_hand)]
+        return [*start_latency(api), *reuse(api, by_hand), *overhead(api, by_hand, builds)]

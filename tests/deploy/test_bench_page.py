@@ -81,6 +81,14 @@ def test_what_is_worse_by_more_than_15_percent_is_named(
         assert lines == [f"{now.name}: {before.ratio:.2f}x before, {now.ratio:.2f}x now"]
 
 
+def test_figures_that_differ_in_a_number_or_stand_twice_are_lines_of_their_own() -> None:
+    names = ["echo, p50", "the same, p99", "echo, p99", "the same, p99"]
+    shown = Section([[figure(name, 1.0) for name in names]] * 2).figures
+    assert [(one.name, spread) for one, spread in shown] == [
+        (name, "1.00x to 1.00x, 2 runs") for name in names
+    ]
+
+
 def test_a_figure_is_compared_in_its_unit() -> None:
     assert value_of(figure("memory", None, ours="1,024 KiB")) == 2**20
     assert value_of(figure("lag", None, ours="12.5 ms (p50 3)")) == pytest.approx(0.0125)
@@ -134,6 +142,10 @@ def test_a_group_that_takes_too_long_is_ended(
     (tmp_path / "slow_group.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{PAGE.parents[2]}")
     assert run_groups({"slow": ("slow_group",)}, seconds=1) == ({"slow": [[]]}, ["slow"])
+
+
+def test_a_group_for_which_no_time_is_left_is_named_and_not_started() -> None:
+    assert run_groups({"none": ("no_such_group",)}, seconds=0) == ({"none": []}, ["none"])
 
 
 def test_options_that_do_not_exist_are_refused() -> None:

@@ -49,7 +49,7 @@ class PodLauncher(Launcher):
 
     def pod(self, run_id: object) -> Document:
         """The Pod of a run."""
-        (found,) = [each for each in self.pods() if labels_of(each)["svc.run"] == str(run_id)]
+        (found,) = [each for each in self.pods() if labels_of(each).get("svc.run") == str(run_id)]
         return found
 
     def left_over(self) -> list[str]:
