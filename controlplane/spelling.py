@@ -27,5 +27,4 @@ def suggestion(name: str, known: list[str]) -> str:
 
 def format_timestamp(value: datetime) -> str:
     """Return ``value`` as the wire shows instants: ``2026-01-02T03:04:05.678Z``."""
-    utc = value.astimezone(UTC)
-    return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03d}Z"
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -11,9 +11,10 @@ import unicodedata
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.utils.functional import cached_property
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -86,15 +87,31 @@ def _fields_of(serializer: type[Any]) -> BindingDict:
     return fields
 
 
+@cache
+def _sources_of(serializer: Any) -> list[tuple[str, str, Any]]:
+    """Return name, attribute and field of each member; a nested attribute is left to the field."""
+    return [
+        (name, field.source_attrs[0] if len(field.source_attrs) == 1 else "", field)
+        for name, field in _fields_of(serializer).items()
+    ]
+
+
 class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
     # Shapes an answer; absent members are null where the field allows it, and left out elsewhere.
     def to_representation(self, instance: Any) -> dict[str, Any]:
         shown: dict[str, Any] = {}
-        for name, field in self.fields.fields.items():
+        # What DRF asks of each member of each row, asked once: a list is mostly this.
+        read = instance.__getitem__ if isinstance(instance, Mapping) else partial(getattr, instance)
+        for name, source, field in _sources_of(type(self)):
             try:
-                value = field.get_attribute(instance)
-            except SkipField:
-                continue
+                value = read(source)
+                if callable(value):
+                    value = field.get_attribute(instance)
+            except (AttributeError, KeyError, ObjectDoesNotExist):
+                try:
+                    value = field.get_attribute(instance)
+                except SkipField:
+                    continue
             if value is not None:
                 value = field.to_representation(value)
             if value is not None or field.allow_null:
