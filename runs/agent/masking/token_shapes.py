@@ -35,6 +35,10 @@ _USER_INFO_BYTES = 2048
 _SEGMENT_BYTES = 4096
 _SHORT_BYTES = 4096
 _FEW_BYTES = 3
+_RUN_TABLE = bytes(ord("w") if byte in _WORD_BYTES else ord(" ") for byte in range(256))
+_RUN = b"w" * 10
+"""Every token begins with so many bytes of words in a row, but the user of an address."""
+_MOST_RUNS = 64
 _TELLING_BYTES = 12
 _PREFIX_BYTES = 64
 """More than a token needs to be told from other text."""
@@ -154,6 +158,10 @@ class _Kind:
         self._not_after = not_after
         self._sign = Sign(heads[0] if sign is None else sign)
 
+    def has_sign(self, data: bytes) -> bool:
+        """Whether there may be a token; False is certain."""
+        return self._sign.text in data
+
     def places(self, data: bytes, start: int) -> Iterable[int]:
         """Where at or after `start` a token may begin."""
         if not self._sign.may_stand(data, start):
@@ -222,6 +230,7 @@ def _continued(shape: _Shape) -> Optional[Pattern[bytes]]:
     return None if run.most is not None else re.compile(f"{run.member}*".encode())
 
 
+_IN_ADDRESS = _Kind((b"://",), (_USER_INFO,), not_after=b"", is_run=False)
 _KINDS = (
     _Kind(
         (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
@@ -251,7 +260,7 @@ _KINDS = (
     _Kind((b"authorization",), "authorization", is_run=False),
     _Kind((b"Authorization",), "Authorization", is_run=False),
     _Kind((b"AUTHORIZATION",), "AUTHORIZATION", is_run=False),
-    _Kind((b"://",), (_USER_INFO,), not_after=b"", is_run=False),
+    _IN_ADDRESS,
     _Kind(
         (b"-----BEGIN ",),
         (_Shape((), (*_KEY_BEGINS, *_ENCRYPTED, _KEY_BODY)), _Shape((), (*_KEY_BEGINS, _KEY_BODY))),
@@ -265,12 +274,36 @@ for _kind in _KINDS:
         _BY_FIRST_BYTE.setdefault(_head[0], []).append((_head, _kind))
 
 
+def _kinds_in(data: bytes, start: int) -> Sequence[_Kind]:
+    """Those of which a token may begin in `data` at or after `start`.
+
+    In binary data every byte is frequent, so that each kind would be searched for at length; but
+    long runs of bytes of words are rare there.
+    """
+    if b"\0" not in data or data.isascii():
+        return _KINDS
+    marks = data.translate(_RUN_TABLE)
+    runs: List[bytes] = []
+    begin = marks.find(_RUN, start)
+    while begin >= 0:
+        if len(runs) == _MOST_RUNS:
+            return _KINDS
+        end = marks.find(b" ", begin)
+        # One byte more: the head of a key ends with a blank.
+        runs.append(data[begin : end + 1 if end >= 0 else None])
+        begin = marks.find(_RUN, end) if end >= 0 else -1
+    joined = b"\0".join(runs)
+    return [kind for kind in _KINDS if kind.has_sign(data if kind is _IN_ADDRESS else joined)]
+
+
 class Tokens:
     """The tokens in `data` at or after `start`, from left to right."""
 
     def __init__(self, data: bytes, start: int) -> None:
         self._data = data
-        places = [(place, kind) for kind in _KINDS for place in kind.places(data, start)]
+        places = [
+            (place, kind) for kind in _kinds_in(data, start) for place in kind.places(data, start)
+        ]
         places.sort(key=itemgetter(0), reverse=True)
         self._slots = places
 

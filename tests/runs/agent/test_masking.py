@@ -139,13 +139,21 @@ SURROUNDINGS = {
     "few runs": (b"word " * 250 + b"5dd16ca6-6f0c-46a2-a2c8-5b1f5c1f6f3e ") * 4,
     "many runs": b"5dd16ca6-6f0c-46a2-a2c8-5b1f5c1f6f3e " * 200,
     "one run": b" " + b"0" * 8000 + b" ",
+    "no text": b"\0\xff" * 4000,
+    "few runs in binary": (b"\0\xff" * 50 + b"5dd16ca6-6f0c-46a2-a2c8-5b1f5c1f6f3e\xfe") * 40,
+    "many runs in binary": b"\0-5dd16ca6-6f0c-46a2-a2c8-5b1f5c1f6f3e\xfe" * 200,
 }
 
 
 @pytest.mark.parametrize("around", SURROUNDINGS.values(), ids=SURROUNDINGS.keys())
 @pytest.mark.parametrize("token", SHORTEST_TOKENS, ids=lambda token: token[:6])
 def test_the_shortest_token_is_found_in_much_of_anything(token: bytes, around: bytes) -> None:
-    for before, after in ((around, b" "), (b"", b"\n" + around), (around, b" " + around)):
+    for before, after in (
+        (around, b" "),
+        (b"", b"\n" + around),
+        (around, b" " + around),
+        (around, b""),
+    ):
         text = before + token + after
         found, spans = fed(Masker([]).stream(), [text])
         assert found == before + b"*" * len(token) + after
@@ -174,6 +182,22 @@ def test_a_token_cut_at_any_place_is_masked_to_its_end(token: bytes) -> None:
 )
 def test_of_urls_and_headers_only_the_credential_is_masked(text: bytes, expected: bytes) -> None:
     assert Masker([]).mask(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"https://me:pa55@host", b"Authorization: Bearer abc", b"authorization=x"),
+        *(b"AUTHORIZATION=x", b"xoxb-1234567890", KEY, b"-----BEGIN PRIVATE KEY-----\nM"),
+    ],
+    ids=lambda text: text[:16],
+)
+def test_in_binary_data_the_same_is_masked_as_in_text(text: bytes) -> None:
+    data = hashlib.shake_256(b"1").digest(8192)
+    expected = data + b" " + Masker([]).mask(text + b"\n\0") + data
+    text = data + b" " + text + b"\n\0" + data
+    for place in range(len(data) - 1, len(text) - len(data) + 1):
+        assert fed(Masker([]).stream(), [text[:place], text[place:]])[0] == expected
 
 
 def test_what_only_looks_like_an_address_in_binary_data_passes_unchanged() -> None:
