@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+SVC_RELEASE = "0.4.0"
 
 # ---------------------------------------------------------------- Django
 INSTALLED_APPS = [
@@ -148,6 +152,7 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS: dict[str, Any] = {
     "TITLE": "Control plane",
+    "VERSION": SVC_RELEASE,
     "DESCRIPTION": API_DESCRIPTION,
     "LICENSE": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
     "OAS_VERSION": "3.1.0",

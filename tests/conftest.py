@@ -26,6 +26,7 @@ from tests import tiers
 from tests.conformance import assert_described, assert_media_described
 from tests.stack import cluster
 from tests.stack.sdk_output import read_all_output
+from tests.support import queues
 from tests.support.empty_tables import quick_flush
 from tests.support.left_sessions import end_left_sessions
 from tests.support.patient_database import wait_for_connections
@@ -137,7 +138,7 @@ def build_queue(instance_id: str) -> Iterator[str]:
     """A build queue of this test session's own, removed afterwards."""
     name = f"sandbox-image-builds-{instance_id}"
     yield name
-    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
+    queues.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +146,7 @@ def run_queue(instance_id: str) -> Iterator[str]:
     """A run queue of this test session's own, removed afterwards."""
     name = f"workspace-run-executions-{instance_id}"
     yield name
-    amqp.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
+    queues.purge_and_delete(django_settings.RABBITMQ_URL, amqp.Topology(name), timeout=60)
 
 
 @pytest.fixture(scope="session")

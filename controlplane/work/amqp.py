@@ -229,28 +229,6 @@ def ping(url: str, *, timeout: float) -> None:
     _within(2 * timeout, open_and_close)
 
 
-def purge_and_delete(url: str, topology: Topology, *, timeout: float) -> None:
-    """Remove the queue, its dead letters and its exchange (tests and uninstalling)."""
-    with _connection(url, timeout=timeout, name="controlplane removal") as connection:
-        channel = connection.channel()
-        channel.queue_delete(topology.queue)
-        channel.queue_delete(topology.dead_letter_queue)
-        channel.exchange_delete(topology.dead_letter_exchange)
-
-
-def depth(url: str, queue: str, *, timeout: float) -> int:
-    """Return how many messages wait in ``queue``; 0 when there is no such queue."""
-    try:
-        with _connection(url, timeout=timeout, name="controlplane depth") as connection:
-            answer = connection.channel().queue_declare(queue, passive=True)
-            count: int = answer.method.message_count
-            return count
-    except BrokerError as exc:
-        if isinstance(exc.__cause__, ChannelClosedByBroker):
-            return 0
-        raise
-
-
 class Delivery:
     """One message that waits to be settled, once, from any thread.
 

@@ -88,9 +88,9 @@ instance() {
 
 release() {
     local found
-    found=$(sed -n 's/^SVC_RELEASE = "\([^"]*\)"$/\1/p' "$checkout/controlplane/settings.py" 2> /dev/null) || true
+    found=$(sed -n 's/^SVC_RELEASE = "\([^"]*\)"$/\1/p' "$checkout/controlplane/settings_fixed.py" 2> /dev/null) || true
     [ -n "$found" ] || die "this checkout does not say which release it is: \
-SVC_RELEASE in $checkout/controlplane/settings.py; put the whole checkout there, or set SVC_VERSION in $env_file"
+SVC_RELEASE in $checkout/controlplane/settings_fixed.py; put the whole checkout there, or set SVC_VERSION in $env_file"
     printf '%s' "$found"
 }
 

@@ -32,7 +32,6 @@ django.setup()
 from django.conf import settings  # noqa: E402 - settings first
 from django.db.models import Count  # noqa: E402
 
-from controlplane.work import amqp  # noqa: E402
 from runs.models import Run  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
@@ -40,6 +39,7 @@ from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa
 from tests.bench.idle_cost import IdleCost, idle_cost  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
+from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import BuildJob, Workspace  # noqa: E402
 from workspaces.runtimes.docker.networks import free_subnets  # noqa: E402
@@ -61,7 +61,7 @@ def everything() -> Iterator[Api]:
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served() as api, ExitStack() as stack:
         stack.callback(
-            amqp.purge_and_delete,
+            queues.purge_and_delete,
             settings.RABBITMQ_URL,
             RUN_REQUESTED.topology(),
             timeout=LONG_WAIT,

@@ -23,7 +23,6 @@ django.setup()
 
 from django.conf import settings  # noqa: E402 - settings first
 
-from controlplane.work import amqp  # noqa: E402
 from runs.agent.record.frames import Kind  # noqa: E402
 from runs.models import Run, RunCheckpoint, RunEvent  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
@@ -32,6 +31,7 @@ from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa
 from tests.bench.served import SHELL, Api, served  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
+from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import RuntimeInstance  # noqa: E402
 
@@ -63,7 +63,7 @@ def place() -> Iterator[tuple[Api, dict[str, Any]]]:
             yield api, started
         finally:
             worker.stop()
-            amqp.purge_and_delete(
+            queues.purge_and_delete(
                 settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=LONG_WAIT
             )
 

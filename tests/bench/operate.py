@@ -38,7 +38,6 @@ from django.conf import settings  # noqa: E402 - settings first
 from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 
-from controlplane.work import amqp  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench import warm  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
@@ -49,6 +48,7 @@ from tests.runs.ready import ready_attempts  # noqa: E402
 from tests.stack.free_ports import free_port  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
+from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.lifecycle.reconciler import Orphans, reconcile  # noqa: E402
 from workspaces.models import (  # noqa: E402
@@ -202,7 +202,7 @@ def _all_processes() -> Iterator[Api]:
     with served() as api, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
         stack.callback(
-            amqp.purge_and_delete,
+            queues.purge_and_delete,
             settings.RABBITMQ_URL,
             RUN_REQUESTED.topology(),
             timeout=LONG_WAIT,

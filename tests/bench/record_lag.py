@@ -14,11 +14,11 @@ from statistics import median, quantiles
 
 from django.conf import settings
 
-from controlplane.work import amqp
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.bench.served import OWNER, SHELL, Api, served
 from tests.stack.run_worker_process import RunWorkerProcess
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 LINES = 200
@@ -43,7 +43,7 @@ def measure() -> list[Figure]:
             lags = _lags(api)
         finally:
             worker.stop()
-            amqp.purge_and_delete(
+            queues.purge_and_delete(
                 settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=LONG_WAIT
             )
     p50, p95 = median(lags), quantiles(lags, n=20)[-1]

@@ -31,7 +31,6 @@ django.setup()
 
 from django.conf import settings  # noqa: E402 - settings first
 
-from controlplane.work import amqp  # noqa: E402
 from deploy.services.process import wait_until  # noqa: E402
 from deploy.up.layout import Layout  # noqa: E402
 from deploy.up.own_processes import PROCESSES, OwnProcesses  # noqa: E402
@@ -41,6 +40,7 @@ from tests.bench.figures import Figure, milliseconds, report  # noqa: E402
 from tests.bench.served import remove_all  # noqa: E402
 from tests.stack.free_ports import free_port  # noqa: E402
 from tests.stack.worker_process import ROOT, environment  # noqa: E402
+from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED  # noqa: E402
 
@@ -103,7 +103,7 @@ def _supervised() -> Iterator[tuple[OwnProcesses, int]]:
         for messages in (BUILD_REQUESTED, RUN_REQUESTED):
             topology = messages.topology()
             stack.callback(
-                amqp.purge_and_delete, settings.RABBITMQ_URL, topology, timeout=LONG_WAIT
+                queues.purge_and_delete, settings.RABBITMQ_URL, topology, timeout=LONG_WAIT
             )
         stack.callback(remove_all)
         layout = Layout(ROOT, folder, folder / "services")

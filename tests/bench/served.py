@@ -31,13 +31,13 @@ from django.conf import settings
 from builds.build_worker_setup import job_runner
 from builds.images.context import write_context
 from builds.planner import plan
-from controlplane.work import amqp
 from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.registries.account import docker_config
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 from workspaces.blueprint import Blueprint
 from workspaces.lifecycle.build_messages import BUILD_REQUESTED
@@ -110,7 +110,7 @@ def served(**told: str) -> Iterator[Api]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-")))
         settings.SVC_DATA_DIR = folder
         stack.callback(
-            amqp.purge_and_delete,
+            queues.purge_and_delete,
             settings.RABBITMQ_URL,
             BUILD_REQUESTED.topology(),
             timeout=LONG_WAIT,

@@ -23,13 +23,13 @@ from typing import Any
 import docker
 from django.conf import settings
 
-from controlplane.work import amqp
 from runs.models import Run
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import log_folder
 from tests.bench.served import OWNER, SHELL, served
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import CommandProcess, eventually
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 USER = "workspace"
@@ -154,7 +154,7 @@ def place(size: int) -> Iterator[Place]:
         api = stack.enter_context(served())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="svc-bench-ssh-")))
         stack.callback(
-            amqp.purge_and_delete,
+            queues.purge_and_delete,
             settings.RABBITMQ_URL,
             RUN_REQUESTED.topology(),
             timeout=LONG_WAIT,

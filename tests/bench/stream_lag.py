@@ -16,13 +16,13 @@ from collections.abc import Iterator
 
 from django.conf import settings
 
-from controlplane.work import amqp
 from runs.run_messages import RUN_REQUESTED
 from tests.bench.figures import PERCENTILES, Figure, log_folder, milliseconds
 from tests.bench.record_lag import LINES, PROGRAM
 from tests.bench.served import OWNER, SHELL, Api, served
 from tests.runs.streaming.event_stream import Follower
 from tests.stack.run_worker_process import RunWorkerProcess
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 TARGETS = {"p50": 0.025, "p99": 0.1}
@@ -43,7 +43,7 @@ def measure() -> list[Figure]:
             floor = _by_docker(workspace["runtime"]["resourceId"])
         finally:
             worker.stop()
-            amqp.purge_and_delete(
+            queues.purge_and_delete(
                 settings.RABBITMQ_URL, RUN_REQUESTED.topology(), timeout=LONG_WAIT
             )
     return list(_figures(ours, floor))

@@ -20,7 +20,6 @@ django.setup()
 
 from django.conf import settings  # noqa: E402 - settings first
 
-from controlplane.work import amqp  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
@@ -28,6 +27,7 @@ from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa
 from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
 from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
+from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
 from workspaces.models import BuildJob, Sandbox, WarmMember, WorkspaceEvent  # noqa: E402
 
@@ -88,7 +88,7 @@ def measure() -> Iterator[Figure]:
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served(WORKSPACE_WARM_POOL_SIZE=str(SIZE)) as api, ExitStack() as stack:
         stack.callback(
-            amqp.purge_and_delete,
+            queues.purge_and_delete,
             settings.RABBITMQ_URL,
             RUN_REQUESTED.topology(),
             timeout=LONG_WAIT,

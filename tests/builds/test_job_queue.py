@@ -252,7 +252,8 @@ def unneeded() -> BuildJob:
 
 def test_an_image_is_needed_while_it_is_launched() -> None:
     job = change(unneeded(), lease_expires_at=Now() + HOUR, worker_id="w", claimed_at=Now())
-    assert list(jobs().needing_their_image()) == [job]
+    assert claim(make_job()).published_digest == ""
+    assert list(jobs().needing_their_image()) == [job], "one that is built has none yet"
 
 
 @pytest.mark.parametrize("status", RuntimeInstance.Status.values)

@@ -16,7 +16,7 @@ import pytest
 from mcp import Client as McpClient
 from mcp import StdioServerParameters, stdio_client
 
-from controlplane_cli.mcp_server.tools import Tools
+from controlplane_cli.mcp_server.command_tools import CommandTools
 from controlplane_client import AsyncClient, AsyncRun, Client, Workspace
 from tests.clients.places import SVC
 from tests.conftest import OWNER
@@ -193,7 +193,7 @@ def test_a_program_in_the_background_is_fed_read_and_ended(
 def test_output_that_comes_between_a_look_and_the_wait_is_not_missed(
     api_process: ApiProcess, workspace: Workspace
 ) -> None:
-    class Unlucky(Tools):
+    class Unlucky(CommandTools):
         """The command writes right after the first look."""
 
         looks = 0

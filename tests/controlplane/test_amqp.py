@@ -18,6 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from structlog.testing import capture_logs
 
 from controlplane.work import amqp
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 
@@ -26,7 +27,7 @@ def topology() -> Iterator[amqp.Topology]:
     """A queue of this test's own, removed afterwards."""
     made = amqp.Topology(f"test-amqp-{uuid.uuid4().hex[:12]}")
     yield made
-    amqp.purge_and_delete(settings.RABBITMQ_URL, made, timeout=LONG_WAIT)
+    queues.purge_and_delete(settings.RABBITMQ_URL, made, timeout=LONG_WAIT)
 
 
 def publish(
@@ -136,10 +137,10 @@ def proxy() -> Iterator[Proxy]:
 
 
 def test_a_confirmed_message_is_on_the_queue(topology: amqp.Topology) -> None:
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0
+    assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0
     publish(topology, b"1")
     publish(topology, b"2")
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 2
+    assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 2
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_a_broker_that_is_away_is_an_error_without_credentials(
     for ask in (
         lambda: publish(topology, b"1", url),
         lambda: amqp.ping(url, timeout=1),
-        lambda: amqp.depth(url, "x", timeout=1),
+        lambda: queues.depth(url, "x", timeout=1),
     ):
         with pytest.raises(amqp.BrokerError) as failure:
             ask()
@@ -180,6 +181,20 @@ def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
         assert all(each.daemon for each in threading.enumerate() if each.name == "broker call")
 
 
+def test_a_call_beyond_those_that_may_wait_for_the_broker_is_refused_at_once() -> None:
+    waiting = 0
+    try:
+        while amqp._UNDER_WAY.acquire(blocking=False):
+            waiting += 1
+        with pytest.raises(amqp.BrokerError, match="too many unanswered calls"):
+            amqp.ping(settings.RABBITMQ_URL, timeout=LONG_WAIT)
+    finally:
+        for _ in range(waiting):
+            amqp._UNDER_WAY.release()
+    assert waiting <= 64
+    amqp.ping(settings.RABBITMQ_URL, timeout=LONG_WAIT)
+
+
 class Undeclared(amqp.Topology):
     """A queue that somebody deleted between its declaration and the message."""
 
@@ -199,9 +214,9 @@ def test_messages_to_a_queue_that_many_declare_at_once_are_all_on_it() -> None:
             with ThreadPoolExecutor(24) as pool:
                 bodies = [str(number).encode() for number in range(24)]
                 list(pool.map(partial(publish, topology, timeout=LONG_WAIT), bodies))
-            assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 24
+            assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=30) == 24
         finally:
-            amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=30)
+            queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=30)
 
 
 class Small(amqp.Topology):
@@ -218,7 +233,7 @@ class Small(amqp.Topology):
 def small() -> Iterator[Small]:
     made = Small(f"test-amqp-{uuid.uuid4().hex[:12]}")
     yield made
-    amqp.purge_and_delete(settings.RABBITMQ_URL, made, timeout=30)
+    queues.purge_and_delete(settings.RABBITMQ_URL, made, timeout=30)
 
 
 def test_a_message_that_is_refused_is_sent_again(small: Small) -> None:
@@ -254,8 +269,8 @@ def test_an_acknowledged_message_is_gone_and_a_rejected_one_a_dead_letter(
         inbox.settle = lambda d: d.ack() if d.body == b"good" else d.reject()
         wait_for(lambda: len(inbox.bodies) == 2)
         dead = topology.dead_letter_queue
-        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, dead, timeout=LONG_WAIT) == 1)
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0
+        wait_for(lambda: queues.depth(settings.RABBITMQ_URL, dead, timeout=LONG_WAIT) == 1)
+    assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0
 
 
 def test_a_message_is_settled_once(topology: amqp.Topology) -> None:
@@ -272,7 +287,7 @@ def test_a_message_is_settled_once(topology: amqp.Topology) -> None:
         publish(topology, b"2")
         wait_for(lambda: len(inbox.bodies) == 2)
     for queue in (topology.queue, topology.dead_letter_queue):
-        assert amqp.depth(settings.RABBITMQ_URL, queue, timeout=LONG_WAIT) == 0
+        assert queues.depth(settings.RABBITMQ_URL, queue, timeout=LONG_WAIT) == 0
 
 
 def test_a_message_in_hand_goes_back_when_the_consumer_stops(topology: amqp.Topology) -> None:
@@ -280,7 +295,7 @@ def test_a_message_in_hand_goes_back_when_the_consumer_stops(topology: amqp.Topo
     with Inbox(settings.RABBITMQ_URL, topology) as inbox:
         inbox.settle = lambda delivery: None
         wait_for(lambda: len(inbox.bodies) == 1)
-    wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 1)
+    wait_for(lambda: queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 1)
 
 
 def test_a_paused_consumer_takes_nothing_more(topology: amqp.Topology) -> None:
@@ -292,7 +307,7 @@ def test_a_paused_consumer_takes_nothing_more(topology: amqp.Topology) -> None:
         ticks = inbox.ticks
         wait_for(lambda: inbox.ticks > ticks + 5)
         assert inbox.bodies == []
-    assert amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 1
+    assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 1
 
 
 def test_a_message_in_hand_can_be_settled_while_the_consumer_is_paused(
@@ -309,7 +324,41 @@ def test_a_message_in_hand_can_be_settled_while_the_consumer_is_paused(
         wait_for(lambda: inbox.ticks > ticks + 5)
         kept[0].ack()
     for queue in (topology.queue, topology.dead_letter_queue):
-        assert amqp.depth(settings.RABBITMQ_URL, queue, timeout=LONG_WAIT) == 0
+        assert queues.depth(settings.RABBITMQ_URL, queue, timeout=LONG_WAIT) == 0
+
+
+def test_a_message_that_is_settled_with_the_last_breath_of_the_consumer_is_settled(
+    topology: amqp.Topology,
+) -> None:
+    publish(topology, b"1")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+
+        def settle_and_stop(delivery: amqp.Delivery) -> None:
+            delivery.ack()
+            inbox.consumer.stop()
+
+        inbox.settle = settle_and_stop
+        wait_for(lambda: inbox.bodies == [b"1"])
+    publish(topology, b"2")
+    with Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        wait_for(lambda: b"2" in inbox.bodies)
+    assert inbox.bodies == [b"2"]
+
+
+def test_a_paused_consumer_comes_back_after_the_broker_has_closed_its_channel(
+    topology: amqp.Topology,
+) -> None:
+    kept: list[amqp.Delivery] = []
+    publish(topology, b"1")
+    with capture_logs() as logs, Inbox(settings.RABBITMQ_URL, topology) as inbox:
+        inbox.settle = kept.append
+        wait_for(lambda: len(kept) == 1)
+        inbox.consumer.pause()
+        wait_for(lambda: not inbox.consumer.consuming)
+        kept[0].ack()
+        # What is acknowledged again is unknown to the broker, which then closes the channel.
+        amqp.Delivery(kept[0]._connection, kept[0]._channel, kept[0]._tag, b"1").ack()
+        wait_for(lambda: any(each["event"] == "broker_lost" for each in logs))
 
 
 def test_the_consumer_comes_back_after_its_connection_is_cut(
@@ -335,7 +384,9 @@ def test_a_message_in_hand_is_delivered_again_after_a_cut(
         wait_for(lambda: len(kept) == 2)
         kept[0].ack()  # of the connection that is gone: changes nothing, and fails nobody
         kept[1].ack()
-        wait_for(lambda: amqp.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0)
+        wait_for(
+            lambda: queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0
+        )
     assert inbox.bodies == [b"1", b"1"]
 
 
@@ -355,25 +406,13 @@ def test_all_queues_outlive_a_restart_of_the_broker(topology: amqp.Topology) -> 
         channel.queue_declare(topology.dead_letter_queue, durable=True, arguments=quorum | limit)
 
 
-def test_a_removal_leaves_no_queue_and_no_dead_letters() -> None:
-    topology = amqp.Topology(f"test-amqp-{uuid.uuid4().hex[:12]}")
-    publish(topology, b"1")
-    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
-    for queue in (topology.queue, topology.dead_letter_queue):
-        with (
-            pytest.raises(amqp.BrokerError),
-            amqp._connection(settings.RABBITMQ_URL, timeout=LONG_WAIT, name="test") as connection,
-        ):
-            connection.channel().queue_declare(queue, passive=True)
-
-
 def test_a_message_that_is_given_back_is_delivered_again(topology: amqp.Topology) -> None:
     publish(topology, b"1")
     with Inbox(settings.RABBITMQ_URL, topology) as inbox:
         inbox.settle = lambda each: each.ack() if len(inbox.bodies) > 1 else each.requeue()
         wait_for(lambda: len(inbox.bodies) == 2)
     dead = topology.dead_letter_queue
-    assert amqp.depth(settings.RABBITMQ_URL, dead, timeout=LONG_WAIT) == 0
+    assert queues.depth(settings.RABBITMQ_URL, dead, timeout=LONG_WAIT) == 0
 
 
 def test_the_consumer_waits_longer_after_each_failure_and_begins_anew_once_it_has_consumed(
@@ -397,7 +436,7 @@ def test_the_consumer_waits_longer_after_each_failure_and_begins_anew_once_it_ha
 def test_the_consumer_comes_back_after_its_queue_is_deleted(topology: amqp.Topology) -> None:
     with capture_logs() as logs, Inbox(settings.RABBITMQ_URL, topology) as inbox:
         wait_for(lambda: inbox.consumer.consuming)
-        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
+        queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
         # The broker may tell nobody of a queue that is made again at once.
         wait_for(lambda: any(each["event"] == "broker_lost" for each in logs))
         publish(topology, b"1")

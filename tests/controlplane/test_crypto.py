@@ -20,6 +20,12 @@ def test_a_sealed_value_opens(plaintext: bytes) -> None:
     assert not plaintext or plaintext not in sealed
 
 
+def test_a_value_that_an_earlier_release_has_sealed_opens() -> None:
+    key = bytes(range(KEY_BYTES))
+    sealed = base64.b64decode("AQEAAQIDBAUGBwgJCgs0Z7VpoJGN5vUFxw1fsXhEP8+UBstR")
+    assert unseal(sealed, keys={1: key}, context=ROW) == b"secret"
+
+
 def test_the_same_value_is_never_sealed_alike() -> None:
     assert len({seal(b"secret", key=KEY, key_id=1, context=ROW) for _ in range(100)}) == 100
 

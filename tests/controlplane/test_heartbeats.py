@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from controlplane.work.failure_detector import FailureDetector
-from controlplane.work.models import Heartbeat
+from controlplane.work.models import Heartbeat, heartbeat_stale
 from tests.factories import make_worker
 
 STALE = timedelta(minutes=20)
@@ -47,6 +48,11 @@ def test_who_was_seen_lately_is_alive() -> None:
     make_worker("dead", seen=2 * STALE)
 
     assert [row.worker_id for row in Heartbeat.objects.alive(stale=STALE)] == ["alive"]
+
+
+def test_the_operator_says_when_a_worker_is_taken_for_dead(settings: Any) -> None:
+    settings.WORKER_HEARTBEAT_STALE_MS = 1_500
+    assert heartbeat_stale() == timedelta(seconds=1.5)
 
 
 @pytest.mark.django_db

@@ -13,6 +13,7 @@ from pika import BlockingConnection, DeliveryMode, URLParameters
 
 from controlplane.work import amqp
 from controlplane.work.id_messages import IdMessage
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 ROW = uuid.UUID("0190aaaa-0000-7000-8000-000000000001")
@@ -24,7 +25,7 @@ def message() -> Iterator[IdMessage]:
     queue = f"test-ids-{uuid.uuid4().hex[:12]}"
     with override_settings(TEST_IDS_QUEUE=queue):
         yield IdMessage(kind="test.requested", member="rowId", queue_setting="TEST_IDS_QUEUE")
-    amqp.purge_and_delete(settings.RABBITMQ_URL, amqp.Topology(queue), timeout=LONG_WAIT)
+    queues.purge_and_delete(settings.RABBITMQ_URL, amqp.Topology(queue), timeout=LONG_WAIT)
 
 
 def fetch(queue: str) -> tuple[dict[str, object], bytes]:

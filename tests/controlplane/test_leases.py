@@ -205,6 +205,20 @@ def test_a_locked_row_is_written_by_nobody_else_until_the_transaction_ends() -> 
             other.close()
 
 
+@pytest.mark.django_db
+def test_a_row_that_takes_no_writes_any_more_is_locked_by_its_holder_and_by_nobody_else() -> None:
+    job = claim(make_job())
+    BuildJob.objects.filter(pk=job.pk).update(
+        status=BuildJob.Status.CANCELLED, finished_at=Now(), lease_expires_at=None
+    )
+    with transaction.atomic():
+        with pytest.raises(LeaseLost):
+            BuildJob.objects.lock(job.fence)
+        BuildJob.objects.lock_held(job.fence)
+        with pytest.raises(LeaseLost):
+            BuildJob.objects.lock_held(replace(job.fence, worker_id="worker-b"))
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_lease_is_acquired_with_all_that_was_asked_for_in_one_statement() -> None:
     make_job()

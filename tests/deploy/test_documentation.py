@@ -16,8 +16,9 @@ _INTERNAL = {"SVC_UP_PARTS"}
 
 
 def _settings_read() -> set[str]:
-    """Every setting the code reads: the settings module, and what the set-up reads itself."""
-    text = (CHECKOUT / "controlplane" / "settings.py").read_text()
+    """Every setting the code reads: the settings package, and what the set-up reads itself."""
+    modules = (CHECKOUT / "controlplane" / "settings").glob("*.py")
+    text = "".join(path.read_text() for path in modules)
     readers = r"(?:env\.\w+|secret|positive|port|port_or_none|zero_or_more|words|queue|image)"
     names = set(re.findall(readers + r'\(\s*"([A-Z][A-Z0-9_]+)"', text))
     for path in (CHECKOUT / "deploy").rglob("*.py"):

@@ -338,7 +338,7 @@ def test_a_checkout_that_names_no_release_is_told_and_nothing_is_written(
     done = installation.call(f"checkout='{place}'; find_docker; {function}; echo 'it went on'")
     assert done.returncode == 1
     assert "this checkout does not say which release it is" in done.stderr
-    assert f"{place}/controlplane/settings.py" in done.stderr
+    assert f"{place}/controlplane/settings_fixed.py" in done.stderr
     assert "it went on" not in done.stdout
     assert installation.env.read_text() == before
 

@@ -14,7 +14,6 @@ import pytest
 from django.db import connections
 from pytest_django.fixtures import Settings
 
-from controlplane.work import amqp
 from runs.exec import execs
 from runs.exec.execs import answer_of
 from runs.exec.serializers import OUTPUT_BYTES
@@ -30,6 +29,7 @@ from tests.runs.executable import make_executable
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, record
 from tests.stack.worker_process import eventually
+from tests.support import queues
 from tests.support.sent_statements import sent_statements
 from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.attempt_states import find_ready
@@ -45,7 +45,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     topology = RUN_REQUESTED.topology()
     yield
     stop_listening()
-    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
+    queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from pytest_django.fixtures import Settings
 
 from controlplane.serving.connections import Connection
 from controlplane.serving.framing import Incoming
-from controlplane.work import amqp
 from runs.models import Run
 from runs.run_messages import RUN_REQUESTED
 from runs.streaming.of_exec import ExecSource
@@ -29,6 +28,7 @@ from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import record
 from tests.stack.api_process import ApiProcess, api_process
 from tests.stack.worker_process import eventually
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,7 +42,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = RUN_REQUESTED.topology()
     yield
-    amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
+    queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
 @pytest.fixture

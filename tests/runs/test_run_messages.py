@@ -9,10 +9,10 @@ import uuid
 import pytest
 from pytest_django.fixtures import Settings
 
-from controlplane.work import amqp
 from controlplane.work.amqp import MalformedMessage
 from runs.run_messages import RUN_REQUESTED, Announcer
 from tests.stack.worker_process import declare, eventually, messages_in
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
 RUN_ID = uuid.UUID("0190163d-8694-739b-aea5-966c26f8ad91")
@@ -65,7 +65,7 @@ def test_a_process_without_room_for_a_thread_stores_its_runs_and_tells_of_them_l
         told = [RUN_REQUESTED.from_bytes(body) for _, body in messages_in(topology.queue)]
         assert told == [first, second]
     finally:
-        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
+        queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
 
 
 def hurry(announcer: Announcer, run_id: uuid.UUID) -> None:
@@ -94,4 +94,4 @@ def test_of_a_run_that_was_withdrawn_nobody_is_told(settings: Settings, instance
         hurry(late, first)
         eventually(lambda: len(messages_in(topology.queue)) == 3, what="another message")
     finally:
-        amqp.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
+        queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)

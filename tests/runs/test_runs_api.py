@@ -11,7 +11,6 @@ import pytest
 from django.test import TestCase
 from pytest_django.fixtures import Settings
 
-from controlplane.work import amqp
 from runs.input.sealed import StartInput, open_input
 from runs.models import Run, RunHead, RunQuerySet
 from runs.run_messages import RUN_REQUESTED
@@ -20,6 +19,7 @@ from tests.factories import make_job
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import Source, make_run, record
 from tests.stack.worker_process import eventually
+from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
 from workspaces.harnesses import CLAUDE_CODE, CODEX, OPENCODE
@@ -38,7 +38,7 @@ def run_queue(settings: Settings, instance_id: str) -> Iterator[None]:
     settings.WORKSPACE_RUN_QUEUE = f"runs-{instance_id}-{uuid.uuid4().hex[:8]}"
     topology = RUN_REQUESTED.topology()
     yield
-    amqp.purge_and_delete(url, topology, timeout=LONG_WAIT)
+    queues.purge_and_delete(url, topology, timeout=LONG_WAIT)
 
 
 @pytest.fixture

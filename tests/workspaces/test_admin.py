@@ -26,7 +26,7 @@ from controlplane.work.models import Heartbeat
 from runs.models import Run
 from tests.accounts.connected import KEY, connect
 from tests.factories import LEASE, OWNER, claim, make_job, make_worker
-from tests.support import attempt_steps
+from tests.support import attempt_steps, queues
 from tests.support.waiting import LONG_WAIT
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import (
@@ -289,7 +289,7 @@ def test_a_failed_sandbox_is_retried(staff: Client, build_queue: str) -> None:
 def messages_on(queue: str) -> set[str]:
     """Take every message off ``queue`` and return the job ids they carry."""
     found: set[str] = set()
-    waiting = amqp.depth(django_settings.RABBITMQ_URL, queue, timeout=LONG_WAIT)
+    waiting = queues.depth(django_settings.RABBITMQ_URL, queue, timeout=LONG_WAIT)
 
     def on_delivery(delivery: amqp.Delivery) -> None:
         found.add(json.loads(delivery.body)["jobId"])

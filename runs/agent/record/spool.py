@@ -342,7 +342,7 @@ class SpoolWriter:
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             self._used -= self._files.forget_freed()
-            if self._used and not self._fits(size):
+            if not self._fits(size):
                 self._let_go_of_active()
             if self._disk_full:
                 self._look_at = now + _LOOK_AT_DISK_SECONDS

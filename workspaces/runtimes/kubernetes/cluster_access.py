@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import urllib3
@@ -112,11 +110,3 @@ class Access:
         return LaunchError(
             "adapter-unavailable", f"The way to the cluster cannot be read from {where}."
         )
-
-
-def namespace_of_this_pod() -> str:
-    """Return the namespace that this process runs in as a Pod; empty anywhere else."""
-    place = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    with contextlib.suppress(OSError):
-        return place.read_text("utf-8").strip()
-    return ""
