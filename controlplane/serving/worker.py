@@ -155,7 +155,9 @@ class RequestWorker(ClientLoop):
             request = next(parser)
             request.body = incoming.opened()
             request._expected_100_continue = False  # the loop has answered that
-            return bool(self.handle_request(request, connection)) and not incoming.last
+            if incoming.last:
+                request.force_close()
+            return bool(self.handle_request(request, connection))
         except (NoMoreData, StopIteration):
             return False
         except ConnectionError:

@@ -151,7 +151,7 @@ class NoEngine:
         """Have none."""
 
     @contextmanager
-    def read_files(self, *_: Any, **__: Any) -> Iterator[None]:
+    def read_files(self, *_: Any, **__: Any) -> Iterator[Iterator[bytes] | None]:
         """Have no files."""
         yield None
 

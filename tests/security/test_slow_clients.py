@@ -303,6 +303,12 @@ def test_who_asks_before_sending_is_told_to_go_on_or_not(port: int) -> None:
     assert exchange(port, too_large).startswith(b"HTTP/1.1 413 ")
 
 
+def test_the_answer_to_a_body_that_is_not_read_says_that_the_connection_ends(port: int) -> None:
+    answer = exchange(port, HEAD + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+
+
 @pytest.mark.parametrize(
     "framing",
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -25,6 +26,7 @@ from workspaces.credentials.upkeep import keep_renewed
 from workspaces.lifecycle.records import records
 from workspaces.models import Attempt, BuildJob, RuntimeInstance, WarmMember, Workspace
 from workspaces.models.known_engines import here
+from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError, ObservedRuntime, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
@@ -77,7 +79,7 @@ def reconcile(
         lost = _lose(adapter, [run_id for run_id in expected if run_id not in observed])
         # Without an exit code it is just being removed; the next pass finds it gone.
         over = [observed[run_id] for run_id in expected if run_id in observed]
-        ended = _end([each for each in over if not each.running and _is_known(each)])
+        ended = _end(adapter, [each for each in over if not each.running and _is_known(each)])
         wanted, kept = _wanted(engine, engine_id), _kept(keep_ended)
         _end_kept(adapter, [found for run_id, found in observed.items() if run_id in kept])
         removed = _remove_unwanted(adapter, observed, wanted | kept, grace)
@@ -112,11 +114,11 @@ class _Outcome:
     message: str
 
 
-def _end(ended: Sequence[ObservedRuntime]) -> int:
+def _end(adapter: RuntimeAdapter, ended: Sequence[ObservedRuntime]) -> int:
     """Write how each of these containers has ended."""
     by_outcome: dict[_Outcome, list[uuid.UUID]] = {}
     for found in ended:
-        by_outcome.setdefault(_outcome(found), []).append(found.run_id)
+        by_outcome.setdefault(_outcome(adapter, found), []).append(found.run_id)
     changed = 0
     for outcome, run_ids in by_outcome.items():
         changed += _write(outcome, run_ids)
@@ -130,7 +132,7 @@ def _is_known(found: ObservedRuntime) -> bool:
     return found.exit_code is not None or bool(found.ended_code)
 
 
-def _outcome(found: ObservedRuntime) -> _Outcome:
+def _outcome(adapter: RuntimeAdapter, found: ObservedRuntime) -> _Outcome:
     if found.ended_code:
         return _Outcome(RuntimeInstance.Status.FAILED, found.ended_code, found.ended_message)
     if found.oom_killed:
@@ -145,11 +147,18 @@ def _outcome(found: ObservedRuntime) -> _Outcome:
             "foreground-ended",
             "The foreground process ended with exit code 0.",
         )
-    return _Outcome(
-        RuntimeInstance.Status.FAILED,
-        EXITED,
-        f"The workspace's container ended with exit code {found.exit_code}.",
-    )
+    told = f"The workspace's container ended with exit code {found.exit_code}."
+    with suppress(LaunchError):
+        told = _told_by_agent(adapter, found.run_id) or told
+    return _Outcome(RuntimeInstance.Status.FAILED, EXITED, told)
+
+
+def _told_by_agent(adapter: RuntimeAdapter, run_id: uuid.UUID) -> str:
+    """Return what the agent left to say of the foreground's end; empty when it did not."""
+    with adapter.read_files(run_id, boot.STATUS_FILE) as chunks:
+        data = None if chunks is None else boot.read_archived_file(chunks)
+    status = None if data is None else boot.parse_status(data)
+    return "" if status is None else boot.end_of_foreground(status)
 
 
 def _write(outcome: _Outcome, run_ids: Sequence[uuid.UUID]) -> int:

@@ -119,6 +119,14 @@ def exited_without_status(
     return LaunchError("container-exited", _with_output(text, output))
 
 
+def end_of_foreground(status: BootStatus) -> str:
+    """Say how the foreground of a workspace ended that was ready; empty when it has not."""
+    step = status.step
+    if status.phase != "stopped" or step is None or step.kind != "foreground":
+        return ""
+    return _with_output(f"The workspace's foreground process ended {step.outcome}.", status.tail)
+
+
 def progress_of(status: BootStatus | None) -> str:
     """Say in half a sentence where a boot is, for the message of a time-out."""
     if status is None:

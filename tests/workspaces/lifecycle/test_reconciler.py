@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import io
+import json
+import tarfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -64,6 +68,8 @@ class Engine(NoEngine):
     between: Callable[[], object] = lambda: None
     removed: builtins.list[uuid.UUID] = field(default_factory=list)
     kept_networks: set[uuid.UUID] = field(default_factory=set)
+    status: dict[str, Any] | None = None
+    """What the agents have left; None: their files cannot be read."""
 
     def _require(self) -> None:
         if self.away:
@@ -78,6 +84,18 @@ class Engine(NoEngine):
         shown = [*self.containers.values()]
         self.between()
         return shown
+
+    @contextmanager
+    def read_files(self, run_id: uuid.UUID, path: str) -> Iterator[Iterator[bytes]]:
+        if self.status is None:
+            raise LaunchError("adapter-unavailable", "The Docker Engine does not answer.")
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            content = json.dumps(self.status).encode()
+            member = tarfile.TarInfo(path.rpartition("/")[2])
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        yield iter([packed.getvalue()])
 
     def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
         self.removed.append(run_id)
@@ -177,6 +195,31 @@ def test_what_ended_by_itself_is_told_with_how(
     assert state(attempt) == expected
     assert engine.removed == []  # its files are kept for a while
     assert once(engine, keep_ended=timedelta()).removed == 1
+
+
+FOREGROUND = {"name": "foreground", "kind": "foreground", "index": 0, "exitCode": 3}
+LAST_WORDS = """The workspace's foreground process ended with exit code 3.
+The end of its output:
+the port is taken"""
+NO_WORDS = "The workspace's container ended with exit code 3."
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"phase": "stopped", "step": FOREGROUND, "tail": "the port is taken"}, LAST_WORDS),
+        ({"phase": "ready", "step": FOREGROUND}, NO_WORDS),
+        (None, NO_WORDS),
+    ],
+)
+def test_a_failure_is_told_in_the_foregrounds_last_words_where_there_are_any(
+    status: dict[str, Any] | None, said: str
+) -> None:
+    attempt = ready_attempt()
+    engine = having(attempt, running=False, exit_code=3)
+    engine.status = status
+    assert once(engine).ended == 1
+    assert RuntimeInstance.objects.get(attempt=attempt).error_message == said
 
 
 def test_a_container_that_is_just_being_removed_has_not_ended_yet() -> None:

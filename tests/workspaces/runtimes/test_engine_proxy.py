@@ -385,6 +385,19 @@ def test_more_than_there_is_room_for_are_told_so_at_once(
         assert opened.ask("GET", "/_ping")[0] == 200
 
 
+def test_who_is_sent_away_is_told_so_however_late_they_ask(
+    instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_AWAY_SECONDS", 0)
+    with (
+        serving_engine_proxy(DOCKER_HOST, instance, EngineProxyLimits(asking=1)) as opened,
+        contextlib.closing(opened.connect()),
+    ):
+        wait_for(lambda: opened.proxy.open_connections == 1)
+        with contextlib.closing(opened.connect()) as late:
+            assert late.recv(100).startswith(b"HTTP/1.1 503 ")
+
+
 @pytest.mark.parametrize(
     "begun", [b"", b"GET /_pi", b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"]
 )

@@ -114,8 +114,9 @@ class EngineProxy:
         if self._open > self._limits.connections + self._limits.asking:
             return
         # What is not read when a connection is closed takes the answer along.
-        async with asyncio.timeout(_AWAY_SECONDS):
-            await wire.read_request(client.reader)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AWAY_SECONDS):
+                await wire.read_request(client.reader)
         await self._say(client, 503, "Too many connections to the engine proxy.", close=True)
 
     async def _serve(self, client: _Client) -> None:
