@@ -129,16 +129,10 @@ class LeasedQuerySet(models.QuerySet[Row]):
         if not self.writable(fence).update(**values):
             raise lease_lost(fence)
 
-    def renew(self, fence: Fence, *, lease: timedelta, wait: bool = True) -> bool:
-        """Renew a lease; False when it is lost, and the work has to stop.
-
-        Without ``wait`` a row that is being written raises ``OperationalError``.
-        """
-        with transaction.atomic():
-            held = self.writable(fence).filter(lease_expires_at__isnull=False)
-            if not list(held.select_for_update(nowait=not wait, of=("self",)).values_list("pk")):
-                return False
-            return bool(held.update(lease_expires_at=Now() + lease))
+    def renew(self, fence: Fence, *, lease: timedelta) -> bool:
+        """Renew a lease; False when it is lost, and the work has to stop."""
+        held = self.writable(fence).filter(lease_expires_at__isnull=False)
+        return bool(held.update(lease_expires_at=Now() + lease))
 
     def renew_all(self, fences: Collection[Fence], *, lease: timedelta) -> int:
         """Renew many leases in one statement; return how many. Lost ones stay lost.

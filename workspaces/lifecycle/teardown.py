@@ -20,6 +20,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
+from controlplane.work.leases import lease_lost
 from workspaces import services as workspaces
 from workspaces.credentials.upkeep import keep_renewed
 from workspaces.lifecycle.records import records
@@ -289,8 +290,10 @@ class _Execution:
         """Lock workspace and transition, in the order of whoever asks for something."""
         workspaces_ = Workspace.objects.select_for_update(no_key=True)
         workspace = workspaces_.get(pk=self._transition.workspace_id)
-        Transition.objects.lock(self._fence)
-        return workspace, Transition.objects.get(pk=self._fence.row_id)
+        transition = Transition.objects.writable(self._fence).select_for_update().first()
+        if transition is None:
+            raise lease_lost(self._fence)
+        return workspace, transition
 
     def _finish_stop(self, latest: Attempt | None) -> str:
         """Write that the workspace is stopped; return what is wanted of it by now."""

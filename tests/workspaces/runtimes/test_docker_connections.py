@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import uuid
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import LONG_WAIT
-from tests.workspaces.conftest import DOCKER_HOST
+from tests.workspaces.conftest import DOCKER_HOST, Launcher
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker import DockerAdapter
 from workspaces.runtimes.docker.engine_api import EngineConnections
 
 pytestmark = pytest.mark.docker
+
+REQUEST = re.compile(rb"[A-Z]+ /\S+")
 
 
 class Relay:
@@ -40,6 +43,12 @@ class Relay:
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def take_requests(self) -> list[str]:
+        """Return method and target of what was asked since the last time."""
+        taken, self.asked = self.asked, []
+        heads = (data.partition(b" HTTP/1.1\r\n")[0] for data in taken)
+        return [head.decode() for head in heads if REQUEST.fullmatch(head)]
 
     def close(self) -> None:
         """Take no more connections either."""
@@ -90,6 +99,31 @@ def test_calls_one_after_the_other_ask_once_what_the_engine_speaks(relay: Relay)
         assert adapter.observe(uuid.uuid4()) is None
         assert adapter.list() == []
     assert sum(b"GET /version" in data for data in relay.asked) == 1
+
+
+def test_a_first_launch_and_its_stop_ask_the_engine_for_no_more_than_they_need(
+    relay: Relay, launcher: Launcher
+) -> None:
+    adapter = DockerAdapter(relay.address, launcher.instance_id)
+    request = launcher.request()
+
+    launched = adapter.launch(request, cancelled=threading.Event())
+
+    asked = relay.take_requests()
+    started = next(at for at, line in enumerate(asked) if line.endswith("/start"))
+    looked = [at for at, line in enumerate(asked) if line.endswith("/info")]
+    assert len(looked) == 1, asked
+    assert looked[0] > started, "the boot waits for what nobody needs before its end"
+    name = f"/containers/{launched.reference}/json"
+    assert not [line for line in asked if "/containers/json" in line or line.endswith(name)], asked
+
+    observed = adapter.observe(request.run_id)
+    assert observed is not None
+    assert (observed.resource_id, observed.running) == (launched.resource_id, True)
+    assert adapter.stop(request.run_id, seconds=LONG_WAIT)
+    assert [line.rpartition("/")[2].partition("?")[0] for line in relay.take_requests()] == [
+        *("json", "json", "stop"),
+    ]
 
 
 def test_calls_at_once_use_a_connection_each_and_all_are_answered(relay: Relay) -> None:

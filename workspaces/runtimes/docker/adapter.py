@@ -39,6 +39,7 @@ from workspaces.runtimes.docker.engine_api import (
     is_of_a_launch,
     labels_of,
     launched_as,
+    observed,
 )
 from workspaces.runtimes.docker.exec_channel import ExecChannel
 from workspaces.runtimes.docker.launch import Launch
@@ -186,6 +187,9 @@ class DockerAdapter:
     def observe(self, run_id: UUID) -> ObservedRuntime | None:
         """Return the run's container as the engine sees it now, or None."""
         with self._connect() as engine:
+            container = self._container(engine, run_id)
+            if container is not None:
+                return observed(container)
             return next(iter(_one_for_each(engine.listed(run_id))), None)
 
     def list(self, workspace_id: UUID | None = None) -> list[ObservedRuntime]:
@@ -196,7 +200,8 @@ class DockerAdapter:
     def stop(self, run_id: UUID, *, seconds: float) -> bool:
         """Have the run's containers end in order; a paused one goes on for that."""
         with self._connect() as engine:
-            found = engine.containers(run_id)
+            container = self._container(engine, run_id)
+            found = [container] if container else engine.containers(run_id)
             for container in found:
                 engine.resume_container(container)
                 engine.stop_container(container, seconds)

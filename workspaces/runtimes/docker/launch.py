@@ -55,6 +55,8 @@ from workspaces.runtimes.docker.networks import new_bridge_name
 from workspaces.runtimes.docker.pulling import pull
 from workspaces.runtimes.docker.trust import trust
 
+ENGINES_OWN_RUNTIME = "runc"
+"""Every engine has this one, so that the engine is looked at while the workspace boots."""
 UNSTARTED_SECONDS = 10.0
 ROUNDS = 8
 
@@ -107,16 +109,23 @@ class Launch:
         """Take, create or adopt until one container is ready, in a bounded number of rounds."""
         taken = self._take_member()
         if taken is None:
-            self._look_at_engine()
+            if self._request.oci_runtime != ENGINES_OWN_RUNTIME:
+                self._look_at_engine()
             self._pull()
+        # Where nobody has launched it before, the engine's refusal of the name would say otherwise.
+        may_be_there = self._request.attempt_count > 1
         for _ in range(ROUNDS):
-            container = taken or self._adoptable() or self._create()
+            container = taken or (self._adoptable() if may_be_there else None) or self._create()
+            may_be_there = True
             if container is None:
                 continue
             try:
                 with contextlib.suppress(NotFound):
                     ours = container.id in self._created
-                    self._request.on_started()
+                    if self._said is None or self._said.phase != "ready":
+                        self._request.on_started()
+                    if not self._engine_id:
+                        self._look_at_engine()
                     answer = self._agent.deliver(container) if ours and not taken else self._said
                     return self._ready(container, answer)
             except BaseException as error:
@@ -398,7 +407,8 @@ class Launch:
         if self._request.restart:
             policy: Any = {"Name": "unless-stopped"}  # unknown to the type stubs
             container.update(restart_policy=policy)
-        if self._said is None or self._request.attempt_count > 1:
+        member_was_left = self._request.member is not None and self._said is None
+        if self._request.attempt_count > 1 or member_was_left:
             self._remove_others(container)
         return LaunchedRuntime(
             adapter="docker",

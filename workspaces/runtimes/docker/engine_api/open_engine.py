@@ -165,13 +165,15 @@ class Engine:
         for _, subnet in zip(range(SUBNET_TRIES), subnets, strict=False):
             ipam = IPAMPool(subnet=str(subnet), gateway=str(subnet[1]))
             try:
-                return self.client.networks.create(
+                made = self.client.api.create_network(
                     name,
                     driver="bridge",
                     ipam=IPAMConfig(pool_configs=[ipam]),
                     labels=dict(labels),
                     options=network_options(bridge or new_bridge_name(self.instance_id)),
                 )
+                # What it looks like nobody asks.
+                return self.client.networks.prepare_model({"Id": made["Id"], "Name": name})
             except APIError as error:
                 # Another launch was quicker, or something that the engine does not list is there.
                 if "overlap" not in str(error.explanation).lower():
