@@ -63,10 +63,9 @@ def measure(place: Place, sessions: int) -> Cost:
     before = _memory(gateway), _memory(worker), _memory(inside)
     with ExitStack() as stack:
         _open(stack, side, sessions)
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_AT_REST_SECONDS)
         after = _memory(gateway), _memory(worker), _memory(_inside(place))
         more = len(_inside(place)) - len(inside)
-        time.sleep(_AT_REST_SECONDS)
         spent = _seconds(gateway), _seconds(_inside(place))
         time.sleep(_WATCHED_SECONDS)
         busy = _seconds(gateway) - spent[0], _seconds(_inside(place)) - spent[1]

@@ -5,6 +5,8 @@ Who is on the machine connects to a socket in the container and sends a line of 
 PID 1 writes to how it ended (`ENDED`). PID 1 answers `+`; from then on the connection is the
 process's standard input and output. So a call costs no start of an interpreter, and shares its
 memory with PID 1. Only root may connect, and root may call the agent anyway.
+
+A call of `tail` whose record is at rest has no process meanwhile (`record/resting.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import stat
 import struct
 import sys
 import time
-from typing import Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 from ..process.program import Child
-from ..process.signals import restore_defaults
+from ..process.signals import forget_handlers
+from ..record.resting import SOCKET_NAME, Rest, RestingTail, RestingTails
 from .reports import GREETING, Record, Reports
 
-SOCKET_NAME = "agent.sock"
 ENDED = b"exit %d\n"
 """What the file has in the end."""
 
@@ -41,12 +43,20 @@ Serve = Callable[[List[str]], int]
 
 
 class _Call:
-    """A process that serves a call."""
+    """A process that serves a call, or a tail that rests, which has none."""
 
-    def __init__(self, child: Child, arguments: List[str], ending: int) -> None:
-        self.child = child
+    def __init__(self, arguments: List[str], ending: int) -> None:
+        self.child: Optional[Child] = None
         self.arguments = arguments
-        self.ending = ending
+        self._ending = ending
+
+    def ended(self, status: int) -> None:
+        """Tell who called."""
+        try:
+            os.write(self._ending, ENDED % status)
+        except OSError:
+            pass  # nobody can be told
+        os.close(self._ending)
 
 
 class Callers:
@@ -60,6 +70,7 @@ class Callers:
         except FileNotFoundError:
             pass
         self._serve = serve
+        self._runs_root = os.path.join(os.path.abspath(directory), "runs")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         before = os.umask(0o177)
@@ -71,15 +82,19 @@ class Callers:
         self._waiting: Dict[int, Tuple[socket.socket, float]] = {}
         self._calls: Dict[int, _Call] = {}
         self._reports = Reports()
+        self._resting = RestingTails()
+        self._rested: Dict[int, _Call] = {}
+        self._is_ending = False
 
     def fds(self) -> List[int]:
         """What to wait for; `ready` takes what is readable."""
         listening = [self._socket.fileno()] if len(self._waiting) < _MOST_WAITING else []
-        return [*listening, *self._waiting, *self._reports.fds()]
+        return [*listening, *self._waiting, *self._reports.fds(), *self._resting.fds()]
 
     def deadline(self) -> Optional[float]:
-        """When `drop_silent` has something to do."""
-        return min((until for _, until in self._waiting.values()), default=None)
+        """When `tick` has something to do."""
+        due = [self._resting.deadline(), *(until for _, until in self._waiting.values())]
+        return min((moment for moment in due if moment is not None), default=None)
 
     def ready(self, fd: int, record: Record) -> Optional[Child]:
         """Take a connection, or what it wants; the process to be reaped if that made one.
@@ -92,15 +107,26 @@ class Callers:
         if fd in self._reports.fds():
             self._reports.ready(fd, record)
             return None
+        if fd in self._rested:
+            return self._wake(fd)
         connection, _ = self._waiting.pop(fd)
         if _greets(connection):
             self._reports.take(connection)
             return None
         with connection:
-            return self._start(connection)
+            return self._take(connection)
 
-    def drop_silent(self) -> None:
-        """Close connections that have not said anything for long."""
+    def tick(self) -> List[Child]:
+        """Do what is due; the processes to be reaped if that made any."""
+        self._drop_silent()
+        return self._wake_all(self._resting.awake())
+
+    def end_rest(self) -> List[Child]:
+        """The container is to end: have a process pass on the end of every record, as `tick`."""
+        self._is_ending = True
+        return self._wake_all(self._resting.fds())
+
+    def _drop_silent(self) -> None:
         now = time.monotonic()
         for fd, (connection, until) in list(self._waiting.items()):
             if now >= until:
@@ -110,13 +136,9 @@ class Callers:
     def finish(self) -> None:
         """Tell of the calls whose process was reaped."""
         for pid, call in list(self._calls.items()):
-            if call.child.exit is not None:
+            if call.child is not None and call.child.exit is not None:
                 del self._calls[pid]
-                try:
-                    os.write(call.ending, ENDED % call.child.exit.status)
-                except OSError:
-                    pass  # nobody can be told
-                os.close(call.ending)
+                call.ended(call.child.exit.status)
 
     def readers(self) -> Dict[int, str]:
         """The processes that pass records on, and whose record."""
@@ -133,76 +155,122 @@ class Callers:
             connection, _ = self._socket.accept()
         except OSError:
             return
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", peer)[1] != os.geteuid():
+        if _peer(connection)[1] != os.geteuid():
             connection.close()
             return
         connection.setblocking(False)
         until = time.monotonic() + _REQUEST_SECONDS
         self._waiting[connection.fileno()] = (connection, until)
 
-    def _start(self, connection: socket.socket) -> Optional[Child]:
-        arguments, fds = _request(connection)
+    def _take(self, connection: socket.socket) -> Optional[Child]:
+        request, fds = _request(connection)
         try:
-            if arguments is None or len(fds) != 2:
+            if len(fds) != 2:
                 return None
+            if "rest" in request:
+                self._rest(connection, Rest(*request["rest"]), fds)
+                return None
+            arguments = _arguments(request)
             errors, ending = fds
-            if not stat.S_ISREG(os.fstat(ending).st_mode):
+            if arguments is None or not stat.S_ISREG(os.fstat(ending).st_mode):
                 return None  # a write to anything else might take for ever
             import_for(arguments[0])
             # What the process writes comes behind it.
             connection.send(b"+")
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # No handler of ours may run in the child, where it would wake the parent's loop.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            try:
-                pid = os.fork()
-                if pid == 0:
-                    self._become(connection, errors, arguments)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            call = _Call(arguments, ending)
+            child = self._fork(call, connection, errors, lambda: self._serve(arguments))
             fds.remove(ending)
-        except OSError:
+            return child
+        except (OSError, TypeError):
             return None
         finally:
             for fd in fds:
                 os.close(fd)
-        child = Child(pid)
-        self._calls[pid] = _Call(child, arguments, ending)
-        return child
 
-    def _become(self, connection: socket.socket, errors: int, arguments: List[str]) -> NoReturn:
-        """The child's side: a process as one that the engine starts, and then its end."""
-        code = 1
+    def _fork(
+        self, call: _Call, connection: socket.socket, errors: int, serve: Callable[[], int]
+    ) -> Child:
+        """Raises OSError when there is no room for a process."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # No handler of ours may run in the child, where it would wake the parent's loop.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            os.setsid()
-            restore_defaults()
-            # As the interpreter has it: a reader that is gone is an error, and no death.
-            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-            connection.setblocking(True)
-            os.dup2(connection.fileno(), 0)
-            os.dup2(connection.fileno(), 1)
-            os.dup2(errors, 2)
-            os.closerange(3, _MOST_DESCRIPTORS)
-            sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the process lives
-            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-            sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
-            _name_process(f"agent {arguments[0]}")
-            code = self._serve(arguments)
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 1
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
+            pid = os.fork()
+            if pid == 0:
+                _become(connection, errors, call.arguments[0], serve)
         finally:
-            try:
-                sys.stdout.flush()
-                sys.stderr.flush()
-            except (OSError, ValueError):
-                pass
-            os._exit(code)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        call.child = Child(pid)
+        self._calls[pid] = call
+        return call.child
+
+    def _rest(self, connection: socket.socket, rest: Rest, fds: List[int]) -> None:
+        """Take the streams of a tail of ours, whose process ends once it is told that we have."""
+        call = self._calls.get(_peer(connection)[0])
+        if call is None or call.arguments[0] != "tail":
+            return
+        if self._is_ending or not self._resting.has_room:
+            return
+        tail = RestingTail(self._runs_root, rest, *fds)
+        fds.clear()
+        del self._calls[_peer(connection)[0]]
+        self._rested[self._resting.add(tail)] = call
+        connection.send(b"+")
+
+    def _wake(self, number: int) -> Optional[Child]:
+        from ..record.follow import go_on
+
+        call, tail = self._rested.pop(number), self._resting.remove(number)
+        try:
+            return self._fork(
+                call, tail.connection, tail.errors, lambda: go_on(self._runs_root, tail.rest)
+            )
+        except OSError:
+            call.ended(128 + signal.SIGKILL)  # as one that the kernel has ended
+            return None
+        finally:
+            tail.close()
+
+    def _wake_all(self, numbers: List[int]) -> List[Child]:
+        return [child for child in map(self._wake, numbers) if child is not None]
+
+
+def _become(
+    connection: socket.socket, errors: int, name: str, serve: Callable[[], int]
+) -> NoReturn:
+    """The child's side: a process as one that the engine starts, and then its end."""
+    code = 1
+    try:
+        os.setsid()
+        forget_handlers()
+        # As the interpreter has it: a reader that is gone is an error, and no death.
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        connection.setblocking(True)
+        os.dup2(connection.fileno(), 0)
+        os.dup2(connection.fileno(), 1)
+        os.dup2(errors, 2)
+        os.closerange(3, _MOST_DESCRIPTORS)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the process lives
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
+        _name_process(f"agent {name}")
+        if name != "tail":  # which heeds some, and lets them come itself
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        code = serve()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            pass
+        os._exit(code)
 
 
 def _greets(connection: socket.socket) -> bool:
@@ -216,25 +284,36 @@ def _greets(connection: socket.socket) -> bool:
     return True
 
 
-def _request(connection: socket.socket) -> Tuple[Optional[List[str]], List[int]]:
-    """The arguments, None when they make no sense, and the descriptors that came with them."""
+def _peer(connection: socket.socket) -> Tuple[int, int]:
+    """The process that has connected, and its user."""
+    size = struct.calcsize("3i")
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, user, _ = struct.unpack("3i", told)
+    return pid, user
+
+
+def _request(connection: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
+    """What is asked, nothing when that makes no sense, and the descriptors that came with it."""
     fds = array.array("i")
     room = socket.CMSG_LEN(4 * fds.itemsize)
     try:
         content, ancillary, _, _ = connection.recvmsg(_REQUEST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     except OSError:
-        return None, []
+        return {}, []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     try:
-        arguments = json.loads(content)["arguments"] if content.endswith(b"\n") else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        arguments = None
+        request = json.loads(content) if content.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        request = None
+    return request if isinstance(request, dict) else {}, list(fds)
+
+
+def _arguments(request: Dict[str, Any]) -> Optional[List[str]]:
+    arguments = request.get("arguments")
     sound = isinstance(arguments, list) and all(isinstance(each, str) for each in arguments)
-    if not sound or not arguments or arguments[0] == "boot":
-        return None, list(fds)
-    return arguments, list(fds)
+    return arguments if sound and arguments and arguments[0] != "boot" else None
 
 
 def import_for(subcommand: str) -> None:

@@ -144,6 +144,8 @@ class Supervisor:
     def terminate_everything(self, grace_seconds: float) -> None:
         """End every process: TERM, then KILL for what is left after the grace."""
         deadline = time.monotonic() + grace_seconds
+        for child in self.callers.end_rest() if self.callers is not None else ():
+            self._reaper.watch(child)
         if self.record is not None and anything_left():
             self.record.signal_sent("SIGTERM", target="all", reason="stop")
         for number in terminate_signals():
@@ -198,7 +200,8 @@ class Supervisor:
             else:
                 self._serve(descriptor)
         if self.callers is not None:
-            self.callers.drop_silent()
+            for child in self.callers.tick():
+                self._reaper.watch(child)
         if record is not None:
             record.tick()
 

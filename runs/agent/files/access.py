@@ -12,9 +12,9 @@ import socket
 import struct
 from typing import Any, Dict
 
-from ..boot.callers import SOCKET_NAME
 from ..boot.reports import GREETING
 from ..record.event_meta import text_of
+from ..record.resting import SOCKET_NAME
 from .files_wire import Refusal
 
 _SECONDS = 30.0

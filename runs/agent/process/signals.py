@@ -61,11 +61,16 @@ def _wake_only(number: int, frame: Optional[FrameType]) -> None:
     """SIGCHLD needs a handler for the wakeup byte to be written; reaping is the loop's work."""
 
 
-def restore_defaults() -> None:
-    """In a forked child, before exec: the signal state that a program expects."""
+def forget_handlers() -> None:
+    """In a forked child: no handler of its parent runs in it."""
     signal.set_wakeup_fd(-1)
     for number in (*FORWARDED, signal.SIGCHLD, *_IGNORED_BY_PYTHON):
         signal.signal(number, signal.SIG_DFL)
+
+
+def restore_defaults() -> None:
+    """In a forked child, before exec: the signal state that a program expects."""
+    forget_handlers()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

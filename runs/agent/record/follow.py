@@ -3,25 +3,26 @@
 Output: one line of JSON that says where the spool stands, then frames as they lie in the spool, and
 an empty frame after every five seconds without any. Input: acknowledgements, 8 bytes each (big
 endian): everything up to that sequence is committed, and whole segments of it are freed. Any number
-of these may run at once; only acknowledgements change anything.
+of these may run at once; only acknowledgements change anything. After 30 seconds without news PID 1
+goes on with it, if it has started it (`resting.py`).
 
 TERM, which comes when the container is to end, is no end here but a hint that the record's is near.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
 import signal
 import sys
 import time
-from typing import Tuple, Union
+from typing import Optional, Tuple, Union
 
 from .acks import acknowledge, read_acknowledged, remove_spool
 from .frames import PREFIX
 from .repair import has_writer, is_of_a_boot, repair
+from .resting import KEEPALIVE, KEEPALIVE_SECONDS, Rest, offer, tell_of_a_write
 from .segments import (
     IDENTITY,
     Reader,
@@ -36,8 +37,6 @@ from .spool_folder import SpoolFailed
 EXIT_MISSING = 4
 EXIT_DAMAGED = 5
 
-_KEEPALIVE = bytes(PREFIX.size)
-KEEPALIVE_SECONDS = 5.0
 # After so many seconds without news, how often it looks for some, and whether the writer lives.
 # Where the kernel tells of every write to the folder, it does not look for news by itself: hundreds
 # of sessions may be open and idle for hours.
@@ -68,8 +67,23 @@ def tail(
         directory = open_folder(os.path.join(root, run_id))
     except FileNotFoundError:
         return EXIT_MISSING
+    return _passed_on(_Tail(hints, root, run_id, directory, start, keepalive_seconds))
+
+
+def go_on(root: str, rest: Rest) -> int:
+    """Go on with a tail that has rested."""
+    hints = _Hints()
     try:
-        return _Tail(hints, root, run_id, directory, start, keepalive_seconds).run()
+        directory = open_folder(os.path.join(root, rest.run_id))
+    except FileNotFoundError:
+        return 0  # another one was told of the last acknowledgement
+    tail = _Tail(hints, root, rest.run_id, directory, rest.sequence, KEEPALIVE_SECONDS)
+    return _passed_on(tail, rest)
+
+
+def _passed_on(tail: _Tail, rest: Optional[Rest] = None) -> int:
+    try:
+        return tail.run(rest)
     except (SpoolDamaged, SpoolFailed) as error:
         print(f"agent: {error}", file=sys.stderr)
         return EXIT_DAMAGED
@@ -78,7 +92,7 @@ def tail(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     finally:
-        os.close(directory)
+        tail.close()
 
 
 class _Hints:
@@ -96,6 +110,8 @@ class _Hints:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
             signal.signal(number, lambda *_: None)  # the wakeup needs a handler
+        # PID 1 has them blocked until here: it starts a tail again when the container is to end.
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def watch(self, folder: str) -> None:
         """Be told of writes to the files of this folder from now on, each time after `arm`."""
@@ -106,9 +122,8 @@ class _Hints:
         if self._watched < 0:
             return False
         try:
-            fcntl.fcntl(self._watched, fcntl.F_NOTIFY, fcntl.DN_MODIFY | fcntl.DN_CREATE)
+            tell_of_a_write(self._watched)
         except OSError:
-            # A kernel without it, gVisor's say.
             os.close(self._watched)
             self._watched = -1
             return False
@@ -153,6 +168,10 @@ class Rounds:
     def sent(self, now: float) -> None:
         """Something was passed on."""
         self._active = self._spoke = now
+
+    def rests(self, now: float) -> bool:
+        """Whether there has been nothing for long."""
+        return now - self._active >= _RESTS_AFTER_SECONDS
 
     def expects(self, now: float) -> None:
         """News are expected soon."""
@@ -249,12 +268,20 @@ class _Tail:
         self._ack_bytes = b""
         self._input_open = True
         self._is_boot = is_of_a_boot(directory)
+        self._may_rest = True
 
-    def run(self) -> int:
+    def close(self) -> None:
+        """Give the folder back."""
+        os.close(self._directory)
+
+    def run(self, rest: Optional[Rest]) -> int:
         self._repair()
         self._hints.watch(os.path.join(self._root, self._run_id))
-        self._greet()
+        if rest is None:
+            self._greet()
         self._reader = Reader(self._directory, self._start)
+        if rest is not None:
+            self._reader.go_on(rest.segment, rest.offset, rest.sequence)
         self._pace = Pace(self._root, self._run_id, self._directory)
         rounds = Rounds(self._keepalive_seconds, time.monotonic())
         damaged_since = 0.0
@@ -285,8 +312,10 @@ class _Tail:
                     return 0
                 self._check_end()
             if rounds.speaks(now):
-                _write(_KEEPALIVE)
+                _write(KEEPALIVE)
             if not sent and not self._input_open:
+                return 0
+            if told and rounds.rests(now) and self._rests():
                 return 0
             sealed = bool(self._sealed_at)
             self._take_acks(0.0 if sent else rounds.pause(now, told=told, sealed=sealed))
@@ -296,6 +325,15 @@ class _Tail:
                 if self._acked >= self._sealed_at:
                     remove_spool(self._root, self._run_id)
                 return 0
+
+    def _rests(self) -> bool:
+        """Whether PID 1 goes on with it. What was acknowledged has to be remembered before."""
+        if self._sealed_at or self._ack_bytes or self._claimed > self._acked or not self._may_rest:
+            return False
+        reader = self._reader
+        place = reader.next_sequence, reader.segment, reader.offset
+        self._may_rest = offer(self._root, Rest(self._run_id, *place, self._is_boot))
+        return self._may_rest
 
     def _greet(self) -> None:
         identity = read_json(self._directory, IDENTITY)

@@ -155,6 +155,11 @@ class Reader:
         """Where in the segment the next frame begins."""
         return self._offset
 
+    def go_on(self, segment: str, offset: int, sequence: int) -> None:
+        """Begin where another reader has stopped, if that is in this segment."""
+        if segment == self._name:
+            self._offset, self.next_sequence = offset, sequence
+
     def read(self) -> Optional[Batch]:
         """The next whole frames; None at the end of what is written (a torn frame is that too).
 
