@@ -48,6 +48,9 @@ __all__ = [
 
 FLUSH_SECONDS = 0.005
 SYNC_SECONDS = 0.25
+SYNC_BYTES = 1 << 20
+"""The disk is asked to take what was written after so long, or so much: then little is left to wait
+for when a segment is full."""
 DROPPABLE = frozenset(
     (
         Kind.IO_CHUNK,
@@ -170,6 +173,7 @@ class SpoolWriter:
         self._flush_at: Optional[float] = None
         self._gathers_until = 0.0
         self._sync_at: Optional[float] = None
+        self._unsynced = 0
         self._synced_at: Optional[float] = None
         """When to look whether the sync under way has ended."""
         self._look_at = 0.0
@@ -272,6 +276,7 @@ class SpoolWriter:
         """Flush, and wait until the disk has it."""
         self.flush()
         self._sync_at = self._synced_at = None
+        self._unsynced = 0
         self._files.sync()
 
     def deadline(self) -> Optional[float]:
@@ -294,7 +299,10 @@ class SpoolWriter:
             self.flush()
         if self._sync_at is not None and now >= self._sync_at:
             self.flush()
-            self._sync_at = None if self._files.begin_sync() else now + _LOOK_AT_SYNC_SECONDS
+            if self._files.begin_sync():
+                self._sync_at, self._unsynced = None, 0
+            else:
+                self._sync_at = now + _LOOK_AT_SYNC_SECONDS
             self._synced_at = now + _LOOK_AT_SYNC_SECONDS
         elif self._synced_at is not None and now >= self._synced_at:
             self._synced_at = now + _LOOK_AT_SYNC_SECONDS if self._files.syncing() else None
@@ -373,6 +381,7 @@ class SpoolWriter:
     def _roll(self) -> None:
         if self._files.size:
             self._sync_at = self._synced_at = None
+            self._unsynced = 0
             if not self._files.roll(self.last_sequence + 1, self.summary.stored()):
                 self._disk_full = True
 
@@ -383,7 +392,10 @@ class SpoolWriter:
         size = self._files.size - before
         self._batch = self._batch[written:]
         self._batch_bytes -= size
-        if size and self._sync_at is None:
+        self._unsynced += size
+        if self._unsynced >= SYNC_BYTES and self._synced_at is None:
+            self._sync_at = time.monotonic()
+        elif size and self._sync_at is None:
             self._sync_at = time.monotonic() + SYNC_SECONDS
         if self._batch:
             self._disk_full = True

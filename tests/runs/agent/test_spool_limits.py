@@ -16,6 +16,7 @@ from runs.agent.record.frames import HEADER, PREFIX, Kind
 from runs.agent.record.segments import RESERVE, open_folder, segment_name
 from runs.agent.record.spool import (
     FLUSH_SECONDS,
+    SYNC_BYTES,
     SYNC_SECONDS,
     SpoolBusy,
     SpoolExists,
@@ -170,6 +171,29 @@ def test_what_is_appended_is_due_soon_and_on_the_disk_a_little_later(tmp_path: P
     assert before + SYNC_SECONDS <= due <= flushed + SYNC_SECONDS
     writer.sync()
     assert writer.deadline() is None
+    writer.close()
+
+
+def test_the_disk_is_asked_at_once_to_take_as_much_as_would_make_the_next_segment_wait(
+    tmp_path: Path,
+) -> None:
+    writer = create(tmp_path, segment=2 * SYNC_BYTES, total=32 * SYNC_BYTES)
+    began = time.monotonic()
+    for _ in range(SYNC_BYTES // 32_768 - 1):
+        chunk(writer, 32_768)
+        writer.flush()
+        due = writer.deadline()
+        assert due is not None
+        assert due >= began + SYNC_SECONDS
+    chunk(writer, 32_768)
+    writer.flush()
+    due, before = writer.deadline(), time.monotonic()
+    assert due is not None
+    assert due <= before
+    writer.tick()
+    due = writer.deadline()
+    assert due is not None
+    assert due > before, "once is enough"
     writer.close()
 
 
