@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from controlplane_client import WorkspaceInfo
 
@@ -33,7 +34,10 @@ def as_json(value: Any) -> None:
 
 
 def table(rows: list[list[str]], *titles: str, flexible: str) -> None:
-    """Print rows; of what does not fit, ``flexible`` is cut, as ids are there to be copied."""
+    """Print rows, of each cell its first line, and nothing that a terminal would carry out.
+
+    Of what does not fit, ``flexible`` is cut, as ids are there to be copied.
+    """
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for title, *cells in zip(titles, *rows, strict=True):
         least = None if title == flexible else max(map(len, [title, *cells]))
@@ -51,10 +55,9 @@ def table(rows: list[list[str]], *titles: str, flexible: str) -> None:
         click.echo(line.rstrip())
 
 
-def _coloured(cell: str) -> str:
-    colour = COLOURS.get(cell)
-    plain = cell.replace("[", r"\[")
-    return f"[{colour}]{plain}[/]" if colour else plain
+def _coloured(cell: str) -> Text:
+    first, _, _ = cell.partition("\n")
+    return Text(printable(first), style=COLOURS.get(cell, ""))
 
 
 def ago(moment: datetime | None) -> str:
