@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from runs.agent.record.acks import acknowledge, read_acknowledged
-from runs.agent.record.follow import KEEPALIVE_SECONDS, Gathering, Pace, Rounds
+from runs.agent.record.follow import Gathering, Pace, Rounds
 from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
+from runs.agent.record.resting import KEEPALIVE_SECONDS
 from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
 from tests.runs.recording.scripted_agent import framed
