@@ -205,7 +205,8 @@ class Callers:
     def _rest(self, connection: socket.socket, rest: Rest, fds: List[int]) -> None:
         """Take the streams of a tail of ours, whose process ends once it is told that we have."""
         call = self._calls.get(_peer(connection)[0])
-        if call is None or call.arguments[0] != "tail":
+        # `exec --then tail` is one, too, and from here on like any other.
+        if call is None or "tail" not in call.arguments:
             return
         if self._is_ending or not self._resting.has_room:
             return
@@ -217,6 +218,7 @@ class Callers:
             tail.close()  # a process that was not told, if it lives, goes on with it
             return
         del self._calls[_peer(connection)[0]]
+        call.arguments = ["tail", rest.run_id]
         self._rested[self._resting.add(tail)] = call
 
     def _wake(self, number: int) -> Optional[Child]:
