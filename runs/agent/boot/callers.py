@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 from ..process.program import Child
 from ..process.signals import forget_handlers
-from ..record.resting import SOCKET_NAME, Rest, RestingTail, RestingTails
+from ..record.resting import MOST_DESCRIPTORS, SOCKET_NAME, Rest, RestingTail, RestingTails
 from .reports import GREETING, Record, Reports
 
 ENDED = b"exit %d\n"
@@ -35,9 +35,6 @@ _BACKLOG = 64
 _MOST_WAITING = 64
 _REQUEST_BYTES = 65536
 _REQUEST_SECONDS = 10.0
-# PID 1 has a few dozen. To close a million, which is a common limit, takes long.
-_MOST_DESCRIPTORS = 4096
-
 
 Serve = Callable[[List[str]], int]
 
@@ -208,15 +205,21 @@ class Callers:
     def _rest(self, connection: socket.socket, rest: Rest, fds: List[int]) -> None:
         """Take the streams of a tail of ours, whose process ends once it is told that we have."""
         call = self._calls.get(_peer(connection)[0])
-        if call is None or call.arguments[0] != "tail":
+        # `exec --then tail` is one, too, and from here on like any other.
+        if call is None or "tail" not in call.arguments:
             return
         if self._is_ending or not self._resting.has_room:
             return
         tail = RestingTail(self._runs_root, rest, *fds)
         fds.clear()
+        try:
+            connection.send(b"+")
+        except OSError:
+            tail.close()  # a process that was not told, if it lives, goes on with it
+            return
         del self._calls[_peer(connection)[0]]
+        call.arguments = ["tail", rest.run_id]
         self._rested[self._resting.add(tail)] = call
-        connection.send(b"+")
 
     def _wake(self, number: int) -> Optional[Child]:
         from ..record.follow import go_on
@@ -250,7 +253,7 @@ def _become(
         os.dup2(connection.fileno(), 0)
         os.dup2(connection.fileno(), 1)
         os.dup2(errors, 2)
-        os.closerange(3, _MOST_DESCRIPTORS)
+        os.closerange(3, MOST_DESCRIPTORS)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the process lives
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115

@@ -24,6 +24,8 @@ SOCKET_NAME = "agent.sock"
 """Where PID 1 listens, in the folder of its state."""
 KEEPALIVE = bytes(PREFIX.size)
 KEEPALIVE_SECONDS = 5.0
+MOST_DESCRIPTORS = 4096
+"""So many PID 1 has at most. Its children close them, and to close a million takes long."""
 
 # Each has four descriptors in PID 1, which has few others.
 _SHARE_OF_DESCRIPTORS = 8
@@ -117,7 +119,7 @@ class RestingTails:
 
     def __init__(self) -> None:
         self._tails: Dict[int, RestingTail] = {}
-        self._most = os.sysconf("SC_OPEN_MAX") // _SHARE_OF_DESCRIPTORS
+        self._most = min(os.sysconf("SC_OPEN_MAX"), MOST_DESCRIPTORS) // _SHARE_OF_DESCRIPTORS
         self._written = False
         self._speaks_at = 0.0
         signal.signal(signal.SIGIO, self._note)

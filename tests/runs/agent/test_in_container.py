@@ -279,12 +279,11 @@ def test_a_missing_configuration_ends_the_container_with_a_reason(
     assert "cannot read /etc/svc/boot.json" in left_behind(container)["message"]
 
 
-def start_run(container: Container, script: str) -> str:
-    """Start a one-shot run as the control plane does; returns its id."""
-    run_id = str(uuid.uuid4())
-    spec = {
+def spec_of(script: str) -> dict[str, Any]:
+    """What the control plane gives to `agent exec` for a one-shot run."""
+    return {
         "version": 1,
-        "runId": run_id,
+        "runId": str(uuid.uuid4()),
         "argv": ["/bin/sh", "-c", script],
         "cwd": None,
         "env": {},
@@ -296,9 +295,14 @@ def start_run(container: Container, script: str) -> str:
         | {"files": False, "network": False, "processes": False}
         | {"patchBytes": 0, "maxFiles": 0},
     }
+
+
+def start_run(container: Container, script: str) -> str:
+    """Start a one-shot run as the control plane does; returns its id."""
+    spec = spec_of(script)
     given = shlex.quote(json.dumps(spec))
     assert '"started"' in run(container, f"printf %s {given} | /usr/lib/svc/agent exec")
-    return run_id
+    return str(spec["runId"])
 
 
 def record_of(container: Container, run_id: str) -> list[Event]:

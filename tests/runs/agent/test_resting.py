@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from docker.models.containers import Container
@@ -19,6 +19,7 @@ from tests.runs.agent.test_in_container import (
     machine,
     run,
     settled,
+    spec_of,
     start_run,
 )
 from tests.support.waiting import LONG_WAIT
@@ -34,16 +35,21 @@ pytestmark = [
 
 
 class Follower:
-    """One `agent tail` of a run, served by PID 1."""
+    """One `agent tail` of a run, or `agent exec --then tail` of a spec, served by PID 1."""
 
-    def __init__(self, container: Container, run_id: str) -> None:
-        channel = agent_socket.call_soon(container, ["tail", run_id])
+    def __init__(
+        self, container: Container, run_id: str = "", *, spec: dict[str, Any] | None = None
+    ) -> None:
+        arguments = ["tail", run_id] if spec is None else ["exec", "--then", "tail"]
+        channel = agent_socket.call_soon(container, arguments)
         assert channel is not None
         self.channel: SocketChannel = channel
         self._buffer = b""
-        while b"\n" not in self._buffer:
-            self._receive()
-        self._buffer = self._buffer.partition(b"\n")[2]
+        if spec is not None:
+            content = json.dumps(spec).encode()
+            self.channel.write(len(content).to_bytes(4, "big") + content)
+            self._pass_line()
+        self._pass_line()
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +84,11 @@ class Follower:
             pass
         return self.channel.exit_code()
 
+    def _pass_line(self) -> None:
+        while b"\n" not in self._buffer:
+            self._receive()
+        self._buffer = self._buffer.partition(b"\n")[2]
+
     def _event(self) -> Event:
         while not (content := self._frame()):
             pass
@@ -98,10 +109,10 @@ class Follower:
         self._buffer += data
 
 
-def tails(container: Container) -> int:
-    """How many processes pass records on in a container."""
+def named(container: Container, name: str) -> int:
+    """How many processes of a container have this name."""
     told = container.top(ps_args="-eo pid,comm")["Processes"]
-    return sum(name == "agent tail" for _, name in told)
+    return sum(found == name for _, found in told)
 
 
 KILL_WRITER = """
@@ -128,8 +139,12 @@ def test_a_tail_at_rest_has_no_process_until_there_is_something_for_it_to_do(
     with contextlib.ExitStack() as stack:
         followers = [stack.enter_context(Follower(container, run_id)) for run_id in ids]
         booted, watched, lost, left = followers
-        assert tails(container) == 4
-        eventually(lambda: tails(container) == 0)
+        executed_now = stack.enter_context(Follower(container, spec=spec_of(waits)))
+        followers.append(executed_now)
+        assert named(container, "agent tail") == 4
+        eventually(lambda: named(container, "agent tail") == 0)
+        # Its recorder has the name of the call, too.
+        eventually(lambda: named(container, "agent exec") == 1)
 
         # A stranger's connection is not taken; those that rest are told that they are served.
         assert executed(container, ["/usr/bin/python3", "-c", OFFER, boot_id])[0] == 0
@@ -146,8 +161,9 @@ def test_a_tail_at_rest_has_no_process_until_there_is_something_for_it_to_do(
         assert lost.exit_code() == 0
 
         run(container, "touch /tmp/go")
-        assert watched.until(Kind.IO_CHUNK)[-1].body == b"went on\n"
+        for follower in (watched, executed_now):
+            assert follower.until(Kind.IO_CHUNK)[-1].body == b"went on\n"
 
         container.kill("SIGTERM")
-        for follower in (watched, booted):
+        for follower in (watched, executed_now, booted):
             follower.acknowledge(follower.until(Kind.RECORD_SEALED)[-1].sequence)
