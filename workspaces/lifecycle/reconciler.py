@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
@@ -36,6 +35,8 @@ EXITED = "runtime-exited"
 OUT_OF_MEMORY = "runtime-out-of-memory"
 STOP_SECONDS = 10.0
 """How long a container has that still runs although its row says that it is over."""
+LAST_WORDS_SECONDS = 30.0
+"""For how long a pass begins to read what ended workspaces left to say."""
 RUNS_IN_A_LINE = 20
 """How many runs one line of the log names."""
 
@@ -117,8 +118,13 @@ class _Outcome:
 def _end(adapter: RuntimeAdapter, ended: Sequence[ObservedRuntime]) -> int:
     """Write how each of these containers has ended."""
     by_outcome: dict[_Outcome, list[uuid.UUID]] = {}
+    asks_until = time.monotonic() + LAST_WORDS_SECONDS
     for found in ended:
-        by_outcome.setdefault(_outcome(adapter, found), []).append(found.run_id)
+        outcome = _outcome(found)
+        # An engine that answers late, or each time in vain, does not keep the others waiting.
+        if outcome.code == EXITED and time.monotonic() < asks_until:
+            outcome = replace(outcome, message=_last_words(adapter, found) or outcome.message)
+        by_outcome.setdefault(outcome, []).append(found.run_id)
     changed = 0
     for outcome, run_ids in by_outcome.items():
         changed += _write(outcome, run_ids)
@@ -132,7 +138,7 @@ def _is_known(found: ObservedRuntime) -> bool:
     return found.exit_code is not None or bool(found.ended_code)
 
 
-def _outcome(adapter: RuntimeAdapter, found: ObservedRuntime) -> _Outcome:
+def _outcome(found: ObservedRuntime) -> _Outcome:
     if found.ended_code:
         return _Outcome(RuntimeInstance.Status.FAILED, found.ended_code, found.ended_message)
     if found.oom_killed:
@@ -147,16 +153,20 @@ def _outcome(adapter: RuntimeAdapter, found: ObservedRuntime) -> _Outcome:
             "foreground-ended",
             "The foreground process ended with exit code 0.",
         )
-    told = f"The workspace's container ended with exit code {found.exit_code}."
-    with suppress(LaunchError):
-        told = _told_by_agent(adapter, found.run_id) or told
-    return _Outcome(RuntimeInstance.Status.FAILED, EXITED, told)
+    return _Outcome(
+        RuntimeInstance.Status.FAILED,
+        EXITED,
+        f"The workspace's container ended with exit code {found.exit_code}.",
+    )
 
 
-def _told_by_agent(adapter: RuntimeAdapter, run_id: uuid.UUID) -> str:
+def _last_words(adapter: RuntimeAdapter, found: ObservedRuntime) -> str:
     """Return what the agent left to say of the foreground's end; empty when it did not."""
-    with adapter.read_files(run_id, boot.STATUS_FILE) as chunks:
-        data = None if chunks is None else boot.read_archived_file(chunks)
+    try:
+        with adapter.read_files(found.run_id, boot.STATUS_FILE) as chunks:
+            data = None if chunks is None else boot.read_archived_file(chunks)
+    except LaunchError:
+        return ""
     status = None if data is None else boot.parse_status(data)
     return "" if status is None else boot.end_of_foreground(status)
 

@@ -26,6 +26,7 @@ from tests.runs.ready import ready_attempt, ready_attempts
 from tests.support import attempt_steps
 from tests.support.waiting import LONG_WAIT
 from workspaces import services as workspaces
+from workspaces.lifecycle import reconciler
 from workspaces.lifecycle.reconciler import Orphans, Reconciliation, reconcile
 from workspaces.models import (
     Attempt,
@@ -220,6 +221,17 @@ def test_a_failure_is_told_in_the_foregrounds_last_words_where_there_are_any(
     engine.status = status
     assert once(engine).ended == 1
     assert RuntimeInstance.objects.get(attempt=attempt).error_message == said
+
+
+def test_an_engine_that_is_slow_to_tell_last_words_keeps_no_end_from_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconciler, "LAST_WORDS_SECONDS", 0)
+    attempt = ready_attempt()
+    engine = having(attempt, running=False, exit_code=3)
+    engine.status = {"phase": "stopped", "step": FOREGROUND, "tail": "the port is taken"}
+    assert once(engine).ended == 1
+    assert RuntimeInstance.objects.get(attempt=attempt).error_message == NO_WORDS
 
 
 def test_a_container_that_is_just_being_removed_has_not_ended_yet() -> None:
