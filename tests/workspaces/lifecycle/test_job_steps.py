@@ -15,7 +15,14 @@ from runs.boot_runs import start_job
 from runs.models import Run
 from tests.factories import claim, make_job
 from tests.runs.record_factory import make_run
-from workspaces.lifecycle.step_statements import Publication, finish, publish
+from workspaces.lifecycle.step_statements import (
+    Publication,
+    SamePlan,
+    fail,
+    find_same_plan,
+    finish,
+    publish,
+)
 from workspaces.models import (
     Attempt,
     BuildJob,
@@ -303,3 +310,39 @@ def test_an_attempt_without_a_boot_run_gets_one_with_its_start() -> None:
     Run.objects.filter(pk=job.attempt.run_id).delete()
     run = start_job(job.attempt, job.fence).run
     assert (run.pk, run.mode, run.status) == (job.attempt.run_id, Run.Mode.BOOT, "running")
+
+
+# ---------------------------------------------------------------- an image of the same plan
+
+
+def same_plan(fence: Fence, owner: str = "one") -> SamePlan | None:
+    return find_same_plan(fence, PUBLICATION.plan_hash, owner_user_id=owner)
+
+
+def test_the_repository_of_a_job_whose_plan_was_published_becomes_its_owners_once() -> None:
+    job = claim(make_job(engine_name="one"))
+    assert same_plan(job.fence) is None
+    earlier = claimed(finished)
+    assert same_plan(job.fence) == SamePlan(earlier.repository, DIGEST, "one")
+    assert same_plan(job.fence, "two") == SamePlan(earlier.repository, DIGEST, "one")
+    fail(earlier.fence, code="boot-failed", message="It did not boot.")
+    assert same_plan(job.fence) is None
+
+
+@pytest.mark.parametrize("other", [{"worker_id": "worker-b"}, {"count": 2}])
+def test_only_who_holds_a_job_finds_an_image_of_its_plan(other: dict[str, Any]) -> None:
+    job = claim(make_job(engine_name="one"))
+    with pytest.raises(LeaseLost):
+        same_plan(replace(job.fence, **other))
+
+
+def test_a_failure_is_written_to_job_and_runtime_with_its_code_and_message() -> None:
+    job = claimed(finished)
+    fail(job.fence, code="boot-failed", message="It did not boot.")
+    runtime = RuntimeInstance.objects.get(attempt=job.attempt)
+    for row in (job, runtime):
+        assert values(row, "status", "error_code", "error_message") == (
+            "failed",
+            "boot-failed",
+            "It did not boot.",
+        )
