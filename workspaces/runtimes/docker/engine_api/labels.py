@@ -90,7 +90,8 @@ def observed(container: Container) -> ObservedRuntime | None:
             running=bool(state["Running"]),
             exit_code=state["ExitCode"] if state["Status"] in ("exited", "dead") else None,
             oom_killed=bool(state["OOMKilled"]),
-            created_at=_timestamp(container.attrs["Created"]),
+            # In whole seconds, as a list has it: both are the same container.
+            created_at=_timestamp(container.attrs["Created"]).replace(microsecond=0),
         )
     except (KeyError, ValueError):
         logger.warning("foreign_container_passed_over", container=container.name)
