@@ -176,6 +176,7 @@ def test_ipv6_leads_nowhere_either(
             pool=IPv4Network("10.213.0.0/16"),
             start=uuid4().int,
         )
+    made.reload()
     bridge = made.attrs["Options"]["com.docker.network.bridge.name"]
     made.remove()
     network = launcher.client.networks.create(
