@@ -27,9 +27,8 @@ from runs.agent.record.frames import Kind  # noqa: E402
 from runs.models import Run, RunCheckpoint, RunEvent  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
-from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
-from tests.bench.served import SHELL, Api, served  # noqa: E402
-from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
+from tests.bench.figures import Figure, milliseconds, report  # noqa: E402
+from tests.bench.served import SHELL, Api, run_worker, served  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
 from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
@@ -53,9 +52,7 @@ def place() -> Iterator[tuple[Api, dict[str, Any]]]:
     """A ready workspace of the default database, and a run worker."""
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served() as api:
-        worker = RunWorkerProcess(
-            log_folder() / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
-        )
+        worker = run_worker()
         try:
             eventually(lambda: "consuming" in worker.told, what="the run worker")
             started = api.start(SHELL)

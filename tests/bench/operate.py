@@ -43,10 +43,9 @@ from tests.bench import warm  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
 from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
-from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
+from tests.bench.served import OWNER, SHELL, Api, run_worker, served  # noqa: E402
 from tests.runs.ready import ready_attempts  # noqa: E402
 from tests.stack.free_ports import free_port  # noqa: E402
-from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
 from tests.stack.worker_process import CommandProcess, eventually  # noqa: E402
 from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
@@ -207,7 +206,7 @@ def _all_processes() -> Iterator[Api]:
             RUN_REQUESTED.topology(),
             timeout=LONG_WAIT,
         )
-        stack.callback(RunWorkerProcess(log_folder() / "runworker.log").stop)
+        stack.callback(run_worker().stop)
         gateway = CommandProcess(
             log_folder() / "sshgateway.log",
             "sshgateway",

@@ -15,9 +15,8 @@ from statistics import median, quantiles
 from django.conf import settings
 
 from runs.run_messages import RUN_REQUESTED
-from tests.bench.figures import Figure, log_folder, milliseconds
-from tests.bench.served import OWNER, SHELL, Api, served
-from tests.stack.run_worker_process import RunWorkerProcess
+from tests.bench.figures import Figure, milliseconds
+from tests.bench.served import OWNER, SHELL, Api, run_worker, served
 from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
@@ -36,9 +35,7 @@ def measure() -> list[Figure]:
     """Return the figure of the lag, measured in the default database."""
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served() as api:
-        worker = RunWorkerProcess(
-            log_folder() / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
-        )
+        worker = run_worker()
         try:
             lags = _lags(api)
         finally:

@@ -36,7 +36,13 @@ from runs.agent_archive import agent_archive
 from tests.bench.figures import Figure, log_folder, milliseconds
 from tests.registries.account import docker_config
 from tests.stack.free_ports import free_port
-from tests.stack.worker_process import ROOT, WorkerProcess, environment, eventually
+from tests.stack.worker_process import (
+    ROOT,
+    CommandProcess,
+    WorkerProcess,
+    environment,
+    eventually,
+)
 from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 from workspaces.blueprint import Blueprint
@@ -136,6 +142,11 @@ def served(**told: str) -> Iterator[Api]:
         eventually(lambda: _answers(port), what="the API")
         eventually(Heartbeat.objects.exists, what="the worker")
         yield Api(connection)
+
+
+def run_worker() -> CommandProcess:
+    """Start a run worker that sweeps and beats as often as one after ``make up``."""
+    return CommandProcess(log_folder() / "runworker.log", "runworker")
 
 
 def _answers(port: int) -> bool:

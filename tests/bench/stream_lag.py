@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from runs.run_messages import RUN_REQUESTED
-from tests.bench.figures import PERCENTILES, Figure, log_folder, milliseconds
+from tests.bench.figures import PERCENTILES, Figure, milliseconds
 from tests.bench.record_lag import LINES, PROGRAM
-from tests.bench.served import OWNER, SHELL, Api, served
+from tests.bench.served import OWNER, SHELL, Api, run_worker, served
 from tests.runs.streaming.event_stream import Follower
-from tests.stack.run_worker_process import RunWorkerProcess
 from tests.support import queues
 from tests.support.waiting import LONG_WAIT
 
@@ -32,9 +31,7 @@ def measure() -> list[Figure]:
     """Return the figures, measured in the default database."""
     settings.WORKSPACE_RUN_QUEUE = f"workspace-run-executions-bench-{uuid.uuid4().hex[:8]}"
     with served() as api:
-        worker = RunWorkerProcess(
-            log_folder() / "runworker.log", SVC_INSTANCE_ID=settings.SVC_INSTANCE_ID
-        )
+        worker = run_worker()
         try:
             started = api.start(SHELL)
             api.settled(started, "ready")

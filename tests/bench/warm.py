@@ -23,9 +23,8 @@ from django.conf import settings  # noqa: E402 - settings first
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
-from tests.bench.figures import Figure, log_folder, milliseconds, report  # noqa: E402
-from tests.bench.served import OWNER, SHELL, Api, served  # noqa: E402
-from tests.stack.run_worker_process import RunWorkerProcess  # noqa: E402
+from tests.bench.figures import Figure, milliseconds, report  # noqa: E402
+from tests.bench.served import OWNER, SHELL, Api, run_worker, served  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
 from tests.support import queues  # noqa: E402
 from tests.support.waiting import LONG_WAIT  # noqa: E402
@@ -93,7 +92,7 @@ def measure() -> Iterator[Figure]:
             RUN_REQUESTED.topology(),
             timeout=LONG_WAIT,
         )
-        worker = RunWorkerProcess(log_folder() / "runworker.log")
+        worker = run_worker()
         stack.callback(worker.stop)
         eventually(lambda: "consuming" in worker.told, what="the run worker")
         first = api.start(SHELL)
