@@ -29,6 +29,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError
 from pika.spec import Basic, BasicProperties
 
 from controlplane.logging import carried
+from controlplane.work.spares import Spares
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +42,10 @@ _PRECONDITION_FAILED = 406
 
 _REFUSED_PAUSE_SECONDS = (0.05, 1.0)
 """How long to wait before a message that the broker refused is sent again: at first, at most."""
+
+SPARE_SECONDS = 10.0
+"""How long a connection that published is kept for the next message: nobody answers the broker's
+heartbeats on it meanwhile, without which the broker waits a minute."""
 
 _UNDER_WAY = threading.BoundedSemaphore(64)
 """How many calls may wait for the broker at once in this process."""
@@ -106,25 +111,33 @@ def _parameters(url: str, *, timeout: float, name: str) -> pika.URLParameters:
     return parameters
 
 
-@contextmanager
-def _connection(url: str, *, timeout: float, name: str) -> Iterator[pika.BlockingConnection]:
-    """Yield an open connection; every failure of the broker becomes ``BrokerError``."""
+def _open(url: str, *, timeout: float, name: str) -> pika.BlockingConnection:
     try:
-        connection = pika.BlockingConnection(_parameters(url, timeout=timeout, name=name))
+        return pika.BlockingConnection(_parameters(url, timeout=timeout, name=name))
     except (AMQPError, AMQPConnectorException, OSError, ValueError) as exc:
         # pika's own text may hold the URL, an unresolvable host is a bare OSError, and a server
         # that takes the connection and says nothing ends in an exception of the connector's own.
         raise BrokerError(f"The broker cannot be reached ({type(exc).__name__}).") from exc
+
+
+def _close(connection: pika.BlockingConnection) -> None:
+    if connection.is_open:
+        try:
+            connection.close()
+        except (AMQPError, OSError):
+            log.debug("broker_close_failed")
+
+
+@contextmanager
+def _connection(url: str, *, timeout: float, name: str) -> Iterator[pika.BlockingConnection]:
+    """Yield an open connection; every failure of the broker becomes ``BrokerError``."""
+    connection = _open(url, timeout=timeout, name=name)
     try:
         yield connection
     except (AMQPError, OSError) as exc:
         raise BrokerError(f"The broker failed ({type(exc).__name__}).") from exc
     finally:
-        if connection.is_open:
-            try:
-                connection.close()
-            except (AMQPError, OSError):
-                log.debug("broker_close_failed")
+        _close(connection)
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
@@ -154,6 +167,45 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         raise BrokerError(f"The broker did not answer within {seconds:g} s.") from exc
 
 
+@dataclass(frozen=True, slots=True)
+class _Message:
+    topology: Topology
+    routing_key: str
+    body: bytes
+    properties: BasicProperties
+
+
+class _Publisher:
+    """An open connection and what it has declared; one thread uses it at a time."""
+
+    def __init__(self, connection: pika.BlockingConnection) -> None:
+        self.connection = connection
+        self._channel: BlockingChannel | None = None
+        self._declared: set[Topology] = set()
+
+    def publish(self, message: _Message) -> None:
+        """Publish and wait for the confirm; raises pika's errors and ``OSError``."""
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            channel = self._channel = self.connection.channel()
+            channel.confirm_delivery()
+        if message.topology not in self._declared:
+            message.topology.declare(channel)
+            self._declared.add(message.topology)
+        channel.basic_publish(
+            exchange="",
+            routing_key=message.routing_key,
+            body=message.body,
+            mandatory=True,
+            properties=message.properties,
+        )
+
+
+_spares = Spares[_Publisher](
+    seconds=SPARE_SECONDS, most=8, dispose=lambda publisher: _close(publisher.connection)
+)
+
+
 def publish(
     url: str,
     topology: Topology,
@@ -170,43 +222,67 @@ def publish(
 
     What the broker refuses is sent again, for at most ``timeout`` seconds. Raises ``BrokerError``
     when it refuses it for good, is down, has no such queue, or does not confirm within twice
-    ``timeout`` seconds. A connection per message costs a few milliseconds and needs nothing
-    shared between threads.
+    ``timeout`` seconds. A connection serves again within ``SPARE_SECONDS``, as opening one costs
+    ten times as much as the message.
     """
+    message = _Message(
+        topology,
+        topology.dead_letter_queue if dead_letter else topology.queue,
+        body,
+        BasicProperties(
+            content_type="application/json",
+            delivery_mode=pika.DeliveryMode.Persistent.value,
+            message_id=message_id,
+            type=kind,
+            timestamp=int(time.time()),
+        ),
+    )
+    give_up = time.monotonic() + timeout
+    key = (url, timeout)
 
     def send() -> None:
-        with _connection(url, timeout=timeout, name="controlplane publisher") as connection:
-            pause, longest = _REFUSED_PAUSE_SECONDS
-            while True:
-                channel = connection.channel()
-                try:
-                    topology.declare(channel)
-                    channel.confirm_delivery()
-                    channel.basic_publish(
-                        exchange="",
-                        routing_key=routing_key,
-                        body=body,
-                        mandatory=True,
-                        properties=properties,
-                    )
-                    return
-                except (NackError, ChannelClosedByBroker) as error:
-                    if time.monotonic() + pause >= give_up or not _may_pass(error):
-                        raise
-                    log.info("message_refused", queue=routing_key, again_in_s=pause)
-                connection.sleep(pause)
-                pause = min(2 * pause, longest)
+        publisher = _spares.take(key)
+        if publisher is None or not _is_sent(publisher, message):
+            publisher = _Publisher(_open(url, timeout=timeout, name="controlplane publisher"))
+            try:
+                _send_until(give_up, publisher, message)
+            except BaseException as exc:
+                _close(publisher.connection)
+                if isinstance(exc, AMQPError | OSError):
+                    raise BrokerError(f"The broker failed ({type(exc).__name__}).") from exc
+                raise
+        _spares.give(key, publisher)
 
-    give_up = time.monotonic() + timeout
-    routing_key = topology.dead_letter_queue if dead_letter else topology.queue
-    properties = BasicProperties(
-        content_type="application/json",
-        delivery_mode=pika.DeliveryMode.Persistent.value,
-        message_id=message_id,
-        type=kind,
-        timestamp=int(time.time()),
-    )
     _within(2 * timeout, send)
+
+
+def _is_sent(spare: _Publisher, message: _Message) -> bool:
+    """Publish over a connection that was used before; one that fails is closed.
+
+    It may have ended meanwhile, and its queue may be gone: a new connection tells what is the case.
+    """
+    try:
+        spare.publish(message)
+    except (AMQPError, OSError) as exc:
+        log.debug("spare_connection_failed", reason=type(exc).__name__)
+        _close(spare.connection)
+        return False
+    return True
+
+
+def _send_until(give_up: float, publisher: _Publisher, message: _Message) -> None:
+    pause, longest = _REFUSED_PAUSE_SECONDS
+    while True:
+        try:
+            publisher.publish(message)
+        except (NackError, ChannelClosedByBroker) as error:
+            if time.monotonic() + pause >= give_up or not _may_pass(error):
+                raise
+            log.info("message_refused", queue=message.routing_key, again_in_s=pause)
+        else:
+            return
+        publisher.connection.sleep(pause)
+        pause = min(2 * pause, longest)
 
 
 def _may_pass(refusal: AMQPError) -> bool:

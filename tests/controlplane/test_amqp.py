@@ -96,12 +96,15 @@ class Proxy:
         port = self._server.getsockname()[1]
         self.url = url.replace(f"{self._target[0]}:{self._target[1]}", f"127.0.0.1:{port}")
         self._sockets: list[socket.socket] = []
+        self.accepted = 0
+        self.ended = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._server.accept()
+                self.accepted += 1
                 broker = socket.create_connection(self._target)
                 self._sockets += [client, broker]
                 for source, sink in ((client, broker), (broker, client)):
@@ -111,6 +114,7 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 sink.sendall(data)
+        self.ended += 1
 
     def cut(self) -> None:
         """End every connection, as a broker that dies does."""
@@ -137,10 +141,70 @@ def proxy() -> Iterator[Proxy]:
 
 
 def test_a_confirmed_message_is_on_the_queue(topology: amqp.Topology) -> None:
-    assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 0
+    assert depth(topology) == 0
     publish(topology, b"1")
     publish(topology, b"2")
-    assert queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT) == 2
+    assert depth(topology) == 2
+
+
+def depth(topology: amqp.Topology) -> int:
+    return queues.depth(settings.RABBITMQ_URL, topology.queue, timeout=LONG_WAIT)
+
+
+def test_messages_one_after_the_other_go_over_one_connection(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    for body in (b"1", b"2", b"3"):
+        publish(topology, body, proxy.url)
+    assert depth(topology) == 3
+    assert proxy.accepted == 1
+
+
+def test_messages_at_the_same_time_are_all_on_the_queue(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    bodies = [str(number).encode() for number in range(48)]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda body: publish(topology, body, proxy.url), bodies))
+    assert depth(topology) == 48
+    assert proxy.accepted < 48
+
+
+def test_a_message_is_on_the_queue_when_the_connection_of_the_last_one_was_cut(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    publish(topology, b"1", proxy.url)
+    proxy.cut()
+    publish(topology, b"2", proxy.url)
+    assert depth(topology) == 2
+
+
+def test_a_message_is_on_the_queue_when_that_was_removed_after_the_last_one(
+    topology: amqp.Topology,
+) -> None:
+    publish(topology, b"1")
+    queues.purge_and_delete(settings.RABBITMQ_URL, topology, timeout=LONG_WAIT)
+    publish(topology, b"2")
+    assert depth(topology) == 1
+
+
+def test_a_connection_that_cannot_publish_is_an_error_also_behind_one_that_could(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    publish(topology, b"1", proxy.url)
+    proxy.close()
+    with pytest.raises(amqp.BrokerError, match="cannot be reached"):
+        publish(topology, b"2", proxy.url)
+
+
+def test_a_connection_that_nobody_publishes_over_any_more_is_closed(
+    topology: amqp.Topology, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amqp._spares, "_seconds", 0.05)
+    publish(topology, b"1", proxy.url)
+    wait_for(lambda: proxy.ended == 2)
+    publish(topology, b"2", proxy.url)
+    assert proxy.accepted == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""What is costly to make is kept for the next one, and for a while only."""
+
+from __future__ import annotations
+
+import threading
+
+from controlplane.work.spares import Spares
+from tests.support.waiting import LONG_WAIT
+
+
+def spares(*, seconds: float = LONG_WAIT, most: int = 2) -> tuple[Spares[str], list[str]]:
+    disposed: list[str] = []
+    return Spares(seconds=seconds, most=most, dispose=disposed.append), disposed
+
+
+def test_a_spare_serves_one_who_asks_for_its_key() -> None:
+    kept, disposed = spares()
+    kept.give("a", "first")
+    assert kept.take("b") is None
+    assert kept.take("a") == "first"
+    assert kept.take("a") is None
+    assert disposed == []
+
+
+def test_the_spare_that_was_given_last_serves_first() -> None:
+    kept, _ = spares()
+    kept.give("a", "first")
+    kept.give("a", "second")
+    assert kept.take("a") == "second"
+    assert kept.take("a") == "first"
+
+
+def test_what_is_given_beyond_the_limit_is_disposed_of_at_once() -> None:
+    kept, disposed = spares(most=1)
+    kept.give("a", "first")
+    kept.give("a", "second")
+    assert disposed == ["second"]
+    assert kept.take("a") == "first"
+    kept.give("a", "third")
+    assert kept.take("a") == "third"
+
+
+def test_a_spare_that_nobody_takes_in_time_is_disposed_of() -> None:
+    gone = threading.Event()
+    kept: Spares[str] = Spares(seconds=0.01, most=1, dispose=lambda _: gone.set())
+    kept.give("a", "first")
+    assert gone.wait(LONG_WAIT)
+    assert kept.take("a") is None
