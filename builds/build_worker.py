@@ -32,6 +32,7 @@ from builds import job_sweeper
 from builds.pipeline.job_slots import BuildSlotNeeded, JobSlots
 from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.runner import JobRunner
+from controlplane.database.kept_connections import KeptConnections
 from controlplane.errors import JobError
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import BrokerError, Delivery, MalformedMessage
@@ -58,6 +59,8 @@ class ReconcilerTimes:
 
 THREADS = 256
 """Most jobs that a worker is at: those with slots, and the boots that it waits for."""
+KEPT_CONNECTIONS = 4
+"""Connections to the database that jobs whose boot is waited for leave to others."""
 
 
 class JobMessage:
@@ -124,6 +127,7 @@ class BuildWorker(Worker):
         self._one_at_a_time = max_jobs is not None
         self._reconciler = reconciler
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="job")
+        self._connections = KeptConnections(KEPT_CONNECTIONS)
         self._jobs_lock = threading.Lock()
         self._claimed: dict[uuid.UUID, JobState] = {}
         self._submitted: Counter[uuid.UUID] = Counter()
@@ -215,6 +219,7 @@ class BuildWorker(Worker):
     def close(self) -> None:
         """Wait for the job threads."""
         self._pool.shutdown(wait=True)
+        self._connections.close()
 
     # ------------------------------------------------------------ jobs
 
@@ -240,6 +245,7 @@ class BuildWorker(Worker):
     def _work(self, job_id: uuid.UUID, message: JobMessage, job: JobState | None) -> None:
         """In a job thread: claim, run, settle the message. Nothing may escape."""
         close_old_connections()
+        self._connections.adopt()
         with structlog.contextvars.bound_contextvars(job_id=str(job_id), worker_id=self.worker_id):
             settle: Callable[[Delivery], None] = Delivery.ack
             try:
@@ -286,6 +292,7 @@ class BuildWorker(Worker):
             with self._jobs_lock:
                 self._claimed[job.id] = job
         job.on_started = partial(self._on_started, job, message)
+        job.on_booted = self._connections.adopt
         try:
             return self._run(job)
         finally:
@@ -304,6 +311,7 @@ class BuildWorker(Worker):
         message.settle_early()
         if job.slot.release() is BuildJob.Lane.BUILD:
             self.guarded("build slots", self._claim_builds)
+        self._connections.keep()
         connections.close_all()
 
     def _run(self, job: JobState) -> Callable[[Delivery], None]:

@@ -65,6 +65,8 @@ class JobState:
     """The slot that a worker has given the job; None: nobody counts."""
     on_started: Callable[[], None] = field(default=lambda: None)
     """Called once the workspace's container has started, before its boot is waited for."""
+    on_booted: Callable[[], None] = field(default=lambda: None)
+    """Called when its boot is waited for no longer, on the thread that goes on."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the work is to stop."""
     shutdown: bool = False

@@ -127,6 +127,7 @@ class WorkspaceLauncher:
                 if request.egress is not None:
                     self.require_egress()
                 launched = self.adapter.launch(request, cancelled=job.cancelled)
+                job.on_booted()
             except JobError as exc:
                 raise credentials.without_secrets(exc) from exc
         job.finish_launch(launched)

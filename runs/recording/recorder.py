@@ -273,7 +273,7 @@ class Recorder:
                 batch += contents
                 size += sum(map(len, contents))
             elif not batch and now - self._used_at >= IDLE_SECONDS:
-                self._database.leave()
+                self._database.leave(keep=True)
             is_full = size >= store.BATCH_BYTES or len(batch) >= store.BATCH_EVENTS
             if batch and (now >= due or is_full):
                 if self._store(tail, batch):
