@@ -58,14 +58,14 @@ def require_room_to_start(
     transaction that writes it.
     """
     new = (WORKSPACES,) if new_workspace else ()
-    builds = () if _may_start_beside_builds(owner_user_id, spec) else (RUNNING_BUILDS,)
+    builds = () if _has_room_for_builds(owner_user_id, spec) else (RUNNING_BUILDS,)
     require_room(owner_user_id, (*new, *builds, records().size_limit))
 
 
-def _may_start_beside_builds(owner_user_id: str, spec: Mapping[str, Any]) -> bool:
-    """Whether all builds that the owner may have are under way, and this needs none."""
+def _has_room_for_builds(owner_user_id: str, spec: Mapping[str, Any]) -> bool:
+    """Whether the owner may have one more build, or needs none for this blueprint."""
     if not RUNNING_BUILDS.maximum:
         return True
     lock_owner(owner_user_id)
     full = _running_builds(owner_user_id) >= RUNNING_BUILDS.maximum
-    return full and _is_built(owner_user_id, spec)
+    return not full or _is_built(owner_user_id, spec)
