@@ -41,7 +41,7 @@ FIRST_SECONDS = 0.02
 """How long the first events of a run, which say how it began, wait for some that say more."""
 SURE_SECONDS = 1.0
 """For so long after a claim the lease is taken to be held, where it lasts longer."""
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 10.0
 """How often a recorder without news looks whether a run that should have ended is silent."""
 IDLE_SECONDS = 1.0
 """A database connection that is not used for longer is given back."""

@@ -366,14 +366,14 @@ class RunWorker(Worker):
             expired = Run.objects.expire_leases_of_dead_workers(stale=self.times.stale)
             if expired:
                 log.warning("leases_of_dead_workers_expired", runs=expired)
-        for mode in self._slots.modes:
+        claimable = partial(
+            run_sweeper.claimable_runs, overdue=self.times.overdue, engine=self._engine
+        )
+        # Mostly there is none, and one look tells.
+        modes = self._slots.modes if claimable(modes=self._slots.modes, limit=1) else ()
+        for mode in modes:
             ours, free = self._slots.of(mode)
-            found = run_sweeper.claimable_runs(
-                overdue=self.times.overdue,
-                modes=[mode],
-                limit=max(free, 0) + len(ours) + 1,
-                engine=self._engine,
-            )
+            found = claimable(modes=[mode], limit=max(free, 0) + len(ours) + 1)
             waiting = [run_id for run_id in found if run_id not in ours]
             for run_id in waiting[:free]:
                 log.info("run_found_by_sweeper", run_id=str(run_id))

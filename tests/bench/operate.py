@@ -62,6 +62,7 @@ WORKSPACES = 1_000
 PASSES = 5
 IDLE_SECONDS = 15
 SETTLE_SECONDS = 0.5
+LOOK_SECONDS = 0.005
 MEMORY_MIB = 450
 
 
@@ -87,7 +88,7 @@ def _stop_and_start(api: Api) -> list[Figure]:
             while (status := shown.get()) != expected:
                 if status == "failed":
                     raise RuntimeError("the workspace failed")
-                time.sleep(0.02)
+                time.sleep(LOOK_SECONDS)
             found = api.ask("GET", workspace)["status"]
             assert found == expected, found
 
