@@ -32,7 +32,7 @@ from builds import job_sweeper
 from builds.pipeline.job_slots import BuildSlotNeeded, JobSlots
 from builds.pipeline.job_state import JobState, ShutdownError
 from builds.pipeline.runner import JobRunner
-from controlplane.database.kept_connections import KeptConnections
+from controlplane.database.idle_connections import IdleConnections
 from controlplane.errors import JobError
 from controlplane.metrics.families import FOUND_BY_SWEEPER, LEASE_RENEWALS
 from controlplane.work.amqp import BrokerError, Delivery, MalformedMessage
@@ -127,7 +127,7 @@ class BuildWorker(Worker):
         self._one_at_a_time = max_jobs is not None
         self._reconciler = reconciler
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="job")
-        self._connections = KeptConnections(KEPT_CONNECTIONS)
+        self._connections = IdleConnections(KEPT_CONNECTIONS)
         self._jobs_lock = threading.Lock()
         self._claimed: dict[uuid.UUID, JobState] = {}
         self._submitted: Counter[uuid.UUID] = Counter()

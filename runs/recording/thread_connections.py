@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from django.db import InterfaceError, OperationalError, connection
 
-from controlplane.database.kept_connections import KeptConnections
+from controlplane.database.idle_connections import IdleConnections
 from controlplane.database.retries import retry_database
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class StoppedError(Exception):
     """The worker gives the run up: its lease is lost, or the worker is told to stop."""
 
 
-class Connections(KeptConnections):
+class Connections(IdleConnections):
     """Turns to be connected, in the order in which they were asked for.
 
     At most ``kept`` connections are kept for others.

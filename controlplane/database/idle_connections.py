@@ -20,7 +20,7 @@ FRESH_SECONDS = 1.0
 database has not spoken since, as it does before it goes away."""
 
 
-class KeptConnections:
+class IdleConnections:
     """At most ``room`` connections that no thread has; :meth:`close` closes them."""
 
     def __init__(self, room: int) -> None:
