@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from django.db.models.functions import Now
 
 from runs.models import Run
 from runs.record import store
+from tests.factories import make_job
 from tests.runs.executable import make_executable
 from tests.runs.record_factory import Source, make_run
 from workspaces.harnesses import CODEX, REFUSED, SHELL
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.django_db
 HUNG_UP: dict[str, Any] = {"code": None, "signal": "SIGHUP", "reason": "signaled"}
 KILLED: dict[str, Any] = {"code": None, "signal": "SIGKILL", "reason": "signaled"}
 NOT_THERE: dict[str, Any] = {"code": 127, "signal": None, "reason": "startFailed"}
+TOO_LATE: dict[str, Any] = {"code": 77, "signal": None, "reason": "timeout"}
+RECORDER_LOST: dict[str, Any] = {"code": None, "signal": None, "reason": "lost"}
 
 
 def exited(code: int) -> dict[str, Any]:
@@ -42,6 +46,22 @@ def lead(source: Source, *exits: dict[str, Any] | None) -> None:
         process = source.process(["bash", "-l"], channel=source.processes + 1, kind="shell", **more)
         if exit_ is not None:
             source.exited(process, **exit_)
+
+
+def command(*, mode: str = Run.Mode.ONE_SHOT, **values: Any) -> tuple[Run, Source]:
+    """Return a running run that is no session, and the source of its record, which has begun."""
+    run = make_run(mode=mode, **values)
+    source = Source(run)
+    source.open()
+    source.started()
+    return run, source
+
+
+def stored_beside(exit_: dict[str, Any] | None) -> None:
+    """Store the beginning of another session's record, with one leader."""
+    _, source = session()
+    lead(source, exit_)
+    source.append()
 
 
 def sealed(run: Run, source: Source, exit_: dict[str, Any] | None, because: str = "ended") -> Run:
@@ -138,6 +158,17 @@ def test_a_session_of_which_no_command_could_be_started_has_failed() -> None:
     assert run.exit_code == 127
 
 
+def test_what_another_session_or_a_process_of_the_workspace_ran_is_no_command_of_this_one() -> None:
+    stored_beside(exited(0))
+    run, source = session()
+    source.exited(source.process(["sleep", "1"], leader=False))
+    lead(source, NOT_THERE)
+
+    run = sealed(run, source, NOT_THERE)
+
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "run-start-failed")
+
+
 def test_a_session_of_which_one_command_could_not_be_started_is_completed() -> None:
     run, source = session()
     lead(source, exited(0), NOT_THERE)
@@ -154,9 +185,6 @@ def test_a_session_that_did_not_end_by_itself_has_failed(reason: str) -> None:
     lead(source, told)
 
     assert sealed(run, source, told, "stopped").status == Run.Status.FAILED
-
-
-RECORDER_LOST = {"code": None, "signal": None, "reason": "lost"}
 
 
 @pytest.mark.parametrize("exits", [(), (None,), (exited(0), None), (None, exited(0))])
@@ -190,6 +218,31 @@ def test_a_session_whose_record_ended_early_after_all_its_commands_is_completed(
     assert [run.exit_signal for run in runs] == [last["signal"] or ""] * 2
 
 
+def test_a_session_that_was_to_be_cancelled_and_ended_early_is_what_its_commands_tell() -> None:
+    run, source = session(cancelled=True)
+    lead(source, exited(0))
+
+    assert sealed(run, source, exited(0), "recorder-lost").status == Run.Status.COMPLETED
+
+
+@pytest.mark.parametrize("begin", [session, command])
+def test_an_exit_that_the_recorder_has_lost_is_the_one_that_the_last_command_tells(
+    begin: Callable[[], tuple[Run, Source]],
+) -> None:
+    stored_beside(None)
+    run, source = begin()
+    source.process(["sleep", "1"], leader=False)
+    lead(source, exited(7))
+    source.exited(source.process(["true"], leader=False))
+
+    run = sealed(run, source, RECORDER_LOST, "stopped")
+
+    is_session = run.mode == Run.Mode.INTERACTIVE
+    assert run.exit_code == 7
+    assert run.status == (Run.Status.COMPLETED if is_session else Run.Status.FAILED)
+    assert run.error_code == ("" if is_session else "run-exited")
+
+
 @pytest.mark.parametrize("exit_", [[], 5, "x", {"code": True, "signal": {}, "reason": []}])
 def test_a_forged_end_of_a_session_settles_it_all_the_same(exit_: Any) -> None:
     run, source = session()
@@ -201,27 +254,122 @@ def test_a_forged_end_of_a_session_settles_it_all_the_same(exit_: Any) -> None:
     assert run.status in Run.TERMINAL
 
 
+@pytest.mark.parametrize("begin", [session, command])
+def test_a_forged_end_settles_a_run_within_what_its_row_can_hold(
+    begin: Callable[[], tuple[Run, Source]],
+) -> None:
+    endless: dict[str, Any] = {"code": -(10**30), "signal": "SIG" + "X" * 50, "reason": "x" * 50}
+    run = sealed(*begin(), endless)
+    assert run.exit_code is not None
+    assert run.exit_code < 0
+    assert run.exit_signal == "SIG" + "X" * 12 + "…"
+    if run.mode == Run.Mode.ONE_SHOT:
+        assert (run.status, run.error_code) == (Run.Status.FAILED, "run-signaled")
+
+    run = sealed(*begin(), None, "because " * 50)
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "record-ended-early")
+    assert ("because " * 50)[:199] + "…" in run.error_message
+
+    run, source = begin()
+    source.exited(source.process(startFailed="no " * 500), **NOT_THERE)
+    run = sealed(run, source, NOT_THERE)
+    assert run.error_message == f"The command could not be started: {('no ' * 500)[:499]}…."
+
+
+@pytest.mark.parametrize("mode", [Run.Mode.ONE_SHOT, Run.Mode.BOOT])
 @pytest.mark.parametrize(
-    ("harness", "argv", "code", "error"),
+    ("exit_", "code", "message"),
     [
-        ("codex", [*CODEX.read_only, "Fix it."], REFUSED, "harness-refused"),
-        ("codex", [*CODEX.read_only, "Fix it."], 1, "run-exited"),
-        ("codex", [*CODEX.one_shot, "Fix it."], REFUSED, "run-exited"),
-        ("shell", [*SHELL.one_shot, "exit 77"], REFUSED, "run-exited"),
-        ("aider", [*CODEX.read_only, "Fix it."], REFUSED, "run-exited"),
+        (exited(3), "run-exited", "The command exited with 3."),
+        (KILLED, "run-signaled", "The command was ended by SIGKILL."),
+        ({"code": 0, "reason": "timeout"}, "run-timeout", "The time limit of the run was reached."),
+        (
+            {"code": 1, "reason": "startFailed"},
+            "run-start-failed",
+            "The command could not be started.",
+        ),
+        (RECORDER_LOST, "run-lost", "How the command ended is not known."),
+    ],
+)
+def test_a_run_that_failed_says_with_a_code_and_a_sentence_how(
+    mode: str, exit_: dict[str, Any], code: str, message: str
+) -> None:
+    stored_beside(NOT_THERE)
+
+    run = sealed(*command(mode=mode), exit_)
+
+    assert (run.status, run.exit_code) == (Run.Status.FAILED, exit_["code"])
+    assert (run.error_code, run.error_message) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("mode", "exit_", "because", "status"),
+    [
+        (Run.Mode.BOOT, None, "stopped", Run.Status.COMPLETED),
+        (Run.Mode.BOOT, exited(143), "stopped", Run.Status.COMPLETED),
+        (Run.Mode.BOOT, None, "recorder-lost", Run.Status.FAILED),
+        (Run.Mode.BOOT, exited(1), "ended", Run.Status.FAILED),
+        (Run.Mode.ONE_SHOT, None, "stopped", Run.Status.FAILED),
+        (Run.Mode.ONE_SHOT, exited(143), "stopped", Run.Status.FAILED),
+    ],
+)
+def test_a_stop_in_order_completes_a_sandbox_and_nothing_else(
+    mode: str, exit_: dict[str, Any] | None, because: str, status: str
+) -> None:
+    assert sealed(*command(mode=mode), exit_, because).status == status
+
+
+def test_a_command_that_was_cancelled_is_cancelled_however_it_then_ended() -> None:
+    run, source = command()
+    lead(source, exited(0))
+    told = {"code": 0, "signal": None, "reason": "cancelled"}
+
+    assert sealed(run, source, told).status == Run.Status.CANCELLED
+
+
+def test_a_run_that_never_began_ends_with_its_record() -> None:
+    run = make_run(status=Run.Status.QUEUED)
+
+    assert store.end_in_order(run.number, reason="ended", status=Run.Status.CANCELLED)
+
+    run.refresh_from_db()
+    assert run.status == Run.Status.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("harness", "argv", "exit_", "error"),
+    [
+        ("codex", [*CODEX.read_only, "Fix it."], exited(REFUSED), "harness-refused"),
+        ("codex", [*CODEX.read_only, "Fix it."], exited(1), "run-exited"),
+        ("codex", [*CODEX.read_only, "Fix it."], TOO_LATE, "run-timeout"),
+        ("codex", [*CODEX.one_shot, "Fix it."], exited(REFUSED), "run-exited"),
+        ("shell", [*SHELL.one_shot, "exit 77"], exited(REFUSED), "run-exited"),
+        ("aider", [*CODEX.read_only, "Fix it."], exited(REFUSED), "run-exited"),
+        ("of-an-earlier-release", [*CODEX.read_only, "Fix it."], exited(REFUSED), "run-exited"),
     ],
 )
 def test_a_restricted_harness_that_refuses_a_prompt_fails_with_a_code_of_its_own(
-    harness: str, argv: list[str], code: int, error: str
+    harness: str, argv: list[str], exit_: dict[str, Any], error: str
 ) -> None:
     command = {"executable": argv[0], "args": argv[1:]}
     run = make_executable(harness_id=harness, command=command)
     source = Source(run)
     source.open()
     source.started()
-    lead(source, exited(code))
-    run = sealed(run, source, exited(code))
-    assert (run.status, run.exit_code, run.error_code) == (Run.Status.FAILED, code, error)
+    lead(source, exit_)
+    run = sealed(run, source, exit_)
+    assert (run.status, run.exit_code) == (Run.Status.FAILED, exit_["code"])
+    assert run.error_code == error
+    assert ("refused the prompt" in run.error_message) == (error == "harness-refused")
+
+
+def test_a_sandbox_has_no_prompt_that_its_harness_could_refuse() -> None:
+    run = Run.objects.get(pk=make_job().attempt.run_id)
+    Run.objects.filter(pk=run.pk).update(harness_id="codex")
+    source = Source(run)
+    source.open()
+    run = sealed(run, source, exited(REFUSED))
+    assert (run.status, run.error_code) == (Run.Status.FAILED, "run-exited")
 
 
 def test_a_command_that_is_no_session_fails_by_its_exit() -> None:
