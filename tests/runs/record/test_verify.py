@@ -190,6 +190,14 @@ ROW_MUTATIONS = {
         ),
         100,
     ),
+    "insert at the very end": (
+        (
+            "INSERT INTO run_event SELECT run_number, 9223372036854775807, stream_offset, wall_us, "
+            "monotonic_ns, process_number, length, kind, stream, method, confidence, link, meta, "
+            "body FROM run_event WHERE run_number = %(run)s AND sequence = 4"
+        ),
+        2**63 - 1,
+    ),
     "move one elsewhere": (
         (
             "UPDATE run_event SET sequence = CASE sequence WHEN 4 THEN 8 ELSE 4 END "

@@ -9,7 +9,8 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from runs.agent.record.frames import Kind
-from runs.models import Run, RunHead, RunLoss, RunProcess
+from runs.models import Run, RunCheckpoint, RunHead, RunLoss, RunProcess
+from runs.record import seal, signatures
 from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run, record
 
@@ -22,6 +23,21 @@ def change(statement: str, run: Run) -> None:
         cursor.execute("ALTER TABLE run_event DISABLE TRIGGER run_event_append_only")
         cursor.execute(statement, [run.number])
         assert cursor.rowcount > 0
+
+
+@pytest.fixture(autouse=True)
+def another(db: None) -> None:
+    """Another run's record with one of everything, in the places that those of the tests have."""
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.append()
+    source.process(["another"])
+    source.append()
+    source.event(999, sequence=8)
+    source.event(Kind.FILE_DIFF_ENTRY, {"position": 1, "path": "another", "change": "added"})
+    source.append()
 
 
 def going_on() -> Run:
@@ -142,6 +158,56 @@ def test_each_thing_that_does_not_fit_is_told_with_its_place(
     assert found(run) == (False, first_bad, message)
 
 
+def test_what_was_appended_since_the_head_was_read_does_not_count() -> None:
+    run = going_on()
+    RunCheckpoint.objects.create(run_number=run.number, sequence=8, chain_head=b"later")
+    RunLoss.objects.create(
+        run_number=run.number, position=2, kind="early_close", reason="", detected_via="gap"
+    )
+    assert found(run)[0]
+
+
+def test_a_loss_span_that_does_not_say_what_is_missing_declares_nothing() -> None:
+    run = going_on()
+    for position, (first, last) in enumerate([(None, 6), (4, None), (None, 5), (3, None)], 2):
+        RunLoss.objects.create(
+            run_number=run.number,
+            position=position,
+            kind="sequence_gap",
+            from_sequence=first,
+            to_sequence=last,
+            reason="",
+            detected_via="gap",
+        )
+    RunHead.objects.filter(pk=run.number).update(loss_count=5)
+    assert found(run)[0]
+
+
+def test_a_process_of_which_only_the_end_is_told_is_listed_as_far_as_it_is_known() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.exited(2)
+    source.append()
+    assert found(run)[0]
+    change("UPDATE run_process SET pid = 1 WHERE run_number = %s", run)
+    assert found(run) == (False, None, "process 2 is not listed as it tells")
+    change("UPDATE run_process SET pid = NULL, exit_code = 1 WHERE run_number = %s", run)
+    assert found(run) == (False, 2, "event 2: the end of process 2 is not as it tells")
+
+
+def test_parents_are_those_that_events_tell_where_they_can_be_told() -> None:
+    run = make_run()
+    for _ in range(2):
+        source = Source(run)
+        source.open()
+        source.started()
+        source.process(["sleep"], leader=False, parent=source.process(["sh"]))
+        source.append()
+        assert found(run)[0]
+
+
 def test_a_process_of_which_no_event_tells_is_a_fault() -> None:
     run = going_on()
     RunProcess.objects.create(run_number=run.number, process_number=2, leader=False)
@@ -196,6 +262,25 @@ def test_an_event_behind_a_sealed_record_is_told_from_the_heads_place() -> None:
     change("UPDATE run_head SET last_sequence = 5, event_count = 5 WHERE run_number = %s", run)
     change("DELETE FROM run_checkpoint WHERE run_number = %s", run)
     assert found(run) == (False, 6, "event 6: is not the record's: it ended before")
+
+
+def test_a_seal_without_its_moment_is_a_fault() -> None:
+    run = make_run()
+    record(run)
+    RunHead.objects.filter(pk=run.number).update(sealed_at=None)
+    why = "event 6: the record has ended without a seal, or has a seal without having ended"
+    assert found(run) == (False, 6, why)
+
+
+def test_the_key_that_is_given_has_to_have_signed() -> None:
+    run = make_run()
+    record(run)
+    run.refresh_from_db()
+    assert verify_run(run, public_key=seal.public_key()).ok
+    given = signatures.public_key_of(bytes(range(32)))
+    verdict = verify_run(run, public_key=given)
+    assert not verdict.ok
+    assert "signed with another key" in verdict.message
 
 
 def test_a_loss_span_more_than_was_sealed_is_a_fault() -> None:
