@@ -115,7 +115,7 @@ def _members(exit_: Mapping[str, Any]) -> tuple[int | None, str, str]:
     return (
         metas.integer(exit_.get("code"), low=-INT32_MAX, high=INT32_MAX),
         metas.text(exit_.get("signal"), 16),
-        metas.text(exit_.get("reason"), 16),
+        metas.text(exit_.get("reason")),
     )
 
 
