@@ -83,6 +83,35 @@ def test_what_is_held_is_stored_when_the_record_is_about_to_end(
     assert sum(one["connections"] for one in recorded(run)) == 2
 
 
+def test_as_many_as_there_is_room_for_are_named_at_once_and_more_are_held_for_a_minute(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(sums, "AT_ONCE", 2)
+    monkeypatch.setattr(sums, "PER_HOUR", 0)
+    attempt, run = with_policy()
+    for name in ("a.test", "b.test"):
+        journal.add(decision(attempt.pk, name))
+    journal.flush()
+    assert len(recorded(run)) == 2
+    for name in ("c.test", "d.test"):
+        journal.add(decision(attempt.pk, name))
+        clock.now += 30
+        journal.flush()
+        assert len(recorded(run)) == (2 if name == "c.test" else 3)
+    assert recorded(run)[2]["connections"] == 2
+
+
+def test_what_is_only_counted_is_stored_though_as_much_is_named(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "MAX_DIFFERENT", 1)
+    attempt, run = with_policy()
+    for name in ("a.test", "b.test"):
+        journal.add(decision(attempt.pk, name))
+    journal.flush()
+    assert [one.get("host") for one in recorded(run)] == ["a.test", None]
+
+
 def test_many_different_decisions_are_counted_and_the_loss_says_how_many(
     journal: Journal,
 ) -> None:

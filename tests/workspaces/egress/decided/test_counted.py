@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from controlplane.metrics import counting
 from controlplane.metrics.families import EGRESS_DECISIONS
 from runs.record import store
 from tests.workspaces.egress.decided.decided_rows import decision, with_policy
 from workspaces.egress.decided.journal import Journal
+from workspaces.models import Attempt
 
 pytestmark = pytest.mark.django_db
 
@@ -44,5 +46,31 @@ def test_decisions_that_come_behind_the_end_of_a_record_are_counted_as_lost(
     attempt, run = with_policy(journal.id)
     journal.add(decision(attempt.pk))
     store.close_early(run.number, reason="container-gone", detail="removed")
+    with capture_logs() as told:
+        journal.flush()
+    assert counts() == {"lost": 1}
+    assert [(each["event"], each["decisions"]) for each in told] == [
+        ("egress_decisions_after_the_end", 1)
+    ]
+
+
+def test_decisions_that_are_stored_are_nothing_to_tell_of(journal: Journal) -> None:
+    attempt, _ = with_policy()
+    journal.add(decision(attempt.pk))
+    with capture_logs() as told:
+        journal.flush()
+    assert told == []
+
+
+def test_decisions_of_what_was_erased_are_counted_as_lost(journal: Journal) -> None:
+    journal.add(decision(Attempt().pk))
     journal.flush()
     assert counts() == {"lost": 1}
+
+
+def test_what_a_journal_lacks_is_counted_as_one_that_is_lost(journal: Journal) -> None:
+    attempt, _ = with_policy()
+    journal.add(decision(attempt.pk))
+    journal.follow("gone", attempt.pk)
+    journal.flush()
+    assert counts() == {"stored": 1, "lost": 1}

@@ -56,13 +56,35 @@ def calls(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
     return made
 
 
-def test_nobody_else_reads_what_a_workspace_has_asked_for(journal: Journal) -> None:
+def test_nobody_else_reads_what_a_workspace_has_asked_for(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempt, _ = with_policy()
     journal.add(decision(attempt.pk))
     (file,) = files_of(journal, attempt)
     assert stat.S_IMODE(journal._folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((journal._folder / "lock").stat().st_mode) == 0o600
+    monkeypatch.setattr(unstored, "COMPACT_BYTES", 0)
+    journal.add(decision(attempt.pk))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "also when it is written anew"
+
+
+def test_a_short_file_is_only_added_to(journal: Journal, calls: list[tuple[str, int]]) -> None:
+    attempt, _ = with_policy()
+    for _ in range(100):
+        journal.add(decision(attempt.pk))
+    assert calls == []
+
+
+def test_a_look_at_what_another_proxy_has_leaves_nothing_open(
+    journal: Journal, tmp_path: Path
+) -> None:
+    other = Journal(tmp_path / "egress-journal")
+    before = open_below(journal._root)
+    other.recover()
+    assert open_below(journal._root) == before
+    other.abandon()
 
 
 def test_of_a_line_that_the_disk_had_no_room_for_nothing_stays(

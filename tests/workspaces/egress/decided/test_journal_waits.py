@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection, connections
+from psycopg.errors import LockNotAvailable
 
-from runs.models import Run, RunHead, RunLoss
+from runs.agent.record.frames import Confidence, Kind, Method
+from runs.models import Run, RunEvent, RunHead, RunLoss
 from runs.record import egress_decisions, egress_endings, store
-from runs.record.egress_decisions import DAMAGED, NOT_NAMED, EgressDecisions
+from runs.record.egress_decisions import DAMAGED, NOT_NAMED, UPGRADED, EgressDecisions
+from tests.runs.executable import make_executable
+from tests.stack.worker_process import eventually
+from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.conftest import Clock
 from tests.workspaces.egress.decided.decided_rows import (
     decision,
@@ -23,8 +34,10 @@ from tests.workspaces.egress.decided.decided_rows import (
 )
 from workspaces.egress.decided import journal as journals
 from workspaces.egress.decided import serving, sums, unstored
+from workspaces.egress.decided import settling as settlings
 from workspaces.egress.decided.journal import Journal
 from workspaces.egress.decided.keeping import Pass
+from workspaces.egress.decided.settling import THREADS, Settling
 from workspaces.egress.decided.sums import Line, line_of
 from workspaces.egress.decided.unstored import RecordEnded
 from workspaces.models import Attempt, EgressNetwork
@@ -33,17 +46,23 @@ pytestmark = pytest.mark.django_db
 
 
 class Refusing:
-    """A database that refuses records, and the attempts for which it was asked."""
+    """A database that refuses records, and the attempts for which it was asked.
+
+    ``error`` is what it answers, and ``patient`` whether who asked last would have waited.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[UUID] = []
         self.refused: set[UUID] = set()
+        self.error: Exception = OperationalError("the database is away")
+        self.patient: bool | None = None
         real = EgressDecisions.store
 
         def store_(records: EgressDecisions, decided: Pass, *, patient: bool) -> bool:
             self.asked.append(decided.attempt_id)
+            self.patient = patient
             if decided.attempt_id in self.refused:
-                raise OperationalError("the database is away")
+                raise self.error
             return real(records, decided, patient=patient)
 
         monkeypatch.setattr(EgressDecisions, "store", store_)
@@ -52,6 +71,12 @@ class Refusing:
         """Return for which attempts it was asked since the last look."""
         asked, self.asked = self.asked, []
         return asked
+
+    def hold(self, attempts: list[Attempt]) -> None:
+        """Have somebody else write to the records of these."""
+        self.refused = {attempt.pk for attempt in attempts}
+        self.error = OperationalError("canceling statement due to lock timeout")
+        self.error.__cause__ = LockNotAvailable()
 
 
 @pytest.fixture
@@ -67,15 +92,31 @@ def following(tmp_path: Path) -> Iterator[Journal]:
     following.abandon()
 
 
+@pytest.fixture
+def settling(journal: Journal, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settling]:
+    """What settles the networks of a proxy, by the clock of the test."""
+    monkeypatch.setattr(settlings, "time", clock)
+    settling = Settling(journal)
+    yield settling
+    settling.stop()
+
+
+def tried(settling: Settling, attempt: Attempt) -> None:
+    """Have it go on with one attempt, and what it begins end."""
+    settling.go_on([attempt.pk])
+    settling._tries[attempt.pk].done.result(LONG_WAIT)
+
+
 # ---------------------------------------------------------------- tried again
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("error", [OperationalError("it is away"), ZeroDivisionError()])
 def test_a_record_that_cannot_be_written_to_is_left_alone_longer_each_time_but_not_for_ever(
-    journal: Journal, database: Refusing, clock: Clock
+    journal: Journal, database: Refusing, clock: Clock, error: Exception
 ) -> None:
     attempt, run = with_policy()
-    database.refused = {attempt.pk}
+    database.refused, database.error = {attempt.pk}, error
     journal.add(decision(attempt.pk))
     for pause in (1, 2, 4, 8, 16, 32, 60, 60):
         journal.flush()
@@ -87,9 +128,11 @@ def test_a_record_that_cannot_be_written_to_is_left_alone_longer_each_time_but_n
     database.refused = set()
     journal.flush()
     assert hosts(run) == [("a.test", 1)]
+    assert database.patient
     database.refused = {attempt.pk}
     journal.add(decision(attempt.pk))
     journal.flush()
+    assert not database.patient, "it was stored the last time"
     clock.now += 1
     database.asked_now()
     journal.flush()
@@ -135,10 +178,11 @@ def test_a_record_of_a_killed_proxy_is_left_alone_for_a_while_with_all_its_passe
     assert database.asked_now() == [attempt.pk], "what comes behind it has to wait"
     database.refused = set()
     following.recover()
-    clock.now += journals.LEFT_RETRY_SECONDS - 0.5
+    clock.now += 9.5
     following.recover()
     assert database.asked_now() == []
-    clock.now += 1
+    assert not database.patient
+    clock.now += 0.5
     following.recover()
     assert hosts(run) == [("a.test", 1), ("b.test", 1)]
     assert following._left == {}
@@ -149,15 +193,20 @@ def test_a_record_that_is_about_to_end_is_tried_at_once(
     journal: Journal, following: Journal, database: Refusing, clock: Clock
 ) -> None:
     attempt, run = with_policy(journal.id)
-    database.refused = {attempt.pk}
-    journal.add(decision(attempt.pk))
+    other, _ = with_policy(journal.id)
+    database.refused = {attempt.pk, other.pk}
+    for each in (attempt, other):
+        journal.add(decision(each.pk))
+    (journal._folder / f"{attempt.pk}.9.new").write_text("half of it")
     journal.abandon()
     following.recover()
+    database.asked_now()
     database.refused = set()
     serving.take(network_of(attempt).pk, attempt.pk, following.id)
     following.close(attempt.pk)
-    assert following.settle(attempt.pk)
+    assert following.settle(attempt.pk, patient=False)
     assert hosts(run) == [("a.test", 1)]
+    assert (database.asked_now(), database.patient) == ([attempt.pk], True)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -174,6 +223,264 @@ def test_after_three_records_that_cannot_be_written_to_a_pass_goes_no_further(
     following.recover()
     assert database.asked_now() == [attempts[3].pk], "the others come last"
     assert journal._folder.is_dir()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_its_own_records_it_also_tries_no_more_than_three_that_cannot_be_written_to(
+    journal: Journal, database: Refusing, clock: Clock
+) -> None:
+    attempts = [with_policy()[0] for _ in range(4)]
+    database.refused = {attempt.pk for attempt in attempts}
+    for attempt in attempts:
+        journal.add(decision(attempt.pk))
+    journal.flush()
+    assert database.asked_now() == [attempt.pk for attempt in attempts[:3]]
+    clock.now += 1
+    journal.flush()
+    assert database.asked_now() == [attempts[place].pk for place in (3, 0, 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_left", [False, True])
+def test_records_that_somebody_else_holds_cost_no_time_until_they_are_waited_for(
+    journal: Journal, following: Journal, database: Refusing, clock: Clock, is_left: bool
+) -> None:
+    attempts = [with_policy()[0] for _ in range(5)]
+    database.hold(attempts)
+    for attempt in attempts:
+        journal.add(decision(attempt.pk))
+    if is_left:
+        journal.abandon()
+    pass_over_all = following.recover if is_left else journal.flush
+    pass_over_all()
+    assert (len(database.asked_now()), database.patient) == (5, False)
+    pass_over_all()
+    assert database.asked_now() == []
+    clock.now += journals.LEFT_RETRY_SECONDS
+    pass_over_all()
+    assert (len(database.asked_now()), database.patient) == (3, True)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_connection_that_is_lost_costs_no_other_record_its_turn(
+    journal: Journal, following: Journal, monkeypatch: pytest.MonkeyPatch, is_left: bool
+) -> None:
+    told = [with_policy() for _ in range(2)]
+    for attempt, _ in told:
+        journal.add(decision(attempt.pk))
+    if is_left:
+        journal.abandon()
+    real = EgressDecisions.store
+
+    def store_(records: EgressDecisions, decided: Pass, *, patient: bool) -> bool:
+        if decided.attempt_id == told[0][0].pk:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return real(records, decided, patient=patient)
+
+    monkeypatch.setattr(EgressDecisions, "store", store_)
+    (following.recover if is_left else journal.flush)()
+    assert hosts(told[1][1]) == [("a.test", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_one_proxy_could_not_store_the_next_one_does(
+    journal: Journal, following: Journal, database: Refusing
+) -> None:
+    attempt, run = with_policy()
+    database.refused = {attempt.pk}
+    journal.add(decision(attempt.pk))
+    journal.abandon()
+    following.recover()
+    following.abandon()
+    database.refused = set()
+    with Journal(journal._root):
+        pass
+    assert hosts(run) == [("a.test", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_proxy_that_stops_stores_all_that_waits(
+    journal: Journal, database: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "AT_ONCE", 1)
+    attempt, run = with_policy()
+    held, held_run = with_policy()
+    with Journal(journal._root) as stopping:
+        database.refused = {attempt.pk}
+        stopping.add(decision(attempt.pk))
+        stopping.flush()
+        stopping.add(decision(attempt.pk, "b.test"))
+        for name in ("a.test", "b.test"):
+            stopping.add(decision(held.pk, name))
+        database.refused = set()
+    assert hosts(run) == [("a.test", 1), ("-", 1)]
+    assert hosts(held_run) == [("a.test", 1), ("-", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_disk_that_makes_nothing_durable_keeps_no_record_waiting(
+    journal: Journal, database: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", fail)
+    attempt, _ = with_policy()
+    other, run = with_policy()
+    database.refused = {attempt.pk}
+    journal.add(decision(attempt.pk))
+    journal._kept[attempt.pk]._next(journal.id)
+    for each in (attempt, other):
+        journal.add(decision(each.pk))
+    journal.flush()
+    assert hosts(run) == [("a.test", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_cannot_be_settled_is_tried_again_patiently_and_ever_less_often(
+    journal: Journal, database: Refusing, clock: Clock, settling: Settling
+) -> None:
+    attempt, run = with_policy(journal.id)
+    EgressNetwork.objects.end(attempt.pk)
+    journal.close(attempt.pk)
+    journal.add(decision(attempt.pk, allowed=False))
+    database.refused = {attempt.pk}
+    tried(settling, attempt)
+    assert (database.asked_now(), database.patient) == ([attempt.pk], False)
+    for pause in (0.3, 0.6, 1.2, 2.4, 4.8, 9.6, 10, 10):
+        tried(settling, attempt)
+        clock.now += pause - 0.01
+        tried(settling, attempt)
+        assert database.asked_now() == []
+        clock.now += 0.02
+        tried(settling, attempt)
+        assert (database.asked_now(), database.patient) == ([attempt.pk], True)
+    database.refused = set()
+    tried(settling, attempt)
+    clock.now += 10
+    tried(settling, attempt)
+    assert hosts(run) == [("a.test", 1)]
+    assert network_of(attempt).settled_at is not None
+    settling.go_on([])
+    journal.add(decision(attempt.pk, allowed=False))
+    tried(settling, attempt)
+    assert not database.patient, "who has not asked for a while is tried at once"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_proxy_that_stops_settles_what_it_has_begun_and_begins_nothing_more(
+    journal: Journal, settling: Settling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [with_policy(journal.id)[0] for _ in range(THREADS + 2)]
+    asked, goes_on, real = [], threading.Event(), EgressDecisions.store
+
+    def store_(records: EgressDecisions, decided: Pass, *, patient: bool) -> bool:
+        asked.append(decided.attempt_id)
+        goes_on.wait(LONG_WAIT)
+        return real(records, decided, patient=patient)
+
+    monkeypatch.setattr(EgressDecisions, "store", store_)
+    for attempt in attempts:
+        journal.add(decision(attempt.pk))
+    settling.go_on([attempt.pk for attempt in attempts])
+    eventually(lambda: len(asked) == THREADS, what="all threads are busy")
+    stopping = threading.Thread(target=settling.stop)
+    stopping.start()
+    waiting = [each.done for each in settling._tries.values()][THREADS:]
+    eventually(lambda: all(each.cancelled() for each in waiting), what="the others are left")
+    assert stopping.is_alive()
+    goes_on.set()
+    stopping.join()
+    assert len(asked) == THREADS
+
+
+# ---------------------------------------------------------------- several threads
+
+
+@pytest.mark.parametrize("what", ["another decision", "the end", "a loss"])
+def test_threads_that_come_at_once_for_a_new_workspace_all_have_an_effect(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    attempt, run = with_policy()
+    met = threading.Barrier(2)
+
+    class Meeting(unstored.Unstored):
+        """Made by two threads at once, if two make one."""
+
+        def __init__(self, *given: object) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.wait(0.3)
+            super().__init__(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(journals, "Unstored", Meeting)
+    others: dict[str, Callable[[], None]] = {
+        "another decision": partial(journal.add, decision(attempt.pk)),
+        "the end": partial(journal.close, attempt.pk),
+        "a loss": partial(journal.follow, "gone", attempt.pk),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        refusal = decision(attempt.pk, allowed=False)
+        for made in [pool.submit(journal.add, refusal), pool.submit(others[what])]:
+            made.result()
+    if what == "the end":
+        with pytest.raises(RecordEnded):
+            journal.add(decision(attempt.pk))
+    journal.flush()
+    assert len(recorded(run)) == (2 if what == "another decision" else 1)
+    assert head_of(run).loss_count == (1 if what == "a loss" else 0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_decision_that_is_being_written_when_its_pass_ends_is_in_this_pass(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, run = with_policy()
+    journal.add(decision(attempt.pk))
+    writing, ended, write = threading.Event(), threading.Event(), os.write
+
+    def slowly(descriptor: int, data: bytes) -> int:
+        writing.set()
+        ended.wait(0.3)
+        return write(descriptor, data)
+
+    monkeypatch.setattr("os.write", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(journal.add, decision(attempt.pk, "b.test"))
+        writing.wait()
+        journal._kept[attempt.pk].store(journal.id, passes=2, patient=True)
+        ended.set()
+        made.result()
+    assert hosts(run) == [("a.test", 1), ("b.test", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_is_stored_by_one_thread_at_a_time(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, run = with_policy(journal.id)
+    journal.add(decision(attempt.pk))
+    met, asked, real = threading.Barrier(2), [], EgressDecisions.store
+
+    def store_(records: EgressDecisions, decided: Pass, *, patient: bool) -> bool:
+        asked.append(decided.number)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.3)
+        return real(records, decided, patient=patient)
+
+    def settled() -> None:
+        try:
+            assert journal.settle(attempt.pk)
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(EgressDecisions, "store", store_)
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(settled) for _ in range(2)]:
+            each.result()
+    assert asked == [1]
+    assert hosts(run) == [("a.test", 1)]
 
 
 # ---------------------------------------------------------------- closed and ended
@@ -242,6 +549,8 @@ def test_a_network_that_this_proxy_or_nobody_served_before_lacks_nothing(
     journal.follow(journal.id, attempt.pk)
     journal.flush()
     assert head_of(run).loss_count == 0
+    journal.add(decision(attempt.pk))
+    journal.flush()
     journal.follow("gone", attempt.pk)
     journal.flush()
     assert RunLoss.objects.get(run_number=run.number).reason == DAMAGED
@@ -269,8 +578,10 @@ def test_a_proxy_is_asked_for_its_own_networks_that_end_and_are_not_settled(
 
 def test_a_proxy_that_takes_a_network_has_not_settled_it(journal: Journal) -> None:
     attempt, _ = with_policy("another")
+    other, _ = with_policy("another")
     EgressNetwork.objects.update(settled_at=network_of(attempt).created_at)
     assert serving.take(network_of(attempt).pk, attempt.pk, journal.id)
+    assert network_of(other).served_by == "another"
     network = network_of(attempt)
     assert (network.served_by, network.settled_at) == (journal.id, None)
 
@@ -284,9 +595,11 @@ def test_of_a_dead_proxy_its_networks_are_taken_over_but_for_what_waits(journal:
 
 def test_a_network_of_what_was_erased_or_has_ended_is_served_by_nobody(journal: Journal) -> None:
     attempt, run = with_policy()
+    other, _ = with_policy()
     assert EgressDecisions().is_open(attempt.pk)
     store.close_early(run.number, reason="container-gone", detail="removed")
     assert not EgressDecisions().is_open(attempt.pk)
+    assert EgressDecisions().is_open(other.pk)
     assert not EgressDecisions().is_open(Attempt().pk)
     bare, bare_run = with_policy()
     RunHead.objects.filter(pk=bare_run.number).delete()
@@ -315,6 +628,38 @@ def test_a_pass_is_stored_once_and_none_behind_a_later_one() -> None:
     store.close_early(run.number, reason="container-gone", detail="removed")
     assert stored(attempt, 3, line), "it is stored already"
     assert not stored(attempt, 4, line)
+    other, other_run = with_policy()
+    assert stored(other, 1, line_of(decision(other.pk)))
+    assert len(recorded(other_run)) == 1
+
+
+def test_decisions_are_in_the_record_of_the_boot_run_and_in_no_other_of_the_attempt() -> None:
+    attempt, run = with_policy()
+    other = make_executable(attempt=attempt, id=UUID(int=1))
+    assert stored(attempt, 1, line_of(decision(attempt.pk)))
+    assert (len(recorded(run)), len(recorded(other))) == (1, 0)
+
+
+def test_events_of_decisions_say_when_and_how_they_were_observed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 1_750_000_000_123_456_789)
+    attempt, run = with_policy()
+    RunHead.objects.filter(pk=run.number).update(coverage={})  # as an earlier release began it
+    assert stored(attempt, 1, line_of(decision(attempt.pk)))
+    events = list(RunEvent.objects.filter(run_number=run.number).order_by("sequence"))
+    for event in events:
+        assert event.wall_us == 1_750_000_000_123_456
+        assert (event.method, event.confidence) == (Method.PROXY, Confidence.OBSERVED)
+        assert event.process_number in (None, 0)
+        assert (event.stream, event.stream_offset, event.length) == (0, 0, 0)
+    begun, upgraded, decided = events
+    kinds = [event.kind for event in events]
+    assert kinds == [Kind.COVERAGE_CHANGED, Kind.COVERAGE_CHANGED, Kind.EGRESS_DECIDED]
+    told = {"source": "egress", "state": "on", "method": "proxy"}
+    assert json.loads(bytes(begun.meta)) == told
+    assert json.loads(bytes(upgraded.meta)) == {**told, "state": "limited", "reason": UPGRADED}
+    assert json.loads(bytes(decided.meta)) == recorded(run)[0]
 
 
 def test_what_is_only_counted_is_a_loss_at_the_place_of_its_event(
@@ -368,8 +713,19 @@ def test_a_line_of_the_journal_says_all_of_a_decision() -> None:
     )
     line = line_of(told)
     assert Line.from_json(told.attempt_id, line.to_json()) == line
-    counted = Line(None, True, line.total, 5)
-    assert Line.from_json(told.attempt_id, counted.to_json()) == counted
+    for allowed, finding in ((True, False), (False, False), (False, True)):
+        counted = Line(None, allowed, line.total, 5, finding)
+        assert Line.from_json(told.attempt_id, counted.to_json()) == counted
+
+
+@pytest.mark.parametrize("finding", [False, True])
+def test_a_line_of_an_earlier_release_says_in_its_decision_whether_it_is_a_finding(
+    finding: bool,
+) -> None:
+    told = decision(Attempt().pk, allowed=False, finding=finding)
+    line = line_of(told)
+    earlier = {name: value for name, value in line.to_json().items() if name != "finding"}
+    assert Line.from_json(told.attempt_id, earlier) == line
 
 
 def test_a_record_of_a_workspace_without_a_policy_says_nothing_of_decisions() -> None:

@@ -14,7 +14,7 @@ from builds.job_sweeper import repair_attempts
 from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from runs.boot_runs import BootRuns
-from runs.models import Run
+from runs.models import Run, RunHead, RunLoss
 from runs.record import egress_endings, store
 from runs.record.egress_endings import NOT_SETTLED
 from runs.record.verify import verify_run
@@ -99,12 +99,15 @@ def test_a_job_that_nobody_claimed_settles_its_run_as_well(journal: Journal) -> 
     assert NOT_SETTLED not in losses(run)
 
 
-@in_one
+@settled_by_another_thread
 @pytest.mark.usefixtures("impatient")
 def test_where_the_proxy_is_dead_the_record_says_that_decisions_may_be_missing() -> None:
     attempt, run = with_policy("dead")
+    before = head_of(run).last_sequence
     assert end(attempt)
-    assert losses(run).count(NOT_SETTLED) == 1
+    loss = RunLoss.objects.get(run_number=run.number, reason=NOT_SETTLED)
+    assert (loss.kind, loss.detected_via) == ("dropped_event", "gap")
+    assert (loss.from_sequence, loss.to_sequence) == (before, None)
     assert verify_run(run).ok
 
 
@@ -117,8 +120,9 @@ def test_a_record_whose_network_nobody_served_ends_at_once_and_lacks_nothing() -
 
 @in_one
 def test_inside_of_a_transaction_a_run_is_left_to_the_sweeper_until_it_is_settled(
-    journal: Journal,
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(egress_endings, "LOOK_SECONDS", -1.0)  # an error if it were waited for
     attempt, run = with_policy(journal.id)
     journal.add(decision(attempt.pk))
     with transaction.atomic():
@@ -238,5 +242,6 @@ def test_only_boot_runs_wait_for_a_proxy() -> None:
     other = Run(mode=Run.Mode.ONE_SHOT, attempt=attempt)
     egress_endings.settle(other)
     assert egress_endings.is_settled(other)
+    egress_endings.close(other, RunHead())
     assert network_of(attempt).ending_at is None
     assert run.mode == Run.Mode.BOOT

@@ -60,6 +60,25 @@ def test_a_decision_is_an_event_with_what_was_decided_and_no_secret(journal: Jou
     assert head_of(run).coverage["egress"] == {"state": "on", "method": "proxy"}
 
 
+def test_a_refusal_says_why_and_what_has_no_value_is_left_out(journal: Journal) -> None:
+    attempt, run = with_policy()
+    journal.add(decision(attempt.pk, "", allowed=False))
+    journal.flush()
+    assert recorded(run) == [
+        {
+            "decision": "refused",
+            "protocol": "tls",
+            "address": "203.0.113.1",
+            "port": 443,
+            "rule": "default",
+            "reason": "No rule names it.",
+            "connections": 1,
+            "bytesSent": 0,
+            "bytesReceived": 0,
+        }
+    ]
+
+
 def test_the_source_of_a_record_goes_on_around_decisions(journal: Journal) -> None:
     attempt, run = with_policy()
     source = Source(run)

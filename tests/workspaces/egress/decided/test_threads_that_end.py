@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 
 from tests.workspaces.egress.decided.decided_rows import decision, hosts, with_policy
 from workspaces.egress.decided.journal import Journal
+from workspaces.egress.decided.settling import Settling
 from workspaces.egress.decisions import DecisionLog
 from workspaces.models import WorkspaceEvent
 
@@ -45,6 +46,20 @@ def test_the_thread_of_the_journal_closes_its_connection(
     assert hosts(run) == [("a.test", 1)]
     assert made["egress journal"]
     assert _are_closed(made["egress journal"])
+
+
+def test_a_thread_that_settles_a_network_closes_its_connection(
+    made: dict[str, list[BaseDatabaseWrapper]], journal: Journal
+) -> None:
+    attempt, run = with_policy(journal.id)
+    journal.add(decision(attempt.pk))
+    settling = Settling(journal)
+    settling.go_on([attempt.pk])
+    settling._tries[attempt.pk].done.result()
+    settling.stop()
+    assert hosts(run) == [("a.test", 1)]
+    assert made["egress settling_0"]
+    assert _are_closed(made["egress settling_0"])
 
 
 def test_the_thread_of_the_events_closes_its_connection(
