@@ -64,6 +64,7 @@ GROUPS = {
         (
             "tests/runs/record/test_settlement.py",
             "tests/runs/record/test_new_record.py",
+            "tests/runs/record/test_store_endings.py",
             "tests/runs/record/test_store.py",
             "tests/runs/record/test_chain.py",
         ),
@@ -178,6 +179,7 @@ GROUPS = {
             "tests/workspaces/egress/decided/test_trouble.py",
             "tests/workspaces/egress/decided/test_after_a_kill.py",
             "tests/workspaces/egress/decided/test_settling.py",
+            "tests/workspaces/egress/decided/test_threads_that_end.py",
             "tests/workspaces/egress/decided/test_held_records.py",
         ),
     ),
