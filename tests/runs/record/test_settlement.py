@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from runs.models import Run
+from runs.models import Run, RunLoss
 from runs.record import store
+from runs.record.verify import verify_run
 from tests.factories import make_job
 from tests.runs.executable import make_executable
 from tests.runs.record_factory import Source, make_run
@@ -395,3 +396,10 @@ def test_a_command_that_ran_out_of_memory_failed_for_that_reason(how: dict[str, 
     assert (run.status, run.error_code) == (Run.Status.FAILED, "run-out-of-memory")
     assert "ran out of memory" in run.error_message
     assert (run.exit_code, run.exit_signal) == (how["code"], how.get("signal", ""))
+
+
+def test_a_seal_covers_what_its_own_record_lacks_and_nothing_of_another_one() -> None:
+    runs = [closed(*session()) for _ in range(2)]
+
+    assert RunLoss.objects.count() == len(runs)
+    assert [verify_run(run).ok for run in runs] == [True] * 2
