@@ -236,7 +236,6 @@ class Journal:
             self.recover()
         except (DatabaseError, InterfaceError, OSError) as error:
             log.warning("egress_journals_wait", reason=type(error).__name__)
-            close_old_connections()
         except Exception:
             log.exception("egress_decisions_not_stored")
 

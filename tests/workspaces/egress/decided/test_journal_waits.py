@@ -285,6 +285,18 @@ def test_a_connection_that_is_lost_costs_no_other_record_its_turn(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_connection_that_was_lost_between_passes_costs_the_next_one_nothing(
+    journal: Journal,
+) -> None:
+    attempt, run = with_policy()
+    journal.add(decision(attempt.pk))
+    with pytest.raises(OperationalError), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    journal._guarded()
+    assert hosts(run) == [("a.test", 1)]
+
+
+@pytest.mark.django_db(transaction=True)
 def test_what_one_proxy_could_not_store_the_next_one_does(
     journal: Journal, following: Journal, database: Refusing
 ) -> None:
