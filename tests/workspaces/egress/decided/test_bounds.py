@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runs.models import RunLoss
-from runs.record.egress_decisions import NOT_NAMED
+from runs.record.egress_decisions import DAMAGED, NOT_NAMED
 from runs.record.verify import verify_run
 from tests.workspaces.egress.conftest import Clock
 from tests.workspaces.egress.decided.decided_rows import decision, losses, recorded, with_policy
@@ -99,6 +99,21 @@ def test_as_many_as_there_is_room_for_are_named_at_once_and_more_are_held_for_a_
         journal.flush()
         assert len(recorded(run)) == (2 if name == "c.test" else 3)
     assert recorded(run)[2]["connections"] == 2
+
+
+def test_that_something_is_missing_is_told_at_once_with_what_was_held(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "AT_ONCE", 1)
+    attempt, run = with_policy()
+    for name in ("a.test", "b.test"):
+        journal.add(decision(attempt.pk, name))
+    journal.flush()
+    assert recorded(run) == []
+    journal.follow("gone", attempt.pk)
+    journal.flush()
+    assert losses(run) == [NOT_NAMED, DAMAGED]
+    assert len(recorded(run)) == 2
 
 
 def test_what_is_only_counted_is_stored_though_as_much_is_named(

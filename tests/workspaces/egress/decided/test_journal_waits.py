@@ -139,6 +139,24 @@ def test_a_record_that_cannot_be_written_to_is_left_alone_longer_each_time_but_n
     assert database.asked_now() == [attempt.pk], "it begins with a short pause again"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_that_could_not_be_stored_is_tried_again_whatever_is_held_for_want_of_room(
+    journal: Journal, database: Refusing, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "AT_ONCE", 1)
+    attempt, run = with_policy()
+    database.refused = {attempt.pk}
+    journal.add(decision(attempt.pk))
+    journal.flush()
+    for name in ("b.test", "c.test"):
+        journal.add(decision(attempt.pk, name))
+    database.refused = set()
+    clock.now += 1
+    journal.flush()
+    journal.flush()
+    assert hosts(run) == [("a.test", 1)]
+
+
 def test_an_error_that_nobody_thought_of_keeps_no_other_record_waiting(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +211,7 @@ def test_a_record_that_is_about_to_end_is_tried_at_once(
     journal: Journal, following: Journal, database: Refusing, clock: Clock
 ) -> None:
     attempt, run = with_policy(journal.id)
-    other, _ = with_policy(journal.id)
+    other, other_run = with_policy(journal.id)
     database.refused = {attempt.pk, other.pk}
     for each in (attempt, other):
         journal.add(decision(each.pk))
@@ -207,6 +225,10 @@ def test_a_record_that_is_about_to_end_is_tried_at_once(
     assert following.settle(attempt.pk, patient=False)
     assert hosts(run) == [("a.test", 1)]
     assert (database.asked_now(), database.patient) == ([attempt.pk], True)
+    assert network_of(other).served_by == journal.id, "its decisions are not stored"
+    clock.now += journals.LEFT_RETRY_SECONDS
+    following.recover()
+    assert hosts(other_run) == [("a.test", 1)]
 
 
 @pytest.mark.django_db(transaction=True)
