@@ -24,12 +24,8 @@ _ADD = """
     ON CONFLICT (owner_user_id)
     DO UPDATE SET sealed_bytes = run_owner.sealed_bytes + excluded.sealed_bytes
 """
-# In the order of the owners, so that no two of these wait for each other.
-_LOCK = """
-    SELECT FROM run_owner WHERE owner_user_id IN
-        (SELECT owner_user_id FROM run_head WHERE run_number = ANY(%(runs)s))
-    ORDER BY owner_user_id FOR UPDATE
-"""
+# Records are removed by one process at a time, and whoever seals one locks one row: in whatever
+# order this takes the rows of several owners, nobody waits for it in a circle.
 _TAKE = """
     UPDATE run_owner SET sealed_bytes = sealed_bytes - gone.bytes FROM (
         SELECT owner_user_id, sum(stored_bytes)::bigint AS bytes FROM run_head
@@ -55,5 +51,4 @@ def counting(head: RunHead) -> Beside:
 def give_back(run_numbers: Sequence[int]) -> None:
     """Take sealed records out of their owners' rows, in the transaction that removes them."""
     with connection.cursor() as cursor:
-        cursor.execute(_LOCK, {"runs": list(run_numbers)})
         cursor.execute(_TAKE, {"runs": list(run_numbers)})

@@ -16,6 +16,7 @@ from runs.record.retention import prunable, prune
 from runs.record.room import taken_by
 from tests.runs.killed import Killed, killed_before
 from tests.runs.record_factory import OWNER, Source, make_run, record
+from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,6 +103,51 @@ def test_of_any_number_of_writers_nothing_is_lost_and_no_reader_sees_less_than_b
     assert seen == sorted(seen)
     assert taken_by(OWNER) == held_by_heads(OWNER)
     assert RunOwner.objects.get(pk=OWNER).sealed_bytes == taken_by(OWNER)
+
+
+def test_a_removal_and_an_end_of_the_same_owner_that_wait_for_each_other_are_both_counted() -> None:
+    source, gone = begun(), make_run()
+    record(gone)
+    stored, removal_waits = threading.Event(), threading.Event()
+
+    def end() -> None:
+        try:
+            with transaction.atomic():
+                source.sealed()
+                source.append()
+                stored.set()
+                assert removal_waits.wait(LONG_WAIT)
+        finally:
+            connection.close()
+
+    def remove() -> None:
+        try:
+            prune([gone.number])
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        ending = pool.submit(end)
+        assert stored.wait(LONG_WAIT)
+        removing = pool.submit(remove)
+        try:
+            eventually(somebody_waits, what="the removal waits")
+        finally:
+            removal_waits.set()
+        ending.result(LONG_WAIT)
+        removing.result(LONG_WAIT)
+    assert taken_by(OWNER) == held_by_heads(OWNER) > 0
+
+
+def somebody_waits() -> bool:
+    """Whether a transaction of this database waits for another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        (waiting,) = cursor.fetchone()
+    return bool(waiting)
 
 
 def test_a_batch_that_is_not_committed_yet_holds_up_no_other_run_of_the_owner() -> None:
