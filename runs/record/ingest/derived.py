@@ -203,7 +203,7 @@ class Derived:
             )
 
     def _input_hidden(self, event: Event, told: Mapping[str, Any]) -> None:
-        hidden = metas.integer(told.get("bytes"), high=MAX_OFFSET) or 0
+        hidden = metas.integer(told.get("bytes")) or 0
         self.reach(*_place(event), event.offset, min(event.offset + hidden, MAX_OFFSET))
 
     def _dropped(self, event: Event, told: Mapping[str, Any]) -> None:

@@ -71,7 +71,6 @@ def copy_events(first: bytes, pieces: Iterable[bytes]) -> int:
 
     Goes below Django's cursor, which has no ``COPY``; its errors come out as Django's.
     """
-    connection.ensure_connection()
     with (
         connection.wrap_database_errors,
         connection.connection.cursor() as cursor,
