@@ -85,7 +85,7 @@ def test_a_number_is_whole_and_brought_into_range() -> None:
 def test_streams_are_known_names_each_once_in_their_order() -> None:
     assert metas.streams(["stderr", "stdin", "stderr", "x", 1]) == [1, 3]
     assert metas.streams(["pty", "ptyInput", "stdout"]) == [2, 4, 5]
-    assert metas.streams("stdin") == []
+    assert metas.streams(["x"]) == metas.streams("stdin") == []
 
 
 # ---------------------------------------------------------------- processes
@@ -231,13 +231,19 @@ def test_dropped_bytes_are_a_loss_with_their_place() -> None:
     why = "r" * 199 + "…"
     assert derived.losses == [Loss("dropped_event", "marker", 9, 9, 1, 2, 5, 9, 3, why)]
     assert derived.streams == {"1/2": 9}
+    beyond = taken(event(Kind.TELEMETRY_DROPPED, {"toOffset": 2**63}, stream=2, offset=5), _1_2=5)
+    assert (beyond.streams, beyond.losses[-1].to_offset) == ({"1/2": MAX_OFFSET}, MAX_OFFSET)
     without = taken(event(Kind.TELEMETRY_DROPPED, {}, stream=2, offset=5), _1_2=5)
     assert without.losses == [Loss("dropped_event", "marker", 9, 9, 1, 2, 5, None, None, "")]
     assert without.streams == {"1/2": 5}
 
 
 def test_dropped_events_are_a_loss_with_what_they_told_of() -> None:
-    for told, why in (({"what": "files", "reason": "full"}, "files: full"), ({}, "")):
+    for told, why in (
+        ({"what": "files", "reason": "full"}, "files: full"),
+        ({"what": "w" * 201, "reason": "full"}, "w" * 199 + "…: full"),
+        ({}, ""),
+    ):
         derived = taken(event(Kind.TELEMETRY_DROPPED, {"count": 4, **told}))
         assert derived.losses == [Loss("dropped_event", "marker", 9, 9, count=4, reason=why)]
 
@@ -252,8 +258,11 @@ def test_totals_tell_what_never_came(kind: int) -> None:
     listed = [
         {"process": 1, "stream": "stdout", "bytes": 7},
         {"process": 1, "stream": "stderr", "bytes": 2},
-        *({"process": 0, "stream": "stdout", "bytes": 7}, {"process": 1, "stream": "x"}, 1),
-        *({"process": 1, "stream": ["stdout"]}, {"process": 1, "stream": "pty", "bytes": "7"}),
+        {"process": 0, "stream": "stdout", "bytes": 7},
+        {"process": 1, "stream": "x", "bytes": 7},
+        {"process": 1, "stream": ["stdout"], "bytes": 7},
+        {"process": 1, "stream": "pty", "bytes": "7"},
+        1,
     ]
     told: Any = {"streams": listed}
     derived = taken(
@@ -264,6 +273,11 @@ def test_totals_tell_what_never_came(kind: int) -> None:
     for junk in ({"streams": "x"}, {}, None):
         told = junk if kind == Kind.RECORD_SEALED else {"totals": junk}
         assert taken(event(kind, told)).losses == []
+
+
+def test_a_total_beyond_every_stream_is_brought_into_range() -> None:
+    told = {"streams": [{"process": 1, "stream": "stdout", "bytes": 2**63}]}
+    assert taken(event(Kind.RECORD_SEALED, told), _1_2=5).streams == {"1/2": MAX_OFFSET}
 
 
 @pytest.mark.parametrize(("reason", "lost"), [("recorder-lost", True), ("ended", False)])
@@ -282,14 +296,14 @@ def test_a_change_is_listed_as_it_tells_and_only_once() -> None:
         "position": 3,
         "path": {"text": "a?", "base64": "Yf8="},
         "oldPath": "b",
-        "change": "renamed",
+        "change": "renamed-by-someone",
         "binary": True,
         "addedLines": 1,
         "removedLines": 2,
         "sizeBefore": 3,
         "sizeAfter": 4,
         "modeBefore": "1006441",
-        "modeAfter": "100755",
+        "modeAfter": "1007551",
         "patchTruncated": True,
     }
     entry = event(Kind.FILE_DIFF_ENTRY, told, body=b"patch")
@@ -297,7 +311,10 @@ def test_a_change_is_listed_as_it_tells_and_only_once() -> None:
     last = event(Kind.FILE_DIFF_ENTRY, {"position": INT32 + 1, "path": ""})
     numbers = (1, 2, 3, 4)
     assert taken(entry, again, last).changes == {
-        3: (b"a\xff", b"b", "renamed", True, *numbers, "10064…", "100755", b"patch", True),
+        3: (
+            *(b"a\xff", b"b", "renamed-by-some…", True, *numbers, "10064…", "10075…"),
+            *(b"patch", True),
+        ),
         INT32: (b"", None, "", False, None, None, None, None, "", "", b"", False),
     }
 
@@ -317,6 +334,13 @@ def test_coverage_is_what_is_known_of_each_source() -> None:
     assert derived.coverage == {"input": {}}
     derived.take(event(Kind.RECORD_STARTED, {"coverage": "x"}))
     assert derived.coverage == {"input": {}}
+
+
+def test_what_the_control_plane_says_of_coverage_is_not_for_a_source_to_change() -> None:
+    derived = Derived(0, {}, {"egress": {"state": "on"}, "io": {"state": "on"}})
+    derived.take(event(Kind.RECORD_STARTED, {"coverage": {"egress": {"state": "off"}}}))
+    derived.take(event(Kind.COVERAGE_CHANGED, {"source": "egress", "state": "off"}))
+    assert derived.coverage == {"egress": {"state": "on"}}
 
 
 def test_coverage_that_changes_keeps_what_is_not_said_again() -> None:
@@ -376,6 +400,15 @@ def test_what_is_stored_already_is_passed_over_and_a_hole_is_a_loss() -> None:
         Loss("sequence_gap", "gap", 9, 11, count=3, reason=why),
         Loss("sequence_gap", "gap", 13, 13, count=1, reason=why),
     ]
+    assert stored(into, event(999)._replace(sequence=14)) == b""
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_only_the_control_plane_tells_what_the_egress_proxy_has_decided(is_own: bool) -> None:
+    into = batch(**({"is_own": True} if is_own else {}))
+    assert bool(stored(into, event(Kind.EGRESS_DECIDED, {}))) is is_own
+    why = "" if is_own else "a source tells of decisions that are not its own"
+    assert (into.refused, into.stored) == (why, int(is_own))
 
 
 @pytest.mark.parametrize(("last", "refused"), [(9, False), (8, True)])

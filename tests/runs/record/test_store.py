@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 
+from controlplane.metrics import counting
+from controlplane.metrics.families import (
+    RECORD_BATCHES,
+    RECORD_BYTES,
+    RECORD_EVENTS,
+    RECORD_LOSSES,
+)
 from runs.agent.record.frames import Kind, Method, Stream, decode
 from runs.models import (
     Run,
@@ -18,7 +25,7 @@ from runs.models import (
     RunLoss,
     RunProcess,
 )
-from runs.record import chain, seal, signatures, store
+from runs.record import seal, signatures, store
 from tests.runs.record_factory import Source, make_run, record
 
 pytestmark = pytest.mark.django_db
@@ -45,7 +52,7 @@ def test_every_byte_of_every_event_is_stored_and_chained() -> None:
     source = record(run, [bytes(range(256)), b"", b"\0" * 70_000])
     events = stored_contents(run)
     assert [event.sequence for event in events] == list(range(1, len(source.contents) + 1))
-    head = chain.genesis(run.pk)
+    head = hashlib.sha256(b"svc-run-record-v1\0" + run.pk.bytes).digest()
     for event, content in zip(events, source.contents, strict=True):
         told = decode(content)
         head = hashlib.sha256(head + content).digest()
@@ -299,3 +306,105 @@ def test_processes_losses_changes_and_coverage_are_told_by_events() -> None:
     assert coverage["files"] == {"state": "limited", "method": "snapshot", "reason": "many"}
     assert coverage["network"]["state"] == "off"
     assert head_of(run).process_count == 2
+
+
+# What is told of one process, in how many batches and in which order it may come.
+WAYS_TO_TELL = {
+    "together": [["start", "exit"]],
+    "one after the other": [["start"], ["exit"]],
+    "the end first": [["exit"], ["start"]],
+    "the start again": [["start"], ["start again", "exit"]],
+    "the end again": [["exit"], ["start", "exit again"]],
+    "both again": [["start", "exit"], ["start again", "exit again"], ["exit again"]],
+}
+
+
+@pytest.mark.parametrize("with_another", [False, True])
+@pytest.mark.parametrize("way", WAYS_TO_TELL)
+def test_a_process_is_listed_as_it_was_first_told_however_that_is_cut_into_batches(
+    way: str, with_another: bool
+) -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.process(["shell"])
+    source.append()
+    first = {"leader": True, "pid": 7, "argv": ["a"], "cwd": "/a", "name": "n", "parent": 1}
+    again = {"leader": False, "pid": 8, "argv": ["b"], "cwd": "/b", "name": "o", "parent": None}
+    ended = {"code": 3, "signal": "SIGTERM", "reason": "signaled"}
+    told: dict[str, tuple[int, dict[str, Any]]] = {
+        "start": (Kind.PROCESS_STARTED, {**first, "streams": ["stdout"]}),
+        "start again": (Kind.PROCESS_STARTED, {**again, "streams": []}),
+        "exit": (Kind.PROCESS_EXITED, ended),
+        "exit again": (Kind.PROCESS_EXITED, {"code": 4, "signal": None, "reason": "exited"}),
+    }
+    for batch in WAYS_TO_TELL[way]:
+        for each in batch:
+            kind, meta = told[each]
+            source.event(kind, meta, process=2, wall_us=5 if kind == Kind.PROCESS_STARTED else 6)
+        if with_another:
+            source.processes = 2
+            source.exited(source.process(["other"]), code=9)
+        source.append()
+
+    listed = RunProcess.objects.filter(run_number=run.number).order_by("process_number")
+    assert [each.process_number for each in listed] == [1, 2, 3][: 3 if with_another else 2]
+    process = listed[1]
+    assert (process.leader, process.pid, process.argv) == (True, 7, ["a"])
+    assert (process.cwd, process.name, process.parent_number) == ("/a", "n", 1)
+    assert (process.streams, process.started_us, process.ended_us) == ([2], 5, 6)
+    assert (process.exit_code, process.exit_signal, process.exit_reason) == (
+        3,
+        "SIGTERM",
+        "signaled",
+    )
+    if with_another:
+        assert (listed[2].argv, listed[2].exit_code) == (["other"], 9)
+
+
+def test_a_batch_of_any_size_is_stored_to_its_last_byte() -> None:
+    bodies = [bytes([number]) * 60_000 for number in range(1, 8)]
+    whole, cut = make_run(), make_run()
+    record(whole, bodies)
+    source = Source(cut)
+    source.open()
+    for content in record(make_run(), bodies).contents:
+        store.append(cut.number, source.source_id, [content])
+
+    for run in (whole, cut):
+        chunks = RunEvent.objects.filter(run_number=run.number, kind=Kind.IO_CHUNK)
+        assert [bytes(each.body) for each in chunks.order_by("sequence")] == bodies
+        assert head_of(run).stored_bytes == head_of(whole).stored_bytes > 7 * 60_000
+
+
+def test_losses_are_numbered_from_one_on_over_all_batches() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    for root in ("/a", "/b", "/c"):
+        source.event(Kind.FILE_WATCH_OVERFLOW, {"root": root})
+        if root != "/a":
+            source.append()
+    losses = RunLoss.objects.filter(run_number=run.number).order_by("position")
+    assert list(losses.values_list("position", "reason")) == [(1, "/a"), (2, "/b"), (3, "/c")]
+    assert head_of(run).loss_count == 3
+
+
+def test_what_is_stored_and_what_it_lacks_is_counted_once(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    source.event(Kind.FILE_WATCH_OVERFLOW, {"root": "/a"})
+    counting.take()
+    with django_capture_on_commit_callbacks(execute=True):
+        source.append()
+        store.append(run.number, source.source_id, source.contents)
+
+    counted = counting.take()
+    assert counted[(RECORD_BATCHES.name, (), "")] == 1
+    assert counted[(RECORD_EVENTS.name, (), "")] == 2
+    assert counted[(RECORD_BYTES.name, (), "")] == sum(map(len, source.contents))
+    assert counted[(RECORD_LOSSES.name, ("watch_overflow",), "")] == 1

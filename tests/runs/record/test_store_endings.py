@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.utils import timezone
 
-from runs.agent.record.frames import Confidence, Kind, Method
-from runs.models import PARTITION_RUNS, Run, RunEvent, RunLoss
+from runs.agent.record.frames import Confidence, Event, Kind, Method
+from runs.models import PARTITION_RUNS, Run, RunEvent, RunHead, RunLoss, RunOwner
 from runs.record import partitions, store
+from runs.record.egress_endings import NOT_SETTLED
 from runs.services import Report, update_reported
 from tests.runs.record_factory import Source, make_run
 from tests.support.waiting import LONG_WAIT
+from tests.workspaces.egress.decided.decided_rows import with_policy
 
 EXITED: dict[str, Any] = {"code": 3, "signal": None, "reason": "exited"}
+GOES_ON = ("running", None, "", "")
 
 
 def begun(*, left: dict[str, Any] | None = None) -> tuple[Run, Source]:
@@ -55,21 +60,42 @@ def remove_partition(run: Run) -> None:
         cursor.execute(f"DROP TABLE {partitions.name_of(part_of(run))}")
 
 
+def begins(run: Run) -> None:
+    source = Source(run)
+    source.open()
+    source.started()
+    assert source.append().events == 1
+
+
+def begins_with_its_events(run: Run) -> None:
+    source = Source(run)
+    source.started()
+    assert store.append(run.number, source.source_id, source.contents, opening=True).events == 1
+
+
+def ends(run: Run) -> None:
+    assert store.end_in_order(run.number, reason="ended")
+
+
+def is_told_by_the_control_plane(run: Run) -> None:
+    told = (Kind.EGRESS_DECIDED, Method.PROXY, Confidence.OBSERVED, 0, 0, 0, b"{}", b"")
+    with transaction.atomic():
+        head = RunHead.objects.select_for_update().get(pk=run.number)
+        store.append_own(head, [Event(1, 7, 8, *told)])
+
+
 @pytest.mark.django_db
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_source_that_begins_and_an_end_without_one_find_room(ends: bool) -> None:
+@pytest.mark.parametrize(
+    "write", [begins, begins_with_its_events, ends, is_told_by_the_control_plane]
+)
+def test_whatever_is_written_first_finds_room(write: Callable[[Run], None]) -> None:
     run = make_run()
     remove_partition(run)
 
-    if ends:
-        assert store.end_in_order(run.number, reason="ended")
-    else:
-        source = Source(run)
-        source.open()
-        source.started()
-        assert source.append().events == 1
+    write(run)
 
     assert part_of(run) in partitions.partitions()
+    assert RunEvent.objects.filter(run_number=run.number).count() == 1
 
 
 @pytest.mark.django_db
@@ -95,10 +121,12 @@ def test_an_early_end_takes_the_status_that_is_given_or_the_recorded_exit(
     expected: tuple[str, int | None, str, str],
 ) -> None:
     run, _ = begun(left=left)
+    other, _ = begun()
 
     assert store.close_early(run.number, reason="lost", detail="gone away", **given)
 
     assert ended(run) == expected
+    assert ended(other) == GOES_ON
     told = json.loads(bytes(last_event(run).meta))
     assert (told["reason"], told["exit"], told["detail"]) == ("lost", left, "gone away")
 
@@ -139,14 +167,98 @@ def test_an_end_in_order_takes_the_status_that_is_given_or_its_exit(
     given: dict[str, Any], expected: tuple[str, int | None, str, str]
 ) -> None:
     run, _ = begun()
+    other, _ = begun()
 
     assert store.end_in_order(run.number, reason="ended", exit=EXITED, **given)
 
     assert ended(run) == expected
+    assert ended(other) == GOES_ON
     told = json.loads(bytes(last_event(run).meta))
     assert (told["reason"], told["exit"]) == ("ended", EXITED)
     assert told.get("detail") == given.get("error_message")
     assert not RunLoss.objects.filter(run_number=run.number).exists() or not given
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("mode", "reason", "expected"),
+    [
+        ("boot", "stopped", ("completed", None, "", "")),
+        (
+            "boot",
+            "build-failed",
+            (
+                "failed",
+                None,
+                "record-ended-early",
+                "How the run ended is not known: its record ended early (build-failed).",
+            ),
+        ),
+    ],
+)
+def test_an_end_in_order_without_status_and_exit_takes_the_status_from_its_reason(
+    mode: str, reason: str, expected: tuple[str, int | None, str, str]
+) -> None:
+    run = make_run(mode=mode)
+
+    assert store.end_in_order(run.number, reason=reason)
+
+    assert ended(run) == expected
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("end", ["by its source", "early", "in order"])
+def test_an_end_that_did_not_wait_for_the_egress_proxy_says_so(end: str) -> None:
+    _, run = with_policy("a proxy that does not answer")
+
+    if end == "by its source":
+        source = Source(run)
+        source.open()
+        source.sealed()
+        assert source.append().sealed
+    elif end == "early":
+        assert store.close_early(run.number, reason="lost", detail="gone away")
+    else:
+        assert store.end_in_order(run.number, reason="ended")
+
+    lost = RunLoss.objects.filter(run_number=run.number, reason=NOT_SETTLED)
+    assert [(each.kind, each.detected_via) for each in lost] == [("dropped_event", "gap")]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("mode", "status"), [("one-shot", "completed"), ("interactive", "cancelled")]
+)
+def test_only_a_one_shot_run_is_settled_by_what_its_caller_knows_of_it(
+    mode: str, status: str
+) -> None:
+    make_run()
+    run = make_run(mode=mode)
+    source = Source(run)
+    source.open()
+    source.started()
+    source.sealed(because="stopped")
+    # Somebody asks for the end, of which whoever stores the record knows nothing.
+    Run.objects.filter(pk=run.pk).update(cancel_requested_at=timezone.now())
+
+    store.append(run.number, source.source_id, source.contents, run=run)
+
+    assert ended(run)[0] == status
+
+
+@pytest.mark.django_db
+def test_what_is_written_beforehand_is_stored_with_the_events_or_not_at_all() -> None:
+    run, source = begun()
+    source.output(1, b"x")
+
+    def write() -> None:
+        Run.objects.filter(pk=run.pk).update(error_message="beforehand")
+
+    with pytest.raises(store.SourceMismatch):
+        store.append(run.number, "another", source.contents, beforehand=write)
+    assert ended(run) == GOES_ON
+    stored = store.append(run.number, source.source_id, source.contents, beforehand=write)
+    assert (stored.events, ended(run)) == (1, ("running", None, "", "beforehand"))
 
 
 @pytest.mark.django_db
@@ -175,10 +287,12 @@ def test_a_source_that_began_and_of_which_nothing_is_stored_is_a_loss(
 @pytest.mark.django_db
 def test_the_end_that_the_control_plane_writes_is_an_event_of_no_process() -> None:
     run, _ = begun()
+    before = time.time_ns() // 1000
 
     store.end_in_order(run.number, reason="ended")
 
     event = last_event(run)
+    assert before <= event.wall_us <= time.time_ns() // 1000
     assert (event.sequence, event.kind) == (3, Kind.RECORD_SEALED)
     assert (event.method, event.confidence) == (Method.INTERNAL, Confidence.OBSERVED)
     assert (event.monotonic_ns, event.stream, event.stream_offset) == (0, 0, 0)
@@ -232,6 +346,32 @@ def test_whoever_waits_is_told_of_each_batch_and_how_the_run_ended() -> None:
         {"runNumber": run.number, "lastSequence": 2, "sealed": False},
         {"runNumber": run.number, "lastSequence": 4, "sealed": True, "ended": ended},
     ]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("early", [True, False])
+def test_an_end_that_the_control_plane_writes_is_announced_and_counted(early: bool) -> None:
+    run, _ = begun()
+    with listening() as heard:
+        if early:
+            assert store.close_early(run.number, reason="lost", detail="gone away")
+        else:
+            assert store.end_in_order(run.number, reason="ended")
+        told = heard(1)
+
+    assert told == [{"runNumber": run.number, "lastSequence": 3, "sealed": True}]
+    head = RunHead.objects.get(pk=run.number)
+    assert RunOwner.objects.get(pk=run.owner_user_id).sealed_bytes == head.stored_bytes > 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_the_control_plane_tells_is_announced_as_no_end() -> None:
+    run, _ = begun()
+    with listening() as heard:
+        is_told_by_the_control_plane(run)
+        told = heard(1)
+
+    assert told == [{"runNumber": run.number, "lastSequence": 3, "sealed": False}]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, transaction
 from django.utils import timezone
 
 from controlplane.work.leases import Fence, LeaseLost
-from runs.agent.record.frames import Kind, Stream
-from runs.models import Run, RunEvent, RunHead, RunLoss, RunProcess
+from runs.agent.record.frames import Confidence, Event, Kind, Method, Stream
+from runs.models import Run, RunCheckpoint, RunEvent, RunHead, RunLoss, RunProcess
 from runs.record import store
+from runs.record.ingest.meta import INT64_MAX
 from runs.record.verify import verify_run
 from tests.runs.record_factory import Source, make_run, record
 
@@ -85,6 +87,21 @@ def test_the_end_of_a_source_that_never_came_is_a_loss() -> None:
         first.open()
 
 
+def test_a_later_source_that_has_ended_tells_its_last_batch_again_and_nothing_new() -> None:
+    run = make_run(mode="boot")
+    built(run)
+    spool = Source(run)
+    spool.open()
+    spool.started()
+    spool.sealed()
+    spool.append()
+    again = store.append(run.number, spool.source_id, spool.contents)
+    assert again == store.Appended(2, True, 0)
+    spool.output(1, b"late")
+    with pytest.raises(store.RecordSealed):
+        spool.append()
+
+
 def test_a_source_that_had_ended_may_go_on() -> None:
     run = make_run(mode="boot")
     spool = Source(run)
@@ -127,8 +144,8 @@ def test_a_record_whose_source_died_is_ended_with_what_is_known() -> None:
         "streams": [{"process": 1, "stream": "stderr", "bytes": 4}],
         "detail": "it was removed",
     }
-    assert not store.close_early(run.number, reason="container-gone", detail="again")
-    assert not store.end_in_order(run.number, reason="ended")
+    assert store.close_early(run.number, reason="container-gone", detail="again") is False
+    assert store.end_in_order(run.number, reason="ended") is False
     assert len(losses_of(run)) == 1
     for attempt in (source.append, source.open):
         source.output(1, b"late")
@@ -220,6 +237,91 @@ def test_what_comes_behind_the_end_is_not_stored() -> None:
     with pytest.raises(store.RecordSealed):
         store.open_source(run.number, "another")
     assert source.open() == len(source.contents)
+
+
+def own(number: int, kind: int = Kind.EGRESS_DECIDED) -> list[Event]:
+    """Return so many events that the control plane tells."""
+    told = (kind, Method.PROXY, Confidence.OBSERVED, 0, 0, 0, b"{}", b"")
+    return [Event(1, 7, 8, *told) for _ in range(number)]
+
+
+def tell(run: Run, *events: Event) -> None:
+    """Store events of the control plane in the record of a run."""
+    with transaction.atomic():
+        store.append_own(RunHead.objects.select_for_update().get(pk=run.number), events)
+
+
+def test_what_the_control_plane_tells_is_numbered_between_the_events_of_a_source() -> None:
+    run = make_run(mode="boot")
+    built(run)
+    spool = Source(run)
+    spool.open()
+    spool.started()
+    spool.append()
+    before = RunHead.objects.get(pk=run.number).last_sequence
+
+    tell(run, *own(2))
+    process = spool.process(["init"])
+    spool.output(process, b"three\n")
+    stored = spool.append()
+
+    assert stored.last_sequence == 3
+    kinds = RunEvent.objects.filter(run_number=run.number, sequence__gte=before)
+    assert list(kinds.order_by("sequence").values_list("sequence", "kind")) == [
+        (before, Kind.RECORD_STARTED),
+        (before + 1, Kind.EGRESS_DECIDED),
+        (before + 2, Kind.EGRESS_DECIDED),
+        (before + 3, Kind.PROCESS_STARTED),
+        (before + 4, Kind.IO_CHUNK),
+    ]
+    assert spool.open() == 3
+    spool.sealed()
+    assert spool.append().sealed
+    assert losses_of(run) == []
+    assert verify_run(run).ok
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_the_control_plane_tells_neither_ends_a_source_nor_lets_it_go_on(
+    in_order: bool,
+) -> None:
+    run = make_run(mode="boot")
+    first = built(run, in_order=in_order)
+    tell(run, *own(1))
+    Source(run).open()
+    lost = ("early_close", len(first.contents) + 2, "the next source began")
+    assert losses_of(run) == ([] if in_order else [lost])
+
+
+def test_where_the_control_plane_has_nothing_to_tell_nothing_is_stored() -> None:
+    run = make_run(mode="boot")
+    built(run)
+    before = RunCheckpoint.objects.filter(run_number=run.number).count()
+    tell(run)
+    assert RunCheckpoint.objects.filter(run_number=run.number).count() == before
+
+
+def test_what_the_control_plane_tells_leaves_room_for_the_end() -> None:
+    run = make_run(mode="boot")
+    last = INT64_MAX - 3
+    RunHead.objects.filter(pk=run.number).update(last_sequence=last, source_base=last)
+
+    tell(run, *own(2))
+    with pytest.raises(DatabaseError):
+        tell(run, *own(1))
+
+    assert RunHead.objects.get(pk=run.number).last_sequence == INT64_MAX - 1
+    assert store.end_in_order(run.number, reason="ended")
+    assert RunHead.objects.get(pk=run.number).last_sequence == INT64_MAX
+
+
+def test_nothing_is_stored_behind_a_head_that_is_no_more() -> None:
+    run = make_run(mode="boot")
+    head = RunHead.objects.get(pk=run.number)
+    RunHead.objects.filter(pk=run.number).delete()
+    with pytest.raises(DatabaseError), transaction.atomic():
+        store.append_own(head, own(1))
+    assert not RunEvent.objects.filter(run_number=run.number).exists()
 
 
 def sealed_source(run: Run) -> Source:
