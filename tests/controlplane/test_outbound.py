@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -167,6 +168,21 @@ def test_an_answer_that_trickles_is_left_after_the_read_time_out(fake: FakeRegis
     assert time.monotonic() - began < LONG_WAIT
 
 
+def test_an_answer_that_pauses_is_left_after_the_read_time_out(fake: FakeRegistry) -> None:
+    """Each byte of it comes within the time-out, the last one does not."""
+
+    def behave(request: BaseHTTPRequestHandler) -> None:
+        time.sleep(0.7)
+        request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        time.sleep(0.9)
+        with suppress(OSError):  # the client has gone
+            request.wfile.write(b"Content-Length: 0\r\n\r\n")
+
+    fake.behaviour = behave
+    error = failed(lambda: send(outbound(fake.url, read_timeout=1)))
+    assert error.reason == OutboundReason.TIMED_OUT
+
+
 def test_after_the_deadline_nothing_is_asked(fake: FakeRegistry) -> None:
     client = outbound(fake.url)
     error = failed(lambda: send(client, until=time.monotonic()))
@@ -182,7 +198,7 @@ def test_a_deadline_is_so_far_away_as_it_was_said() -> None:
 def test_the_deadline_ends_the_wait_for_an_answer(fake: FakeRegistry) -> None:
     fake.behaviour = lambda request: time.sleep(2 * LONG_WAIT)
     client = outbound(fake.url, read_timeout=600, connect_timeout=600)
-    error = failed(lambda: send(client, until=time.monotonic() + 2))
+    error = failed(lambda: send(client, until=time.monotonic() + 0.9))
     assert error.reason == OutboundReason.TIMED_OUT
     eventually(lambda: fake.requests, what="it is noted")
     assert len(fake.requests) == 1
