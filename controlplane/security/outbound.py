@@ -243,7 +243,7 @@ class _UntilDeadline(io.RawIOBase):
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._raw = sock.makefile("rb", buffering=0)
-        self._deadline = time.monotonic() + (sock.gettimeout() or 0)
+        self._deadline = time.monotonic() + (sock.gettimeout() or 0.0)
 
     def readable(self) -> bool:
         return True
