@@ -48,6 +48,7 @@ def test_records_count_from_their_first_event_until_they_are_removed() -> None:
     sealed = taken_by(OWNER)
     assert sealed == held_by_heads(OWNER) > going_on + 1000
     record(make_run(owner_user_id="usr_other"))
+    begun("usr_other")
     assert taken_by(OWNER) == sealed
     Run.objects.filter(pk=source.run.pk).update(finished_at=Now() - timedelta(days=1))
     prune(prunable(run_id=source.run.pk))
