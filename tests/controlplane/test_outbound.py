@@ -168,6 +168,12 @@ def test_an_answer_that_trickles_is_left_after_the_read_time_out(fake: FakeRegis
     assert time.monotonic() - began < LONG_WAIT
 
 
+def test_an_answer_that_never_pauses_is_left_after_the_read_time_out(fake: FakeRegistry) -> None:
+    fake.behaviour = trickle(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 10_000_000, pause=0)
+    error = failed(lambda: send(outbound(fake.url, read_timeout=0.3), limit=10_000_000))
+    assert error.reason == OutboundReason.TIMED_OUT
+
+
 def test_an_answer_that_pauses_is_left_after_the_read_time_out(fake: FakeRegistry) -> None:
     """Each byte of it comes within the time-out, the last one does not."""
 
