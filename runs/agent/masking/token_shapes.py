@@ -140,7 +140,7 @@ class _Kind:
     `sign`: bytes of every head, by default all of the only one; without them there is no token.
     `not_after`: bytes that none of them follows; by default a token begins where a word does. Of
     two shapes that begin alike the longer one stands first: the first that fits is taken.
-    `is_run`: whether each token is, or begins with, a word. `shapes`: those, or a header's name.
+    `shapes`: those, or a header's name.
     """
 
     def __init__(
@@ -150,10 +150,8 @@ class _Kind:
         *,
         not_after: bytes = _NAME_BYTES,
         sign: Optional[bytes] = None,
-        is_run: bool = True,
     ) -> None:
         self.heads = heads
-        self.is_run = is_run
         self._given = shapes
         self._not_after = not_after
         self._sign = Sign(heads[0] if sign is None else sign)
@@ -230,7 +228,7 @@ def _continued(shape: _Shape) -> Optional[Pattern[bytes]]:
     return None if run.most is not None else re.compile(f"{run.member}*".encode())
 
 
-_IN_ADDRESS = _Kind((b"://",), (_USER_INFO,), not_after=b"", is_run=False)
+_IN_ADDRESS = _Kind((b"://",), (_USER_INFO,), not_after=b"")
 _KINDS = (
     _Kind(
         (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
@@ -257,15 +255,14 @@ _KINDS = (
     _Kind((b"npm_",), (_Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),)),
     _Kind((b"AIza",), (_Shape((), ("AIza", _WORD._replace(least=35))),)),
     _Kind((b"eyJ",), (_WEB_TOKEN,)),
-    _Kind((b"authorization",), "authorization", is_run=False),
-    _Kind((b"Authorization",), "Authorization", is_run=False),
-    _Kind((b"AUTHORIZATION",), "AUTHORIZATION", is_run=False),
+    _Kind((b"authorization",), "authorization"),
+    _Kind((b"Authorization",), "Authorization"),
+    _Kind((b"AUTHORIZATION",), "AUTHORIZATION"),
     _IN_ADDRESS,
     _Kind(
         (b"-----BEGIN ",),
         (_Shape((), (*_KEY_BEGINS, *_ENCRYPTED, _KEY_BODY)), _Shape((), (*_KEY_BEGINS, _KEY_BODY))),
         not_after=b"",
-        is_run=False,
     ),
 )
 _BY_FIRST_BYTE: Dict[int, List[Tuple[bytes, _Kind]]] = {}
@@ -352,8 +349,7 @@ def _is_telling(data: bytes, place: int) -> bool:
     body = len(data) - place - _TELLING_BYTES
     candidates = _BY_FIRST_BYTE.get(data[place], ())
     return any(
-        kind.is_run and len(head) <= body and kind.has_begun(data, place, head)
-        for head, kind in candidates
+        len(head) <= body and kind.has_begun(data, place, head) for head, kind in candidates
     )
 
 

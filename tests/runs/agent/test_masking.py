@@ -283,6 +283,9 @@ def test_what_cannot_be_a_secret_is_not_held_back() -> None:
     assert stream.feed(b"$ make\nbuilding 45%... done.\n")[0] == b"$ make\nbuilding 45%... done.\n"
     assert stream.held == 0
     assert stream.feed(b"user@host:~$ ")[0] == b"user@host:~$ "
+    assert stream.feed(b"see https://host/a or ")[0] == b"see https://host/a or "
+    assert stream.feed(b"http://host:80/")[0] == b"http://host:80/"
+    assert stream.held == 0
 
 
 def test_what_is_held_back_is_bounded() -> None:
