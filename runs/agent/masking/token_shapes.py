@@ -348,9 +348,7 @@ def telling(data: bytes, start: int) -> Optional[int]:
 def _is_telling(data: bytes, place: int) -> bool:
     body = len(data) - place - _TELLING_BYTES
     candidates = _BY_FIRST_BYTE.get(data[place], ())
-    return any(
-        len(head) <= body and kind.has_begun(data, place, head) for head, kind in candidates
-    )
+    return any(len(head) <= body and kind.has_begun(data, place, head) for head, kind in candidates)
 
 
 def _first_begun(data: bytes, start: int) -> Optional[int]:

@@ -28,6 +28,17 @@ from tests.support.waiting import LONG_WAIT
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
 
 
+_PROGRAM = """
+import os, sys
+from runs.agent.__main__ import main
+from runs.agent.record import follow
+{change}
+code = {call}
+sys.stderr.flush()
+os._exit(code)  # as PID 1 ends one that it has started
+"""
+
+
 class Tail:
     """The subcommand as a process, and its two pipes."""
 
@@ -37,14 +48,17 @@ class Tail:
         start: int,
         *,
         keepalive_seconds: float | None = None,
+        change: str = "",
         before: Sequence[str] = (),
     ) -> None:
-        program = ["-m", "runs.agent", "tail", RUN, "--from", str(start), "--state-dir", str(state)]
+        arguments = ["tail", RUN, "--from", str(start), "--state-dir", str(state)]
+        call = f"main({arguments!r})"
         if keepalive_seconds is not None:
-            called = f"{str(state / 'runs')!r}, {RUN!r}, 1, keepalive_seconds={keepalive_seconds}"
-            program = ["-c", f"from runs.agent.record.follow import tail; tail({called})"]
+            given = f"{str(state / 'runs')!r}, {RUN!r}, {start}"
+            call = f"follow.tail({given}, keepalive_seconds={keepalive_seconds})"
+        program = _PROGRAM.format(change=change, call=call)
         self.process = subprocess.Popen(
-            [*before, sys.executable, *program],
+            [*before, sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -84,9 +98,9 @@ class Tail:
 
 @contextmanager
 def tail_of(
-    state: Path, start: int = 1, *, keepalive_seconds: float | None = None
+    state: Path, start: int = 1, *, keepalive_seconds: float | None = None, change: str = ""
 ) -> Iterator[Tail]:
-    tail = Tail(state, start, keepalive_seconds=keepalive_seconds)
+    tail = Tail(state, start, keepalive_seconds=keepalive_seconds, change=change)
     try:
         yield tail
     finally:
@@ -299,6 +313,62 @@ def test_an_idle_tail_sends_empty_frames_and_goes_on_with_what_is_written(tmp_pa
         add(writer, 1)
         assert tail.sequences(1) == [2]
         assert tail.end() == 0
+    writer.close()
+
+
+def test_an_idle_tail_reads_next_to_nothing_between_two_empty_frames(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 1)
+    with tail_of(tmp_path, keepalive_seconds=0.01) as tail:
+        assert tail.sequences(1) == [1]
+        before = reads_of(tail.process.pid)
+        assert tail.output.read(60 * PREFIX.size) == bytes(60 * PREFIX.size)
+        assert reads_of(tail.process.pid) - before < 60 * 20
+    writer.close()
+
+
+def reads_of(pid: int) -> int:
+    """How often a process has read anything."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscr"])
+
+
+def test_what_looks_damaged_while_it_is_written_is_waited_for(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 4)
+    (segment,) = (tmp_path / "runs" / RUN).glob("*.seg")
+    content = segment.read_bytes()
+    segment.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    patient = f"follow._WAIT_SECONDS = {LONG_WAIT}"
+    with tail_of(tmp_path, keepalive_seconds=0.01, change=patient) as tail:
+        assert tail.sequences(3) == [1, 2, 3]
+        # So it has looked at the fourth one, more than once.
+        assert tail.output.read(4 * PREFIX.size) == bytes(4 * PREFIX.size)
+        segment.write_bytes(content)
+        assert tail.sequences(1) == [4]
+    writer.close()
+
+
+def test_all_that_was_written_is_passed_on_also_when_the_input_ends_at_once(
+    tmp_path: Path,
+) -> None:
+    writer = spool(tmp_path, segment=256)
+    for _ in range(20):
+        add(writer, 1, size=200)
+    assert len(list((tmp_path / "runs" / RUN).glob("*.seg"))) >= 10
+    with tail_of(tmp_path) as tail:
+        tail.input.close()
+        assert tail.sequences(20) == list(range(1, 21))
+        assert tail.event() is None
+        assert tail.process.wait(LONG_WAIT) == 0
+    writer.close()
+
+
+def test_a_tail_whose_reader_is_gone_ends_in_order(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 1)
+    with tail_of(tmp_path, keepalive_seconds=0.01) as tail:
+        tail.output.close()
+        assert tail.process.stderr
+        assert tail.process.stderr.read() == b""
+        assert tail.process.wait(LONG_WAIT) == 0
     writer.close()
 
 
