@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import pytest
 from runs.agent.record.acks import acknowledge, read_acknowledged
 from runs.agent.record.follow import Gathering, Pace, Rounds
 from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
-from runs.agent.record.resting import KEEPALIVE_SECONDS
+from runs.agent.record.resting import KEEPALIVE_SECONDS, SOCKET_NAME
 from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
 from tests.runs.recording.scripted_agent import framed
@@ -32,6 +33,7 @@ _PROGRAM = """
 import os, sys
 from runs.agent.__main__ import main
 from runs.agent.record import follow
+from runs.agent.record.resting import Rest
 {change}
 code = {call}
 sys.stderr.flush()
@@ -49,13 +51,17 @@ class Tail:
         *,
         keepalive_seconds: float | None = None,
         change: str = "",
+        rest: Sequence[Any] = (),
         before: Sequence[str] = (),
     ) -> None:
         arguments = ["tail", RUN, "--from", str(start), "--state-dir", str(state)]
         call = f"main({arguments!r})"
+        root = str(state / "runs")
         if keepalive_seconds is not None:
-            given = f"{str(state / 'runs')!r}, {RUN!r}, {start}"
-            call = f"follow.tail({given}, keepalive_seconds={keepalive_seconds})"
+            given = f"{root!r}, {RUN!r}, {start}, keepalive_seconds={keepalive_seconds}"
+            call = f"follow.tail({given})"
+        if rest:
+            call = f"follow.go_on({root!r}, Rest(*{rest!r}))"
         program = _PROGRAM.format(change=change, call=call)
         self.process = subprocess.Popen(
             [*before, sys.executable, "-c", program],
@@ -66,7 +72,7 @@ class Tail:
         assert self.process.stdin
         assert self.process.stdout
         self.input, self.output = self.process.stdin, self.process.stdout
-        line = self.output.readline()
+        line = b"" if rest else self.output.readline()
         self.hello: dict[str, Any] = json.loads(line) if line else {}
 
     def event(self) -> Event | None:
@@ -98,9 +104,14 @@ class Tail:
 
 @contextmanager
 def tail_of(
-    state: Path, start: int = 1, *, keepalive_seconds: float | None = None, change: str = ""
+    state: Path,
+    start: int = 1,
+    *,
+    keepalive_seconds: float | None = None,
+    change: str = "",
+    rest: Sequence[Any] = (),
 ) -> Iterator[Tail]:
-    tail = Tail(state, start, keepalive_seconds=keepalive_seconds, change=change)
+    tail = Tail(state, start, keepalive_seconds=keepalive_seconds, change=change, rest=rest)
     try:
         yield tail
     finally:
@@ -370,6 +381,37 @@ def test_a_tail_whose_reader_is_gone_ends_in_order(tmp_path: Path) -> None:
         assert tail.process.stderr.read() == b""
         assert tail.process.wait(LONG_WAIT) == 0
     writer.close()
+
+
+def test_a_tail_that_rests_is_gone_on_with_where_it_stopped(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 5)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / SOCKET_NAME))
+        listening.listen()
+        listening.settimeout(LONG_WAIT)
+        with tail_of(tmp_path, change="follow._RESTS_AFTER_SECONDS = 0.0") as tail:
+            assert tail.sequences(5) == [1, 2, 3, 4, 5]
+            connection, _ = listening.accept()
+            with connection:
+                line, streams, *_ = socket.recv_fds(connection, 4096, 2)
+                assert len(streams) == 2
+                for stream in streams:
+                    os.close(stream)
+                connection.send(b"+")
+            assert tail.process.wait(LONG_WAIT) == 0
+    rest = json.loads(line)["rest"]
+    add(writer, 2)
+    with tail_of(tmp_path, rest=rest) as tail:
+        assert tail.sequences(2) == [6, 7]
+        writer.seal({"reason": "ended"})
+        assert tail.sequences(1) == [8]
+        tail.acknowledge(8)
+        assert tail.event() is None
+        assert tail.process.wait(LONG_WAIT) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+    with tail_of(tmp_path, rest=rest) as tail:
+        assert tail.event() is None
+        assert tail.process.wait(LONG_WAIT) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
