@@ -62,7 +62,7 @@ class Inbox:
             topology,
             prefetch=10,
             timeout=LONG_WAIT,
-            name="test",
+            name="the inbox of a test",
             on_delivery=self._take,
             on_tick=self._tick,
             tick=0.05,
@@ -87,7 +87,10 @@ class Inbox:
 
 
 class Proxy:
-    """Stands between a client and the broker, and can cut every connection."""
+    """Stands between a client and the broker, and can cut every connection.
+
+    ``said``: what clients have said. ``is_mute``: nothing that the broker says gets through.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -95,6 +98,8 @@ class Proxy:
         self._server = socket.create_server(("127.0.0.1", 0))
         port = self._server.getsockname()[1]
         self.url = url.replace(f"{self._target[0]}:{self._target[1]}", f"127.0.0.1:{port}")
+        self.said = b""
+        self.is_mute = False
         self._sockets: list[socket.socket] = []
         self.accepted = 0
         self.ended = 0
@@ -107,13 +112,21 @@ class Proxy:
                 self.accepted += 1
                 broker = socket.create_connection(self._target)
                 self._sockets += [client, broker]
-                for source, sink in ((client, broker), (broker, client)):
-                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+                for pump in (self._ask, self._answer):
+                    threading.Thread(target=pump, args=(client, broker), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _ask(self, client: socket.socket, broker: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
+            while data := client.recv(65536):
+                self.said += data
+                broker.sendall(data)
+        self.ended += 1
+
+    def _answer(self, client: socket.socket, broker: socket.socket) -> None:
+        with suppress(OSError):
+            while data := broker.recv(65536):
+                if not self.is_mute:
+                    client.sendall(data)
         self.ended += 1
 
     def cut(self) -> None:
@@ -243,6 +256,35 @@ def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
         assert time.monotonic() - started < LONG_WAIT
         # One that never ends must not keep the process from ending.
         assert all(each.daemon for each in threading.enumerate() if each.name == "broker call")
+
+
+def test_a_broker_that_never_confirms_is_given_up_in_time(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    class Last(amqp.Topology):
+        """A queue whose declaration is the last thing that the broker answers."""
+
+        def declare(self, channel: BlockingChannel) -> None:
+            """Declare it, and hear nothing more."""
+            super().declare(channel)
+            proxy.is_mute = True
+
+    started = time.monotonic()
+    with pytest.raises(amqp.BrokerError):
+        publish(Last(topology.queue), b"1", proxy.url, timeout=1)
+    # pika itself would wait for two heartbeats, and with a broker that sends them for ever.
+    assert time.monotonic() - started < 30
+
+
+def test_each_connection_has_a_name_that_the_operator_of_the_broker_can_read(
+    topology: amqp.Topology, proxy: Proxy
+) -> None:
+    publish(topology, b"1", proxy.url)
+    amqp.ping(proxy.url, timeout=LONG_WAIT)
+    with Inbox(proxy.url, topology) as inbox:
+        wait_for(lambda: inbox.bodies == [b"1"])
+    for name in (b"controlplane publisher", b"controlplane readiness", b"the inbox of a test"):
+        assert name in proxy.said
 
 
 def test_a_call_beyond_those_that_may_wait_for_the_broker_is_refused_at_once() -> None:
