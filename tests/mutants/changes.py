@@ -350,9 +350,9 @@ def _is_logging(node: ast.expr) -> bool:
 
 
 def _is_declaration(node: ast.Call) -> bool:
-    """Whether a call declares a column, which ``makemigrations --check`` watches, or a type."""
+    """Whether it declares a column or an index, as ``makemigrations --check`` sees, or a type."""
     text = ast.unparse(node.func)
-    return text.startswith("models.") or text == "TypeVar"
+    return text.startswith("models.") or text in ("HashIndex", "TypeVar")
 
 
 def _is_text(*operands: ast.expr) -> bool:

@@ -88,9 +88,7 @@ def _passed_on(tail: _Tail, rest: Optional[Rest] = None) -> int:
         print(f"agent: {error}", file=sys.stderr)
         return EXIT_DAMAGED
     except BrokenPipeError:
-        # Its reader is gone. Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return 0  # its reader is gone
     finally:
         tail.close()
 

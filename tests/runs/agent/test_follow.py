@@ -383,6 +383,20 @@ def test_a_tail_whose_reader_is_gone_ends_in_order(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_a_tail_does_not_rest_soon_after_news(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 1)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / SOCKET_NAME))
+        listening.listen()
+        listening.setblocking(False)
+        with tail_of(tmp_path, keepalive_seconds=0.01) as tail:
+            assert tail.sequences(1) == [1]
+            assert tail.output.read(4 * PREFIX.size) == bytes(4 * PREFIX.size)
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+    writer.close()
+
+
 def test_a_tail_that_rests_is_gone_on_with_where_it_stopped(tmp_path: Path) -> None:
     writer = spool(tmp_path, 5)
     with socket.socket(socket.AF_UNIX) as listening:
