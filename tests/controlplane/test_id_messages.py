@@ -53,6 +53,13 @@ def test_a_published_message_names_its_row_in_its_body_and_its_properties(
     assert properties["delivery_mode"] == DeliveryMode.Persistent.value
 
 
+def test_a_message_is_for_the_queue_unless_it_is_said_to_be_a_dead_letter(
+    message: IdMessage,
+) -> None:
+    message.publish(ROW)
+    assert message.from_bytes(fetch(message.topology().queue)[1]) == ROW
+
+
 @pytest.mark.parametrize(
     "body",
     [

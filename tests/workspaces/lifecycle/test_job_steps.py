@@ -28,6 +28,7 @@ from workspaces.models import (
     BuildJob,
     Fence,
     LeaseLost,
+    PublishedRepository,
     RuntimeInstance,
     Sandbox,
     WorkspaceEvent,
@@ -327,6 +328,48 @@ def test_the_repository_of_a_job_whose_plan_was_published_becomes_its_owners_onc
     assert same_plan(job.fence, "two") == SamePlan(earlier.repository, DIGEST, "one")
     fail(earlier.fence, code="boot-failed", message="It did not boot.")
     assert same_plan(job.fence) is None
+
+
+def test_whose_a_repository_is_follows_from_its_registry_and_its_name_together() -> None:
+    job, earlier = claim(make_job(engine_name="one")), claimed(finished)
+    PublishedRepository.objects.claim("another", job.repository, owner_user_id="two")
+    PublishedRepository.objects.claim(job.registry_id, "tests/another", owner_user_id="three")
+    assert same_plan(job.fence) == SamePlan(earlier.repository, DIGEST, "one")
+
+
+@pytest.mark.parametrize(
+    "other", [{"plan_hash": "another"}, {"registry_id": "another"}, {"image_removed_at": Now()}]
+)
+def test_only_an_image_of_this_plan_that_is_in_the_jobs_registry_is_found(
+    other: dict[str, Any],
+) -> None:
+    job, earlier = claim(make_job(engine_name="one")), claimed(finished)
+    BuildJob.objects.filter(pk=earlier.pk).update(**other)
+    assert same_plan(job.fence) is None
+
+
+def test_a_plan_without_a_hash_is_the_same_as_no_other() -> None:
+    job, earlier = claim(make_job(engine_name="one")), claimed(finished)
+    BuildJob.objects.filter(pk=earlier.pk).update(plan_hash="")
+    assert find_same_plan(job.fence, "", owner_user_id="one") is None
+
+
+def test_of_several_images_of_a_plan_the_latest_is_found() -> None:
+    job = claim(make_job(engine_name="one"))
+    latest = [claimed(finished) for _ in range(3)][-1]
+    found = same_plan(job.fence)
+    assert found is not None
+    assert found.repository == latest.repository
+
+
+def test_a_job_that_was_cancelled_finds_no_image() -> None:
+    job, _ = claim(make_job(engine_name="one")), claimed(finished)
+    BuildJob.objects.filter(pk=job.pk).update(
+        status="cancelled", finished_at=Now(), lease_expires_at=None
+    )
+    with pytest.raises(LeaseLost):
+        same_plan(job.fence)
+    assert not PublishedRepository.objects.exists()
 
 
 @pytest.mark.parametrize("other", [{"worker_id": "worker-b"}, {"count": 2}])
