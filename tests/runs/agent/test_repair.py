@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_the_end_says_that_the_recorder_is_lost_and_how_the_program_ended_if_tha
     assert told["events"] == 2 + 2 * leader + (exit_ is not None)
     assert told["processes"] == int(leader)
     assert repair.repair(str(tmp_path), RUN) is False
+
+
+def test_what_a_run_has_left_is_ended_before_its_record_and_nothing_else_is(
+    tmp_path: Path,
+) -> None:
+    died(tmp_path, "one-shot", leader=True, exit_=None)
+    runs = (RUN, RUN, RUN + "0", "")
+    processes = [
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "SVC_RUN_ID": run}) for run in runs
+    ]
+    try:
+        assert repair.repair(str(tmp_path), RUN) is True
+        assert [process.poll() for process in processes] == [-9, -9, None, None]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_a_record_whose_writer_lives_is_left_alone(tmp_path: Path) -> None:

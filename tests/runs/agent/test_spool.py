@@ -233,7 +233,10 @@ def test_a_sequence_that_was_acknowledged_is_never_given_out_again(root: Path) -
     told = folder.events()
     assert [event.sequence for event in told] == [9, 10, 11]
     assert [event.kind for event in told[:2]] == [Kind.COVERAGE_CHANGED] * 2
-    assert [json.loads(event.meta)["state"] for event in told[:2]] == ["off", "on"]
+    off, on = (json.loads(event.meta) for event in told[:2])
+    assert (off["source"], off["state"], on["source"], on["state"]) == ("io", "off", "io", "on")
+    assert off["reason"].startswith("the disk lost what was written last")
+    assert [(event.process, event.stream, event.offset) for event in told[:2]] == [(0, 0, 0)] * 2
     assert folder.check().endswith("open, sound up to sequence 11")
 
     writer = SpoolWriter.reopen(str(root), RUN)
