@@ -18,6 +18,7 @@ from tests.runs.record_factory import make_run
 from workspaces.lifecycle.step_statements import (
     Publication,
     SamePlan,
+    cancel,
     fail,
     find_same_plan,
     finish,
@@ -389,3 +390,45 @@ def test_a_failure_is_written_to_job_and_runtime_with_its_code_and_message() -> 
             "boot-failed",
             "It did not boot.",
         )
+
+
+def test_a_failure_is_told_of_the_runtime_and_of_the_attempt_with_its_code() -> None:
+    job = claimed(finished)
+    fail(job.fence, code="boot-failed", message="It did not boot.")
+    attempt, sandbox = job.attempt, job.attempt.sandbox
+    assert values(attempt, "status", "error_code", "error_message") == (
+        "failed",
+        "boot-failed",
+        "It did not boot.",
+    )
+    assert values(sandbox, "status") == ("failed",)
+    assert told(job) == [
+        ("runtime.failed", "It did not boot.", {"errorCode": "boot-failed"}),
+        ("attempt.failed", "It did not boot.", {"errorCode": "boot-failed"}),
+    ]
+    other = claimed(finished)
+    fail(other.fence, code="", message="It failed.")
+    assert told(other)[-1] == ("attempt.failed", "It failed.", {})
+
+
+@pytest.mark.parametrize("step", [start, published, finished])
+def test_a_cancellation_is_told_of_what_there_is_with_its_reason(step: Step) -> None:
+    job = claimed(step)
+    assert cancel(job.pk, reason="Enough.") == ("succeeded" if step is finished else "running")
+    assert values(job, "status", "error_message", "lease_expires_at") == (
+        "cancelled",
+        "Enough.",
+        None,
+    )
+    assert values(job.attempt, "status", "error_code", "error_message") == (
+        "cancelled",
+        "",
+        "Enough.",
+    )
+    assert values(job.attempt.sandbox, "status") == ("cancelled",)
+    assert told(job)[-1] == ("attempt.cancelled", "Enough.", {})
+    if step is finished:
+        runtime = RuntimeInstance.objects.get(attempt=job.attempt)
+        assert values(runtime, "status", "error_code") == ("stopped", "cancelled")
+        assert told(job)[0] == ("runtime.stopped", "Enough.", {"errorCode": "cancelled"})
+    assert cancel(job.pk, reason="Again.") is None
