@@ -22,7 +22,7 @@ from pytest_django.fixtures import Settings
 
 from accounts.connected import reveal
 from accounts.models import ConnectedAccount
-from accounts.sealing import SealError
+from accounts.sealing import SealError, same_keys
 from runs.agent.credentials.document import MAX_SECRET_BYTES
 from tests.conftest import OWNER, Answer, Api
 
@@ -258,6 +258,12 @@ def test_a_rotation_names_what_no_key_opens_and_does_the_rest(api: Api, settings
         rotate()
     settings.SVC_CREDENTIALS_KEY_PREVIOUS = ""
     assert reveal(stored(kept)) == SECRET
+
+
+def test_two_spellings_of_one_key_are_no_rotation(settings: Settings) -> None:
+    for previous, same in (("", False), (key(2), False), (key(), True), (key().rstrip("="), True)):
+        settings.SVC_CREDENTIALS_KEY_PREVIOUS = previous
+        assert same_keys() is same
 
 
 def test_a_rotation_without_a_key_says_so(settings: Settings) -> None:

@@ -194,13 +194,14 @@ def test_only_the_worker_of_a_cancelled_job_drops_it() -> None:
     "values",
     [
         {"status": "running", "finished_at": None, "lease_expires_at": Now() + HOUR},
+        {"status": "failed", "error_message": "It failed."},
         {"released_at": Now()},
         {"finished_at": Now() - 2 * HOUR},
         {"worker_id": ""},
         {"worker_id": "dead"},
         {"worker_id": "unheard"},
     ],
-    ids=["at work", "dropped", "long ago", "unclaimed", "dead worker", "no worker"],
+    ids=["at work", "failed", "dropped", "long ago", "unclaimed", "dead worker", "no worker"],
 )
 def test_a_cancelled_job_is_waited_for_while_its_worker_lives_and_not_for_ever(
     values: dict[str, Any],
@@ -284,5 +285,9 @@ def test_of_a_workspace_the_latest_image_of_the_latest_sandbox_is_needed_and_no_
     assert list(jobs().needing_their_image()) == [job], "the later one has no image"
     later = publish(later)
     assert list(jobs().needing_their_image()) == [later]
+    other = publish(make_job())
+    others = Workspace.objects.filter(pk=other.attempt.workspace_id)
+    others.update(latest_sandbox=other.attempt.sandbox_id)
+    assert list(jobs().needing_their_image().order_by("pk")) == [later, other]
     workspace.update(latest_sandbox=None)
-    assert list(jobs().needing_their_image()) == []
+    assert list(jobs().needing_their_image()) == [other]
