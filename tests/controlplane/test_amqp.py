@@ -254,8 +254,6 @@ def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
         with pytest.raises(amqp.BrokerError):
             amqp.ping(f"amqp://a:b@127.0.0.1:{server.getsockname()[1]}/", timeout=0.5)
         assert time.monotonic() - started < LONG_WAIT
-        # One that never ends must not keep the process from ending.
-        assert all(each.daemon for each in threading.enumerate() if each.name == "broker call")
 
 
 def test_a_broker_that_never_confirms_is_given_up_in_time(
@@ -274,6 +272,10 @@ def test_a_broker_that_never_confirms_is_given_up_in_time(
         publish(Last(topology.queue), b"1", proxy.url, timeout=1)
     # pika itself would wait for two heartbeats, and with a broker that sends them for ever.
     assert time.monotonic() - started < 30
+    # The call that was given up waits on, and keeps no process from ending.
+    waiting = [each for each in threading.enumerate() if each.name == "broker call"]
+    assert waiting
+    assert all(each.daemon for each in waiting)
 
 
 def test_each_connection_has_a_name_that_the_operator_of_the_broker_can_read(
@@ -285,6 +287,18 @@ def test_each_connection_has_a_name_that_the_operator_of_the_broker_can_read(
         wait_for(lambda: inbox.bodies == [b"1"])
     for name in (b"controlplane publisher", b"controlplane readiness", b"the inbox of a test"):
         assert name in proxy.said
+
+
+def test_the_broker_is_told_that_a_connection_ends(topology: amqp.Topology, proxy: Proxy) -> None:
+    """Else it warns its operator of each one."""
+    connection_close = bytes((0, 10, 0, 50))
+    publish(topology, b"1", proxy.url)
+    assert proxy.said.count(connection_close) == 1
+    amqp.ping(proxy.url, timeout=LONG_WAIT)
+    assert proxy.said.count(connection_close) == 2
+    with Inbox(proxy.url, topology) as inbox:
+        wait_for(lambda: inbox.consumer.consuming)
+    assert proxy.said.count(connection_close) == 3
 
 
 def test_a_call_beyond_those_that_may_wait_for_the_broker_is_refused_at_once() -> None:

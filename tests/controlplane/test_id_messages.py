@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -28,7 +30,7 @@ def message() -> Iterator[IdMessage]:
     queues.purge_and_delete(settings.RABBITMQ_URL, amqp.Topology(queue), timeout=LONG_WAIT)
 
 
-def fetch(queue: str) -> tuple[dict[str, object], bytes]:
+def fetch(queue: str) -> tuple[dict[str, Any], bytes]:
     """Take the one message of a queue; return its properties and its body."""
     connection = BlockingConnection(URLParameters(settings.RABBITMQ_URL))
     try:
@@ -43,6 +45,7 @@ def fetch(queue: str) -> tuple[dict[str, object], bytes]:
 def test_a_published_message_names_its_row_in_its_body_and_its_properties(
     message: IdMessage, dead: bool
 ) -> None:
+    began = int(time.time())
     message.publish(ROW, dead_letter=dead)
     topology = message.topology()
     properties, body = fetch(topology.dead_letter_queue if dead else topology.queue)
@@ -51,6 +54,7 @@ def test_a_published_message_names_its_row_in_its_body_and_its_properties(
     assert properties["type"] == "test.requested"
     assert properties["content_type"] == "application/json"
     assert properties["delivery_mode"] == DeliveryMode.Persistent.value
+    assert began <= properties["timestamp"] <= time.time()
 
 
 def test_a_message_is_for_the_queue_unless_it_is_said_to_be_a_dead_letter(

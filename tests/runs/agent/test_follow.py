@@ -23,6 +23,7 @@ from runs.agent.record.frames import PREFIX, Event, Kind, decode, frames
 from runs.agent.record.resting import KEEPALIVE_SECONDS, SOCKET_NAME
 from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
+from tests.runs.agent.booted import eventually
 from tests.runs.recording.scripted_agent import framed
 from tests.support.waiting import LONG_WAIT
 
@@ -335,6 +336,32 @@ def test_an_idle_tail_reads_next_to_nothing_between_two_empty_frames(tmp_path: P
         assert tail.output.read(60 * PREFIX.size) == bytes(60 * PREFIX.size)
         assert reads_of(tail.process.pid) - before < 60 * 20
     writer.close()
+
+
+def test_a_write_wakes_a_tail_that_would_not_look_for_news_for_long(tmp_path: Path) -> None:
+    writer = spool(tmp_path, 1)
+    seldom = f"follow._LOOKS = ((0.0, {2 * LONG_WAIT}, {2 * LONG_WAIT}),)"
+    with tail_of(tmp_path, keepalive_seconds=2 * LONG_WAIT, change=seldom) as tail:
+        assert tail.sequences(1) == [1]
+        for sequence in (2, 3, 4):
+            eventually(lambda: sleeps(tail.process.pid))
+            add(writer, 1)
+            assert tail.sequences(1) == [sequence]
+        assert tail.end() == 0
+    writer.close()
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process waits for something, as it did a moment ago."""
+
+    def seen() -> tuple[str, str]:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        told = dict(line.split(":\t", 1) for line in lines)
+        return told["State"][0], told["voluntary_ctxt_switches"]
+
+    earlier = seen()
+    time.sleep(0.01)
+    return seen() == earlier and earlier[0] == "S"
 
 
 def reads_of(pid: int) -> int:
