@@ -63,12 +63,12 @@ def test_in_the_middle_of_a_word_no_token_begins(head: str, before: str) -> None
     assert masked(text) == text
 
 
-@pytest.mark.parametrize("before", [".", "-", "/", "=", ":", "\xe9"])
 @pytest.mark.parametrize("head", BODIES)
-def test_behind_what_is_no_part_of_a_name_a_token_begins(head: str, before: str) -> None:
+def test_behind_what_is_no_part_of_a_name_a_token_begins(head: str) -> None:
     token = head + BODIES[head]
-    shown = token if head + before == "sk--" else "*" * len(token)
-    assert masked(f"name{before}{token} ") == f"name{before}{shown} "
+    for before in (".", "-", "/", "=", ":", "\xe9"):
+        shown = token if head + before == "sk--" else "*" * len(token)
+        assert masked(f"name{before}{token} ") == f"name{before}{shown} "
 
 
 def test_a_word_with_a_hyphen_before_it_is_no_key() -> None:

@@ -86,6 +86,22 @@ def test_what_is_acknowledged_with_the_end_of_the_input_is_remembered(
     writer.close()
 
 
+def test_the_end_is_remembered_at_once_however_soon_it_comes_after_another_acknowledgement(
+    tmp_path: Path, writer: SpoolWriter
+) -> None:
+    fill(writer)
+    with tail_of(tmp_path, change=f"follow._ACK_SECONDS = {2 * LONG_WAIT}") as tail:
+        tail.sequences(40)
+        tail.acknowledge(30)
+        eventually(lambda: acknowledged(tmp_path) == 30)
+        writer.seal({"reason": "ended"})
+        assert tail.sequences(1) == [41]
+        tail.acknowledge(41)
+        assert tail.event() is None
+        assert tail.process.wait(LONG_WAIT) == 0
+    assert not (tmp_path / "runs" / RUN).exists()
+
+
 @pytest.mark.parametrize("start", [1, 2, 20, 39, 40])
 def test_it_begins_with_the_very_event_that_is_asked_for(
     tmp_path: Path, writer: SpoolWriter, start: int
