@@ -288,6 +288,12 @@ def test_what_cannot_be_a_secret_is_not_held_back() -> None:
     assert stream.held == 0
 
 
+def test_only_ranges_of_what_is_given_out_are_told() -> None:
+    stream = Masker([b"correct horse battery", b"ct horse"]).stream()
+    assert stream.feed(b"a correct horse") == (b"a ", [])
+    assert stream.feed(b"!") == (b"corre********!", [(7, 15)])
+
+
 def test_what_is_held_back_is_bounded() -> None:
     stream = Masker([]).stream()
     for _ in range(100):
