@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runs.agent.masking.known_values import Verbatim
 from runs.agent.masking.masker import Masker, MaskingStream, secret_values
 
 Spans = list[tuple[int, int]]
@@ -160,12 +161,16 @@ def test_the_shortest_token_is_found_in_much_of_anything(token: bytes, around: b
         assert spans == [(len(before), len(before) + len(token))]
 
 
+LONG_TOKEN = b"eyJ" + b"hbGc" * 50 + b".eyJ" + b"zdWI" * 50 + b".c2ln"
+
+
+@pytest.mark.parametrize("before", [b"export TOKEN='", b""], ids=["assigned", "first"])
 @pytest.mark.parametrize(
-    "token", [*TOKENS, KEY[:-31], ENCRYPTED_KEY[:-31]], ids=lambda token: token[:12]
+    "token", [*TOKENS, LONG_TOKEN, KEY[:-31], ENCRYPTED_KEY[:-31]], ids=lambda token: token[:12]
 )
-def test_a_token_cut_at_any_place_is_masked_to_its_end(token: bytes) -> None:
-    text = b"export TOKEN='" + token + b"'; echo done\n"
-    expected = b"export TOKEN='" + b"*" * len(token) + b"'; echo done\n"
+def test_a_token_cut_at_any_place_is_masked_to_its_end(token: bytes, before: bytes) -> None:
+    text = before + token + b"'; echo done\n"
+    expected = before + b"*" * len(token) + b"'; echo done\n"
     for place in range(len(text) + 1):
         assert fed(Masker([]).stream(), [text[:place], text[place:]])[0] == expected
 
@@ -251,13 +256,21 @@ def test_other_spellings_of_a_value_are_masked(form: bytes) -> None:
 
 
 @given(before=st.binary(max_size=9), after=st.binary(max_size=9))
-def test_a_value_inside_base64_is_masked_at_every_alignment(before: bytes, after: bytes) -> None:
+def test_of_base64_all_is_masked_that_tells_of_a_value_alone(before: bytes, after: bytes) -> None:
     secret = b"\xfb\xff correct horse battery"
+    # Of what tells six bits each: those that are the secret's only.
+    first = -(-len(before) * 8 // 6)
+    end = len(before + secret) * 8 // 6
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         encoded = encode(before + secret + after)
         masked = Masker([secret]).mask(encoded)
-        # Two characters at each end belong to what stands beside the secret, too.
-        assert masked.count(b"*") >= len(secret) * 4 // 3 - 3
+        assert masked == encoded[:first] + b"*" * (end - first) + encoded[end:]
+
+
+def test_the_shortest_value_is_masked_in_base64_that_begins_with_it() -> None:
+    for after in (b"", b"x", b"another"):
+        encoded = base64.b64encode(b"sixsix" + after)
+        assert Masker([b"sixsix"]).mask(encoded) == b"*" * 8 + encoded[8:]
 
 
 def test_many_values_are_found_as_surely_as_one() -> None:
@@ -270,6 +283,28 @@ def test_many_values_are_found_as_surely_as_one() -> None:
             before = bytes(chance.choices(b"xyz \n", k=chance.randrange(300)))
             masked = masker.mask(before + secret + b"\n")
             assert masked == before + b"*" * size + b"\n"
+
+
+def test_among_many_values_of_any_length_each_is_found_wherever_it_stands() -> None:
+    chance = random.Random(11)
+    sizes = [6, 8, 11, 15, 16, 24, 40, 70, 71, 100, 300] * 4
+    secrets = [bytes(chance.choices(b"abcdefghijklmnop0123456789", k=size)) for size in sizes]
+    masker = Masker(secrets)
+    for secret in secrets:
+        for form in (secret, secret.hex().encode()):
+            for ahead in range(0, 80, 7):
+                text = b" " * ahead + form + b" "
+                assert masker.mask(text) == b" " * ahead + b"*" * len(form) + b" "
+
+
+def test_a_value_one_byte_shorter_than_many_others_is_found_wherever_it_stands() -> None:
+    for size in range(11, 72, 4):
+        others = [Verbatim(b"%0*d" % (size, number)) for number in range(100)]
+        value = Verbatim(bytes(range(65, 65 + size - 1)))
+        masker = Masker([*others, value])
+        for ahead in range(64):
+            text = b" " * ahead + value + b" "
+            assert masker.mask(text) == b" " * ahead + b"*" * len(value) + b" "
 
 
 def test_lines_of_a_long_value_are_masked_however_the_terminal_ends_them() -> None:
