@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,36 @@ def test_the_end_that_another_tail_was_told_of_is_the_end_of_this_one(
         assert second.event() is None
         assert second.process.wait(LONG_WAIT) == 0
     assert not (tmp_path / "runs" / RUN).exists()
+
+
+def test_a_tail_that_has_missed_the_end_ends_when_the_spool_is_gone(
+    tmp_path: Path, writer: SpoolWriter
+) -> None:
+    fill(writer)
+    with tail_of(tmp_path) as first, tail_of(tmp_path) as second:
+        assert first.sequences(40) == second.sequences(40)
+        second.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{second.process.pid}/stat")
+        eventually(lambda: stat.read_text().rpartition(") ")[2].startswith("T"))
+        writer.seal({"reason": "ended"})
+        assert first.sequences(1) == [41]
+        first.acknowledge(41)
+        assert first.process.wait(LONG_WAIT) == 0
+        second.process.send_signal(signal.SIGCONT)
+        assert second.event() is None
+        assert second.process.wait(LONG_WAIT) == 0
+
+
+def test_little_that_follows_closely_waits_for_a_moment_only(
+    tmp_path: Path, writer: SpoolWriter
+) -> None:
+    fill(writer)
+    with tail_of(tmp_path) as tail:
+        tail.sequences(40)
+        began = time.monotonic()
+        for sequence in range(41, 71):
+            add(writer, 1)
+            assert tail.sequences(1) == [sequence]
+        # Thirty moments of 5 ms each, on a machine that may be busy.
+        assert time.monotonic() - began < 6
+    writer.close()
