@@ -323,6 +323,15 @@ def test_what_cannot_be_a_secret_is_not_held_back() -> None:
     assert stream.held == 0
 
 
+def test_what_begins_as_a_long_value_and_goes_on_otherwise_is_given_out() -> None:
+    value = b"".join(b"part %d of a value;" % number for number in range(12))
+    stream = Masker([value]).stream()
+    other = value[:100] + b"but not this one, "
+    assert stream.feed(b"> " + other)[0] == b"> " + other
+    assert stream.feed(other + value[:90])[0] == other
+    assert stream.feed(value[90:] + b"!")[0] == b"*" * len(value) + b"!"
+
+
 def test_only_ranges_of_what_is_given_out_are_told() -> None:
     stream = Masker([b"correct horse battery", b"ct horse"]).stream()
     assert stream.feed(b"a correct horse") == (b"a ", [])
