@@ -289,10 +289,14 @@ def test_each_connection_has_a_name_that_the_operator_of_the_broker_can_read(
         assert name in proxy.said
 
 
-def test_the_broker_is_told_that_a_connection_ends(topology: amqp.Topology, proxy: Proxy) -> None:
+def test_the_broker_is_told_that_a_connection_ends(
+    topology: amqp.Topology, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else it warns its operator of each one."""
+    monkeypatch.setattr(amqp._spares, "_seconds", 0.05)
     connection_close = bytes((0, 10, 0, 50))
     publish(topology, b"1", proxy.url)
+    wait_for(lambda: proxy.ended == 2)
     assert proxy.said.count(connection_close) == 1
     amqp.ping(proxy.url, timeout=LONG_WAIT)
     assert proxy.said.count(connection_close) == 2
