@@ -22,10 +22,14 @@ def database_trouble(exc: Exception) -> str:
     """Return what is wrong with the database, for a log.
 
     A connection that fails says why: a password, a name, a machine that is away. A statement that
-    fails may repeat the values that it was called with, so that only its kind is told.
+    fails may repeat the values that it was called with, so that only its kind is told, and what
+    the driver calls the database's code for it, such as ``DiskFull``.
     """
     kind, told = type(exc).__name__, str(exc).partition("\n")[0]
-    return f"{kind}: {told}" if told.startswith("connection ") else kind
+    if told.startswith("connection "):
+        return f"{kind}: {told}"
+    of_the_driver = type(exc.__cause__).__name__
+    return f"{kind}: {of_the_driver}" if exc.__cause__ and of_the_driver != kind else kind
 
 
 def retry_database(

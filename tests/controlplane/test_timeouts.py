@@ -35,7 +35,15 @@ def test_a_connection_that_fails_says_why_and_shows_no_password() -> None:
 def test_a_statement_that_fails_does_not_repeat_its_values() -> None:
     with pytest.raises(DataError) as caught, connection.cursor() as cursor:
         cursor.execute("select %s::integer", ["connection hunter2"])
-    assert database_trouble(caught.value) == "DataError"
+    assert database_trouble(caught.value) == "DataError: InvalidTextRepresentation"
+
+
+@pytest.mark.django_db
+def test_a_database_without_room_on_its_disk_says_so() -> None:
+    refused = "do $$ begin raise 'hunter2' using errcode = 'disk_full'; end $$"
+    with pytest.raises(OperationalError) as caught, connection.cursor() as cursor:
+        cursor.execute(refused)
+    assert database_trouble(caught.value) == "OperationalError: DiskFull"
 
 
 def test_the_line_of_a_worker_that_cannot_write_its_sign_of_life_says_why() -> None:
