@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from controlplane.work.stopping import StopEvent
 from tests.runs.ready import ready_attempt
@@ -193,6 +194,21 @@ def test_after_such_a_stop_there_is_time_to_remove_something(disks: Disks) -> No
     RuntimeInstance.objects.filter(attempt=again).update(launched_at=launched)
     disks.look()
     assert Transition.objects.open().get().cause == "disk"
+
+
+def test_the_time_to_remove_something_is_the_databases_whatever_a_workers_clock_says(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, runtime = disks.ready()
+    disks.write(runtime, "~/much", LIMIT)
+    disks.look()
+    disks.stop()
+
+    disks.ready(next_attempt(attempt))
+    now = timezone.now
+    monkeypatch.setattr(timezone, "now", lambda: now() + timedelta(hours=1))
+    disks.look()
+    assert not Transition.objects.open().exists()
 
 
 def test_the_time_to_remove_something_is_none_to_add_more(disks: Disks) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Collection
 from datetime import timedelta
@@ -16,7 +17,6 @@ from typing import Protocol
 
 import structlog
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from controlplane.database.locks import try_advisory_lock
 from controlplane.errors import Conflict, NotFound
@@ -70,9 +70,9 @@ class DiskWatch:
             return
         engine_id = self._meter.engine_id()
         with try_advisory_lock(f"disks:{self._instance_id}:{engine_id}") as held:
-            ends = timezone.now() + EVERY
+            ends = time.monotonic() + EVERY.total_seconds()
             while held and not stopped.is_set() and self._look_at_some(engine_id, stopped):
-                if timezone.now() > ends:
+                if time.monotonic() > ends:
                     return
 
     def _look_at_some(self, engine_id: str, stopped: threading.Event) -> bool:
@@ -102,7 +102,10 @@ class DiskWatch:
         Otherwise nobody could ever enter it to remove something. Not more than twice the limit:
         each start would allow what the last one has added.
         """
-        if runtime.launched_at is None or timezone.now() - runtime.launched_at > TIME_TO_TIDY:
+        just_launched = RuntimeInstance.objects.filter(
+            pk=runtime.pk, launched_at__gte=Now() - TIME_TO_TIDY
+        )
+        if not just_launched.exists():
             return 0
         before = RuntimeInstance.objects.filter(
             attempt__workspace_id=runtime.attempt.workspace_id, status__in=RuntimeInstance.TERMINAL
