@@ -178,3 +178,11 @@ def test_generators_of_clients_find_nothing_that_they_cannot_process() -> None:
     alternatives = [schema for schema in schemas if "oneOf" in schema or "anyOf" in schema]
     assert len(alternatives) > 5
     assert [one for one in alternatives if isinstance(one.get("default"), dict)] == []
+
+
+def test_no_pattern_ends_the_text_that_generators_put_it_into() -> None:
+    """That of openapi-generator for Python writes ``r"…"`` and leaves a quote in it as it is."""
+    values = [part["pattern"] for part in parts(document()) if "pattern" in part]
+    patterns = [value for value in values if isinstance(value, str)]
+    assert len(patterns) > 20
+    assert [pattern for pattern in patterns if re.search(r"[\"'`]", pattern)] == []

@@ -22,7 +22,7 @@ MAX_PATH_BYTES = 4096
 LIST_LIMIT, MAX_LIST_LIMIT = 100, 1000
 _URL_SAFE = str.maketrans("-_", "+/")
 _MODE = re.compile(r"\A0?[0-7]{3}\Z")
-_LINK_PATH = re.compile(r"\A/[!\"$-~]*\Z")
+_LINK_PATH = re.compile(r"\A/[!\x22$-~]*\Z")
 _PATH_HELP = "Absolute, or relative to the blueprint's working directory, where runs start too."
 _BASE64_HELP = "The bytes of a path that is not UTF-8, in base64; instead of the other parameter."
 
