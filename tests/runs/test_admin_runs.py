@@ -484,3 +484,20 @@ def test_a_browser_shows_timeline_loss_changes_and_the_replay(
     assert page.console == []
     page.screenshot(tmp_path / "record.png")
     assert (tmp_path / "record.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_narrow_window_shows_what_happened_in_whole_words(
+    live_server: LiveServer, page: Page, tmp_path: Path
+) -> None:
+    run = make_run(mode=Run.Mode.INTERACTIVE)
+    record_terminal(run)
+    sign_in(page, live_server)
+    page.open(live_server.url + record_url(run), width=400)
+    page.wait_for("document.querySelectorAll('#timeline tbody tr').length === 10")
+    page.screenshot(tmp_path / "narrow.png")
+    first = "document.querySelector('#timeline tbody tr')"
+    # Its text is two lines at most; a column as narrow as a word would have twelve.
+    assert page.evaluate(f"{first}.offsetHeight") < 60
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
