@@ -100,7 +100,10 @@ def as_control_plane_error(exc: Exception) -> ControlPlaneError | None:
         return BadRequest("The request could not be parsed.")
     if isinstance(exc, drf.APIException):
         status = HTTPStatus(exc.status_code)
-        error = ControlPlaneError(str(exc.detail), code=str(exc.default_code).replace("_", "-"))
+        detail = str(exc.detail)
+        if isinstance(exc, drf.UnsupportedMediaType):
+            detail += " Send application/json."
+        error = ControlPlaneError(detail, code=str(exc.default_code).replace("_", "-"))
         error.status, error.title = status.value, status.phrase.capitalize()
         return error
     if isinstance(exc, OperationalError | InterfaceError):

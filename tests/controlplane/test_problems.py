@@ -106,6 +106,8 @@ def test_another_content_type_is_a_415(
 ) -> None:
     answer = api.post("/v1/sandboxes", request_body, expect=415, content_type=content_type)
     assert_problem(answer, "unsupported-media-type")
+    # Whoever uses curl and forgets the header reads what it has to be.
+    assert answer.body["detail"].endswith(" Send application/json.")
 
 
 def test_a_multipart_body_is_a_415(api: Api) -> None:
