@@ -62,6 +62,12 @@ def test_several_words_are_a_program_and_its_arguments_with_their_options(
     assert {"COLOUR=blue", "PWD=/tmp"} & set(done.stdout.split("\0")) >= {"COLOUR=blue"}
 
 
+def test_two_dashes_before_the_command_are_no_part_of_it(svc: Svc, workspace: Workspace) -> None:
+    assert svc("exec", workspace.id, "--", "echo", "out").stdout == "out\n"
+    assert svc("exec", workspace.id, "--", "echo", "--", "out").stdout == "-- out\n"
+    assert "COMMAND" in svc("exec", workspace.id, "--", code=2).stderr
+
+
 def test_input_goes_into_the_command(svc: Svc, workspace: Workspace) -> None:
     assert svc("exec", "-i", workspace.id, "sort", stdin="b\na\n").stdout == "a\nb\n"
 

@@ -48,6 +48,11 @@ def execute(
     With -t the command has a terminal and gets every key; Enter, ~ and . leave it to itself.
     """
     session.failure_code = 125
+    if command[0] == "--":
+        # Behind the workspace it is no option's any more, and many type it by habit.
+        command = command[1:]
+    if not command:
+        raise click.UsageError("Missing argument 'COMMAND...'.")
     if tty and session.json and not detach:
         raise click.UsageError("a terminal is for people: --json goes with -t only with -d")
     run = session.workspace(workspace).spawn(
