@@ -68,6 +68,15 @@ def test_two_dashes_before_the_command_are_no_part_of_it(svc: Svc, workspace: Wo
     assert "COMMAND" in svc("exec", workspace.id, "--", code=2).stderr
 
 
+def test_a_program_that_there_is_not_and_a_time_limit_are_named(
+    svc: Svc, workspace: Workspace
+) -> None:
+    absent = svc("exec", workspace.id, "no-such-program", "--help", code=127)
+    assert "cannot run no-such-program" in absent.stderr
+    assert "(run-start-failed)" in absent.stderr
+    assert "time limit" in svc("exec", "--timeout", "1", workspace.id, "sleep 300", code=143).stderr
+
+
 def test_input_goes_into_the_command(svc: Svc, workspace: Workspace) -> None:
     assert svc("exec", "-i", workspace.id, "sort", stdin="b\na\n").stdout == "a\nb\n"
 

@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from controlplane_cli.executing import exit_code
+from controlplane_cli.executing import exit_code, tell_failure
 from controlplane_cli.interrupts import LEFT, first_for
 from controlplane_client import Attachment, ControlPlaneError, Run
 
@@ -57,8 +57,7 @@ def attach(run: Run, *, after: int | None = 0) -> int:
             click.echo(told, err=True)
             return LEFT
     info = run.refresh()
-    if info.error and info.exit_code is None and info.exit_signal is None:
-        click.echo(f"svc: {info.error} ({info.error_code})", err=True)
+    tell_failure(info)
     return exit_code(info)
 
 

@@ -61,9 +61,15 @@ def follow(session: Session, run: Run, *, with_input: bool = False) -> int:
     info = run.info if run.info is not None and run.info.ended else run.refresh()
     if session.json:
         as_json(_told(info, kept))
-    elif info.error and info.exit_code is None and info.exit_signal is None:
-        click.echo(f"svc: {info.error} ({info.error_code})", err=True)
+    else:
+        tell_failure(info)
     return exit_code(info)
+
+
+def tell_failure(info: RunInfo) -> None:
+    """Say why a run failed, unless that was its command, which has said so itself."""
+    if info.error and info.error_code not in ("run-exited", "run-signaled"):
+        click.echo(f"svc: {info.error} ({info.error_code})", err=True)
 
 
 def _told(info: RunInfo, kept: dict[str, bytes]) -> dict[str, Any]:
