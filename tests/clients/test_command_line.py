@@ -302,6 +302,11 @@ def test_contexts_say_which_service_is_asked(svc: Svc, svc_environ: dict[str, st
     assert "nowhere" in svc("config", **none).stdout
 
 
+def test_an_address_without_its_protocol_is_said_to_lack_it(svc: Svc) -> None:
+    refused = svc("ls", SVC_BASE_URL="localhost:4000", code=1).stderr
+    assert "write http://localhost:4000" in refused
+
+
 def test_shells_complete_commands_and_names(svc: Svc, workspace: Workspace) -> None:
     assert "_SVC_COMPLETE" in svc("completion", "bash").stdout
     name = workspace.refresh().name

@@ -38,7 +38,10 @@ class Session:
     @functools.cached_property
     def client(self) -> Client:
         """The client of it."""
-        return Client(self.context.base_url, self.context.owner)
+        address = self.context.base_url
+        if not address.startswith(("http://", "https://")):
+            raise click.ClickException(f"{address} is no URL: write http://{address}")
+        return Client(address, self.context.owner)
 
     def workspace(self, name: str) -> Workspace:
         """Return a workspace by its id, its name, or the beginning or end of its id."""
