@@ -105,6 +105,7 @@ class WriteQuery(FileQuery):
     mode = serializers.RegexField(
         _MODE,
         required=False,
+        error_messages={"invalid": "Permissions are three octal digits, such as 755."},
         help_text="Permissions in octal digits, such as `755`; by default those of the "
         "existing file, and `644` for a new one.",
     )
