@@ -66,7 +66,7 @@ class JobState:
     on_started: Callable[[], None] = field(default=lambda: None)
     """Called once the workspace's container has started, before its boot is waited for."""
     on_booted: Callable[[], None] = field(default=lambda: None)
-    """Called when its boot is waited for no longer, on the thread that goes on."""
+    """Called once it has booted, on the thread that goes on."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the work is to stop."""
     shutdown: bool = False

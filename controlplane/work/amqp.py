@@ -3,8 +3,8 @@
 The only module that imports pika. Two facts shape it (pika's documentation, "thread safety", and
 https://www.rabbitmq.com/docs/confirms):
 
-* a ``BlockingConnection`` belongs to one thread, so the consumer's thread only pumps the connection
-  and work happens elsewhere; a delivery is settled from another thread through
+* a ``BlockingConnection`` is used by one thread at a time, so the consumer's thread only pumps the
+  connection and work happens elsewhere; a delivery is settled from another thread through
   ``add_callback_threadsafe``;
 * without publisher confirms and ``mandatory`` a message to a missing queue is lost without a sign.
 
@@ -42,6 +42,9 @@ _PRECONDITION_FAILED = 406
 
 _REFUSED_PAUSE_SECONDS = (0.05, 1.0)
 """How long to wait before a message that the broker refused is sent again: at first, at most."""
+
+PUBLISHER = "controlplane publisher"
+"""What the broker shows of connections that publish."""
 
 SPARE_SECONDS = 10.0
 """How long a connection that published is kept for the next message: nobody answers the broker's
@@ -108,6 +111,10 @@ def _parameters(url: str, *, timeout: float, name: str) -> pika.URLParameters:
     parameters.connection_attempts = 1
     parameters.heartbeat = 30
     parameters.client_properties = {"connection_name": name}
+    if name == PUBLISHER:
+        # Who was there a moment ago and answers no packet is given up while there is time for
+        # another try.
+        parameters.tcp_options = {"TCP_USER_TIMEOUT": round(timeout * 1000)}
     return parameters
 
 
@@ -243,7 +250,9 @@ def publish(
     def send() -> None:
         publisher = _spares.take(key)
         if publisher is None or not _is_sent(publisher, message):
-            publisher = _Publisher(_open(url, timeout=timeout, name="controlplane publisher"))
+            if time.monotonic() >= give_up + timeout:
+                return  # nobody waits for it any more
+            publisher = _Publisher(_open(url, timeout=timeout, name=PUBLISHER))
             try:
                 _send_until(give_up, publisher, message)
             except BaseException as exc:
@@ -263,7 +272,7 @@ def _is_sent(spare: _Publisher, message: _Message) -> bool:
     """
     try:
         spare.publish(message)
-    except (AMQPError, OSError) as exc:
+    except Exception as exc:  # pika also asserts
         log.debug("spare_connection_failed", reason=type(exc).__name__)
         _close(spare.connection)
         return False

@@ -1,9 +1,10 @@
-"""Things that are costly to make, each kept for a while for the next one who needs such a one."""
+"""Things that are costly to make, each kept for a while for whoever needs one next."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -47,9 +48,10 @@ class Spares(Generic[T]):
         spare = _Spare(key, thing, timer)
         with self._lock:
             if len(self._spares) < self._most:
-                self._spares.append(spare)
-                timer.start()
-                return
+                with suppress(RuntimeError):  # no thread is to be had, so that nothing would end it
+                    timer.start()
+                    self._spares.append(spare)
+                    return
         self._dispose(thing)
 
     def _expire(self, spare: _Spare[T]) -> None:

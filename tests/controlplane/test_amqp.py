@@ -18,8 +18,18 @@ from pika.adapters.blocking_connection import BlockingChannel
 from structlog.testing import capture_logs
 
 from controlplane.work import amqp
+from controlplane.work.spares import Spares
 from tests.support import queues
 from tests.support.waiting import LONG_WAIT
+
+
+@pytest.fixture(autouse=True)
+def _no_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection that another test has left, and room for those of this one."""
+    made = Spares[amqp._Publisher](
+        seconds=amqp.SPARE_SECONDS, most=8, dispose=lambda each: amqp._close(each.connection)
+    )
+    monkeypatch.setattr(amqp, "_spares", made)
 
 
 @pytest.fixture
@@ -120,6 +130,7 @@ class Proxy:
             while data := client.recv(65536):
                 self.said += data
                 broker.sendall(data)
+            broker.shutdown(socket.SHUT_WR)
         self.ended += 1
 
     def _answer(self, client: socket.socket, broker: socket.socket) -> None:
@@ -190,6 +201,7 @@ def test_a_message_is_on_the_queue_when_the_connection_of_the_last_one_was_cut(
     proxy.cut()
     publish(topology, b"2", proxy.url)
     assert depth(topology) == 2
+    assert proxy.accepted == 2
 
 
 def test_a_message_is_on_the_queue_when_that_was_removed_after_the_last_one(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from controlplane.work.spares import Spares
 from tests.support.waiting import LONG_WAIT
 
@@ -45,4 +47,30 @@ def test_a_spare_that_nobody_takes_in_time_is_disposed_of() -> None:
     kept: Spares[str] = Spares(seconds=0.01, most=1, dispose=lambda _: gone.set())
     kept.give("a", "first")
     assert gone.wait(LONG_WAIT)
+    assert kept.take("a") is None
+
+
+def test_a_spare_that_was_taken_is_left_alone_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: timers.append(timer))
+    timers: list[threading.Timer] = []
+    kept, disposed = spares()
+    kept.give("a", "first")
+    assert kept.take("a") == "first"
+    [timer] = timers
+    timer.function()  # as if it had been too late to cancel it
+    assert disposed == []
+    assert timer.finished.is_set()
+
+
+def test_without_a_thread_for_its_end_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kept, disposed = spares()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", refuse)
+        kept.give("a", "first")
+    assert disposed == ["first"]
     assert kept.take("a") is None

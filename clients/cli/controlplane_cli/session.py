@@ -39,8 +39,9 @@ class Session:
     def client(self) -> Client:
         """The client of it."""
         address = self.context.base_url
-        if not address.startswith(("http://", "https://")):
-            raise click.ClickException(f"{address} is no URL: write http://{address}")
+        if not address.lower().startswith(("http://", "https://")):
+            advice = "" if "://" in address else f": write http://{address}"
+            raise click.ClickException(f"{address} is no URL of HTTP{advice}")
         return Client(address, self.context.owner)
 
     def workspace(self, name: str) -> Workspace:

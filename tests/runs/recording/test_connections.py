@@ -149,6 +149,23 @@ def test_a_kept_connection_that_the_driver_has_closed_is_not_used() -> None:
     shared.close()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_thread_that_has_a_connection_leaves_what_is_kept_to_others() -> None:
+    shared = Connections(4, kept=1)
+    kept = session_of(shared)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        mine = cursor.fetchone()[0]
+
+    shared.adopt()
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        assert cursor.fetchone()[0] == mine
+    assert session_of(shared) == kept
+    shared.close()
+
+
 def alive(session: int) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [session])

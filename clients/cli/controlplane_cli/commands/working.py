@@ -49,7 +49,7 @@ def execute(
     """
     session.failure_code = 125
     if command[0] == "--":
-        # Behind the workspace it is no option's any more, and many type it by habit.
+        # After the workspace click no longer removes it, and many type it out of habit.
         command = command[1:]
     if not command:
         raise click.UsageError("Missing argument 'COMMAND...'.")
