@@ -335,6 +335,7 @@ def test_an_idle_tail_reads_next_to_nothing_between_two_empty_frames(tmp_path: P
         before = reads_of(tail.process.pid)
         assert tail.output.read(60 * PREFIX.size) == bytes(60 * PREFIX.size)
         assert reads_of(tail.process.pid) - before < 60 * 20
+        assert not (tmp_path / "runs" / RUN / "acked").exists()
     writer.close()
 
 

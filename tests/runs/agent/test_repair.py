@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from runs.agent.record import repair
 from runs.agent.record.frames import Kind, decode, frames
 from runs.agent.record.segments import Reader, open_folder
 from runs.agent.record.spool import SpoolLimits, SpoolWriter
+from tests.support.waiting import LONG_WAIT
 
-RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
+RUN = str(uuid.uuid4())
+"""Of this file alone: what has it is killed, wherever on the machine it runs."""
 EXITED = {"code": 3, "signal": None, "reason": "exited"}
 LOST = {"code": None, "signal": None, "reason": "lost"}
 
@@ -87,7 +90,8 @@ def test_what_a_run_has_left_is_ended_before_its_record_and_nothing_else_is(
     ]
     try:
         assert repair.repair(str(tmp_path), RUN) is True
-        assert [process.poll() for process in processes] == [-9, -9, None, None]
+        assert [process.wait(LONG_WAIT) for process in processes[:2]] == [-9, -9]
+        assert [process.poll() for process in processes[2:]] == [None, None]
     finally:
         for process in processes:
             process.kill()

@@ -164,5 +164,5 @@ def test_little_that_follows_closely_waits_for_a_moment_only(
             add(writer, 1)
             assert tail.sequences(1) == [sequence]
         # Thirty moments of 5 ms each, on a machine that may be busy.
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 20
     writer.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from controlplane.metrics import counting
 from controlplane.metrics.families import EGRESS_DECISIONS
@@ -49,7 +50,7 @@ def test_decisions_that_come_behind_the_end_of_a_record_are_counted_as_lost(
     with capture_logs() as told:
         journal.flush()
     assert counts() == {"lost": 1}
-    assert [(each["event"], each["decisions"]) for each in told] == [
+    assert [(each["event"], each["decisions"]) for each in of_egress(told)] == [
         ("egress_decisions_after_the_end", 1)
     ]
 
@@ -59,7 +60,12 @@ def test_decisions_that_are_stored_are_nothing_to_tell_of(journal: Journal) -> N
     journal.add(decision(attempt.pk))
     with capture_logs() as told:
         journal.flush()
-    assert told == []
+    assert of_egress(told) == []
+
+
+def of_egress(told: list[EventDict]) -> list[EventDict]:
+    """Return what was logged of it; other threads log as well."""
+    return [each for each in told if each["event"].startswith("egress")]
 
 
 def test_decisions_of_what_was_erased_are_counted_as_lost(journal: Journal) -> None:

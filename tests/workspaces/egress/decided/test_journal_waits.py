@@ -339,6 +339,7 @@ def test_a_proxy_that_stops_stores_all_that_waits(
     journal: Journal, database: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sums, "AT_ONCE", 1)
+    monkeypatch.setattr(sums, "PER_HOUR", 0)
     attempt, run = with_policy()
     held, held_run = with_policy()
     with Journal(journal._root) as stopping:
@@ -426,7 +427,7 @@ def test_a_proxy_that_stops_settles_what_it_has_begun_and_begins_nothing_more(
     eventually(lambda: all(each.cancelled() for each in waiting), what="the others are left")
     assert stopping.is_alive()
     goes_on.set()
-    stopping.join()
+    stopping.join(LONG_WAIT)
     assert len(asked) == THREADS
 
 
@@ -482,7 +483,7 @@ def test_a_decision_that_is_being_written_when_its_pass_ends_is_in_this_pass(
     monkeypatch.setattr("os.write", slowly)
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(journal.add, decision(attempt.pk, "b.test"))
-        writing.wait()
+        assert writing.wait(LONG_WAIT)
         journal._kept[attempt.pk].store(journal.id, passes=2, patient=True)
         ended.set()
         made.result()
