@@ -25,7 +25,7 @@ from runs.preview.server_connection import (
     unreachable,
 )
 from workspaces.runtimes import boot
-from workspaces.runtimes.agent_endpoints import open_endpoint
+from workspaces.runtimes.agent_endpoints import PODS, open_endpoint
 from workspaces.runtimes.docker.endpoints import first_process
 from workspaces.runtimes.docker.inside_network import NoWayInside, connect_inside
 from workspaces.runtimes.docker.remote.engine_folders import place_of
@@ -247,20 +247,25 @@ class WorkspacePorts:
                 engines=self._settings.engines,
             )
             await link.begin(stream, _spec(), timeout=READY_SECONDS)
+            self._pid = await self._process_to_enter(target.endpoint, link)
         except JobError as error:
+            link.close()
             raise unreachable(error.message) from None
         except BaseException:
             link.close()
             raise
-        docker_host, self._container_id = place_of(
-            target.endpoint, self._settings.docker_host, self._settings.engines
-        )
-        self._pid = None
-        if _takes_direct(link.told):
-            self._pid = await first_process(self._container_id, docker_host, ENGINE_SECONDS)
         self._log.info("workspace_entered", direct=self._pid is not None)
         self._link = link
         return link
+
+    async def _process_to_enter(self, endpoint: str, link: Link) -> int | None:
+        """Return the first process of a container; None where only the agent can connect."""
+        if not _takes_direct(link.told) or endpoint.startswith(f"{PODS}://"):
+            return None
+        docker_host, self._container_id = place_of(
+            endpoint, self._settings.docker_host, self._settings.engines
+        )
+        return await first_process(self._container_id, docker_host, ENGINE_SECONDS)
 
 
 class Workspaces:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import docker
@@ -18,6 +19,7 @@ import pytest
 import yaml
 from django.conf import settings
 
+from controlplane.security.preview_links import TOKEN_HEADER
 from tests.conftest import OWNER
 from tests.deploy.kubernetes.manifests import FOLDER, composed, containers, kubectl, pods
 from tests.registries.account import PASSWORD, PUSH_REGISTRY, USERNAME
@@ -46,10 +48,10 @@ LIMITS = (
 """What is not to strike on a machine that is slow."""
 ASK = """
 import sys, urllib.error, urllib.request
-method, path, body = sys.argv[1:]
-url = "http://127.0.0.1:4000" + path
+method, url, body, *headers = sys.argv[1:]
 request = urllib.request.Request(url, body.encode() or None, method=method)
-request.add_header("content-type", "application/json")
+for each in ["content-type: application/json", *headers]:
+    request.add_header(*each.split(": "))
 try:
     print(urllib.request.urlopen(request).read().decode())
 except urllib.error.HTTPError as error:
@@ -87,21 +89,32 @@ class Deployed:
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Call the API, from inside its own Pod."""
+        given = json.dumps(body) if body else ""
+        return json.loads(self._said("api", method, f"http://127.0.0.1:4000{path}", given))
+
+    def preview(self, link: Any) -> str:
+        """Return what is behind a link to a port, asked for inside the preview gateway's Pod."""
+        place = urlsplit(link["url"])
+        headers = (f"host: {place.netloc}", f"{TOKEN_HEADER}: {link['token']}")
+        url = f"http://127.0.0.1:4080{place.path}"
+        return self._said("previewgateway", "GET", url, "", *headers)
+
+    def _said(self, part: str, *request: str) -> str:
         (pod,) = [
             each["metadata"]["name"]
-            for each in self.get("pods", "-l", "svc.part=api")["items"]
+            for each in self.get("pods", "-l", f"svc.part={part}")["items"]
             if "deletionTimestamp" not in each["metadata"]
         ]
-        command = ["python", "-c", ASK, method, path, json.dumps(body) if body else ""]
+        command = ["python", "-c", ASK, *request]
         access = self.workspaces.admin.access
         channel = ExecChannel.open(
-            access, self.name, pod, "api", command, timeout=LONG_WAIT, framed=False
+            access, self.name, pod, part, command, timeout=LONG_WAIT, framed=False
         )
         with contextlib.closing(channel):
             answer = channel.answer(b"", LONG_WAIT)
         assert answer is not None
         assert answer.exit_code == 0, answer.stderr
-        return json.loads(answer.stdout)
+        return answer.stdout.decode()
 
     def remove(self) -> None:
         """Have it go away, without waiting for it."""
@@ -247,7 +260,9 @@ def test_every_part_becomes_ready(deployed: Deployed) -> None:
         raise AssertionError(f"{error}\n{deployed.told()}") from None
 
 
-def test_a_workspace_is_built_becomes_a_pod_and_runs_a_command(deployed: Deployed) -> None:
+def test_a_workspace_is_built_becomes_a_pod_and_runs_a_command_and_a_server(
+    deployed: Deployed,
+) -> None:
     asked = {
         "ownerUserId": OWNER,
         "registryId": "default",
@@ -272,5 +287,16 @@ def test_a_workspace_is_built_becomes_a_pod_and_runs_a_command(deployed: Deploye
         assert (done["exitCode"], done["stdout"]) == (5, "from a Pod\n"), done
         files = f"/v1/workspaces/{made['workspaceId']}/files/list?ownerUserId={OWNER}&path=."
         assert "items" in deployed.ask("GET", files)
+        script = "cd /tmp; echo from a port >page; exec python3 -m http.server 8000"
+        server = {"ownerUserId": OWNER, "command": ["sh", "-c", script], "background": True}
+        deployed.ask("POST", f"/v1/workspaces/{made['workspaceId']}/exec", server)
+        place = f"/v1/workspaces/{made['workspaceId']}/ports/8000/links"
+        link = deployed.ask("POST", place, {"ownerUserId": OWNER, "path": "/page"})
+        eventually(
+            lambda: deployed.preview(link).strip() == "from a port",
+            what="the port is reached through the preview gateway",
+            timeout=LONG_WAIT,
+            every=1.0,
+        )
     except AssertionError as error:
         raise AssertionError(f"{error}\n{deployed.told()}") from None
