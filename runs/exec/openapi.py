@@ -24,6 +24,7 @@ cancels it.
 | 404 | `workspace-not-found` | the owner has no such workspace |
 | 409 | `workspace-not-ready` | nothing can be executed in it at the moment; `reason` says why |
 | 409 | `idempotency-key-reused` | the key was used for another request |
+| 410 | `record-removed` | the request is a repetition, and retention has removed its run's record |
 | 429 | `owner-limit-reached` | the owner's records use all the space that the operator allows |
 | 503 | `too-many-streams` | too many requests are waiting; nothing was started |
 """

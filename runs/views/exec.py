@@ -36,7 +36,7 @@ from runs.exec.serializers import (
 from runs.input.later import give_input
 from runs.presentation import present_run
 from runs.serializers import RunSerializer
-from runs.services import get_run
+from runs.services import get_record, get_run
 from runs.streaming.of_exec import ExecSource
 from runs.streaming.of_run import RunSource
 
@@ -98,10 +98,16 @@ def _followed(request: Request, started: StartedExec) -> HttpResponseBase:
 
 
 def _answer(started: StartedExec) -> HttpResponseBase:
-    """Answer in this thread when it ends soon; else as a stream, which takes none."""
+    """Answer in this thread when it ends soon; else as a stream, which takes none.
+
+    Raises ``Gone`` where retention has removed the record of an earlier request's run.
+    """
     headers = _headers(started)
     if ended_soon(started):
         members = answer_of(started.run, wrote_nothing=started.ending.wrote_nothing)
+        if started.replayed:
+            # Asked afterwards: retention may have removed it while it was read.
+            get_record(started.run)
         return Response(ExecSerializer(members).data, headers=headers)
     return StreamAnswer(ExecSource(started.run), content_type="application/json", headers=headers)
 

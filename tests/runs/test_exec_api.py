@@ -21,6 +21,7 @@ from runs.exec.waiting import Ending, stop_listening
 from runs.input import later
 from runs.input.later import forget_left_input, handed_over, waiting_input
 from runs.models import Run
+from runs.record.retention import prune
 from runs.recording.program_start import exec_spec
 from runs.recording.run_worker_setup import record_limits
 from runs.run_messages import RUN_REQUESTED
@@ -258,6 +259,22 @@ def test_a_key_executes_once_and_its_repetition_has_the_same_answer(path: str) -
     assert answers[0].body == answers[1].body == late.body
     assert late.headers["idempotency-replayed"] == "true"
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == 1
+
+
+def test_a_repetition_says_that_the_record_was_removed_and_claims_no_empty_output(
+    api: Api, path: str
+) -> None:
+    options = {"headers": {"idempotency-key": "k"}}
+    body = {"command": ["true"]}
+    with asked(path, body, **options) as first:
+        eventually(one_shot, what="its run is there")
+        run = one_shot()[0]
+        record(run)
+        assert first.result(LONG_WAIT).body["stdout"] == "hello\n"
+    assert prune([run.number]).runs == 1
+    answer = api.post(path, body, **options, expect=410)
+    assert (answer.body["code"], "removedAt" in answer.body) == ("record-removed", True)
+    assert one_shot() == [run]
 
 
 def test_a_key_of_another_request_is_refused(api: Api, path: str) -> None:
