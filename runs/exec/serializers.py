@@ -17,6 +17,7 @@ from controlplane.http.serializers import (
 )
 from controlplane.spelling import camel_case
 from runs.fields import EnvironmentField, ExactTextField, TimeLimitField, WholeNumberField
+from runs.input.later import WAITING_BYTES
 from runs.models import Run
 from runs.serializers import ARGUMENT_MAX_BYTES, MAX_ARGUMENTS
 
@@ -171,10 +172,10 @@ class InputRequestSerializer(InputSerializer):
 
     resize = TerminalSerializer(required=False, help_text="A new size for its terminal.")
     stdin = ExactTextField(
-        max_bytes=STDIN_MAX_BYTES, required=False, help_text="Further input, as text."
+        max_bytes=WAITING_BYTES, required=False, help_text="Further input, as text; at most 4 MiB."
     )
     stdin_base64 = BytesField(
-        max_bytes=STDIN_MAX_BYTES,
+        max_bytes=WAITING_BYTES,
         required=False,
         help_text="The same as base64 bytes; give only one of the two.",
     )

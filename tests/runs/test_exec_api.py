@@ -19,7 +19,7 @@ from runs.exec.execs import answer_of
 from runs.exec.serializers import OUTPUT_BYTES
 from runs.exec.waiting import Ending, stop_listening
 from runs.input import later
-from runs.input.later import forget_left_input, handed_over, waiting_input
+from runs.input.later import WAITING_BYTES, forget_left_input, handed_over, waiting_input
 from runs.models import Run
 from runs.record.retention import prune
 from runs.recording.program_start import exec_spec
@@ -521,6 +521,24 @@ def test_input_that_makes_no_sense_is_refused_by_its_place(
 ) -> None:
     run = opened(api, path)
     assert list(api.post(f"/v1/runs/{run.pk}/input", body, expect=400).codes) == [place]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"stdin": "a" * (WAITING_BYTES + 1)},
+        {"stdinBase64": base64.b64encode(bytes(WAITING_BYTES + 1)).decode()},
+    ],
+    ids=["text", "bytes"],
+)
+def test_input_that_could_never_wait_is_refused_for_good(
+    api: Api, path: str, settings: Settings, given: dict[str, str]
+) -> None:
+    settings.SVC_MAX_BODY_BYTES = 2 * WAITING_BYTES
+    run = opened(api, path)
+    answer = api.post(f"/v1/runs/{run.pk}/input", given, expect=400)
+    assert answer.codes == {f"/{name}": "too-long" for name in given}
+    assert waiting(run) == []
 
 
 @pytest.mark.parametrize(
