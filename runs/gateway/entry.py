@@ -101,6 +101,9 @@ class Entry:
         await self._report("running")
         self._begun = True
         self._check_gone()
+        if self.link.is_over:
+            # It has ended while the run was being reported, and nobody is told of that again.
+            raise EntryRefused(await self.why_ended())
 
     async def _announce(self, target: Target) -> str:
         recorded = self._configuration.recorded

@@ -21,6 +21,7 @@ from tests.runs.gateway.scripted_engine import CONTAINER, Peer
 from tests.stack.free_ports import free_port
 from tests.stack.ssh import HOST
 from tests.stack.worker_process import eventually
+from tests.support.locked_rows import locked
 from tests.support.waiting import LONG_WAIT
 
 LONG = "echo here; exec sleep 600"
@@ -276,6 +277,37 @@ def test_a_run_that_is_cancelled_while_it_is_begun_lets_nobody_in(hall: Hall) ->
     assert done.code == 255
     assert "the control plane refuses" in done.err
     assert not [f for f in hall.engine.peers[0].frames if f.type == FromClient.OPEN]
+
+
+def test_an_agent_that_ends_before_its_run_is_reported_as_running_is_told(hall: Hall) -> None:
+    runs: list[Run] = []
+
+    def hold_up_the_report(peer: Peer) -> None:
+        with locked(runs[0]):
+            held.set()
+            eventually(lambda: peer.closed, what="the gateway has seen the end")
+        connections.close_all()
+
+    def end(peer: Peer, frame: Frame) -> bool:
+        if frame.type == FromClient.SPEC:
+            runs.append(Run(pk=json.loads(frame.payload)["runId"]))
+            holding.append(threading.Thread(target=hold_up_the_report, args=[peer]))
+            holding[0].start()
+            assert held.wait(LONG_WAIT)
+            peer.send(ToClient.READY, 0, {"spoolId": "spool"})
+            peer.writer.write_eof()
+        return True
+
+    held = threading.Event()
+    holding: list[threading.Thread] = []
+    gateway = hall.another_gateway(SSH_GATEWAY_RECORD_POLICY="off")
+    hall.engine.behaviour = end
+    done = hall.client(gateway=gateway).command("true")
+    holding[0].join()
+    assert (done.code, "the session in the workspace ended" in done.err) == (255, True), done.err
+    eventually(
+        lambda: Run.objects.get(pk=runs[0].pk).status == "completed", what="the run is completed"
+    )
 
 
 def test_the_log_tells_who_where_and_how_but_never_what(hall: Hall) -> None:
