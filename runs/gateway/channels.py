@@ -54,27 +54,27 @@ class Piped:
         self._connection = connection
         self._place = place
         self._log = place.log
-        self._to: SSHChannel[bytes] | None = None
-        self._from: Channel | None = None
+        self._client_channel: SSHChannel[bytes] | None = None
+        self._agent_channel: Channel | None = None
         self._paused = False
         self._owed = 0
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """Pass input on; the client waits while that is too much."""
-        assert self._to is not None
-        if self._from is not None and not self._from.write(data):
-            self._to.pause_reading()
+        assert self._client_channel is not None
+        if self._agent_channel is not None and not self._agent_channel.write(data):
+            self._client_channel.pause_reading()
 
     def eof_received(self) -> bool:
         """Pass the end of input on; output goes on."""
-        if self._from is not None:
-            self._from.write_eof()
+        if self._agent_channel is not None:
+            self._agent_channel.write_eof()
         return True
 
     def may_write(self) -> None:
         """Let the client send again."""
-        if self._to is not None:
-            self._to.resume_reading()
+        if self._client_channel is not None:
+            self._client_channel.resume_reading()
 
     def pause_writing(self) -> None:
         """Ask for no more output: the client does not take it."""
@@ -86,24 +86,29 @@ class Piped:
         self.settle()
 
     def _pass_on(self, data: bytes, datatype: int | None = None) -> None:
-        if self._to is None or self._to.is_closing():
+        if self._client_channel is None or self._client_channel.is_closing():
             return
-        self._to.write(data, datatype)
+        self._client_channel.write(data, datatype)
         self._owed += len(data)
         self.settle()
 
     def settle(self) -> None:
         """Ask for as much more output as has gone out."""
-        if self._owed and not self._paused and self._connection.takes and self._from is not None:
-            self._from.consumed(self._owed)
+        if (
+            self._owed
+            and not self._paused
+            and self._connection.takes
+            and self._agent_channel is not None
+        ):
+            self._agent_channel.consumed(self._owed)
             self._owed = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Hang up: the client has closed the channel, or is gone."""
-        self._to = None
+        self._client_channel = None
         self._place.left(self)
-        if self._from is not None:
-            self._from.close()
+        if self._agent_channel is not None:
+            self._agent_channel.close()
 
 
 class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
@@ -118,7 +123,7 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
         """Keep the client's channel."""
-        self._to = chan
+        self._client_channel = chan
         self._channel = cast("SessionChannel", chan)
 
     def pty_requested(
@@ -144,26 +149,26 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
 
     def terminal_size_changed(self, width: int, height: int, pixwidth: int, pixheight: int) -> None:
         """Pass the new size on."""
-        if self._from is not None and self._pty is not None:
-            self._from.resize(*_size(width, height))
+        if self._agent_channel is not None and self._pty is not None:
+            self._agent_channel.resize(*_size(width, height))
 
     def signal_received(self, signal: str) -> None:
         """Pass a signal on, by name."""
-        if self._from is not None and signal.isalnum() and len(signal) <= 16:
-            self._from.signal(signal)
+        if self._agent_channel is not None and signal.isalnum() and len(signal) <= 16:
+            self._agent_channel.signal(signal)
 
     def break_received(self, msec: int) -> bool:
         """Do what a break does at most terminals."""
-        if self._from is not None and self._pty is not None:
-            self._from.signal("INT")
+        if self._agent_channel is not None and self._pty is not None:
+            self._agent_channel.signal("INT")
         return True
 
     def output_unwanted(self) -> None:
         """Do what a pipe does to a program whose reader has gone; then give up on it."""
-        if self._from is None or self._unwanted:
+        if self._agent_channel is None or self._unwanted:
             return
         self._unwanted = True
-        self._from.signal("PIPE")
+        self._agent_channel.signal("PIPE")
         asyncio.get_running_loop().call_later(UNWANTED_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
@@ -189,8 +194,8 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
 
     def output(self, data: bytes, *, error: bool) -> None:
         """Pass output on."""
-        if self._unwanted and not error and self._from is not None:
-            self._from.consumed(len(data))
+        if self._unwanted and not error and self._agent_channel is not None:
+            self._agent_channel.consumed(len(data))
         else:
             self._pass_on(data, asyncssh.EXTENDED_DATA_STDERR if error else None)
 
@@ -217,7 +222,7 @@ class ProgramSession(Piped, asyncssh.SSHServerSession[bytes]):
         assert self._channel is not None
         request["env"] = self._channel.variables
         try:
-            self._from = self._link.open(request, self)
+            self._agent_channel = self._link.open(request, self)
         except LinkError:
             return False
         # Only at a terminal: what a program reads there may be an answer to somebody's script.
@@ -239,7 +244,7 @@ class ForwardSession(Piped, asyncssh.SSHTCPSession[bytes]):
     async def begin(self, link: Link, host: str, port: int) -> ForwardSession:
         """Have the agent connect. Raises ``ChannelOpenError`` with its reason when it cannot."""
         try:
-            self._from = link.open({"kind": "forward", "host": host, "port": port}, self)
+            self._agent_channel = link.open({"kind": "forward", "host": host, "port": port}, self)
         except LinkError as error:
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, str(error)) from None
         refusal = await self._answered
@@ -249,7 +254,7 @@ class ForwardSession(Piped, asyncssh.SSHTCPSession[bytes]):
 
     def connection_made(self, chan: asyncssh.SSHTCPChannel[bytes]) -> None:
         """Keep the client's channel, and pass on what came before it."""
-        self._to = chan
+        self._client_channel = chan
         for data in self._early:
             self._pass_on(data)
         self._early.clear()
@@ -270,7 +275,7 @@ class ForwardSession(Piped, asyncssh.SSHTCPSession[bytes]):
 
     def output(self, data: bytes, *, error: bool) -> None:
         """Pass on what the port says; servers often speak first."""
-        if self._to is None:
+        if self._client_channel is None:
             self._early.append(data)
         else:
             self._pass_on(data)
@@ -278,14 +283,14 @@ class ForwardSession(Piped, asyncssh.SSHTCPSession[bytes]):
     def output_ended(self) -> None:
         """Say that the port sends no more."""
         self._said_all = True
-        if self._to is not None:
-            self._to.write_eof()
+        if self._client_channel is not None:
+            self._client_channel.write_eof()
 
     def exited(self, code: int | None, signal: str | None, reason: str) -> None:
         """Close, after what is to be sent."""
         self._ended = True
-        if self._to is not None:
-            self._to.close()
+        if self._client_channel is not None:
+            self._client_channel.close()
 
     def lost(self) -> None:
         """Give up; the end of the connection follows."""

@@ -198,7 +198,7 @@ class Entry:
 
 def _why_refused(error: Refused, workspace_id: str) -> str:
     if error.status == 404:
-        return f"you have no workspace {workspace_id}; see the list of your workspaces for its id"
+        return f"you have no workspace {workspace_id}; `svc ls` lists yours with their ids"
     if error.code == "workspace-not-ready":
         return f"the workspace cannot be entered now: {error}"
     return f"the control plane refuses: {error}"

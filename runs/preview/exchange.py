@@ -34,7 +34,7 @@ _BLANK = 32
 _REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 
 
-class Hall:
+class SharedByConnections:
     """What all connections share."""
 
     def __init__(self, settings: PreviewSettings) -> None:
@@ -77,9 +77,9 @@ class Hall:
 class Exchange:
     """The requests of one connection."""
 
-    def __init__(self, hall: Hall, client: ClientConnection) -> None:
-        self._hall = hall
-        self._settings = hall.settings
+    def __init__(self, shared: SharedByConnections, client: ClientConnection) -> None:
+        self._shared = shared
+        self._settings = shared.settings
         self._client = client
         self._rest = b""
         """What has come and belongs to no request that was answered."""
@@ -161,19 +161,19 @@ class Exchange:
 
     async def _pass_on(self, request: RequestHead, headers: Headers, body: RequestBody) -> bool:
         method, target = request.method.decode(), request.target.decode("latin-1")
-        admission = self._hall.admission
+        admission = self._shared.admission
         place = admission.place(headers.get("host", ""))
         if not target.startswith("/"):
             raise PreviewRefused(400, "bad-request", "The target of a request must be a path.")
         opened = admission.opened(place, method, target)
         if opened is not None:
-            self._hall.admitted(self._client)
+            self._shared.admitted(self._client)
             shown = [("Location", opened.location), ("Set-Cookie", opened.cookie)]
             shown += [("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer")]
             return await self._say(request, body, 303, shown, b"")
         grant = admission.admit(place, method, headers)
-        self._hall.admitted(self._client)
-        ports = self._hall.workspaces.of(place)
+        self._shared.admitted(self._client)
+        ports = self._shared.workspaces.of(place)
         upgrade = _upgrade(request, headers)
         head = request_bytes(
             request.method,
@@ -237,7 +237,7 @@ class Exchange:
         }
         return request_headers(
             request.headers,
-            self._hall.admission,
+            self._shared.admission,
             owner_header=self._settings.owner_header,
             upgrade=upgrade,
             forwarded=forwarded,

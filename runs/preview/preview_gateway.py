@@ -9,7 +9,7 @@ import structlog
 
 from controlplane.open_files import allow_many_open_files
 from runs.preview.client_connection import ClientConnection
-from runs.preview.exchange import Hall
+from runs.preview.exchange import SharedByConnections
 from runs.preview.preview_settings import PreviewSettings
 
 BACKLOG = 512
@@ -43,9 +43,9 @@ async def _run(settings: PreviewSettings) -> None:
         logger.info("previews_off", setting="SVC_PREVIEW_DOMAIN")
         await stopping.wait()
         return
-    hall = Hall(settings)
+    shared = SharedByConnections(settings)
     server = await loop.create_server(
-        lambda: ClientConnection(hall), settings.host, settings.port, backlog=BACKLOG
+        lambda: ClientConnection(shared), settings.host, settings.port, backlog=BACKLOG
     )
     logger.info(
         "preview_gateway_started",
@@ -53,28 +53,28 @@ async def _run(settings: PreviewSettings) -> None:
         domain=settings.authority,
         api=settings.api_base_url,
     )
-    leaving = loop.create_task(_leave_empty(hall))
+    leaving = loop.create_task(_leave_empty(shared))
     await stopping.wait()
-    logger.info("preview_gateway_stopping", connections=len(hall.clients))
+    logger.info("preview_gateway_stopping", connections=len(shared.clients))
     server.close()
-    await _drain(hall, at_once, loop.time() + settings.drain)
+    await _drain(shared, at_once, loop.time() + settings.drain)
     leaving.cancel()
-    hall.workspaces.close()
+    shared.workspaces.close()
     logger.info("preview_gateway_stopped")
 
 
-async def _leave_empty(hall: Hall) -> None:
+async def _leave_empty(shared: SharedByConnections) -> None:
     while True:
         await asyncio.sleep(LEAVE_SECONDS)
-        hall.workspaces.leave_empty()
+        shared.workspaces.leave_empty()
 
 
-async def _drain(hall: Hall, at_once: asyncio.Event, deadline: float) -> None:
+async def _drain(shared: SharedByConnections, at_once: asyncio.Event, deadline: float) -> None:
     """Give answers that are under way some time; then end what is left."""
     loop = asyncio.get_running_loop()
-    while hall.clients:
+    while shared.clients:
         late = at_once.is_set() or loop.time() >= deadline
-        for client in list(hall.clients):
+        for client in list(shared.clients):
             if late or client.is_waiting:
                 client.dismiss()
         if late:

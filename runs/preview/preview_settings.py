@@ -42,9 +42,9 @@ class PreviewSettings:
     head: float = 30.0
     """How long the head of a request may take."""
     stall: float = 120.0
-    """How long either side may take for the next piece of a body."""
+    """How long a client may take for the next piece of a body, and either side to accept one."""
     answer: float = 600.0
-    """How long a server may take until its answer begins."""
+    """How long a server may take until its answer begins, and for each further piece of it."""
 
     @property
     def key(self) -> bytes:

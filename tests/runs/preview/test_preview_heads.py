@@ -10,7 +10,7 @@ import pytest
 from controlplane.security.preview_links import TOKEN_PARAMETER, Grant, sign, signing_key
 from runs.preview.admission import Admission, Place
 from runs.preview.client_connection import ClientConnection
-from runs.preview.exchange import Hall
+from runs.preview.exchange import SharedByConnections
 from runs.preview.message_heads import page_headers, response_headers
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.refusal_pages import PreviewRefused
@@ -89,8 +89,8 @@ def test_no_other_preview_shows_a_page_in_a_frame_unless_its_server_allows_it() 
 def test_a_head_that_comes_byte_by_byte_is_cut_off() -> None:
     async def bytes_until_cut_off() -> int:
         loop = asyncio.get_running_loop()
-        hall = Hall(SETTINGS)
-        server = await loop.create_server(lambda: ClientConnection(hall), "127.0.0.1", 0)
+        shared = SharedByConnections(SETTINGS)
+        server = await loop.create_server(lambda: ClientConnection(shared), "127.0.0.1", 0)
         try:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             ended = asyncio.ensure_future(reader.read())
@@ -106,6 +106,6 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off() -> None:
             return sent
         finally:
             server.close()
-            hall.workspaces.close()
+            shared.workspaces.close()
 
     assert asyncio.run(bytes_until_cut_off()) > 1

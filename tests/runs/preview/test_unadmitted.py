@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from controlplane.security.preview_links import TOKEN_HEADER, Grant, sign, signing_key
 from runs.preview.client_connection import ClientConnection
-from runs.preview.exchange import Hall
+from runs.preview.exchange import SharedByConnections
 from runs.preview.preview_settings import PreviewSettings
 from runs.preview.unadmitted import Unadmitted
 from tests.runs.preview.test_preview_heads import SETTINGS, WORKSPACE
@@ -66,17 +66,17 @@ def test_a_shared_address_has_no_share() -> None:
 
 async def _with(settings: PreviewSettings, act: Callable[[Connect], Awaitable[None]]) -> None:
     loop = asyncio.get_running_loop()
-    hall = Hall(settings)
-    server = await loop.create_server(lambda: ClientConnection(hall), "127.0.0.1", 0)
+    shared = SharedByConnections(settings)
+    server = await loop.create_server(lambda: ClientConnection(shared), "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
     try:
         await act(lambda: asyncio.open_connection(*address))
         async with asyncio.timeout(LONG_WAIT):
-            while hall.clients:
+            while shared.clients:
                 await asyncio.sleep(0.01)
     finally:
         server.close()
-        hall.workspaces.close()
+        shared.workspaces.close()
 
 
 def test_too_many_silent_connections_of_one_address_are_refused() -> None:
