@@ -180,7 +180,7 @@ def test_a_step_that_runs_out_of_memory_is_told_so(launcher: Launcher) -> None:
     eat = step("exec python3 -c 'x = bytearray(400 << 20)'", "eat")
     with pytest.raises(LaunchError, match="SIGKILL") as caught:
         launcher.launch(launcher.request(boot={"setup": [eat]}, memory_mb=128))
-    assert caught.value.code == "step-failed"
+    assert caught.value.code == "step-failed", caught.value.message
     assert "ran out of its 128 MB of memory" in caught.value.message
 
 
