@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.waiting import LONG_WAIT
 
@@ -103,6 +104,20 @@ def test_who_uses_the_proxy_knows_neither_accounts_nor_the_engine(unit: str) -> 
     (unset,) = _values(unit, "UnsetEnvironment")
     assert {"SVC_CREDENTIALS_KEY", "SCM_APP_PRIVATE_KEY", "WEB_AUTH_SECRET"} <= set(unset.split())
     assert "DOCKER_HOST=unix:///run/svc-engineproxy/engine.sock" in _values(unit, "Environment")
+
+
+def test_who_goes_through_the_proxy_in_containers_does_so_under_systemd() -> None:
+    services = yaml.safe_load((FOLDER.parent / "compose.yaml").read_text())["services"]
+    through = {
+        f"svc-{name}.service": f"DOCKER_HOST={service['environment']['DOCKER_HOST']}"
+        for name, service in services.items()
+        if "DOCKER_HOST" in service["environment"]
+    }
+    assert {"svc-api.service", "svc-sshgateway.service"} <= through.keys()
+    for unit, told in through.items():
+        assert told in _values(unit, "Environment"), unit
+        (after,) = _values(unit, "After")
+        assert "svc-engineproxy.service" in after.split(), unit
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in FOLDER.glob("*.service")))
