@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import time
@@ -19,6 +20,7 @@ _READY_SECONDS = 90.0
 _HOPELESS_SECONDS = 15.0
 _SOUND = {"RUNNING", "STARTING"}
 _IDENTIFICATION = b"SSH-2.0-"
+_SHOWN_CHARACTERS = 500
 
 
 def wait_ready(processes: OwnProcesses, environ: Mapping[str, str]) -> None:
@@ -52,18 +54,30 @@ def api_problem(environ: Mapping[str, str]) -> str:
     """Empty when every part works and a worker is alive, otherwise what `/readyz` says."""
     url = f"{api_url(environ)}/readyz"
     try:
-        with urllib.request.urlopen(url, timeout=15) as answer:  # noqa: S310 - our own address
-            body = json.load(answer)
-    except urllib.error.HTTPError as error:
-        body = json.load(error)
-    except (OSError, ValueError) as error:
+        status, text = _answer(url)
+    except (OSError, http.client.HTTPException) as error:
         return f"{url}: {error}"
+    try:
+        body = json.loads(text)
+        checks = body["checks"]
+    except (ValueError, KeyError, TypeError):
+        # Not of the check itself: the host is not allowed, say, or something else listens there.
+        said = " ".join(text.decode("utf-8", "replace").split())
+        return f"{url} answers {status}: {said[:_SHOWN_CHARACTERS]}"
     told = "; ".join(
         f"{check['name']}: {check['detail']}"
-        for check in body["checks"]
+        for check in checks
         if not check["ok"] and (check["required"] or check["name"] == "buildWorker")
     )
     return f"{url} says {told}" if told else ""
+
+
+def _answer(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=15) as answer:  # noqa: S310 - our own address
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
 
 
 def ssh_problem(environ: Mapping[str, str]) -> str:
