@@ -17,18 +17,26 @@ from deploy.up.progress import Progress
 _KINDS = (
     ("container", ("ls", "-aq"), ("rm", "-fv")),
     ("network", ("ls", "-q"), ("rm",)),
+    # Those of persistent workspaces have names, and do not go with their containers.
+    ("volume", ("ls", "-q"), ("rm", "-f")),
     ("image", ("ls", "-aq"), ("rm", "-f")),
 )
+_HELD = {"postgres": "the database", "rabbitmq": "the queue", "registry": "the registry"}
+"""What each service but the engine keeps for us."""
 
 
 def confirm(layout: Layout) -> bool:
     """Ask before anything is lost; without somebody to ask the answer is no."""
+    others = _kept_by_others(layout)
+    gone = "".join(f"{held}, " for held in _HELD.values() if held not in others)
     print(
-        "This removes, for good: every workspace, its container and image, the database, the "
-        f"queue, the registry and the secrets of this checkout ({layout.data}"
+        f"This removes, for good: every workspace, its container, volumes and image, {gone}"
+        f"and the secrets of this checkout ({layout.data}"
         + (f" and {layout.services}" if layout.moved_because else "")
         + ")."
     )
+    if others:
+        print(_left(others))
     if not sys.stdin.isatty():
         print("There is no terminal to ask at. To remove it anyway: make clean YES=1")
         return False
@@ -36,7 +44,9 @@ def confirm(layout: Layout) -> bool:
 
 
 def clean(layout: Layout, progress: Progress) -> None:
-    """Stop everything, then remove what carries our label and all data. The venv stays."""
+    """Stop everything, then remove what carries our label and all data. The venv stays, and so
+    does what services keep that are not this checkout's."""
+    others = _kept_by_others(layout)
     with contextlib.suppress(SetupError):
         _remove_labelled(layout, progress)
     setup.down(layout, progress, said="stopped")
@@ -47,6 +57,22 @@ def clean(layout: Layout, progress: Progress) -> None:
             engine.unmount(engine.mounts_below(root))
             shutil.rmtree(root, ignore_errors=not root.exists())
         step.done(f"removed {layout.data}")
+    if others:
+        progress.note(f"  {_left(others)}")
+
+
+def _kept_by_others(layout: Layout) -> list[str]:
+    """What lies in services that were found or given, which are not ours to empty."""
+    words = load_derived(layout).get("SVC_UP_PARTS", "").split(",")
+    parts = [word.partition(":") for word in words]
+    return [_HELD[key] for key, _, how in parts if key in _HELD and how != "private"]
+
+
+def _left(others: list[str]) -> str:
+    return (
+        f"What stays, in services that are not this checkout's: {', '.join(others)}. "
+        "Remove it there: the next set-up has other secrets."
+    )
 
 
 def mention_workspaces(layout: Layout, progress: Progress) -> None:
@@ -70,22 +96,30 @@ def _remove_labelled(layout: Layout, progress: Progress) -> None:
     if engine_host is None:
         return
     with progress.step("workspaces") as step:
-        removed = []
+        removed, stayed = [], []
         _take_rules_away(layout, engine_host)
         for kind, list_arguments, remove_arguments in _KINDS:
             step.now(f"removing every {kind} of this installation")
-            ours = [
-                name
-                for instance in _instances(layout)
-                for name in _docker(
-                    *(*engine_host, kind, *list_arguments),
-                    *("--filter", f"label=svc.instance={instance}"),
-                )
-            ]
+            listing = (*engine_host, kind, *list_arguments)
+            ours = _labelled(layout, *listing)
             if ours:
-                _docker(*engine_host, kind, *remove_arguments, *dict.fromkeys(ours))
-                removed.append(f"{len(set(ours))} {kind}s")
+                _docker(*engine_host, kind, *remove_arguments, *ours)
+                left = _labelled(layout, *listing)
+                stayed += [f"{kind} {name}" for name in left]
+                removed.append(f"{len(set(ours) - set(left))} {kind}s")
         step.done(f"removed {', '.join(removed) or 'nothing: there were none'}")
+    if stayed:
+        progress.note(f"  Could not be removed, and stays: {', '.join(stayed)}.")
+
+
+def _labelled(layout: Layout, *listing: str) -> list[str]:
+    """The names that a command lists of what carries the label of this checkout, each once."""
+    found = [
+        name
+        for instance in _instances(layout)
+        for name in _docker(*listing, "--filter", f"label=svc.instance={instance}")
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _take_rules_away(layout: Layout, engine_host: tuple[str, str, str]) -> None:

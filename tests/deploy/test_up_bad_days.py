@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import docker
 import pytest
 
-from deploy.services.engine import mounts_below
+from deploy.services.engine import choose_client, mounts_below
 from deploy.services.registry import PrivateRegistry
 from deploy.up.secrets import read_settings
 from tests.deploy.installation import CHECKOUT
 from tests.stack.disks import fill, read_only, small_disk
 from tests.support.waiting import LONG_WAIT
+from tests.workspaces.conftest import BASE_IMAGE, DOCKER_HOST
 
 
 def call(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,6 +27,7 @@ def call(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "deploy.up", *arguments],
         cwd=CHECKOUT,
         env={"PATH": os.environ["PATH"], "SVC_DATA_DIR": str(data)},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=LONG_WAIT,
@@ -109,6 +114,58 @@ def test_what_is_removed_is_not_said_to_be_kept(open_directory: Path) -> None:
     assert "stopped" in done.stdout
     assert "kept" not in done.stdout
     assert not open_directory.exists()
+
+
+@pytest.fixture
+def engine() -> Iterator[docker.DockerClient]:
+    """The engine of the tests."""
+    client = docker.DockerClient(base_url=DOCKER_HOST, timeout=int(LONG_WAIT))
+    yield client
+    client.close()
+
+
+@pytest.mark.docker
+def test_the_homes_of_workspaces_are_removed_from_an_engine_that_is_not_ours(
+    tmp_path: Path, engine: docker.DockerClient
+) -> None:
+    instance = f"svc-{uuid4().hex[:8]}"
+    home, used, strange = (f"{instance}-{name}" for name in ("home", "used", "strange"))
+    for name, label in ((home, instance), (used, instance), (strange, f"{instance}-other")):
+        engine.volumes.create(name, labels={"svc.instance": label})
+    stranger = engine.containers.create(
+        BASE_IMAGE, network_mode="none", volumes={used: {"bind": "/used", "mode": "rw"}}
+    )
+    data = tmp_path / "data"
+    (data / "services").mkdir(parents=True)
+    client = choose_client(DOCKER_HOST, os.environ)
+    told = {"SVC_INSTANCE_ID": instance, "DOCKER_HOST": DOCKER_HOST, "DOCKER_CLI": client}
+    (data / ".env").write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+    try:
+        done = call(data, "clean", "--yes")
+        assert done.returncode == 0, done.stderr
+        left = {volume.name for volume in engine.volumes.list(filters={"name": instance})}
+        assert left == {used, strange}
+        assert "removed 1 volumes" in done.stdout
+        assert f"Could not be removed, and stays: volume {used}." in done.stdout
+    finally:
+        stranger.remove(force=True)
+        for volume in engine.volumes.list(filters={"name": instance}):
+            volume.remove()
+
+
+def test_what_lies_in_services_of_others_is_not_said_to_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "services").mkdir()
+    (tmp_path / "environment").write_text(
+        "SVC_UP_PARTS=postgres:given,rabbitmq:private,registry:found,engine:found\n"
+    )
+    asked = call(tmp_path, "clean")
+    assert asked.returncode == 1
+    removed, stays, *_ = asked.stdout.splitlines()
+    assert "volumes and image, the queue, and the secrets of this checkout" in removed
+    told = "What stays, in services that are not this checkout's: the database, the registry."
+    assert stays.startswith(told)
+    assert tmp_path.exists()
+    assert told in call(tmp_path, "clean", "--yes").stdout
 
 
 @pytest.mark.docker
