@@ -213,8 +213,24 @@ restore_journal() {
         && rm -rf egress-journal && mv restored/egress-journal . && rmdir restored'
 }
 
+# Beside what is there, which stays until all of it is there; then both change names at once.
+restore_database() {
+    in_postgres dropdb -U svc --if-exists --force svc_restored || return 1
+    in_postgres dropdb -U svc --if-exists --force svc_before || return 1
+    in_postgres createdb -U svc -T template0 svc_restored || return 1
+    if in_postgres pg_restore -U svc --no-owner --exit-on-error --dbname svc_restored < "$1" \
+        && in_postgres psql -q -U svc -d postgres -v ON_ERROR_STOP=1 \
+            -c 'ALTER DATABASE svc RENAME TO svc_before; ALTER DATABASE svc_restored RENAME TO svc'; then
+        return 0
+    fi
+    # What is half there is of no use, and takes room.
+    in_postgres dropdb -U svc --if-exists --force svc_restored || true
+    return 1
+}
+
 do_restore() {
-    local folder=$1 url service
+    local folder=$1 name service stopped
+    stopped="the database is the restored one, and the services are stopped: repeat this command, or run deploy/install.sh to go on without"
     [ -z "$(setting DATABASE_URL)" ] || die "DATABASE_URL is a database of yours: restore it with its own tools"
     [ -n "$folder" ] && [ -s "$folder/database.dump" ] || die "restore needs the folder of a backup"
     [ -f "$env_file" ] || die "nothing is installed in $home: install first, with the backup's env as .env"
@@ -223,25 +239,23 @@ do_restore() {
     say "stopping"
     for service in $OURS; do compose_ stop "$service" > /dev/null 2>&1 || true; done
     start_postgres
-    # Beside what is there, which stays until all of it is there; then both change names at once.
-    in_postgres dropdb -U svc --if-exists --force svc_restored
-    in_postgres dropdb -U svc --if-exists --force svc_before
-    in_postgres createdb -U svc -T template0 svc_restored
-    in_postgres pg_restore -U svc --no-owner --exit-on-error --dbname svc_restored < "$folder/database.dump" \
-        || die "the database could not be put back; the one that was there is as it was"
-    in_postgres psql -q -U svc -d postgres -v ON_ERROR_STOP=1 \
-        -c 'ALTER DATABASE svc RENAME TO svc_before; ALTER DATABASE svc_restored RENAME TO svc' \
-        || die "the database is in use by something else; it is as it was"
-    in_postgres dropdb -U svc --force svc_before
+    if ! restore_database "$folder/database.dump"; then
+        warn "the database could not be put back, or is in use by something else; the one that was there is as it was"
+        start
+        die "nothing was restored from $folder; the service goes on as it was"
+    fi
+    in_postgres dropdb -U svc --force svc_before \
+        || warn "the database that was there could not be removed: svc_before keeps its room until the next restore"
     if [ -s "$folder/host_ed25519_key" ]; then
-        in_volume gateway sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key"
+        in_volume gateway sh -c 'umask 077; mkdir -p /var/lib/svc/ssh; cat > /var/lib/svc/ssh/host_ed25519_key' < "$folder/host_ed25519_key" \
+            || die "the host key could not be put back; $stopped"
     fi
     if [ -s "$folder/egress-journal.tar" ] && docker_ volume inspect "$(instance)_egress" > /dev/null 2>&1; then
-        restore_journal < "$folder/egress-journal.tar" || die "the egress journal could not be put back"
+        restore_journal < "$folder/egress-journal.tar" || die "the egress journal could not be put back; $stopped"
     fi
-    for url in $KEY_SECRETS; do
-        [ "$(sed -n "s/^$url=//p" "$folder/env" | tail -n 1)" = "$(setting "$url")" ] \
-            || warn "$url differs from the backup's: what was sealed or signed then needs that one"
+    for name in $KEY_SECRETS; do
+        [ "$(sed -n "s/^$name=//p" "$folder/env" | tail -n 1)" = "$(setting "$name")" ] \
+            || warn "$name differs from the backup's: what was sealed or signed then needs that one"
     done
     start
     say "restored from $folder"

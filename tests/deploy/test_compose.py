@@ -209,6 +209,26 @@ def test_a_backup_brings_back_what_was(installed: Installed) -> None:
     assert "kept" in installed.run_in_workspace("cat ~/kept")
 
 
+def test_a_backup_that_cannot_be_restored_leaves_the_service_as_it_was(
+    installed: Installed, tmp_path: Path
+) -> None:
+    name = installed.owned(f"/v1/workspaces/{installed.workspace_id}")["name"]
+    done = installed.installation.run("backup", seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    newest = max((installed.installation.home / "backups").iterdir())
+    dump = (newest / "database.dump").read_bytes()
+    (tmp_path / "database.dump").write_bytes(dump[: len(dump) // 2])
+    done = installed.installation.run(
+        "restore", str(tmp_path), "--yes", "--min-free-mb", "500", seconds=900
+    )
+    assert done.returncode == 1
+    assert "nothing was restored" in done.stderr
+    installed.becomes_ready()
+    assert installed.owned(f"/v1/workspaces/{installed.workspace_id}")["name"] == name
+    question = "select 1 from pg_database where datname in ('svc_restored', 'svc_before')"
+    assert _asked_of_the_database(installed, question) == ""
+
+
 def _until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
