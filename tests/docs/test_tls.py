@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import requests
@@ -115,6 +116,12 @@ def test_past_the_proxy_nobody_is_anybody(proxy: Proxy) -> None:
 def test_webhooks_reach_the_api_without_a_password(proxy: Proxy) -> None:
     answer = proxy.ask("/v1/scm/webhooks", method="POST", json={})
     assert answer.json()["code"] in {"scm-webhook-secret-unset", "validation-failed"}
+
+
+def test_a_large_file_reaches_the_api(proxy: Proxy) -> None:
+    path = f"/v1/workspaces/{uuid4()}/files?path=large"
+    answer = proxy.ask(path, "ada", method="PUT", data=bytes(27 * 1024**2))
+    assert (answer.status_code, answer.json()["code"]) == (404, "workspace-not-found")
 
 
 def test_a_terminal_is_its_owners_through_the_proxy(proxy: Proxy) -> None:
