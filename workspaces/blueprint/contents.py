@@ -139,7 +139,11 @@ Harness = Annotated[ProvidedHarness | CustomHarness, Field(discriminator="id")]
 class Ssh(Part):
     """Access over the SSH gateway."""
 
-    enabled: bool = Field(default=False, description="Whether SSH sessions are wanted.")
+    enabled: bool = Field(
+        default=False,
+        description="Accepted for compatibility; has no effect: whoever has a key that is "
+        "registered for the workspace's owner can enter.",
+    )
     listen_port: int = Field(
         default=2222, ge=1, le=65535, description="Accepted for compatibility; has no effect."
     )

@@ -47,3 +47,10 @@ class TestSchema:
             return found + (undescribed(schema["items"], path) if "items" in schema else [])
 
         assert undescribed(blueprint_schema(), "") == []
+
+    def test_what_nothing_reads_of_access_is_not_described_as_a_choice(self) -> None:
+        schema: Any = blueprint_schema()
+        ssh = schema["properties"]["access"]["properties"]["ssh"]
+        assert set(ssh["properties"]) == {"enabled", "listenPort", "authorizedKeysRef"}
+        for name, member in ssh["properties"].items():
+            assert member["description"].startswith("Accepted for compatibility; has no"), name
