@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -203,3 +204,10 @@ def test_the_api_answers_its_probes_and_the_gateways_under_the_names_they_use() 
         (container,) = PODS[name]["containers"]
         values = {each["name"]: each.get("value") for each in container["env"]}
         assert values["SSH_GATEWAY_API_BASE_URL"] == "http://api:4000"
+
+
+def test_the_examples_engine_is_reached_without_tls_by_nobody_else() -> None:
+    lines = (FOLDER / "example" / "settings.env").read_text("utf-8").splitlines()
+    engine = urlsplit(dict(line.split("=", 1) for line in lines)["DOCKER_HOST"])
+    # Port 2376 is the one of engines that speak TLS, which DOCKER_HOST does not.
+    assert (engine.scheme, engine.hostname, engine.port) == ("tcp", "127.0.0.1", 2375)
