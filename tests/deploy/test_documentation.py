@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.up.own_processes import PROCESSES
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 README = CHECKOUT / "deploy" / "README.md"
 EXAMPLE = CHECKOUT / "deploy" / ".env.example"
@@ -60,6 +62,22 @@ def test_the_events_of_the_gateways_log_that_are_described_exist() -> None:
     code = "".join(path.read_text() for path in (CHECKOUT / "runs" / "gateway").rglob("*.py"))
     assert len(described) > 5
     assert [event for event in sorted(described) if f'"{event}"' not in code] == []
+
+
+@pytest.mark.parametrize("page", ["deploy/README.md", "docs/operators/install.md"])
+def test_every_process_that_is_kept_running_is_named(page: str) -> None:
+    text = (CHECKOUT / page).read_text()
+    (named,) = (part for part in text.split("\n\n") if "under supervisord" in part)
+    assert {each.name for each in PROCESSES} - set(re.findall(r"`([a-z]+)`", named)) == set()
+
+
+@pytest.mark.parametrize("page", ["deploy/README.md", "docs/operators/metrics.md"])
+def test_every_name_that_logs_have_for_a_process_is_told(page: str) -> None:
+    commands = CHECKOUT.glob("*/management/commands/*.py")
+    text = "".join(path.read_text() for path in commands)
+    names = set(re.findall(r"named_process\((\w+)=", text))
+    assert len(names) == 5
+    assert {name for name in names if f"`{name}`" not in (CHECKOUT / page).read_text()} == set()
 
 
 @pytest.mark.parametrize("script", [".ci/run"])
