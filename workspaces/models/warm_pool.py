@@ -17,6 +17,8 @@ from controlplane.database.ids import uuid7
 
 HALF_LIFE = timedelta(minutes=10)
 """After how long a start counts half as much in the demand for its plan."""
+MOST_HALVES = 100.0
+"""How many half-lives count; after so many nothing is left of a demand."""
 FIRST_PAUSE = timedelta(seconds=5)
 LONGEST_PAUSE = timedelta(minutes=10)
 
@@ -36,7 +38,9 @@ def _demand_now() -> models.Expression:
     halves = ExpressionWrapper(
         seconds / Value(HALF_LIFE.total_seconds()), output_field=FloatField()
     )
-    return F("demand") * Power(Value(0.5), halves, output_field=FloatField())
+    # After more half-lives the product is too small for a double, which is an error.
+    power = Power(Value(0.5), Least(halves, Value(MOST_HALVES)), output_field=FloatField())
+    return F("demand") * power
 
 
 class WarmPlanQuerySet(models.QuerySet["WarmPlan"]):

@@ -88,13 +88,31 @@ def test_what_is_not_started_any_more_is_retired_and_forgotten() -> None:
     assert not WarmPlan.objects.exists()
 
 
-def test_what_an_operator_keeps_waits_without_any_start() -> None:
+@pytest.mark.parametrize("days", [1, 10, 30])
+def test_what_an_operator_keeps_waits_without_any_start(days: int) -> None:
     engine = Engine()
     pool = filled(engine, 2)
     WarmPlan.objects.update(keep=1)
-    aged(timedelta(days=1))
+    aged(timedelta(days=days))
     assert len(keep(pool)) == 1
     assert len(engine.containers) == 1
+
+
+def test_a_plan_that_was_not_started_for_long_keeps_no_other_from_being_filled() -> None:
+    engine = Engine()
+    pool = filled(engine, 1)
+    runs_for_long = start_of()
+    claimed = pool.claim(runs_for_long, ask)
+    assert claimed is not None
+    engine.take(claimed.member_id, runs_for_long.run_id)
+    aged(timedelta(days=10))
+    pool.note_start(start_of(OTHER))
+    keep(pool)
+    ready = WarmMember.objects.get(status="ready")
+    assert ready.plan.shape["image"] == OTHER
+    # A start of it counts again.
+    pool.note_start(start_of())
+    assert WarmPlan.objects.get(shape__image=IMAGE).demand == 1
 
 
 def test_a_pool_that_was_switched_off_is_emptied() -> None:
