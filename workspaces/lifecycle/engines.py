@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 import structlog
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef, Q
+from django.db.models import Count, Q
 
 from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat
@@ -33,6 +33,8 @@ AT_ONCE = 200
 LOOK_AGAIN_SECONDS = 0.5
 _RUNTIME = "workspace__latest_sandbox__latest_attempt__runtime"
 _PRESENT = (RuntimeInstance.Status.RUNNING, RuntimeInstance.Status.STOPPING)
+_UNDONE = Q(status=BuildJob.Status.QUEUED) | Q(lease_expires_at__isnull=False)
+"""The jobs that a worker has something to do for: they wait, build or launch."""
 
 
 class EngineLivesError(ControlPlaneError):
@@ -347,11 +349,7 @@ def finish_forgetting(name: str, *, by: str, stale: timedelta) -> int:
         if engine_id:
             # Containers wait also where no workspace has ever run.
             WarmMember.objects.filter(engine_id=engine_id).delete()
-        BuildJob.objects.filter(engine_name=name).exclude(
-            status=BuildJob.Status.SUCCEEDED, lease_expires_at__isnull=True
-        ).exclude(status__in=[BuildJob.Status.FAILED, BuildJob.Status.CANCELLED]).update(
-            engine_name=""
-        )
+        BuildJob.objects.filter(_UNDONE, engine_name=name).update(engine_name="")
         RuntimeInstance.objects.filter(engine_name=name).update(engine_name="")
         announce(CHANNEL)
     remove_unpacked(name)
@@ -408,14 +406,25 @@ def wait_for_workers(stale: timedelta) -> float:
 def finish_all(*, stale: timedelta) -> None:
     """Declare the engines gone that are leaving and have no workers any more.
 
-    Where somebody was killed while doing so, what is left there ends now.
+    Where somebody was killed while doing so, what is left there ends now. That may be a name alone,
+    which no worker serves any more.
     """
     states = KnownEngine.State
-    left = RuntimeInstance.objects.filter(engine_name=OuterRef("pk"), status__in=_PRESENT)
-    due = Q(state=states.LEAVING) | Q(Exists(left), state=states.GONE)
-    for name in KnownEngine.objects.filter(due).values_list("name", flat=True):
+    for engine in KnownEngine.objects.filter(state__in=[states.LEAVING, states.GONE]):
+        if engine.state == states.GONE and not _is_anything_left(engine):
+            continue
         with contextlib.suppress(EngineLivesError, EngineRefusedError):
-            finish_forgetting(name, by="engineworkers", stale=stale)
+            finish_forgetting(engine.pk, by="engineworkers", stale=stale)
+
+
+def _is_anything_left(gone: KnownEngine) -> bool:
+    """Whether ``finish_forgetting`` has something to do for an engine that is gone."""
+    if RuntimeInstance.objects.filter(engine_name=gone.pk).exists():
+        return True
+    if BuildJob.objects.filter(_UNDONE, engine_name=gone.pk).exists():
+        return True
+    members = WarmMember.objects.filter(engine_id=gone.engine_id)
+    return bool(gone.engine_id) and members.exists() and not _is_known_again(gone)
 
 
 def require_silent(engine: KnownEngine, *, stale: timedelta) -> None:

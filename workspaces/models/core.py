@@ -361,7 +361,9 @@ class RuntimeInstance(models.Model):
                 fields=["run_id"],
                 name="runtime_live",
                 condition=Q(status__in=["pending", "running", "stopping"]),
-            )
+            ),
+            # Each second it is asked what is left of engines that are gone.
+            models.Index(fields=["engine_name"], name="runtime_engine"),
         ]
         constraints = [
             models.CheckConstraint(

@@ -14,9 +14,10 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models.functions import Now
 from django.test import Client, override_settings
+from structlog.testing import capture_logs
 
 from controlplane.work.models import Heartbeat
-from tests.factories import make_job, make_worker
+from tests.factories import claim, make_job, make_worker
 from tests.runs.ready import ready_attempt
 from tests.stack.run_worker_process import RunWorkerProcess
 from tests.stack.worker_process import CommandProcess, WorkerProcess, eventually
@@ -33,7 +34,14 @@ from workspaces.lifecycle.engines import (
     finish_forgetting,
     forget_named,
 )
-from workspaces.models import Attempt, BuildJob, Engine, RuntimeInstance
+from workspaces.models import (
+    Attempt,
+    BuildJob,
+    Engine,
+    RuntimeInstance,
+    WarmMember,
+    WarmPlan,
+)
 
 LONG = timedelta(days=1)
 PAGE = "/admin/work/heartbeat/engines/"
@@ -205,6 +213,67 @@ def test_what_was_left_when_forgetting_was_killed_ends_without_anybody_asking(
     finish_all(stale=STALE)
     assert state(attempt) == ("gone", "failed")
     assert RuntimeInstance.objects.get(attempt=attempt).engine_name == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("status", ["failed", "stopped", "pending"])
+def test_what_does_not_run_on_an_engine_that_is_gone_is_of_no_engine_without_anybody_asking(
+    attempt: Attempt, status: str
+) -> None:
+    silence("second")
+    Engine.objects.filter(pk="second").update(state="gone")
+    over = None if status == "pending" else Now()
+    RuntimeInstance.objects.filter(attempt=attempt).update(status=status, finished_at=over)
+    finish_all(stale=STALE)
+    runtime = RuntimeInstance.objects.get(attempt=attempt)
+    assert (runtime.status, runtime.engine_name) == (status, "")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("launches", [False, True])
+def test_a_job_that_waits_or_launches_on_an_engine_that_is_gone_is_of_no_engine(
+    launches: bool,
+) -> None:
+    make_engine("local")
+    make_engine("second", state="gone")
+    job = make_job(engine_name="second")
+    if launches:
+        claim(job)
+        BuildJob.objects.filter(pk=job.pk).update(
+            status="succeeded", published_digest=f"sha256:{'0' * 64}", finished_at=Now()
+        )
+    finish_all(stale=STALE)
+    assert BuildJob.objects.get(pk=job.pk).engine_name == ""
+
+
+@pytest.mark.django_db
+def test_what_waited_for_a_start_on_an_engine_that_is_gone_is_forgotten(attempt: Attempt) -> None:
+    """Unless the same machine was added again under another name: then it waits there."""
+    Engine.objects.filter(pk="second").update(state="gone")
+    RuntimeInstance.objects.update(engine_name="", status="failed", finished_at=Now())
+    plan = WarmPlan.objects.create(key="one", shape={})
+    WarmMember.objects.create(plan=plan, engine_id="id-of-second")
+    third = Engine.objects.create(name="third", engine_id="id-of-second")
+    finish_all(stale=STALE)
+    assert WarmMember.objects.exists()
+    third.delete()
+    finish_all(stale=STALE)
+    assert not WarmMember.objects.exists()
+
+
+@pytest.mark.django_db
+def test_an_engine_of_which_nothing_is_left_is_not_declared_gone_again(attempt: Attempt) -> None:
+    job = make_job(engine_name="second")
+    BuildJob.objects.filter(pk=job.pk).update(
+        status="failed", error_message="Broken.", finished_at=Now()
+    )
+    silence("second")
+    begin_forgetting("second", by="ada")
+    finish()
+    with capture_logs() as logs:
+        finish_all(stale=STALE)
+    assert logs == []
+    assert BuildJob.objects.get(pk=job.pk).engine_name == "second"
 
 
 @pytest.mark.django_db
