@@ -248,8 +248,14 @@ def _remove_unwanted(
         if run_id not in wanted and now - runtime.created_at > grace:
             if runtime.running:
                 keep_renewed(adapter, run_id)
-            removed += int(adapter.remove(run_id, collect=partial(records().collect_from, run_id)))
-            log.info("runtime_removed", run_id=str(run_id), reason="no row wants it")
+            collect = partial(records().collect_from, run_id)
+            try:
+                removed += int(adapter.remove(run_id, collect=collect))
+            except LaunchError as exc:
+                log.info("runtime_not_removed", run_id=str(run_id), code=exc.code)
+                adapter.engine_id()  # raises when it is the engine that is away
+            else:
+                log.info("runtime_removed", run_id=str(run_id), reason="no row wants it")
     return removed
 
 

@@ -67,6 +67,9 @@ class Engine(NoEngine):
     volumes: set[uuid.UUID] = field(default_factory=set)
     away: bool = False
     between: Callable[[], object] = lambda: None
+    stuck: set[uuid.UUID] = field(default_factory=set)
+    """What it cannot remove."""
+    at_stuck: Callable[[], object] = lambda: None
     removed: builtins.list[uuid.UUID] = field(default_factory=list)
     kept_networks: set[uuid.UUID] = field(default_factory=set)
     status: dict[str, Any] | None = None
@@ -99,6 +102,9 @@ class Engine(NoEngine):
         yield iter([packed.getvalue()])
 
     def remove(self, run_id: uuid.UUID, *, collect: Collect | None = None) -> bool:
+        if run_id in self.stuck:
+            self.at_stuck()
+            raise LaunchError("adapter-unavailable", "The Docker Engine did not do what was asked.")
         self.removed.append(run_id)
         return self.containers.pop(run_id, None) is not None
 
@@ -284,6 +290,25 @@ def test_a_container_that_no_row_wants_goes_when_it_is_old_enough() -> None:
     assert once(engine) == Reconciliation(removed=1)
     assert engine.removed == [old]
     assert once(engine, grace=timedelta()) == Reconciliation(removed=1)
+
+
+def test_one_that_cannot_be_removed_keeps_no_other_container_network_or_volume() -> None:
+    stuck, other, deleted = uuid.uuid4(), uuid.uuid4(), make_job().attempt.workspace
+    Workspace.objects.filter(pk=deleted.pk).update(deleted_at=Now())
+    engine = Engine({each: running(each) for each in (stuck, other)}, {deleted.pk}, stuck={stuck})
+    engine.kept_networks = {stuck}
+    assert once(engine) == Reconciliation(removed=1)
+    assert engine.removed == [other]
+    assert (engine.kept_networks & {stuck, other}, engine.volumes) == (set(), set())
+
+
+def test_an_engine_that_goes_away_while_it_removes_one_ends_the_pass() -> None:
+    stuck, other = uuid.uuid4(), uuid.uuid4()
+    engine = Engine({each: running(each) for each in (stuck, other)}, stuck={stuck})
+    engine.at_stuck = lambda: setattr(engine, "away", True)
+    with pytest.raises(LaunchError, match="does not answer"):
+        once(engine)
+    assert engine.removed == []
 
 
 def test_a_launch_in_progress_keeps_its_container_and_its_network() -> None:
