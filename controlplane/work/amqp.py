@@ -167,7 +167,11 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         finally:
             _UNDER_WAY.release()
 
-    threading.Thread(target=carried(run), name="broker call", daemon=True).start()
+    try:
+        threading.Thread(target=carried(run), name="broker call", daemon=True).start()
+    except RuntimeError as exc:  # the process may have no more threads
+        _UNDER_WAY.release()
+        raise BrokerError("The broker was not asked: no thread could be started.") from exc
     try:
         outcome.result(timeout=seconds)
     except FutureTimeoutError as exc:

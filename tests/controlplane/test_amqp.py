@@ -332,6 +332,20 @@ def test_a_call_beyond_those_that_may_wait_for_the_broker_is_refused_at_once() -
     amqp.ping(settings.RABBITMQ_URL, timeout=LONG_WAIT)
 
 
+def test_calls_for_which_no_thread_can_be_started_fail_and_keep_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_more(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", no_more)
+        for _ in range(65):
+            with pytest.raises(amqp.BrokerError, match="no thread could be started"):
+                amqp.ping(settings.RABBITMQ_URL, timeout=LONG_WAIT)
+    amqp.ping(settings.RABBITMQ_URL, timeout=LONG_WAIT)
+
+
 class Undeclared(amqp.Topology):
     """A queue that somebody deleted between its declaration and the message."""
 
