@@ -239,8 +239,8 @@ class Recorder:
         """Store what comes, batch by batch; True when that was the end of the record."""
         batch: list[bytes] = []
         size = 0
-        self._used_at = time.monotonic()
-        due = self._used_at + FIRST_SECONDS
+        connected = self._used_at = time.monotonic()
+        due = connected + FIRST_SECONDS
         while True:
             self._look()
             if not self._to_open:
@@ -259,6 +259,7 @@ class Recorder:
                     return True
                 raise
             now = time.monotonic()
+            self._unheard.is_connected(now - connected)
             if contents:
                 if _ends(contents):
                     due = now  # nothing more will come, and its container waits for this

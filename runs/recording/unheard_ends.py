@@ -54,6 +54,14 @@ class UnheardEnds:
         """Forget what could not be read before: something sound has come."""
         self._damaged, self._unreadable_since = 0, 0.0
 
+    def is_connected(self, seconds: float) -> None:
+        """Forget it also when a connection has lasted so long: there may have been nothing to say.
+
+        Its greeting is not enough, which a damaged spool begins with too.
+        """
+        if seconds >= UNREADABLE_SECONDS:
+            self.is_heard()
+
     def without_container(self, error: LaunchError) -> bool:
         """Read what an ended container still holds, and end the record when no more can come."""
         endings = self._endings
