@@ -11,6 +11,7 @@ import structlog
 from runs.input import later as inputs
 from runs.models import Run
 from runs.recording.control import RunControl
+from runs.recording.tail_channel import NOT_OURS
 from runs.recording.thread_connections import Database
 from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
@@ -82,7 +83,7 @@ class InputChannel:
             return int(told["position"])
         except LaunchError as exc:
             log.info("input_not_delivered", code=exc.code)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except NOT_OURS:
             log.info("input_not_taken", run_id=str(self._run.pk))
         self._try_again()
         return None

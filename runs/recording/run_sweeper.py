@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Collection
 from datetime import timedelta
+from typing import Any
 
 import structlog
 from django.db.models import Exists, OuterRef
@@ -73,7 +74,7 @@ def _acknowledge_in(adapter: RuntimeAdapter, boot_run_id: uuid.UUID) -> int:
         answer = adapter.call_agent(boot_run_id, ["runs"], timeout=CALL_SECONDS)
         spools = json.loads(answer.stdout) if answer.exit_code == 0 else []
         last = {
-            uuid.UUID(spool["runId"]): int(spool["lastSequence"]) if spool["sealed"] else None
+            uuid.UUID(spool["runId"]): _sequence(spool["lastSequence"]) if spool["sealed"] else None
             for spool in spools
         }
     except (LaunchError, *NOT_OURS) as exc:
@@ -94,6 +95,14 @@ def _acknowledge_in(adapter: RuntimeAdapter, boot_run_id: uuid.UUID) -> int:
         else:
             removed += _acknowledge(adapter, boot_run_id, run_id, sequence)
     return removed
+
+
+def _sequence(told: Any) -> int:
+    """Return the number of an event as an acknowledgement carries it; raises as ``NOT_OURS``."""
+    sequence = int(told)
+    if not 0 <= sequence < 2**64:
+        raise ValueError("no event has such a number")
+    return sequence
 
 
 def _stop(adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID) -> None:
