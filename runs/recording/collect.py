@@ -89,6 +89,9 @@ def _spool_id(read: FileReader, run: Run, deadline: float) -> str | None:
             try:
                 told = json.loads(file.read(MAX_IDENTITY_BYTES))
                 return str(uuid.UUID(told["spoolId"]))
+            except tarfile.TarError as exc:
+                log.info("container_archive_cut_off", reason=str(exc))
+                return None
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 log.warning("spool_without_identity", run_id=str(run.pk))
                 return None

@@ -272,6 +272,29 @@ def test_an_archive_that_is_cut_off_gives_what_it_held(
     assert 10 < len(stored(run)) < 51
 
 
+def test_an_archive_that_is_cut_off_in_whose_spool_it_is_keeps_no_other_run_from_being_stored(
+    tmp_path: Path, run: Run
+) -> None:
+    assert run.attempt is not None
+    other = make_run(attempt=run.attempt, workspace=run.workspace)
+    for each in (run, other):
+        spool_of(tmp_path, each).close()
+    identity = tmp_path / str(run.pk) / collect.IDENTITY_NAME
+    identity.write_bytes(identity.read_bytes() + b" " * 10_000)
+    whole = reader(tmp_path)
+
+    @contextlib.contextmanager
+    def cut(path: str) -> Iterator[Iterator[bytes] | None]:
+        with whole(path) as chunks:
+            assert chunks is not None
+            data = b"".join(chunks)
+            is_cut = path.endswith(f"{run.pk}/{collect.IDENTITY_NAME}")
+            yield chunked(data[:5000] if is_cut else data)
+
+    drain(cut, run.pk)
+    assert (stored(run), stored(other)) == ([], [1])
+
+
 def test_a_drain_that_is_out_of_time_stops(tmp_path: Path, run: Run) -> None:
     spool_of(tmp_path, run).close()
     drain(reader(tmp_path), run.pk, seconds=-1)
