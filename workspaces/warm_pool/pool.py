@@ -142,6 +142,9 @@ class WarmPool:
                 demands.append(each)
             elif not each.plan.members.exists():
                 each.plan.delete()
+            elif each.plan.failures:
+                # Nobody tries it again, so that nothing else would end them.
+                WarmPlan.objects.worked(each.plan.key)
         return demands
 
     def _is_current(self, plan: WarmPlan) -> bool:

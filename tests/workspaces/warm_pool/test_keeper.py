@@ -189,6 +189,25 @@ def test_failures_are_waited_out_longer_each_time_and_told_and_forgotten(
     assert not WarmMember.objects.exclude(status="ready").exists()
 
 
+def test_failures_of_a_plan_that_serves_nobody_any_more_are_forgotten(settings: Settings) -> None:
+    settings.WORKSPACE_WARM_POOL_SIZE = 1
+    engine = Engine()
+    pool = filled(engine, 1)
+    request = start_of()
+    claimed = pool.claim(request, ask)
+    assert claimed is not None
+    engine.take(claimed.member_id, request.run_id)
+    retry_at = timezone.now() + timedelta(hours=1)
+    WarmPlan.objects.update(failures=3, retry_at=retry_at, error="no room")
+    keep(pool)
+    with pytest.raises(PoolFailsError):
+        check()
+    aged(timedelta(days=1))
+    keep(pool)
+    assert check() == "Containers that wait for a start: 0."
+    assert WarmMember.objects.filter(run_id=request.run_id).exists()
+
+
 def test_one_that_ended_while_it_waited_is_replaced() -> None:
     engine = Engine()
     pool = filled(engine, 2)
