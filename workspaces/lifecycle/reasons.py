@@ -211,7 +211,7 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
     )
     return Reason(
         "queued",
-        f"The build job is waiting for one of {workers} build workers, {place}.",
+        f"The build job is waiting for a build worker ({workers} alive), {place}.",
         since,
         "A build worker claims it, builds the image, publishes it and launches the workspace.",
     )

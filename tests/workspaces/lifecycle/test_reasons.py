@@ -96,7 +96,7 @@ def test_a_job_that_is_claimed_while_it_is_read_has_a_place_all_the_same(api: Ap
     with connection.execute_wrapper(claim_after):
         reason = api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}").body["reason"]
     assert claimed
-    assert reason["message"].endswith("build workers, 0 jobs ahead of it.")
+    assert reason["message"].endswith("for a build worker (1 alive), 0 jobs ahead of it.")
 
 
 def test_a_job_far_back_is_not_counted_to_its_place(
@@ -107,7 +107,7 @@ def test_a_job_far_back_is_not_counted_to_its_place(
     make_worker("worker-a")
     jobs = [make_job() for _ in range(4)]
     said = [api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}").body["reason"] for job in jobs]
-    places = [reason["message"].partition("workers, ")[2] for reason in said]
+    places = [reason["message"].partition("alive), ")[2] for reason in said]
     counted = ["0 jobs ahead of it.", "1 job ahead of it.", "2 jobs ahead of it."]
     assert places == [*counted, "more than 2 jobs ahead of it."]
 
