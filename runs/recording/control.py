@@ -10,9 +10,9 @@ import threading
 class _Waking(threading.Event):
     """An event that ends a wait for bytes too."""
 
-    def __init__(self, wake: RunControl) -> None:
+    def __init__(self, control: RunControl) -> None:
         super().__init__()
-        self._control = wake
+        self._control = control
 
     def set(self) -> None:
         super().set()

@@ -84,10 +84,16 @@ class Recorder:
         self._limits = limits
         self._database = Database(connections or Connections(1), control.stopped)
         self._endings = Endings(run, self._fence, adapter)
-        self._unheard = UnheardEnds(run, control, adapter, self._endings, self._database)
         self._input = InputChannel(run, control, adapter, self._database)
         self._began = self._heard = self._stored_at = self._used_at = time.monotonic()
-        self._unheard.begins_until = self._began + NOT_BEGUN_SECONDS - self._seconds_before_us()
+        self._unheard = UnheardEnds(
+            run,
+            control,
+            adapter,
+            self._endings,
+            self._database,
+            begins_until=self._began + NOT_BEGUN_SECONDS - self._seconds_before_us(),
+        )
         self._last_moment = self._began + self._seconds_allowed() - self._seconds_before_us()
         self._stopped_by = float("inf")
         self._start_known = False

@@ -37,7 +37,10 @@ class UnheardEnds:
         adapter: RuntimeAdapter,
         endings: Endings,
         database: Database,
+        *,
+        begins_until: float,
     ) -> None:
+        """Take a run; until ``begins_until`` (monotonic) a session may be without a spool."""
         assert run.attempt is not None
         self._run = run
         self._boot_run_id = run.attempt.run_id
@@ -47,8 +50,7 @@ class UnheardEnds:
         self._database = database
         self._damaged = 0
         self._unreadable_since = 0.0
-        self.begins_until = float("inf")
-        """Until when (monotonic) a session that its gateway has begun may be without a spool."""
+        self._begins_until = begins_until
 
     def is_heard(self) -> None:
         """Forget what could not be read before: something sound has come."""
@@ -103,7 +105,7 @@ class UnheardEnds:
             return True
         if self._run.mode == Run.Mode.ONE_SHOT:
             return self.give_up_sometime()
-        if time.monotonic() < self.begins_until:
+        if time.monotonic() < self._begins_until:
             return False
         self._database(
             lambda: endings.not_started("session-not-begun", "The session was never started.")

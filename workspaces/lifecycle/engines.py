@@ -38,7 +38,7 @@ _UNDONE = Q(status=BuildJob.Status.QUEUED) | Q(lease_expires_at__isnull=False)
 
 
 class EngineLivesError(ControlPlaneError):
-    """A worker that lives is of the engine, or may be: its engine has never answered it."""
+    """A live worker uses the engine, or may use it, as its own engine has never answered."""
 
 
 class UnknownEngineError(ControlPlaneError):
@@ -46,7 +46,7 @@ class UnknownEngineError(ControlPlaneError):
 
 
 @dataclass(slots=True)
-class Engine:
+class EngineSummary:
     """What the rows say of one engine; ``seen_at`` is when a worker of it was last heard.
 
     None: no build worker of it is known any more, because it has ended in order, or long ago.
@@ -68,12 +68,12 @@ class Engine:
         return self.named is not None or not self.workers
 
 
-def engines(*, stale: timedelta) -> list[Engine]:
+def engines(*, stale: timedelta) -> list[EngineSummary]:
     """Return the engines that something runs on or a worker is of, the busiest first."""
-    found: dict[str, Engine] = {}
+    found: dict[str, EngineSummary] = {}
 
-    def of(engine_id: str) -> Engine:
-        return found.setdefault(engine_id, Engine(engine_id))
+    def of(engine_id: str) -> EngineSummary:
+        return found.setdefault(engine_id, EngineSummary(engine_id))
 
     running = Count("pk", filter=Q(status=RuntimeInstance.Status.RUNNING))
     stopping = Count("pk", filter=Q(status=RuntimeInstance.Status.STOPPING))
@@ -97,13 +97,13 @@ def engines(*, stale: timedelta) -> list[Engine]:
     return sorted(found.values(), key=lambda one: (-one.running - one.stopping, one.engine_id))
 
 
-def look_at(engine_id: str, *, stale: timedelta) -> Engine:
+def look_at(engine_id: str, *, stale: timedelta) -> EngineSummary:
     """Return what the rows say of one engine; raise ``UnknownEngineError`` when none names it."""
     for engine in engines(stale=stale):
         if engine.engine_id == engine_id:
             return engine
     if engine_id and RuntimeInstance.objects.filter(engine_id=engine_id).exists():
-        return Engine(engine_id)
+        return EngineSummary(engine_id)
     raise UnknownEngineError(f"No workspace has ever run on an engine {engine_id!r}.")
 
 

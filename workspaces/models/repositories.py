@@ -33,7 +33,7 @@ class PublishedRepositoryQuerySet(models.QuerySet["PublishedRepository"]):
         return found.values_list("owner_user_id", flat=True).first()
 
     def claim(self, registry_id: str, name: str, *, owner_user_id: str) -> bool:
-        """Give the repository to this owner unless somebody has it; True when it is his.
+        """Give the repository to this owner unless somebody has it; True when it is theirs.
 
         Of any number of owners at once one gets it.
         """
@@ -45,7 +45,7 @@ class PublishedRepositoryQuerySet(models.QuerySet["PublishedRepository"]):
         }
         owner = None
         while owner is None:
-            # Nobody's: another one has got it a moment ago, and the next statement sees him.
+            # Nobody's: another one has got it a moment ago, and the next statement sees that one.
             with connection.cursor() as cursor:
                 cursor.execute(_CLAIM, given)
                 (owner,) = cursor.fetchone() or (None,)

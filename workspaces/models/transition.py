@@ -90,7 +90,7 @@ class Transition(LeasedRow):
           │              │
           └──────────────┴─→ finished       (the containers are gone; of a delete, the volumes too)
 
-    While a transition_worker is at it, it has a lease.
+    While a build worker is at it, it has a lease.
     """
 
     class Kind(models.TextChoices):

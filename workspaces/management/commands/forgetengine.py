@@ -10,7 +10,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.spelling import format_timestamp
 from controlplane.work.models import heartbeat_stale
 from workspaces.lifecycle.engines import (
-    Engine,
+    EngineSummary,
     engines,
     forget_engine,
     look_at,
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         verb = "would fail" if options["dry_run"] else "have failed"
         self.stdout.write(f"Workspaces that {verb} with the engine {engine_id}: {number}.")
 
-    def _list(self, found: list[Engine]) -> None:
+    def _list(self, found: list[EngineSummary]) -> None:
         if not found:
             self.stdout.write(
                 "No engine is known: nothing is running, and no build worker is alive."
