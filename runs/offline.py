@@ -3,7 +3,7 @@
 Needs neither Django nor a database. Ends with 0 when the record is whole and as it was written,
 with 1 when it is not, and names the first event (or line) that does not fit. Without
 ``--public-key`` the signature is held against the key in the export itself, which shows damage but
-not who signed.
+not who signed. With it a record without a signed seal, such as one that goes on, ends with 1.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Export:
             raise Fault(walk.sequence + 1, "the export ends without its last line")
         walk.finish(self._gaps)
         if last["type"] == "open":
-            return self._open(last, walk)
+            return self._open(last, walk, public_key)
         return check_seal(
             walk,
             header=self._header_line,
@@ -195,12 +195,15 @@ class _Export:
             raise self._fault("the last line was altered", walk)
         return told
 
-    def _open(self, told: dict[str, Any], walk: Walk) -> Checked:
+    def _open(self, told: dict[str, Any], walk: Walk, public_key: bytes | None) -> Checked:
         stands = (int(told["lastSequence"]), int(told["events"]), told["chainHead"])
         if stands != (walk.sequence, walk.events, walk.head.hex()):
             raise Fault(
                 walk.sequence + 1, "the events do not lead to the stated head of the record"
             )
+        if public_key is not None:
+            # Whoever altered it may have taken the seal away and written the rest anew.
+            raise Fault(None, "the record has no seal: the key cannot tell whether it was changed")
         return Checked(
             True,
             None,

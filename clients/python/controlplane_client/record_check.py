@@ -22,6 +22,16 @@ _FIRST = b"svc-run-record-v1\0"
 _SIGNED = b"svc-run-seal-v1\0"
 _HEADER = struct.Struct("!QqQHBBIBQI")
 _RECORD_SEALED = 18
+_MALFORMED = (
+    AttributeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What reading a line raises that is not as it was written."""
 
 
 class _Fault(Exception):
@@ -31,9 +41,10 @@ class _Fault(Exception):
 def check_export(lines: Iterable[bytes], public_key: str | None = None) -> Verified:
     """Check the lines of an NDJSON export of a run.
 
-    ``public_key`` is the installation's key in base64, as its operator publishes it. Without it the
-    key in the export is taken, which shows damage, but not who signed. Raises ``ValueError`` when
-    the key itself is none, and nothing for whatever the lines hold.
+    ``public_key`` is the installation's key in base64, as its operator publishes it; a record that
+    has not ended has no seal that it could have signed, and is not ok then. Without it the key in
+    the export is taken, which shows damage, but not who signed. Raises ``ValueError`` when the key
+    itself is none, and nothing for whatever the lines hold.
     """
     key = None if public_key is None else _key(public_key)
     check = _Check()
@@ -41,7 +52,7 @@ def check_export(lines: Iterable[bytes], public_key: str | None = None) -> Verif
         message, signed_by = check.all(lines, key)
     except _Fault as fault:
         return Verified(False, str(fault), check.events, "", False)
-    except (KeyError, TypeError, ValueError, AttributeError, struct.error):
+    except _MALFORMED:
         return Verified(False, f"line {check.line} was altered", check.events, "", False)
     return Verified(True, message, check.events, signed_by, bool(signed_by) and key is not None)
 
@@ -97,7 +108,7 @@ class _Check:
             first, end = sorted(self._holes ^ self._declared)[0]
             raise _Fault(f"events {first} to {end}: missing and not declared, or the reverse")
         if last["type"] == "open":
-            return self._open(last)
+            return self._open(last, key)
         return self._seal(last, header, key)
 
     def _first(self, told: dict[str, Any]) -> None:
@@ -149,10 +160,13 @@ class _Check:
         if told["kind"] == "sequence_gap" and None not in (begin, end):
             self._declared.add((int(begin), int(end)))
 
-    def _open(self, told: dict[str, Any]) -> tuple[str, str]:
+    def _open(self, told: dict[str, Any], key: bytes | None) -> tuple[str, str]:
         stands = (str(self._sequence), str(self.events), self._head.hex())
         if stands != (told["lastSequence"], told["events"], told["chainHead"]):
             raise _Fault("the events do not lead to the stated head of the record")
+        if key is not None:
+            # Whoever altered it may have taken the seal away and written the rest anew.
+            raise _Fault("the record has no seal: the key cannot tell whether it was changed")
         return (
             f"{self.events} events are consistent; the record has not ended, so nothing is signed"
         ), ""

@@ -90,7 +90,7 @@ def diff(session: Session, name: str) -> None:
 
 
 @click.command(short_help="Check a record, or an export, for tampering.")
-@click.option("--key", help="The installation's public key in base64.")
+@click.option("--key", help="The installation's public key in base64, which has to have signed it.")
 @json_option
 @click.argument("name", metavar="RUN|WORKSPACE|FILE")
 @pass_session

@@ -234,8 +234,9 @@ class AsyncRun:
     async def verify(self, public_key: str | None = None) -> Verified:
         """Take the record away and check it here: chain, losses, seal and signature.
 
-        ``public_key`` is the installation's, in base64; without it the record's own is taken, which
-        shows damage but not who signed.
+        ``public_key`` is the installation's, in base64, and has to have signed it: a record that
+        has not ended is not ok. Without it the record's own is taken, which shows damage but not
+        who signed.
         """
         lines = [line async for line in self.export()]
         return await blocking(check_export, lines, public_key)
