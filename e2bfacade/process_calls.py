@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 MAX_KNOWN = 4096
 START_GRACE_SECONDS = 15.0
+FULL_SECONDS = 5.0
+"""So long input waits for a process that does not read: signals for it wait behind that."""
 MOST_PING_SECONDS, PING_SECONDS = 300, 50
 _SIGNALS = {"SIGNAL_SIGTERM": "TERM", "SIGNAL_SIGKILL": "KILL", 15: "TERM", 9: "KILL"}
 _USERS = {"", "user", "workspace"}
@@ -138,7 +140,7 @@ class Processes:
                 if call == "SendInput":
                     # Others may have typed since: its place in the input is asked for again.
                     known.run._input_offset = None
-                    await known.run.write(_input(member(body, "input")))
+                    await known.run.write(_input(member(body, "input")), timeout=FULL_SECONDS)
                 elif call == "CloseStdin":
                     await known.run.close_stdin()
                 elif call == "Update":

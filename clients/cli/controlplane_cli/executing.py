@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +17,8 @@ import click
 from controlplane_cli.interrupts import LEFT, first_for
 from controlplane_cli.session import Session
 from controlplane_cli.showing import as_json
-from controlplane_client import ControlPlaneError, Run, RunInfo
+from controlplane_client import Conflict, ControlPlaneError, Run, RunInfo, StreamEvent
+from controlplane_client.errors import INPUT_IS_OVER
 
 
 def exit_code(info: RunInfo) -> int:
@@ -42,9 +45,7 @@ def follow(session: Session, run: Run, *, with_input: bool = False) -> int:
     kept = {"stdout": b"", "stderr": b""}
     try:
         with first_for(interrupt):
-            if with_input:
-                threading.Thread(target=_give_input, args=(run,), daemon=True).start()
-            for event in run.follow():
+            for event in _with_input(session, run) if with_input else run.follow():
                 stream = event.stream or ""
                 if session.json:
                     if stream in kept:
@@ -76,11 +77,45 @@ def _told(info: RunInfo, kept: dict[str, bytes]) -> dict[str, Any]:
     return info.raw | {name: each.decode("utf-8", "replace") for name, each in kept.items()}
 
 
+def _with_input(session: Session, run: Run) -> Iterator[StreamEvent]:
+    """Follow a run while it is given standard input; raise what either of both fails of."""
+    # Two threads, as neither the service nor standard input can be told to stop waiting.
+    told: queue.Queue[StreamEvent | Exception | None] = queue.Queue(maxsize=100)
+
+    def follow() -> None:
+        try:
+            for event in run.follow():
+                told.put(event)
+        except Exception as error:
+            told.put(error)
+        told.put(None)
+
+    def give() -> None:
+        try:
+            _give_input(run)
+        except Exception as error:
+            if not session.json:
+                how = f"svc logs -f {run.id}, svc cancel {run.id}"
+                text = f"svc: its input ended early; the command keeps running: {how}"
+                click.echo(text, err=True)
+            told.put(error)
+
+    for each in (follow, give):
+        threading.Thread(target=each, daemon=True).start()
+    while (item := told.get()) is not None:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
 def _give_input(run: Run) -> None:
-    with suppress(ControlPlaneError):
+    try:
         while part := os.read(sys.stdin.fileno(), 65536):
             run.write(part)
         run.close_stdin()
+    except Conflict as problem:
+        if problem.code not in INPUT_IS_OVER:
+            raise
 
 
 def plain(value: Any) -> dict[str, Any]:

@@ -63,6 +63,10 @@ def main() -> None:
         # Whoever read it has gone, as `head` does; Python must not complain of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"svc: {where}{error.strerror or error}", err=True)
+        sys.exit(session.failure_code)
     except ControlPlaneError as error:
         if session.json and isinstance(error, Problem):
             click.echo(json.dumps(error.document), err=True)

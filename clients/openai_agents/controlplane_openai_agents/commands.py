@@ -25,6 +25,8 @@ from controlplane_client import AsyncRun, AsyncWorkspace, ControlPlaneError
 from controlplane_openai_agents.failures import exec_failed, shell_exit_code
 
 TERMINAL = (80, 24)
+FULL_SECONDS = 5.0
+"""So long input waits for a command that does not read; then the model is told."""
 KEPT_BYTES = 1024 * 1024
 """How much output is kept for a model that does not ask; the record has all of it."""
 
@@ -143,7 +145,7 @@ class Commands:
             if not known.terminal:
                 raise RuntimeError("stdin is not available for this process")  # as the SDK knows it
             try:
-                await known.run.write(content)
+                await known.run.write(content, timeout=FULL_SECONDS)
             except ControlPlaneError as error:
                 if not known.ended.is_set():
                     raise exec_failed(["write_stdin", known.run.id], error) from error

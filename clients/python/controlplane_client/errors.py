@@ -27,6 +27,10 @@ class ControlPlaneError(Exception):
     """Whatever this package raises on purpose."""
 
 
+INPUT_IS_OVER = frozenset({"run-ended", "input-ended"})
+"""Codes of a command that takes no more input."""
+
+
 class Problem(ControlPlaneError):
     """The service refused a request, or failed at it: its problem document (RFC 9457)."""
 
@@ -39,6 +43,8 @@ class Problem(ControlPlaneError):
         self.errors: list[dict[str, Any]] = list(document.get("errors", ()))
         """Every single fault with its place: ``pointer``, ``parameter`` or ``header``."""
         self.request_id: str = str(document.get("requestId", ""))
+        self.retry_after: float | None = None
+        """After so many seconds the service asks to try again, if it does."""
         self.document = document
         """All of it, as it was sent."""
         super().__init__(self._sentence())

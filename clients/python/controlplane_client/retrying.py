@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import httpx
 
-NOTHING_WAS_DONE = frozenset({"too-many-connections", "too-many-streams", "input-full"})
+NOTHING_WAS_DONE = frozenset({"too-many-connections", "too-many-streams"})
 """Codes after which any request may be repeated, whatever it asks for."""
 
 PASSING = frozenset(
@@ -39,10 +39,15 @@ def may_repeat_answer(status: int, code: str, *, repeatable: bool) -> bool:
     return repeatable and (code in PASSING or (not code and status in {502, 503, 504}))
 
 
-def seconds_before(attempt: int, headers: Mapping[str, str] | None = None) -> float:
+def seconds_asked(headers: Mapping[str, str]) -> float | None:
+    """Return how long an answer asks to wait; None when it does not say."""
+    asked = headers.get("retry-after", "")
+    return float(asked) if asked.isdecimal() else None
+
+
+def seconds_before(attempt: int, asked: float | None = None) -> float:
     """Return how long to wait before try ``attempt`` (1 is the first repetition)."""
-    asked = (headers or {}).get("retry-after", "")
-    if asked.isdigit():
-        return min(float(asked), _MOST_ASKED_SECONDS)
+    if asked is not None:
+        return min(asked, _MOST_ASKED_SECONDS)
     longest = min(_MOST_SECONDS, _FIRST_SECONDS * 2.0 ** (attempt - 1))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 (spreads clients, keeps no secret)

@@ -26,6 +26,8 @@ from controlplane_cli.mcp_server.owners_tools import (
 from controlplane_client import AsyncRun, WaitTimeout
 
 LOOK_AGAIN_SECONDS = 2.0
+FULL_SECONDS = 5.0
+"""So long input waits for a command that does not read; then the model is told."""
 
 RunId = Annotated[str, Field(description="The run_id that execute has answered.")]
 Stream = Literal["stdout", "stderr", "pty"]
@@ -163,7 +165,7 @@ class CommandTools(OwnersTools):
         """
         run = await self.run(run_id)
         if text or (end and not signal):
-            await run.write(text, end=end)
+            await run.write(text, end=end, timeout=FULL_SECONDS)
         elif end:
             await run.close_stdin()
         if signal is not None:

@@ -15,7 +15,7 @@ from controlplane_client._async.connection import AsyncConnection
 from controlplane_client._async.files import AsyncFiles
 from controlplane_client._async.platform import tell
 from controlplane_client._async.run import AsyncRun
-from controlplane_client.errors import CommandFailed, NotReady
+from controlplane_client.errors import INPUT_IS_OVER, CommandFailed, Conflict, NotReady
 from controlplane_client.models import (
     ExecResult,
     Port,
@@ -113,7 +113,12 @@ class AsyncWorkspace:
             body["stdinBase64"] = base64.b64encode(stdin).decode()
         run = await self._spawned({**body, **({"openStdin": True} if long else {})})
         if long:
-            await run.write(stdin or b"", end=True)
+            try:
+                await run.write(stdin or b"", end=True)
+            except Conflict as problem:
+                # It ended, or its input was closed, with some of it unread, as with any pipe.
+                if problem.code not in INPUT_IS_OVER:
+                    raise
         written = {"stdout": _Written(on_stdout), "stderr": _Written(on_stderr)}
         async with aclosing(run.follow()) as events:
             async for event in events:

@@ -13,7 +13,12 @@ import httpx
 from controlplane_client._sync.platform import sleep
 from controlplane_client.errors import Problem, RecordGone, Unreachable, WaitTimeout, problem_of
 from controlplane_client.models import StreamEvent
-from controlplane_client.retrying import may_repeat_answer, may_repeat_failure, seconds_before
+from controlplane_client.retrying import (
+    may_repeat_answer,
+    may_repeat_failure,
+    seconds_asked,
+    seconds_before,
+)
 from controlplane_client.sse import Parser
 
 SILENCE_SECONDS = 45.0
@@ -117,7 +122,7 @@ class Connection:
                     problem.status, problem.code, repeatable=repeatable
                 ):
                     raise problem
-                sleep(seconds_before(attempt, answer.headers))
+                sleep(seconds_before(attempt, problem.retry_after))
                 continue
             break
         try:
@@ -229,7 +234,9 @@ def _problem(answer: httpx.Response) -> Problem:
         document = json.loads(answer.content)
     except ValueError:
         document = {"detail": f"HTTP {answer.status_code} from something other than the service"}
-    return problem_of(answer.status_code, document)
+    problem = problem_of(answer.status_code, document)
+    problem.retry_after = seconds_asked(answer.headers)
+    return problem
 
 
 def _text(value: Any) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 
 from controlplane_client._sync.attachment import Attachment
 from controlplane_client._sync.connection import Connection
-from controlplane_client._sync.platform import blocking, tell
-from controlplane_client.errors import ControlPlaneError
+from controlplane_client._sync.platform import blocking, sleep, tell
+from controlplane_client.errors import ControlPlaneError, Problem
 from controlplane_client.models import OutputPart, RunInfo, StreamEvent, Verified
 from controlplane_client.record_check import check_export
+from controlplane_client.retrying import seconds_before
 
 _INPUT_BYTES = 256 * 1024
 
@@ -93,11 +94,14 @@ class Run:
             return self.refresh()
         return self.info
 
-    def write(self, data: bytes | str, *, end: bool = False) -> None:
+    def write(self, data: bytes | str, *, end: bool = False, timeout: float | None = None) -> None:
         """Give it input; ``end`` tells it that there is no more. Needs ``stdin=True`` at its start.
 
-        Bytes are never given twice, also when a request had to be repeated.
+        Waits while the command does not read what it was given, unless ``timeout`` seconds are
+        over: then it raises ``Problem`` with the code ``input-full``. Bytes are never given twice,
+        also when a request had to be repeated.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         content = data.encode() if isinstance(data, str) else data
         if self._input_offset is None:
             state = self._input({"stdin": ""}, repeatable=True)
@@ -109,10 +113,20 @@ class Run:
                 "offset": self._input_offset,
                 **({"end": True} if end and not content else {}),
             }
-            state = self._input(body, repeatable=True)
+            state = self._input_with_room(body, deadline)
             self._input_offset = int(state["offset"])
             if not content:
                 return
+
+    def _input_with_room(self, body: dict[str, Any], deadline: float | None) -> Any:
+        while True:
+            try:
+                return self._input(body, repeatable=True)
+            except Problem as problem:
+                in_time = deadline is None or time.monotonic() < deadline
+                if problem.code != "input-full" or not in_time:
+                    raise
+                sleep(seconds_before(1, problem.retry_after))
 
     def close_stdin(self) -> None:
         """Tell it that there is no more input."""

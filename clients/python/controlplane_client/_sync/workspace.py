@@ -15,7 +15,7 @@ from controlplane_client._sync.connection import Connection
 from controlplane_client._sync.files import Files
 from controlplane_client._sync.platform import tell
 from controlplane_client._sync.run import Run
-from controlplane_client.errors import CommandFailed, NotReady
+from controlplane_client.errors import INPUT_IS_OVER, CommandFailed, Conflict, NotReady
 from controlplane_client.models import (
     ExecResult,
     Port,
@@ -113,7 +113,12 @@ class Workspace:
             body["stdinBase64"] = base64.b64encode(stdin).decode()
         run = self._spawned({**body, **({"openStdin": True} if long else {})})
         if long:
-            run.write(stdin or b"", end=True)
+            try:
+                run.write(stdin or b"", end=True)
+            except Conflict as problem:
+                # It ended, or its input was closed, with some of it unread, as with any pipe.
+                if problem.code not in INPUT_IS_OVER:
+                    raise
         written = {"stdout": _Written(on_stdout), "stderr": _Written(on_stderr)}
         with closing(run.follow()) as events:
             for event in events:
