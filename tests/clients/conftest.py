@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.test import override_settings
@@ -87,10 +88,15 @@ def svc(svc_environ: dict[str, str]) -> Svc:
     """Call ``svc`` and return what came of it."""
 
     def call(
-        *words: str, code: int = 0, stdin: str | None = None, **changes: str
+        *words: str,
+        code: int = 0,
+        stdin: str | None = None,
+        cwd: Path | None = None,
+        **changes: str,
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*SVC, *words],
+            cwd=cwd,
             env=svc_environ | changes,
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,

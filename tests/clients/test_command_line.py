@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane_cli.sources import wanted_files
 from controlplane_client import Client, Workspace
 from tests.clients.places import SVC, Svc
 from tests.conftest import OWNER
@@ -147,6 +148,38 @@ def test_files_and_folders_are_copied_both_ways(
     assert "exactly one of the two" in svc("cp", "a", "b", code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("path", "copied"),
+    [
+        ("", "here/a"),
+        (".", "here/a"),
+        ("/tmp/there", "there/in/a"),
+        ("/tmp/there/.", "there/in/a"),
+        ("/tmp/there/in/..", "in/a"),
+    ],
+)
+def test_a_folder_is_copied_into_the_one_where_svc_is(
+    svc: Svc, workspace: Workspace, tmp_path: Path, path: str, copied: str
+) -> None:
+    workspace.files.write("here/a", "one\n")
+    workspace.files.write("/tmp/there/in/a", "two\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    svc("cp", f"{workspace.id}:{path}", ".", cwd=home)
+    assert (home / copied).is_file()
+    assert [each.name for each in tmp_path.iterdir()] == ["home"], "nothing beside it"
+    assert not list(home.rglob("*.part"))
+
+
+def test_what_cannot_be_stored_here_is_one_line(
+    svc: Svc, workspace: Workspace, tmp_path: Path
+) -> None:
+    workspace.files.write("kept", "one\n")
+    there = str(tmp_path / "no" / "kept")
+    refused = svc("cp", f"{workspace.id}:kept", there, code=1).stderr
+    assert refused == f"svc: {tmp_path}/no/.kept.part: No such file or directory\n"
+
+
 def test_ports_are_listed(svc: Svc, workspace: Workspace) -> None:
     listen = "s = socket.create_server(('127.0.0.1', 4322)); print('up', flush=True)"
     run = workspace.spawn(["python3", "-c", f"import socket, time; {listen}; time.sleep(600)"])
@@ -205,6 +238,23 @@ def test_a_folder_becomes_a_workspace_without_what_git_ignores(svc: Svc, tmp_pat
     svc("start", "from folder")
     svc("rm", "from folder")
     assert "no workspace" in svc("stop", "from folder", code=1).stderr
+
+
+def test_without_git_a_checkout_is_not_sent_with_what_git_ignores(
+    svc: Svc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "svc.json").write_text(json.dumps(HARNESS))
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "nothing").mkdir()
+    without = {"PATH": str(tmp_path / "nothing")}
+    monkeypatch.setenv("PATH", without["PATH"])
+    assert wanted_files(tmp_path) is None, "no checkout: all of it is sent"
+    (tmp_path / ".git").mkdir()
+    before = svc("ls", "--json").stdout
+    refused = svc("up", str(tmp_path), code=1, **without).stderr
+    assert refused.startswith("Error: git cannot be started (No such file or directory), ")
+    assert "/inner" in svc("up", str(tmp_path / "inner"), code=1, **without).stderr
+    assert svc("ls", "--json").stdout == before, "no workspace was made"
 
 
 def test_the_address_of_a_repository_becomes_a_workspace_and_its_build_is_shown(

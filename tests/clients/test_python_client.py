@@ -261,6 +261,15 @@ def test_files_and_folders_come_and_go_with_their_permissions(
     assert (tmp_path / "down" / "link").read_text() == "#!/bin/sh\necho made\n"
 
 
+def test_a_folder_is_downloaded_into_the_one_where_the_program_is(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.files.write("downloaded/a", b"one")
+    monkeypatch.chdir(tmp_path)
+    assert workspace.files.download("downloaded", ".") == []
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"a": b"one"}
+
+
 def test_archives_are_tars_both_ways(workspace: Workspace) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:

@@ -39,8 +39,9 @@ def _download(workspace: Workspace, path: str, local: str) -> None:
         sys.stdout.buffer.flush()
         return
     target = Path(local)
-    if target.is_dir():
-        target /= Path(path).name
+    name = Path(path).name
+    if target.is_dir() and name != "..":
+        target /= name
     for name in workspace.files.download(path, target):
         click.echo(f"skipped, because it points outside the folder: {name}", err=True)
 

@@ -107,13 +107,23 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def wanted_files(folder: Path) -> Callable[[Path], bool] | None:
-    """Return which files of a folder are sent: in a git checkout not those that git ignores."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"],
-        cwd=folder,
-        capture_output=True,
-        check=False,
-    )
+    """Return which files of a folder are sent: in a git checkout not those that git ignores.
+
+    Raises ``ClickException`` when it is a checkout and git cannot be asked.
+    """
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"],
+            cwd=folder,
+            capture_output=True,
+            check=False,
+        )
+    except OSError as error:
+        root = folder.resolve()
+        if not any((each / ".git").exists() for each in (root, *root.parents)):
+            return None
+        told = f"git cannot be started ({error.strerror}), which knows what to leave out of {root}"
+        raise click.ClickException(told) from error
     if listed.returncode != 0:
         return None
     ignored = {Path(name.decode("utf-8", "surrogateescape")) for name in listed.stdout.split(b"\0")}

@@ -41,13 +41,17 @@ def up(
 ) -> None:
     """Start a workspace from SOURCE: a blueprint, a folder or the address of a git repository.
 
-    The files of a folder are copied into the workspace once it is ready, but for what git ignores;
-    its svc.json, if there is one, is the blueprint. Without one, a devcontainer.json is translated;
-    what of it has no counterpart is named. Ctrl-C stops it, a second one leaves.
+    The files that a folder has now are copied into the workspace once it is ready, but for what git
+    ignores; its svc.json, if there is one, is the blueprint. Without one, a devcontainer.json is
+    translated; what of it has no counterpart is named. Ctrl-C stops it, a second one leaves.
     """
     given = source_of(source, harness, local_env=local_env)
     for warning in given.warnings:
         click.echo(f"svc: {printable(warning)}", err=True)
+    archive = None
+    if given.folder is not None and not no_wait:
+        # Before the workspace is made: a fault of this machine leaves none behind.
+        archive = packed(given.folder, wanted_files(given.folder))
     called = name or given.name
     tag = "".join(each if each.isalnum() and each.isascii() else "-" for each in called)
     workspace = session.client.create(
@@ -61,12 +65,14 @@ def up(
     done = True
     if not no_wait:
         wait_ready(workspace, quiet=quiet or session.json)
-        if given.folder is not None:
-            with packed(given.folder, wanted_files(given.folder)) as archive:
+        if archive is not None:
+            with archive:
                 workspace.files.unpack(archive)
         done = prepared(workspace, given.commands, quiet=quiet or session.json)
     elif given.folder is not None:
-        click.echo("svc: nothing was copied into it, nor executed, as --no-wait says so", err=True)
+        click.echo(
+            "svc: because of --no-wait no files were copied and no commands executed", err=True
+        )
     info = workspace.refresh()
     if session.json:
         as_json(info.raw)

@@ -144,7 +144,7 @@ class Files:
         )
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, a link an empty folder, or with ``recursive`` a full one."""
+        """Remove a file, a link, an empty folder, or with ``recursive`` a full one."""
         self._connection.json(
             "DELETE", self._path, recursive=True if recursive else None, **_query(path)
         )
@@ -192,7 +192,8 @@ class Files:
             return blocking(unpacked, file, target)
 
     def _download_file(self, path: str, target: Path) -> None:
-        partial = target.with_name(f".{target.name}.part")
+        # Of "." and "/" too, which have no name.
+        partial = target.parent / f".{target.name}.part"
         try:
             with partial.open("wb") as file:
                 self._copy(path, file)
