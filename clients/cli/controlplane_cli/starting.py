@@ -17,7 +17,10 @@ def wait_ready(workspace: Workspace, *, quiet: bool) -> None:
     """Wait until a workspace is ready; ctrl-C stops it and ends ``svc``."""
 
     def interrupt() -> None:
-        workspace.stop(wait=False)
+        try:
+            workspace.stop(wait=False)
+        except ControlPlaneError as error:
+            click.echo(f"svc: the workspace is not being stopped: {error}", err=True)
 
     try:
         with Progress() as progress, first_for(interrupt):

@@ -49,7 +49,9 @@ def mcp(
     host, _, number = (address or "127.0.0.1:8765").rpartition(":")
     host = host.strip("[]")
     if not host or not number.isdecimal() or int(number) > 65535:
-        raise click.BadParameter("it is HOST:PORT, like 127.0.0.1:8765", param_hint="--http")
+        raise click.BadParameter(
+            "HOST:PORT is expected, such as 127.0.0.1:8765", param_hint="--http"
+        )
     if inside is not None:
         if host not in {"127.0.0.1", "localhost"} or int(number) == 0:
             told = "inside a workspace it is 127.0.0.1:PORT"
@@ -57,7 +59,7 @@ def mcp(
         _serve_inside(session, inside, server, int(number), allow_origin)
         return
     if not serving.is_loopback(host) and not allow_host:
-        told = "others than this machine reach it: name with --allow-host how they call it"
+        told = "other machines can reach this address: name the host they use with --allow-host"
         raise click.BadParameter(told, param_hint="--http")
     try:
         opened = serving.listening(host, int(number))
