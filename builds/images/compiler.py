@@ -172,7 +172,8 @@ class Compiler(EngineImages):
                 require_success=partial(self._require_success, "build"),
             )
             try:
-                image_id = runner.carry_out(self.base_image_id(plan.base_image), plan.steps())
+                base_image = self.base_image_id(plan.base_image, log=log, cancelled=cancelled)
+                image_id = runner.carry_out(base_image, plan.steps())
             except LaunchError as error:
                 raise BuildError(error.code, error.message) from error
         self._name(image_id, tag)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from builds.images.context import BuildError
-from builds.images.docker_program import SHORT_SECONDS, DockerProgram
+from builds.images.docker_program import SHORT_SECONDS, DockerProgram, ProgramLog, RedactedTail
 from controlplane.security.redaction import bounded_tail
 from controlplane.subprocesses import ProcessResult
 from workspaces.runtimes.base import LaunchError
@@ -78,23 +79,56 @@ class EngineImages:
         self._images = ImageList(docker.host, SHORT_SECONDS)
         self._base_images: dict[str, tuple[float, str]] = {}
 
-    def base_image_id(self, reference: str) -> str:
-        """Return the content address of a base image in the engine; pull it when it is missing."""
+    def base_image_id(
+        self,
+        reference: str,
+        *,
+        log: ProgramLog,
+        cancelled: threading.Event,
+        before_pull: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Return the content address of a base image in the engine; pull it when it is missing.
+
+        ``before_pull`` is called when it is missing; what it raises ends it. Raises
+        :class:`BuildError`.
+        """
         asked, known = self._base_images.get(reference, (0.0, ""))
         if known and time.monotonic() - asked < _BASE_IMAGE_SECONDS:
             return known
         found = self.docker.image_id(reference)
         if not found.ok:
             self.docker.require_engine()
-            pulled = self.docker.run("pull", reference, timeout=self._pull_timeout)
-            found = self.docker.image_id(reference)
-            if not found.ok:
-                raise BuildError(
-                    "build-command-failed",
-                    f"The base image {reference} is not in the engine and pulling it ended with"
-                    f" {pulled.ending}:\n{bounded_tail(pulled.tail, self._tail_limit)}",
-                )
+            before_pull()
+            found = self._pull(reference, log, cancelled)
         return self._remember(reference, found)
+
+    def _pull(self, reference: str, log: ProgramLog, cancelled: threading.Event) -> ProcessResult:
+        """Pull a base image; return its id as the engine prints it."""
+        watched = RedactedTail((), self._tail_limit)
+        pulled = self.docker.logged(
+            *("pull", reference),
+            told=log.started("docker pull", ["docker", "pull", reference]),
+            watched=watched,
+            timeout=self._pull_timeout,
+            cancelled=cancelled,
+        )
+        if pulled.cancelled:
+            raise BuildError("build-cancelled", "The build was cancelled.")
+        found = self.docker.image_id(reference)
+        if not found.ok:
+            said = bounded_tail(watched.bytes(), self._tail_limit)
+            if pulled.timed_out:
+                raise BuildError(
+                    "build-timed-out",
+                    f"Pulling the base image {reference} took longer than"
+                    f" {self._pull_timeout:g} seconds.\n{said}".rstrip(),
+                )
+            raise BuildError(
+                "build-command-failed",
+                f"The base image {reference} is not in the engine and pulling it ended with"
+                f" {pulled.ending}:\n{said}",
+            )
+        return found
 
     def look_at_base_images(self) -> None:
         """Ask for the base images in use again, so that jobs know at once what they are now."""

@@ -117,7 +117,12 @@ class ImageBuilder:
         resolved = {source.id: fetcher.resolve(source) for source in plan.sources}
         plan_hash = plan.fingerprint(
             {source_id: source.commit for source_id, source in resolved.items()},
-            self.compiler.base_image_id(plan.base_image),
+            self.compiler.base_image_id(
+                plan.base_image,
+                log=record,
+                cancelled=job.cancelled,
+                before_pull=job.require_build_slot,
+            ),
             agent_digest(),
             self.extra_ca,
             reach_of(plan, outbound=outbound, policy=egress.policy if egress else None),

@@ -71,7 +71,7 @@ class NoCompiler(Compiler):
     def __init__(self) -> None:
         """Take nothing: nothing is asked of an engine."""
 
-    def base_image_id(self, reference: str) -> str:
+    def base_image_id(self, reference: str, **_: Any) -> str:
         """Return the same id for each reference."""
         return "sha256:" + "0" * 64
 

@@ -121,6 +121,18 @@ class Bench:
         self.built.append(built)
         return built
 
+    def base_image_id(
+        self,
+        reference: str = BASE_IMAGE,
+        *,
+        cancelled: threading.Event = NEVER,
+        before_pull: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Ask for a base image in the engine."""
+        return self.compiler.base_image_id(
+            reference, log=self, cancelled=cancelled, before_pull=before_pull
+        )
+
     def discard_all(self) -> None:
         """Take back the names of everything that was built."""
         for built in self.built:
@@ -156,12 +168,12 @@ class FakeDocker:
         self.log = folder / "calls"
         self.log.touch()
         self.program = folder / "docker"
-        self.base = Bench(folder, registry).compiler.base_image_id(BASE_IMAGE)
+        self.base = Bench(folder, registry).base_image_id()
         self.behave()
         self.bench = Bench(folder / "builds", registry, docker_cli=str(self.program), **changed)
 
-    def behave(self, step: str = "", push: str = "", image: str = "") -> None:
-        """Do this, in shell, when asked for a step, to push or for an image."""
+    def behave(self, step: str = "", push: str = "", image: str = "", pull: str = "") -> None:
+        """Do this, in shell, when asked for a step, to push, for an image or to pull one."""
         write_program(
             self.program,
             f'echo "$@ [config=$DOCKER_CONFIG]" >> {self.log}\n'
@@ -169,6 +181,7 @@ class FakeDocker:
             f"start) {step}\n;;\n"
             "commit) echo sha256:abc ;;\n"
             f"push) {push}\n;;\n"
+            f"pull) {pull}\n;;\n"
             f"image) {image or f'echo {self.base}'}\n;;\n"
             "esac\nexit 0\n",
         )

@@ -75,17 +75,17 @@ def test_who_looks_at_the_images_of_the_engine_starts_no_program(
     bench: Bench, repository: str, checkout: Path, registry: RegistryClient, tmp_path: Path
 ) -> None:
     built = bench.build(PLAN, {"workspace": checkout})
-    base_image = bench.compiler.base_image_id(BASE_IMAGE)
-    without = Bench(tmp_path / "other", registry, docker_cli="/no/such/docker").compiler
+    base_image = bench.base_image_id(BASE_IMAGE)
+    without = Bench(tmp_path / "other", registry, docker_cli="/no/such/docker")
     name = f"{settings.REGISTRY_PUSH_REGISTRY}/{repository}:waits"
     docker("tag", built.image_id, name)
     try:
-        assert built in without.built_images()
-        assert name in without.names_to_push({})
+        assert built in without.compiler.built_images()
+        assert name in without.compiler.names_to_push({})
     finally:
         docker("rmi", name)
-    without._base_images[BASE_IMAGE] = (0.0, "another")
-    without.look_at_base_images()
+    without.compiler._base_images[BASE_IMAGE] = (0.0, "another")
+    without.compiler.look_at_base_images()
     assert without.base_image_id(BASE_IMAGE) == base_image
     bench.compiler.discard(built)
 
@@ -276,9 +276,9 @@ def test_a_registry_that_is_down_fails_the_push(
 @pytest.mark.docker
 def test_a_base_image_has_an_id_or_a_clear_error(bench: Bench) -> None:
     expected = docker("image", "inspect", "-f", "{{.Id}}", BASE_IMAGE)
-    assert bench.compiler.base_image_id(BASE_IMAGE) == expected
+    assert bench.base_image_id(BASE_IMAGE) == expected
     with pytest.raises(BuildError) as caught:
-        bench.compiler.base_image_id("127.0.0.1:1/no/such:image")
+        bench.base_image_id("127.0.0.1:1/no/such:image")
     assert caught.value.code == "build-command-failed"
     assert "127.0.0.1:1/no/such:image" in caught.value.message
 
@@ -288,21 +288,21 @@ def test_a_base_image_that_moves_on_is_noticed_by_looking(bench: Bench) -> None:
     reference = f"svc-test/base-{uuid4().hex}:latest"
     try:
         docker("tag", BASE_IMAGE, reference)
-        before = bench.compiler.base_image_id(reference)
+        before = bench.base_image_id(reference)
         change = ["docker", "--host", settings.DOCKER_HOST, "build", "--tag", reference, "-"]
         newer = f"FROM {BASE_IMAGE}\nLABEL newer={reference}\n".encode()
         subprocess.run(change, input=newer, capture_output=True, check=True)
-        assert bench.compiler.base_image_id(reference) == before
+        assert bench.base_image_id(reference) == before
 
         bench.compiler.look_at_base_images()
 
-        after = bench.compiler.base_image_id(reference)
+        after = bench.base_image_id(reference)
         assert after == docker("image", "inspect", "--format", "{{.Id}}", reference) != before
     finally:
         docker("rmi", reference)
     bench.compiler.look_at_base_images()
     with pytest.raises(BuildError):
-        bench.compiler.base_image_id(reference)
+        bench.base_image_id(reference)
 
 
 @pytest.mark.docker

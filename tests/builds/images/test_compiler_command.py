@@ -75,6 +75,23 @@ def test_a_push_that_hangs_meets_its_limit_and_a_cancelled_one_ends_soon(
         cancelled.set()
 
 
+def test_a_pull_that_hangs_meets_its_limit_and_a_cancelled_one_ends_soon(
+    tmp_path: Path, registry: RegistryClient
+) -> None:
+    fake = FakeDocker(tmp_path, registry, build_timeout=0.5)
+    fake.behave(image="exit 1", pull="echo waiting for the mirror; sleep 600")
+    cancelled = threading.Event()
+    for code, message in (
+        ("build-timed-out", "Pulling the base image debian:gone took longer than 0.5 seconds"),
+        ("build-cancelled", "cancelled"),
+    ):
+        with pytest.raises(BuildError, match=message) as caught:
+            fake.bench.base_image_id("debian:gone", cancelled=cancelled)
+        assert caught.value.code == code
+        cancelled.set()
+    assert fake.bench.programs == [("docker pull", ["docker", "pull", "debian:gone"])] * 2
+
+
 def test_of_endless_output_the_end_is_kept(fake: FakeDocker) -> None:
     fake.behave(step="yes 'a line' | head -c 1000000; echo the end; exit 1")
     error = fake.failure()

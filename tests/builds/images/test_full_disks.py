@@ -118,11 +118,11 @@ def test_an_engine_that_is_down_is_called_by_its_name_and_builds_when_it_is_back
     assert caught.value.code == "adapter-unavailable"
     fresh = Bench(tmp_path / "other", registry, docker_host=engine.url)
     with pytest.raises(BuildError) as caught:
-        fresh.compiler.base_image_id(BASE_IMAGE)
+        fresh.base_image_id(BASE_IMAGE)
     assert caught.value.code == "adapter-unavailable"
 
     engine.start()
-    assert fresh.compiler.base_image_id(BASE_IMAGE)
+    assert fresh.base_image_id(BASE_IMAGE)
     bench.build(PLAIN)
     bench.discard_all()
 

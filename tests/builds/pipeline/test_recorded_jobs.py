@@ -10,6 +10,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from builds.build_worker_setup import job_runner
+from builds.pipeline.job_slots import BuildSlotNeeded, JobSlots, Lane
 from builds.pipeline.job_state import JobState
 from controlplane.errors import JobError
 from runs.agent.record.frames import Kind
@@ -77,8 +78,34 @@ def test_a_boot_that_fails_has_its_last_words_in_the_record_although_its_contain
     assert_whole(run)
 
 
-def test_a_plan_that_cannot_be_built_ends_the_run_with_the_reason() -> None:
+def test_a_base_image_is_pulled_in_a_build_slot_and_the_pull_is_in_the_record(
+    settings: Settings,
+) -> None:
+    settings.SVC_BASE_IMAGES = {"debian": f"127.0.0.1:1/{uuid.uuid4().hex}"}
+    job = make_job()
+    run = Run.objects.get(pk=job.attempt.run_id)
+    slot = JobSlots(start=1, build=0).try_acquire(Lane.START)
+
+    with pytest.raises(BuildSlotNeeded):
+        job_runner().run(JobState(claim(job), slot))
+
+    assert programs(run) == []
+    job.refresh_from_db()
+    assert (job.status, job.lane) == ("queued", "build")
+
+    slot = JobSlots(start=1, build=1).try_acquire(Lane.START)
+    with pytest.raises(JobError, match=r"The base image 127\.0\.0\.1:1/") as raised:
+        job_runner().run(JobState(claim(job), slot))
+
+    assert raised.value.code == "build-command-failed"
+    assert programs(run) == ["docker pull"]
+    run.refresh_from_db()
+    assert_whole(run)
+
+
+def test_a_plan_that_cannot_be_built_ends_the_run_with_the_reason(settings: Settings) -> None:
+    settings.SVC_BASE_IMAGES = {"debian": settings.SVC_BASE_IMAGES["debian"]}
     _, run = fail({"harness": {"id": "shell"}, "target": {"os": {"family": "arch"}}})
     assert output(run) == b""
-    assert run.error_code != ""
+    assert run.error_code == "unsupported-os"
     assert_whole(run)
