@@ -46,8 +46,11 @@ class SyncTimes:
     ttl: timedelta
     backoff: timedelta
 
-    def is_due(self, index: PackageIndex | None) -> bool:
-        """Tell whether a worker should read an index now; None is one that nobody ever tried."""
+    def is_due(self, index: PackageIndex | None, base_image: str) -> bool:
+        """Tell whether a worker should read an index now; None is one that nobody ever tried.
+
+        One of another image than ``base_image`` may be another release of the distribution.
+        """
         if index is None:
             return True
         now = timezone.now()
@@ -56,7 +59,8 @@ class SyncTimes:
             if now < index.tried_at + min(wait, max(self.ttl, self.backoff)):
                 return False
         expires_at = index.expires_at(self.ttl)
-        return expires_at is None or expires_at <= now or index.requested_at is not None
+        is_stale = expires_at is None or expires_at <= now or index.base_image != base_image
+        return is_stale or index.requested_at is not None
 
 
 def sync_family(family_name: str, *, engine: PackageEngine, cancelled: threading.Event) -> int:
@@ -101,7 +105,8 @@ def sync_due_families(
     for name in dict.fromkeys([*families, *wanted.values_list("pk", flat=True)]):
         if stopped.is_set():
             break
-        if not times.is_due(PackageIndex.objects.filter(pk=name).first()):
+        index = PackageIndex.objects.filter(pk=name).first()
+        if not times.is_due(index, engine.base_images[name]):
             continue
         try:
             sync_family(name, engine=engine, cancelled=stopped)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from django.conf import settings
+
 from workspaces.families import FAMILIES
 from workspaces.packages.index_store import replace_index
 from workspaces.packages.readers import Offer
@@ -30,5 +32,5 @@ def write_index(
         FAMILIES[family],
         offers,
         architecture=ARCHITECTURES.get(family, "x86_64"),
-        base_image=f"tests/{family}:1",
+        base_image=settings.SVC_BASE_IMAGES[family],
     )

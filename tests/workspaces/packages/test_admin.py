@@ -88,11 +88,11 @@ def test_sync_makes_an_index_due(staff: Client) -> None:
     write_index("debian", {"jq": ["1.6"]})
     PackageIndex.objects.update(failures=7, tried_at=timezone.now())
     index = PackageIndex.objects.get()
-    assert not TIMES.is_due(index)
+    assert not TIMES.is_due(index, index.base_image)
     answer = staff.post(INDEXES, {"action": "sync", "_selected_action": ["debian"]}, follow=True)
     assert "a build worker will read it" in answer.content.decode()
     index.refresh_from_db()
-    assert TIMES.is_due(index)
+    assert TIMES.is_due(index, index.base_image)
 
 
 def test_looking_is_not_enough_to_sync_or_edit(client: Client) -> None:

@@ -38,6 +38,7 @@ from workspaces.packages.sync import (
 )
 
 DEBIAN = FAMILIES["debian"]
+BASE_IMAGE = configured.SVC_BASE_IMAGES["debian"]
 TIMES = SyncTimes(ttl=timedelta(hours=24), backoff=timedelta(minutes=1))
 NEVER = threading.Event()
 
@@ -278,16 +279,26 @@ class TestWhatIsStored:
 class TestWhenAnIndexIsDue:
     @staticmethod
     def index(**values: object) -> PackageIndex:
-        return PackageIndex(family="debian", **values)
+        return PackageIndex(family="debian", base_image=BASE_IMAGE, **values)
 
     def test_one_that_was_never_tried_is(self) -> None:
-        assert TIMES.is_due(None)
-        assert TIMES.is_due(self.index())
+        assert TIMES.is_due(None, BASE_IMAGE)
+        assert TIMES.is_due(self.index(), BASE_IMAGE)
 
     def test_a_fresh_one_is_not_and_an_old_one_is(self) -> None:
         now = timezone.now()
-        assert not TIMES.is_due(self.index(read_at=now - timedelta(hours=23)))
-        assert TIMES.is_due(self.index(read_at=now - timedelta(hours=25)))
+        assert not TIMES.is_due(self.index(read_at=now - timedelta(hours=23)), BASE_IMAGE)
+        assert TIMES.is_due(self.index(read_at=now - timedelta(hours=25)), BASE_IMAGE)
+
+    def test_a_fresh_one_of_another_base_image_is(self) -> None:
+        index = self.index(read_at=timezone.now())
+        assert not TIMES.is_due(index, BASE_IMAGE)
+        assert TIMES.is_due(index, "debian:another-release")
+
+    def test_one_of_another_base_image_waits_after_a_failure_like_any(self) -> None:
+        now = timezone.now()
+        index = self.index(read_at=now, failures=4, tried_at=now)
+        assert not TIMES.is_due(index, "debian:another-release")
 
     @pytest.mark.parametrize(
         ("failures", "minutes", "due"),
@@ -297,17 +308,17 @@ class TestWhenAnIndexIsDue:
         self, failures: int, minutes: float, due: bool
     ) -> None:
         tried_at = timezone.now() - timedelta(minutes=minutes)
-        assert TIMES.is_due(self.index(failures=failures, tried_at=tried_at)) is due
+        assert TIMES.is_due(self.index(failures=failures, tried_at=tried_at), BASE_IMAGE) is due
 
     def test_it_never_waits_longer_than_an_index_lives(self) -> None:
         tried_at = timezone.now() - timedelta(hours=25)
-        assert TIMES.is_due(self.index(failures=1000, tried_at=tried_at))
+        assert TIMES.is_due(self.index(failures=1000, tried_at=tried_at), BASE_IMAGE)
 
     def test_an_operator_has_it_read_at_once(self) -> None:
         write_index("debian", {"jq": ["1.6"]})
         PackageIndex.objects.update(failures=9, tried_at=Now())
         request_sync("debian")
-        assert TIMES.is_due(PackageIndex.objects.get())
+        assert TIMES.is_due(PackageIndex.objects.get(), BASE_IMAGE)
 
     def test_one_process_at_a_time_reads_a_family(self, engine: PackageEngine) -> None:
         other = connection.copy()
