@@ -8,6 +8,7 @@ where it was made, and the folder's own modification time is the time of the com
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from threading import Event
@@ -20,6 +21,7 @@ from scm.git.remote import ResolvedSource
 from scm.git_urls import COMMIT_ID, SourceError, SourceUrl, is_ref, parse_url
 
 _FETCHED = "refs/svc/fetched"
+_DATE = re.compile(r"[0-9]{1,10}")
 _BLOCK = 4096
 """What a file takes at least, however small it is."""
 
@@ -94,7 +96,9 @@ class _Checkout:
         # An index that was read from the tree holds no inode and no time of this machine.
         (tree / ".git" / "index").unlink(missing_ok=True)
         git.must("read-tree", "HEAD", tree=tree)
-        moment = int(git.must("log", "-1", "--format=%ct", tree=tree))
+        date = git.must("log", "-1", "--format=%ct", tree=tree)
+        # git prints what the commit has, however impossible as a date.
+        moment = int(date) if _DATE.fullmatch(date) else 0
         for name in ("logs", "hooks", "branches"):
             shutil.rmtree(tree / ".git" / name, ignore_errors=True)
         for name in ("FETCH_HEAD", "ORIG_HEAD", "description"):

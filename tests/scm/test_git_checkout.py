@@ -137,6 +137,27 @@ def test_two_checkouts_of_a_commit_are_the_same_bytes(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "date", [" 18446744073709551614 +0000", f" {'9' * 5000} +0000", ""], ids=["far", "long", "none"]
+)
+def test_a_commit_with_an_impossible_date_is_checked_out(
+    date: str, origin: Origin, policy: SourcePolicy, tmp_path: Path
+) -> None:
+    bare = tmp_path / "served" / "odd name.git"
+    tree = git(bare, "rev-parse", f"{origin.trunk}^{{tree}}")
+    who = "A <a@example.org>"
+    text = f"tree {tree}\nauthor {who} 1767323045 +0000\ncommitter {who}{date}\n\nodd\n"
+    (tmp_path / "commit").write_text(text)
+    written = ("hash-object", "--literally", "-t", "commit", "-w", str(tmp_path / "commit"))
+    commit = git(bare, *written)
+    git(bare, "update-ref", "refs/heads/trunk", commit)
+
+    checkout(resolve(origin.url, None, policy), tmp_path / "into", policy, NEVER)
+
+    assert git(tmp_path / "into", "rev-parse", "HEAD") == commit
+    assert (tmp_path / "into").stat().st_mtime == 0
+
+
 def test_nothing_of_this_machine_takes_part(
     origin: Origin, policy: SourcePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
