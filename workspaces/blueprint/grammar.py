@@ -25,6 +25,9 @@ SCRIPT_BYTES: Final = 16 * 1024
 ENV_VALUE_BYTES: Final = 4 * 1024
 LINE_BYTES: Final = 4 * 1024
 
+PACKAGE_ID_LENGTH: Final = 128
+PACKAGE_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:+-]*"
+
 SOURCE_SCHEMES: Final = ("https", "http", "git", "file")
 
 RESERVED_ENV_NAMES: Final = frozenset(
@@ -252,10 +255,10 @@ InputId = Annotated[
 PackageId = Annotated[
     str,
     _trimmed,
-    Field(max_length=128),
+    Field(max_length=PACKAGE_ID_LENGTH),
     AfterValidator(
         _matching(
-            r"[A-Za-z0-9][A-Za-z0-9._:+-]*",
+            PACKAGE_ID_PATTERN,
             "begin with a letter or digit and continue with letters, digits and '._:+-'",
         )
     ),

@@ -18,8 +18,8 @@ from django.db.models.functions import Now
 from controlplane.database.locks import lock_until_commit
 from workspaces.families import OsFamily
 
-from .models import NAME_MAX_LENGTH, Package, PackageIndex
-from .names import stem
+from .models import Package, PackageIndex
+from .names import is_package_name, stem
 from .readers import MalformedIndexError, Offer
 
 log = structlog.get_logger(__name__)
@@ -116,10 +116,10 @@ def _sound(offers: Iterable[Offer], family: OsFamily) -> Iterator[tuple[object, 
     """Yield rows of the offers that the family's package manager could be asked for by name."""
     unsound = 0
     for position, offer in enumerate(offers):
-        if not _is_name(offer.name, family) or not _is_version(offer.version):
+        if not is_package_name(offer.name, family) or not _is_version(offer.version):
             unsound += 1
             continue
-        provides = {name for name in offer.provides[:MAX_PROVIDES] if _is_name(name, family)}
+        provides = {name for name in offer.provides[:MAX_PROVIDES] if is_package_name(name, family)}
         repository = offer.repository[:128] if offer.repository.isprintable() else ""
         yield (
             position,
@@ -131,10 +131,6 @@ def _sound(offers: Iterable[Offer], family: OsFamily) -> Iterator[tuple[object, 
         )
     if unsound:
         log.warning("package_offers_left_out", family=family.name, offers=unsound)
-
-
-def _is_name(name: str, family: OsFamily) -> bool:
-    return len(name) <= NAME_MAX_LENGTH and family.package_name.fullmatch(name) is not None
 
 
 def _is_version(version: str) -> bool:

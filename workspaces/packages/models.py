@@ -16,7 +16,7 @@ from django.db.models.functions import Reverse
 
 from workspaces.families import FAMILIES
 
-from .names import is_folded_name
+from .names import is_folded_name, is_package_name
 
 NAME_MAX_LENGTH = 255
 MAX_OVERRIDE_PACKAGES = 20
@@ -173,7 +173,7 @@ class PackageOverride(models.Model):
             f"'{package}' is not a valid package name on {family.title}."
             for package in self.packages
             for family in families
-            if not family.package_name.fullmatch(package)
+            if not is_package_name(package, family)
         ]
         if faults:
             raise ValidationError({"packages": faults})

@@ -6,11 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from workspaces.blueprint.grammar import PACKAGE_ID_LENGTH, PACKAGE_ID_PATTERN
 from workspaces.families import OsFamily
 
 MAX_QUERY_LENGTH: Final = 255
 
 _FOLDED: Final = re.compile(r"[a-z0-9][a-z0-9@._+-]*")
+_PACKAGE_ID: Final = re.compile(PACKAGE_ID_PATTERN)
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+:~_^-]*")
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _UNLIKE: Final = re.compile(r"[^a-z0-9+]")
@@ -79,6 +81,15 @@ class Query:
 def is_folded_name(text: str) -> bool:
     """Tell whether ``text`` in lower case could be the name of a package somewhere."""
     return len(text) <= MAX_QUERY_LENGTH and _FOLDED.fullmatch(text) is not None
+
+
+def is_package_name(text: str, family: OsFamily) -> bool:
+    """Tell whether a blueprint can hold ``text``, and the family's package manager takes it."""
+    return (
+        len(text) <= PACKAGE_ID_LENGTH
+        and _PACKAGE_ID.fullmatch(text) is not None
+        and family.package_name.fullmatch(text) is not None
+    )
 
 
 def architecture_fits(wanted: str | None, native: str) -> bool:

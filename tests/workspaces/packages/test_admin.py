@@ -54,6 +54,14 @@ def test_what_is_wrong_is_shown_beside_its_field(staff: Client) -> None:
     assert not PackageOverride.objects.exists()
 
 
+def test_a_package_that_no_blueprint_could_hold_is_refused_beside_its_field(staff: Client) -> None:
+    for package in ("a@b", "x" * 129):
+        given = {"name": "tool", "family": "arch", "packages": package, "note": ""}
+        page = staff.post(f"{OVERRIDES}add/", given).content.decode()
+        assert "is not a valid package name on Arch Linux" in page
+    assert not PackageOverride.objects.exists()
+
+
 def test_two_of_one_name_are_refused_with_a_message(staff: Client) -> None:
     given = {"name": "tool", "family": "", "packages": "jq", "note": ""}
     staff.post(f"{OVERRIDES}add/", given)

@@ -274,6 +274,11 @@ class TestWhatIsStored:
         write_index("debian", {"ok": ["1", "2\t3", "4 5", "x" * 300, "6\0"]})
         assert Package.objects.get().versions == ["1"]
 
+    def test_what_no_blueprint_could_hold_is_left_out(self) -> None:
+        names = {name: ["1"] for name in ("ok", "a@b", "x" * 129)}
+        write_index("arch", names, provides={"ok": ["other", "c@d"]})
+        assert set(Package.objects.values_list("name", flat=True)) == {"ok", "other"}
+
 
 @pytest.mark.django_db
 class TestWhenAnIndexIsDue:
