@@ -270,8 +270,8 @@ PackageVersion = Annotated[
     Field(max_length=128),
     AfterValidator(
         _matching(
-            r"[A-Za-z0-9][A-Za-z0-9.+:~_-]*",
-            "begin with a letter or digit and continue with letters, digits and '.+:~_-'",
+            r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]*",
+            "begin with a letter or digit and continue with letters, digits and '.+:~^_-'",
         )
     ),
 ]

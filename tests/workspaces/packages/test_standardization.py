@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given
@@ -134,6 +135,15 @@ class TestWithAnIndex:
     def test_no_package_asks_nothing(self, django_assert_num_queries: Any) -> None:
         with django_assert_num_queries(0):
             assert standardize_with_index([], "debian") == ()
+
+
+@pytest.mark.django_db
+def test_a_version_of_a_snapshot_on_fedora_can_be_asked_for(api: Api) -> None:
+    version = "1.0^20230101gitabc-1.fc43"
+    write_index("fedora", {"tool": [version, "1.0-1.fc43"]})
+    query = {"query": f"tool={version}", "targetOs": "fedora"}
+    assert api.get(f"/v1/packages/resolve?{urlencode(query)}").body["status"] == "resolved"
+    assert names("fedora", f"tool={version}") == [f"tool={version}"]
 
 
 @pytest.mark.django_db
