@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,14 +198,14 @@ def _not_ended(owner: str) -> str:
     """Say what has not ended; the empty text when everything has."""
     heads = RunHead.objects.filter(owner_user_id=owner, sealed_at__isnull=True)
     counts = {
-        "workspaces that are being deleted": Workspace.objects.owned_by(owner).filter(
+        "workspaces being deleted": Workspace.objects.owned_by(owner).filter(
             deleted_at__isnull=True
         ),
         "runs that have not ended": _runs(owner).open(),
         "records that are not complete": heads,
     }
     found = {what: rows.count() for what, rows in counts.items()}
-    return ", ".join(f"{count} {what}" for what, count in found.items() if count)
+    return ", ".join(f"{what}: {count}" for what, count in found.items() if count)
 
 
 # ---------------------------------------------------------------- removing
@@ -224,36 +225,70 @@ def _remove_records(owner: str, erased: Erased) -> None:
 
 def _remove_images(owner: str, erased: Erased) -> None:
     """Remove the owner's images from the registry, but for those that others have as well."""
-    images = _published(owner).values_list("repository", "published_digest").distinct()
-    wanted = sorted(images)
-    if not wanted:
+    wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    published = _published(owner).values_list("repository", "published_digest", "tag")
+    for repository, digest, tag in published:
+        wanted[repository, digest].add(tag)
+    claimed = PublishedRepository.objects.filter(
+        owner_user_id=owner, registry_id=settings.REGISTRY_NAME
+    )
+    repositories = list(claimed.values_list("name", flat=True))
+    if not wanted and not repositories:
         return
     registry = configured_registry()
     try:
-        for repository, digest in wanted:
-            _remove_image(registry, owner, repository, digest, erased)
+        for repository in repositories:
+            for tag, digest in _tagged(registry, owner, repository):
+                wanted[repository, digest].add(tag)
+        for (repository, digest), tags in sorted(wanted.items()):
+            names = [f"{repository}:{tag}" for tag in sorted(tags)]
+            _remove_image(registry, owner, repository, digest, names, erased)
     except RegistryError as exc:
         raise StillThere(f"An image could not be removed: {exc}. Erase again.") from exc
     finally:
         registry.close()
 
 
+def _own_tags(owner: str, repository: str) -> set[str]:
+    """Return the tags of all jobs of the owner: one that failed may have written its tag before."""
+    jobs = BuildJob.objects.filter(
+        registry_id=settings.REGISTRY_NAME,
+        repository=repository,
+        attempt__workspace__owner_user_id=owner,
+    )
+    return set(jobs.values_list("tag", flat=True))
+
+
+def _tagged(registry: RegistryClient, owner: str, repository: str) -> Iterator[tuple[str, str]]:
+    """Yield the tags of the owner's jobs that the registry has, and the digest that each names."""
+    for tag in sorted(
+        _own_tags(owner, repository).intersection(registry.list_tags(repository) or ())
+    ):
+        digest = registry.head_manifest(repository, tag)
+        if digest is not None:
+            yield tag, digest
+
+
 def _remove_image(
-    registry: RegistryClient, owner: str, repository: str, digest: str, erased: Erased
+    registry: RegistryClient,
+    owner: str,
+    repository: str,
+    digest: str,
+    names: list[str],
+    erased: Erased,
 ) -> None:
     same = BuildJob.objects.with_image().filter(repository=repository, published_digest=digest)
     mine = _published(owner).filter(repository=repository, published_digest=digest)
-    names = sorted({f"{repository}:{job.tag}" for job in mine})
     with try_advisory_lock(repository_lock(repository)) as held:
         if not held:
             raise StillThere(f"An image is being published to {repository}. Erase again.")
-        own = _published(owner).filter(repository=repository)
-        own_tags = set(own.values_list("tag", flat=True))
-        foreign = set(registry.list_tags(repository) or ()) - own_tags
+        foreign = set(registry.list_tags(repository) or ()) - _own_tags(owner, repository)
         if same.exclude(pk__in=mine).exists() or any(
             registry.head_manifest(repository, tag) == digest for tag in sorted(foreign)
         ):
-            erased.kept_tags += [f"{name} (other owners use this image)" for name in names]
+            erased.kept_tags += [
+                f"{name} (another owner or a foreign tag uses it)" for name in names
+            ]
             return
         try:
             registry.delete_manifest(repository, digest)

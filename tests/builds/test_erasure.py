@@ -69,6 +69,18 @@ def publish(attempt: Attempt, repository: str, tag: str, digest: str) -> None:
     )
 
 
+def fail(attempt: Attempt, repository: str, tag: str) -> None:
+    """Say that the attempt's job has failed and published nothing."""
+    BuildJob.objects.filter(attempt=attempt).update(
+        repository=repository,
+        tag=tag,
+        status="failed",
+        error_code="push-failed",
+        error_message="The registry restarted.",
+        published_digest="",
+    )
+
+
 def other_owners() -> Attempt:
     """Let somebody else have a workspace, a record and a key; return the attempt."""
     workspace = workspaces.create_workspace(owner_user_id=OTHER, name="Other")
@@ -122,7 +134,7 @@ def test_nothing_is_left_of_an_owner_and_everything_of_the_others(
         cursor.execute("SELECT count(*) FROM run_event")
         (events,) = cursor.fetchone()
     before = holds(OTHER)
-    with pytest.raises(StillThere, match="1 workspaces that are being deleted"):
+    with pytest.raises(StillThere, match="workspaces being deleted: 1"):
         erase_owner(OWNER, wait_seconds=0)
     assert Transition.objects.get().kind == Transition.Kind.DELETE
     assert not SshKey.objects.filter(owner_user_id=OWNER).exists()
@@ -173,11 +185,61 @@ def test_an_image_that_somebody_else_has_as_well_stays(place: Place, repository:
     workers_are_done()
     erased = erase_owner(OWNER, wait_seconds=0)
     assert erased.tags == []
-    assert erased.kept_tags == [f"{repository}:shared (other owners use this image)"]
+    assert erased.kept_tags == [f"{repository}:shared (another owner or a foreign tag uses it)"]
     client = configured_registry()
     assert client.head_manifest(repository, "shared") == digest
     client.close()
     assert holds(OWNER) == []
+
+
+def test_an_image_whose_job_failed_after_its_push_goes_as_well(
+    place: Place, repository: str
+) -> None:
+    digest = push_image(repository, "mine")
+    fail(Attempt.objects.get(pk=place.ids["attemptId"]), repository, "mine")
+    assert PublishedRepository.objects.claim("default", repository, owner_user_id=OWNER)
+    workers_are_done()
+    erased = erase_owner(OWNER, wait_seconds=0)
+    assert (erased.tags, erased.kept_tags) == ([f"{repository}:mine"], [])
+    client = configured_registry()
+    assert client.head_manifest(repository, digest) is None
+    client.close()
+
+
+def test_a_tag_of_a_job_that_failed_keeps_no_image(place: Place, repository: str) -> None:
+    digest = push_image(repository, "good")
+    attempt = Attempt.objects.get(pk=place.ids["attemptId"])
+    publish(attempt, repository, "good", digest)
+    BuildJob.objects.create(
+        attempt=attempt,
+        registry_id="default",
+        repository=repository,
+        tag="failed",
+        max_attempts=3,
+        status="failed",
+        error_code="push-failed",
+        error_message="The registry restarted.",
+        finished_at=Now(),
+    )
+    client = configured_registry()
+    assert client.copy(repository, digest, repository, "failed")
+    workers_are_done()
+    erased = erase_owner(OWNER, wait_seconds=0)
+    assert (erased.tags, erased.kept_tags) == ([f"{repository}:good"], [])
+    assert client.head_manifest(repository, digest) is None
+    client.close()
+
+
+def test_what_is_in_a_repository_that_the_owner_never_published_to_stays(
+    place: Place, repository: str
+) -> None:
+    digest = push_image(repository, "theirs")
+    fail(Attempt.objects.get(pk=place.ids["attemptId"]), repository, "theirs")
+    workers_are_done()
+    assert erase_owner(OWNER, wait_seconds=0).tags == []
+    client = configured_registry()
+    assert client.head_manifest(repository, "theirs") == digest
+    client.close()
 
 
 def test_a_registry_that_is_away_stops_it_before_a_row_is_lost(
@@ -274,7 +336,7 @@ def test_the_page_goes_on_where_workers_have_to_end_something(
     monkeypatch.setattr(erasure_page, "WAIT_SECONDS", 0.0)
     form = {"owner": OWNER, "repeated": OWNER}
     began = operator.post(reverse("erase_owner"), form).content.decode()
-    assert "1 workspaces that are being deleted" in began
+    assert "workspaces being deleted: 1" in began
     assert "Erase again" in began
     workers_are_done()
     assert "<li>workspace: 1</li>" in operator.post(reverse("erase_owner"), form).content.decode()
