@@ -7,6 +7,7 @@ A command that dies in between leaves less than there was, and the next one goes
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter, defaultdict
@@ -17,6 +18,8 @@ from typing import Any
 import structlog
 from django.apps import apps
 from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
@@ -126,7 +129,24 @@ def _rest(owner: str) -> list[QuerySet[Any]]:
         InstallationGrant.objects.filter(owner_user_id=owner),
         RunOwner.objects.filter(owner_user_id=owner),
         PublishedRepository.objects.filter(owner_user_id=owner),
+        _admin_history(owner),
     ]
+
+
+def _admin_history(owner: str) -> QuerySet[LogEntry]:
+    """Return what the admin's history says of the owner's grants, profiles and repositories.
+
+    Also of those that are gone: their names tell whose they were.
+    """
+    called = ContentType.objects.get_for_models(Profile, PublishedRepository).values()
+    of_grant = json.dumps({"object": owner})[1:-1]
+    return LogEntry.objects.filter(
+        Q(content_type__in=called, object_repr__regex=rf"^\S+ of {re.escape(owner)}$")
+        | Q(
+            content_type=ContentType.objects.get_for_model(Installation),
+            change_message__contains=of_grant,
+        )
+    )
 
 
 def _runs(owner: str) -> RunQuerySet:

@@ -22,7 +22,7 @@ from builds.erasure import StillThere, erase_owner
 from registries.services import configured_registry
 from runs.models import Run
 from runs.services import create_boot_run
-from scm.models import Installation
+from scm.models import Installation, InstallationGrant
 from tests.conftest import OWNER
 from tests.registries.images import push_image
 from tests.runs.record_factory import make_run, record
@@ -309,6 +309,40 @@ def operator() -> Client:
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     return client
+
+
+def test_the_admins_history_forgets_the_owner_and_no_other(
+    place: Place, operator: Client, repository: str
+) -> None:
+    assert PublishedRepository.objects.claim("default", repository, owner_user_id=OWNER)
+    row = PublishedRepository.objects.get(name=repository)
+    freed = reverse("admin:workspaces_publishedrepository_delete", args=[row.pk])
+    assert operator.post(freed, {"post": "yes"}).status_code == 302
+    bindings = {"bindings-TOTAL_FORMS": 0, "bindings-INITIAL_FORMS": 0}
+    for owner in (OWNER, OTHER):
+        profile = {"owner_user_id": owner, "slug": "team", "name": "T", "status": "active"}
+        added = operator.post(reverse("admin:accounts_profile_add"), {**profile, **bindings})
+        assert added.status_code == 302
+    installation = Installation.objects.get()
+    for owner in (f"{OWNER}2", OTHER):
+        grants = {
+            "grants-TOTAL_FORMS": 1,
+            "grants-INITIAL_FORMS": 0,
+            "grants-0-installation": str(installation.pk),
+            "grants-0-owner_user_id": owner,
+        }
+        page = reverse("admin:scm_installation_change", args=[installation.pk])
+        assert operator.post(page, grants).status_code == 302
+    grant = InstallationGrant.objects.get(owner_user_id=OWNER)
+    dropped = {**grants, "grants-INITIAL_FORMS": 1, "grants-0-owner_user_id": OWNER}
+    dropped |= {"grants-0-id": str(grant.pk), "grants-0-DELETE": "on"}
+    assert operator.post(page, dropped).status_code == 302
+    assert LogEntry.objects.count() == 6
+    workers_are_done()
+    erased = erase_owner(OWNER, wait_seconds=0)
+    assert erased.rows["log entry"] == 3
+    kept = LogEntry.objects.order_by("pk").values_list("object_repr", flat=True)
+    assert list(kept) == [f"team of {OTHER}", str(installation), str(installation)]
 
 
 def test_the_page_shows_what_there_is_and_erases_when_the_name_is_repeated(
