@@ -13,6 +13,7 @@ from django.urls import reverse
 
 from accounts.connected import delete_account, mark_account_invalid
 from accounts.models import ConnectedAccount, CredentialBinding, Profile, RenewedSecret, SshKey
+from accounts.profiles import default_profile
 from accounts.providers import Provider
 from accounts.renewal import approve_renewal
 from accounts.services import delete_ssh_key
@@ -184,6 +185,12 @@ class ProfileAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # no generic at
     def get_readonly_fields(self, request: HttpRequest, obj: Profile | None = None) -> list[str]:
         """Leave an owner's profile his: its accounts are his too."""
         return [] if obj is None else ["owner_user_id", "slug"]
+
+    def save_model(self, request: HttpRequest, obj: Profile, form: Any, change: bool) -> None:
+        """Save it; ``default`` under the id that its owner was told before it was stored."""
+        if not change and obj.slug == Profile.DEFAULT_SLUG:
+            obj.pk = default_profile(obj.owner_user_id).pk
+        super().save_model(request, obj, form, change)
 
     def has_delete_permission(self, request: HttpRequest, obj: Profile | None = None) -> bool:
         """Profiles are archived."""

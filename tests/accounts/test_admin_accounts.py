@@ -246,3 +246,15 @@ def test_an_attempt_shows_which_accounts_its_workspace_is_given(
     assert b"refresh-0000" not in content
     assert operator.post(path, {}).status_code == 403
     assert CredentialReference.objects.count() == 1
+
+
+def test_a_default_profile_that_an_operator_adds_has_the_id_that_its_owner_was_told(
+    operator: Client, api: Api
+) -> None:
+    account = connect("claude")
+    (told,) = api.get(f"/v1/profiles?ownerUserId={OWNER}").body["items"]
+    form = {**profile_form(told["profileId"], account), "owner_user_id": OWNER, "slug": "default"}
+    assert operator.post(reverse(f"{PROFILES}_add"), form).status_code == 302
+    (stored_now,) = api.get(f"/v1/profiles?ownerUserId={OWNER}").body["items"]
+    assert stored_now["profileId"] == told["profileId"]
+    assert bound(told["profileId"]) == {("claude", account)}
