@@ -95,7 +95,7 @@ def queued() -> Listing:
 
 def building() -> Listing:
     """Return the jobs that workers are at, longest first."""
-    rows = BuildJob.objects.filter(lease_expires_at__isnull=False).order_by("lease_expires_at")
+    rows = BuildJob.objects.filter(lease_expires_at__isnull=False).order_by("claimed_at")
 
     def line(job: BuildJob) -> Line:
         phase = "building" if job.status == BuildJob.Status.RUNNING else "launching"

@@ -228,6 +228,18 @@ def test_all_of_what_is_building_is_what_workers_are_at(house: House) -> None:
 
 
 @pytest.mark.django_db
+def test_what_is_building_for_the_longest_time_comes_first(house: House) -> None:
+    for number in range(overview.SHOWN + 1):
+        job = house.building(f"built-{number}", "builder-77-aa")
+        BuildJob.objects.filter(pk=job.pk).update(
+            claimed_at=Now() - timedelta(minutes=number),
+            lease_expires_at=Now() + timedelta(minutes=1 + number),
+        )
+    names = [line.workspace.name for line in overview.building().lines]
+    assert names == [f"built-{number}" for number in range(overview.SHOWN, 0, -1)]
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     "path",
     ["login/", "", "workspaces/workspace/", "work/heartbeat/engines/", "accounts/profile/add/"],
