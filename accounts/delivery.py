@@ -101,7 +101,7 @@ def open_accounts(
         raise DeliveryError(
             TOO_LARGE,
             f"The variables of the generic accounts have {variables} bytes together; a workspace "
-            f"is given {MAX_ENVIRONMENT_BYTES} at the most.",
+            f"gets at most {MAX_ENVIRONMENT_BYTES}.",
         )
     return opened
 
@@ -155,8 +155,8 @@ def document(opened: Sequence[OpenedAccount], *, github_host: str = "github.com"
     if len(content) > MAX_DOCUMENT_BYTES:
         raise DeliveryError(
             TOO_LARGE,
-            f"The secrets of all accounts have {len(content)} bytes together; a workspace is given "
-            f"{MAX_DOCUMENT_BYTES} at the most.",
+            f"The secrets of all accounts have {len(content)} bytes together; a workspace gets "
+            f"at most {MAX_DOCUMENT_BYTES}.",
         )
     return content
 

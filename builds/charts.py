@@ -69,7 +69,7 @@ def charts() -> list[dict[str, Any]]:
         ("start-time", "Time from request to ready", "seconds", start_time),
         ("failures", "Failed attempts", "number", whole.failures()),
         ("queue-age", "Age of the oldest queued job", "seconds", queue_age),
-        ("lanes", "Lanes of the build workers in use", "number", lanes),
+        ("lanes", "Slots of the build workers in use, by lane", "number", lanes),
         ("slots", "Slots of the run workers in use", "number", slots),
         ("memory", "Memory in use, by engine", "share", memory),
         ("cpu", "Processor time in use, by engine", "share", processor),

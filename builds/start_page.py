@@ -85,7 +85,7 @@ def queued() -> Listing:
     rows = BuildJob.objects.filter(status=BuildJob.Status.QUEUED).order_by("queued_at")
 
     def line(job: BuildJob) -> Line:
-        tried = f"tried {job.attempt_count} times" if job.attempt_count else ""
+        tried = f"claimed before: {job.attempt_count}" if job.attempt_count else ""
         return Line(job.attempt.workspace, job.queued_at, tried, job_id=job.pk)
 
     return _listing(

@@ -31,7 +31,7 @@ class Extension:
 
 def malformed(what: str) -> RegistryError:
     """Return the error for an answer that cannot be right: ``what`` completes the sentence."""
-    return RegistryError(f"The registry answered {what}.", Reason.MALFORMED)
+    return RegistryError(f"The registry answered with {what}.", Reason.MALFORMED)
 
 
 def object_of(content: bytes, what: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class TokenAnswer:
 
 def malformed(what: str) -> ProviderError:
     """Return the error for an answer that cannot be right: ``what`` completes the sentence."""
-    return ProviderError(f"The source-hosting provider answered {what}.", Reason.MALFORMED)
+    return ProviderError(f"The source-hosting provider answered with {what}.", Reason.MALFORMED)
 
 
 def object_of(content: bytes, what: str) -> dict[str, Any]:
@@ -123,11 +123,11 @@ def read_repository(document: object) -> RepositoryFacts:
     name, branch = given.get("name"), given.get("default_branch")
     private, archived = given.get("private"), given.get("archived")
     if not _is_name(owner, LOGIN_MAX_LENGTH) or not _is_name(name, REPOSITORY_NAME_MAX_LENGTH):
-        raise malformed(f"{what} whose name cannot be one")
+        raise malformed(f"{what} with an invalid name")
     assert isinstance(owner, str)
     assert isinstance(name, str)
     if not isinstance(branch, str) or len(branch) > BRANCH_MAX_LENGTH or not is_ref(branch):
-        raise malformed(f"{what} whose default branch cannot be one")
+        raise malformed(f"{what} with an invalid default branch")
     if not isinstance(private, bool) or not isinstance(archived, bool):
         raise malformed(f"{what} that does not say whether it is private and archived")
     return RepositoryFacts(
@@ -157,7 +157,7 @@ def read_token(document: Mapping[str, Any]) -> TokenAnswer:
     token, given = document.get("token"), document.get("permissions")
     repositories = document.get("repositories")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise malformed(f"{what} that cannot be one")
+        raise malformed("an invalid token")
     expires_at = _moment(document.get("expires_at"), what)
     if expires_at is None or expires_at <= datetime.now(UTC):
         raise malformed(f"{what} that has expired")
@@ -203,7 +203,7 @@ def _permissions(value: object, what: str) -> dict[str, str]:
     if not all(_PERMISSION.fullmatch(name) for name in given) or not all(
         isinstance(level, str) and level in _LEVELS for level in given.values()
     ):
-        raise malformed(f"{what} with permissions that cannot be some")
+        raise malformed(f"{what} with invalid permissions")
     return dict(given)
 
 
@@ -222,4 +222,4 @@ def _moment(value: object, what: str) -> datetime | None:
             return moment.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         pass
-    raise malformed(f"{what} with a time that cannot be one")
+    raise malformed(f"{what} with an invalid time")
