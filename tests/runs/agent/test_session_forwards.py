@@ -14,7 +14,7 @@ import pytest
 from runs.agent.record.frames import Kind
 from runs.agent.session.channel import INITIAL_WINDOW, FromClient, ToClient
 from tests.runs.agent.booted import Workspace, eventually
-from tests.runs.agent.connected import Session
+from tests.runs.agent.connected import PTY, Session
 from tests.runs.agent.recorded import Runs, listener
 
 Opener = Callable[..., Session]
@@ -71,6 +71,25 @@ def test_bytes_go_both_ways_and_each_direction_ends_by_itself(connect: Opener, h
     assert record.metas(Kind.FORWARD_CLOSED) == [{**where, **counted}]
     assert not [event for event in record.events if b"question" in event.body]
     assert (record.seal["reason"], record.seal["exit"]) == ("ended", None)
+
+
+def test_without_a_record_bytes_go_both_ways_and_the_shell_beside_them_goes_on(
+    connect: Opener, server: socket.socket
+) -> None:
+    session = connect(recorded=False)
+    shell = session.open("shell", pty=PTY)
+    shell.until(ToClient.OPENED)
+    forward = session.forward(port_of(server))
+    peer, _ = server.accept()
+    with peer:
+        forward.write(b"question")
+        forward.send(FromClient.EOF)
+        assert peer.makefile("rb").read() == b"question"
+        peer.sendall(b"answer")
+        forward.until_shown(b"answer")
+    assert forward.until(ToClient.EXIT)["reason"] == "ended"
+    shell.write(b"exit 3\r")
+    assert shell.until(ToClient.EXIT)["code"] == 3
 
 
 def port_of_event(record: Any) -> int:
