@@ -7,9 +7,14 @@ import os
 import struct
 import zlib
 
-from .segments import ACKED, DONE, list_segments, open_folder, read_small, sync_folder
+from .segments import ACKED, DISK_FULL, DONE, list_segments, open_folder, read_small, sync_folder
 
 _ACK = struct.Struct("!QI")
+
+
+def packed(sequence: int) -> bytes:
+    """What is remembered of an acknowledgement."""
+    return _ACK.pack(sequence, zlib.crc32(sequence.to_bytes(8, "big")))
 
 
 def read_acknowledged(directory: int) -> int:
@@ -24,8 +29,9 @@ def read_acknowledged(directory: int) -> int:
 def acknowledge(directory: int, sequence: int) -> int:
     """Remember durably that everything up to `sequence` is committed, and free whole segments.
 
-    The last segment stays. An older acknowledgement changes nothing. Returns what is remembered.
-    Segments are freed only after their acknowledgement is on the disk.
+    The last segment stays. An older acknowledgement changes nothing. Returns what is remembered:
+    of one that a full disk has no room for, what was before. Segments are freed only after their
+    acknowledgement is on the disk.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(ACKED, flags, 0o600, dir_fd=directory)
@@ -33,8 +39,12 @@ def acknowledge(directory: int, sequence: int) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX)
         known = read_acknowledged(directory)
         if sequence > known:
-            number = sequence.to_bytes(8, "big")
-            os.pwrite(fd, _ACK.pack(sequence, zlib.crc32(number)), 0)
+            try:
+                os.pwrite(fd, packed(sequence), 0)
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
+                return known
             os.fdatasync(fd)
         sequence = max(sequence, known)
         free(directory, sequence)

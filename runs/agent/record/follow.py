@@ -32,7 +32,7 @@ from .segments import (
     open_folder,
     read_json,
 )
-from .spool_folder import SpoolFailed
+from .spool_folder import DiskFull, SpoolFailed
 
 EXIT_MISSING = 4
 EXIT_DAMAGED = 5
@@ -379,7 +379,13 @@ class _Tail:
     def _repair(self) -> bool:
         """Whether a dead writer's spool has just been sealed."""
         # PID 1 may be about to go on with its own after a restart.
-        return not self._is_boot and not self._is_gone() and repair(self._root, self._run_id)
+        if self._is_boot or self._is_gone():
+            return False
+        try:
+            return repair(self._root, self._run_id)
+        except DiskFull:
+            # All that was written is sound. Each look tries again: what is freed may make the room.
+            return False
 
     def _is_gone(self) -> bool:
         """Whether another one was told of the last acknowledgement, and has removed the spool."""
@@ -393,7 +399,7 @@ class _Tail:
         inputs = [0, self._hints.fd] if self._input_open else [self._hints.fd]
         ready = select.select(inputs, [], [], wait)[0]
         if self._hints.fd in ready:
-            self._hinted = self._hints.taken()
+            self._hinted |= self._hints.taken()
         if 0 in ready:
             chunk = os.read(0, 65536)
             self._input_open = bool(chunk)

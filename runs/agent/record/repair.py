@@ -70,7 +70,7 @@ def repair(root: str, run_id: str) -> bool:
     """Seal a record whose writer is gone; False when it is sealed, being written, or not there.
 
     What the run left behind is ended first, so that nothing unrecorded goes on. Raises SpoolFailed
-    when the spool is damaged, or cannot be written.
+    when the spool is damaged, or cannot be written, and DiskFull when that is all that is wrong.
     """
     try:
         writer = SpoolWriter.reopen(root, run_id, timeout=0)

@@ -8,6 +8,7 @@ committed to the end is moved to `.done/`, where an empty folder stays: a run ne
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -27,6 +28,7 @@ SNAPSHOT_FOLDER = "snapshot-"
 """How folders beside the runs begin to be named; the id of the run that they belong to follows."""
 
 READ_BYTES = 1024 * 1024
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # A frame's prefix, and its content as far as its kind.
 _START = struct.Struct("!IIQqQH")

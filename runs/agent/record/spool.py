@@ -19,9 +19,10 @@ from typing import Any, Dict, List, Optional
 from .acks import free, read_acknowledged
 from .frames import HEADER, PREFIX, Confidence, Kind, Method, decode
 from .recovery import read_left
-from .segments import IDENTITY, SpoolDamaged, open_folder, read_json
+from .segments import DISK_FULL, IDENTITY, SpoolDamaged, open_folder, read_json
 from .spool_files import Reserve, SegmentFiles
 from .spool_folder import (
+    DiskFull,
     SpoolBusy,
     SpoolExists,
     SpoolFailed,
@@ -121,10 +122,10 @@ class SpoolWriter:
         A sequence that was acknowledged is never given out again, not even when an outage of the
         disk took its event: the spool goes on behind it, and an event tells that it did.
 
-        `limits`: None for those it was created with. `wait_seconds`: seconds to wait for the lock.
+        `limits`: None for those it was created with. `timeout`: seconds to wait for the lock.
 
-        Raises SpoolMissing, SpoolBusy, and SpoolFailed when it is damaged elsewhere: then nothing
-        was changed.
+        Raises SpoolMissing, SpoolBusy, DiskFull, and SpoolFailed when it is damaged elsewhere: then
+        nothing was changed.
         """
         try:
             directory = open_folder(folder_of(root, run_id))
@@ -144,7 +145,8 @@ class SpoolWriter:
             raise SpoolFailed(f"the spool is damaged: {error}") from error
         except OSError as error:
             writer._let_go()
-            raise SpoolFailed(f"the spool cannot be opened: {error.strerror}") from error
+            failed = DiskFull if error.errno in DISK_FULL else SpoolFailed
+            raise failed(f"the spool cannot be opened: {error.strerror}") from error
         except SpoolFailed:
             writer._let_go()
             raise
@@ -310,7 +312,7 @@ class SpoolWriter:
     def seal(self, meta: Dict[str, Any]) -> None:
         """End the record: its last event is durable when this returns, and the writer closed.
 
-        `events` is filled in. Raises SpoolFailed when the disk has no room for the end; then the
+        `events` is filled in. Raises DiskFull when the disk has no room for the end; then the
         spool is unsealed, as after a crash.
         """
         whole = {**meta, "events": self.last_sequence + 1}
@@ -320,7 +322,7 @@ class SpoolWriter:
             self.append(Kind.RECORD_SEALED, meta=content)
             self.sync()
             if self._batch:
-                raise SpoolFailed("the disk has no room for the end of the record")
+                raise DiskFull("the disk has no room for the end of the record")
             self.sealed = True
         finally:
             self.close()

@@ -6,16 +6,13 @@ is SpoolFailed.
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from typing import List, Tuple
 
-from .segments import RESERVE, SUMMARY, list_segments, segment_name, size_of
+from .segments import DISK_FULL, RESERVE, SUMMARY, list_segments, segment_name, size_of
 from .spool_folder import SpoolFailed, replace_in, unlink_in
 from .spool_sync import BackgroundSync
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SegmentFiles:
@@ -75,7 +72,7 @@ class SegmentFiles:
                 written += os.write(self._fd, data[written:])
         except OSError as error:
             count = self._keep_whole(frames, written)
-            if error.errno not in _DISK_FULL:
+            if error.errno not in DISK_FULL:
                 raise SpoolFailed(f"the spool cannot be written: {error.strerror}") from error
             return count
         self.size += written
@@ -91,7 +88,7 @@ class SegmentFiles:
             replace_in(self._directory, SUMMARY, summary)
             self.begin(first)
         except OSError as error:
-            if error.errno not in _DISK_FULL:
+            if error.errno not in DISK_FULL:
                 raise SpoolFailed(f"no new segment: {error.strerror}") from error
             return False
         return True
@@ -169,7 +166,7 @@ class Reserve:
                 os.close(fd)
         except OSError as error:
             unlink_in(self._directory, RESERVE)
-            if error.errno not in _DISK_FULL:
+            if error.errno not in DISK_FULL:
                 raise SpoolFailed(f"no room can be reserved: {error.strerror}") from error
             return False
         return True

@@ -9,7 +9,8 @@ import time
 from typing import Any, Dict, NamedTuple, Tuple
 
 from ..status_file import random_uuid
-from .segments import DONE, IDENTITY, LOCK, open_folder, read_json, sync_folder
+from .acks import packed
+from .segments import ACKED, DONE, IDENTITY, LOCK, open_folder, read_json, sync_folder
 
 _VERSION = 1
 _LOOK_SECONDS = 0.01
@@ -47,6 +48,10 @@ class SpoolFailed(Exception):
     """The spool cannot be written; the message says why."""
 
 
+class DiskFull(SpoolFailed):
+    """The spool is sound, and the disk has no room for its end."""
+
+
 def folder_of(root: str, run_id: str) -> str:
     """Where a run's spool lies; raises SpoolMissing for what can be no run's id."""
     if not run_id or "/" in run_id or run_id.startswith("."):
@@ -79,6 +84,8 @@ def new_folder(
         directory = open_folder(fresh)
         try:
             _write_in(directory, IDENTITY, json.dumps(identity).encode("ascii"))
+            # Written over later, which takes no room: a full disk must not stop what frees it.
+            _write_in(directory, ACKED, packed(0))
         finally:
             os.close(directory)
     except OSError as error:

@@ -25,6 +25,7 @@ from runs.agent.record.segments import open_folder, segment_name
 from runs.agent.record.spool import SpoolExists, SpoolLimits, SpoolWriter
 from tests.runs.agent.booted import eventually
 from tests.runs.recording.scripted_agent import framed
+from tests.stack.disks import fill
 from tests.support.waiting import LONG_WAIT
 
 RUN = "5d9ac2ae-2f4e-4c1b-9a74-2b1d6f0c7a55"
@@ -136,6 +137,15 @@ def add(writer: SpoolWriter, events: int, *, size: int = 10) -> None:
     writer.flush()
 
 
+def acknowledged(state: Path) -> int:
+    """What is remembered of acknowledgements."""
+    directory = open_folder(str(state / "runs" / RUN))
+    try:
+        return read_acknowledged(directory)
+    finally:
+        os.close(directory)
+
+
 def test_it_begins_at_any_sequence_and_follows_what_is_written(tmp_path: Path) -> None:
     writer = spool(tmp_path, 100)
     with tail_of(tmp_path, 42) as tail:
@@ -200,9 +210,7 @@ def test_an_acknowledgement_of_more_than_was_sent_frees_nothing_of_the_rest(
         assert tail.sequences(16) == list(range(1, 17))
         assert tail.end() == 0
     writer.close()
-    directory = open_folder(str(folder))
-    assert read_acknowledged(directory) == 16
-    os.close(directory)
+    assert acknowledged(tmp_path) == 16
 
 
 def test_a_jump_inside_a_segment_is_damage(tmp_path: Path) -> None:
@@ -277,6 +285,83 @@ def test_a_dead_writers_record_is_repaired_and_sealed_as_lost(tmp_path: Path) ->
     assert told["streams"] == [{"process": 1, "stream": "stdout", "bytes": 10, "dropped": 0}]
 
 
+def test_a_dead_writers_record_is_sent_also_while_the_disk_has_no_room_for_its_end(
+    small_disk: Path,
+) -> None:
+    writer = spool(small_disk, segment=1 << 16)
+    # The end names each stream: that is more than what is left of a page of the disk.
+    for process in range(1, 101):
+        assert writer.append(Kind.IO_CHUNK, process=process, stream=2, body=b"x")
+    writer.close()
+    folder = small_disk / "runs" / RUN
+    (segment,) = folder.glob("*.seg")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole + whole[:7])
+    (folder / "reserve").unlink()
+    ballast = fill(small_disk)
+    with tail_of(small_disk) as tail:
+        assert (tail.hello["last"], tail.hello["sealed"]) == (100, False)
+        assert tail.sequences(100) == list(range(1, 101))
+        tail.acknowledge(100)
+        eventually(lambda: acknowledged(small_disk) == 100)
+        assert segment.read_bytes() == whole
+        ballast.unlink()
+        last = tail.event()
+        assert last is not None
+        assert (last.kind, last.sequence) == (Kind.RECORD_SEALED, 101)
+        assert json.loads(last.meta)["reason"] == "recorder-lost"
+        tail.acknowledge(101)
+        assert tail.event() is None
+        assert tail.process.wait(LONG_WAIT) == 0
+
+
+def test_what_is_acknowledged_frees_room_for_the_end_of_a_dead_writers_record(
+    small_disk: Path,
+) -> None:
+    writer = spool(small_disk, 0, segment=1 << 14)
+    for _ in range(4):
+        add(writer, 1, size=1 << 14)
+    writer.close()
+    (small_disk / "runs" / RUN / "reserve").unlink()
+    fill(small_disk)
+    with tail_of(small_disk) as tail:
+        assert not tail.hello["sealed"]
+        assert tail.sequences(4) == [1, 2, 3, 4]
+        tail.acknowledge(4)
+        last = tail.event()
+    assert last is not None
+    assert last.kind == Kind.RECORD_SEALED
+
+
+def test_a_full_disk_takes_the_first_acknowledgement(small_disk: Path) -> None:
+    writer = spool(small_disk, 5)
+    fill(small_disk)
+    with tail_of(small_disk) as tail:
+        assert tail.sequences(5) == [1, 2, 3, 4, 5]
+        tail.acknowledge(5)
+        assert tail.end() == 0
+    assert acknowledged(small_disk) == 5
+    writer.close()
+
+
+def test_an_acknowledgement_that_the_disk_has_no_room_for_is_remembered_once_it_has(
+    small_disk: Path,
+) -> None:
+    writer = spool(small_disk, 5)
+    kept = small_disk / "runs" / RUN / "acked"
+    kept.unlink()
+    ballast = fill(small_disk)
+    with tail_of(small_disk, keepalive_seconds=0.01) as tail:
+        assert tail.sequences(5) == [1, 2, 3, 4, 5]
+        tail.acknowledge(5)
+        eventually(kept.exists)  # so it was tried
+        assert acknowledged(small_disk) == 0
+        ballast.unlink()
+        eventually(lambda: acknowledged(small_disk) == 5)
+        assert tail.end() == 0
+    writer.close()
+
+
 def test_what_is_left_of_an_abandoned_run_is_ended_before_its_record(tmp_path: Path) -> None:
     spool(tmp_path, 1).close()
     left = subprocess.Popen(["sleep", "600"], env={**os.environ, "SVC_RUN_ID": RUN})
@@ -335,7 +420,7 @@ def test_an_idle_tail_reads_next_to_nothing_between_two_empty_frames(tmp_path: P
         before = reads_of(tail.process.pid)
         assert tail.output.read(60 * PREFIX.size) == bytes(60 * PREFIX.size)
         assert reads_of(tail.process.pid) - before < 60 * 20
-        assert not (tmp_path / "runs" / RUN / "acked").exists()
+        assert acknowledged(tmp_path) == 0
     writer.close()
 
 
