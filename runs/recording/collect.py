@@ -37,6 +37,9 @@ MAX_SPOOL_BYTES = 4 * 1024**3
 MAX_FOLDER_BYTES = MAX_SPOOL_BYTES + 64 * 1024**2
 """A spool, and what its archive and the files beside its segments add."""
 
+MAX_POSTPONED = 65_536
+"""So many segments that come before their turn are read later: more than a spool has."""
+
 _SEGMENT = re.compile(r"\d{20}\.seg")
 
 
@@ -106,6 +109,8 @@ class _Drain:
         self._spool_id = spool_id
         self._deadline = deadline
         self._last = 0
+        self._taken = 0
+        """The last sequence that is stored, or will be with the batch."""
         self._batch: list[bytes] = []
         self._size = 0
         self._left = MAX_SPOOL_BYTES
@@ -114,13 +119,13 @@ class _Drain:
     def store_all(self, read: FileReader) -> None:
         number, spool_id = self._run.number, self._spool_id
         try:
-            self._last = retry_database(
+            self._last = self._taken = retry_database(
                 lambda: store.open_source(number, spool_id), timeout=DATABASE_SECONDS
             )
-            with read(f"{RUNS_DIRECTORY}/{self._run.pk}") as chunks:
-                for name, file in _files(_bounded(chunks or iter(()), self._deadline)):
-                    if _SEGMENT.fullmatch(name) and not self._over():
-                        self._store_segment(file)
+            folder = f"{RUNS_DIRECTORY}/{self._run.pk}"
+            for name in sorted(self._store_in_turn(read, folder)):
+                if not self._over():
+                    self._store_one(read, folder, name)
             self._flush()
         except store.SourceRefused as exc:
             detail = str(exc)
@@ -134,6 +139,28 @@ class _Drain:
             log.info("spool_not_drained", run_id=str(self._run.pk), reason=type(exc).__name__)
         if self._stored:
             log.info("spool_drained", run_id=str(self._run.pk), events=self._stored)
+
+    def _store_in_turn(self, read: FileReader, folder: str) -> set[str]:
+        """Store the segments that follow what is stored; return those that came before their turn.
+
+        An archive has its files in any order, and may be too large to be kept.
+        """
+        postponed: set[str] = set()
+        with read(folder) as chunks:
+            for name, file in _files(_bounded(chunks or iter(()), self._deadline)):
+                if not _SEGMENT.fullmatch(name) or self._over():
+                    continue
+                if int(name[:20]) <= self._taken + 1:
+                    self._store_segment(file)
+                elif len(postponed) < MAX_POSTPONED:
+                    postponed.add(name)
+        return postponed
+
+    def _store_one(self, read: FileReader, folder: str, segment: str) -> None:
+        with read(f"{folder}/{segment}") as chunks:
+            for name, file in _files(_bounded(chunks or iter(()), self._deadline)):
+                if name == segment:
+                    self._store_segment(file)
 
     def _over(self) -> bool:
         return self._left <= 0 or time.monotonic() > self._deadline
@@ -162,6 +189,7 @@ class _Drain:
     def _take(self, content: bytes) -> None:
         if len(content) < HEADER.size or int.from_bytes(content[:8], "big") <= self._last:
             return
+        self._taken = max(self._taken, int.from_bytes(content[:8], "big"))
         self._batch.append(content)
         self._size += len(content)
         if self._size >= store.BATCH_BYTES or len(self._batch) >= store.BATCH_EVENTS:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import random
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,24 @@ def say(writer: SpoolWriter, count: int, size: int = 1000) -> None:
         writer.flush()
 
 
-def reader(root: Path) -> FileReader:
+def in_order(paths: list[Path]) -> list[Path]:
+    """The files of a folder as one engine walks through it."""
+    return sorted(paths)
+
+
+def backwards(paths: list[Path]) -> list[Path]:
+    """The files of a folder as a disk of memory lists it."""
+    return sorted(paths, reverse=True)
+
+
+def shuffled(paths: list[Path]) -> list[Path]:
+    """The files of a folder as a disk lists it that keeps their names by a hash."""
+    return random.Random(5).sample(sorted(paths), len(paths))
+
+
+def reader(
+    root: Path, order: Callable[[list[Path]], list[Path]] = in_order, asked: list[str] | None = None
+) -> FileReader:
     """Reads from a folder as the engine reads from a container: a tar, in any chunks."""
 
     @contextlib.contextmanager
@@ -58,9 +76,13 @@ def reader(root: Path) -> FileReader:
         if not place.exists():
             yield None
             return
+        if asked is not None:
+            asked.append(place.name)
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
-            archive.add(place, arcname=place.name)
+            archive.add(place, arcname=place.name, recursive=False)
+            for file in order(list(place.iterdir())) if place.is_dir() else ():
+                archive.add(file, arcname=f"{place.name}/{file.name}")
         yield chunked(buffer.getvalue())
 
     return read
@@ -82,21 +104,28 @@ def losses(run: Run) -> list[str]:
     return list(RunLoss.objects.filter(run_number=run.number).values_list("kind", flat=True))
 
 
+@pytest.mark.parametrize("order", [in_order, backwards, shuffled])
 def test_a_sealed_spool_of_many_segments_is_stored_and_settles_its_run(
-    tmp_path: Path, run: Run
+    tmp_path: Path, run: Run, order: Callable[[list[Path]], list[Path]]
 ) -> None:
     writer = spool_of(tmp_path, run, segment_bytes=10_000)
     say(writer, 100)
     writer.seal({"by": "agent", "reason": "stopped", "exit": None})
-    assert len(list((tmp_path / str(run.pk)).glob("*.seg"))) > 5
+    segments = sorted(path.name for path in (tmp_path / str(run.pk)).glob("*.seg"))
+    assert len(segments) > 5
+    asked: list[str] = []
 
-    drain(reader(tmp_path), run.pk)
+    drain(reader(tmp_path, order, asked), run.pk)
 
     run.refresh_from_db()
     assert stored(run) == list(range(1, 103))
     assert run.status == "completed"
     assert losses(run) == []
     assert verify_run(run).ok
+    again = asked[2:]
+    assert again == sorted(again)
+    assert order is not in_order or not again, "what comes in its turn is read once"
+    assert order is not backwards or again == segments[1:]
 
 
 def test_what_is_stored_already_is_not_stored_again(tmp_path: Path, run: Run) -> None:
