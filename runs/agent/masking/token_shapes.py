@@ -30,9 +30,13 @@ from .known_values import Sign
 
 _WORD_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 _NAME_BYTES = _WORD_BYTES[:-2]
+_SEGMENT_MEMBERS = _NAME_BYTES + b"-"
+_NEXT_SEGMENT = b".eyJ"
 _COLON = ord(":")
 _USER_INFO_BYTES = 2048
 _SEGMENT_BYTES = 4096
+_LEAST_SEGMENT_BYTES = 6
+_LEAST_REST_BYTES = 4
 _SHORT_BYTES = 4096
 _FEW_BYTES = 3
 _RUN_TABLE = bytes(ord("w") if byte in _WORD_BYTES else ord(" ") for byte in range(256))
@@ -104,7 +108,10 @@ _WORD = _Part("[A-Za-z0-9_-]", 1, None)
 _GITLAB_KINDS = ("pat", "dt", "rt", "cbt", "ptt", "ft", "imt", "agent", "soat")
 _WEB_TOKEN = _Shape(
     (),
-    ("eyJ", _WORD._replace(least=6, most=_SEGMENT_BYTES), ".eyJ", _Part("[A-Za-z0-9_.-]", 4, None)),
+    (
+        *("eyJ", _WORD._replace(least=_LEAST_SEGMENT_BYTES, most=_SEGMENT_BYTES), ".eyJ"),
+        _Part("[A-Za-z0-9_.-]", _LEAST_REST_BYTES, None),
+    ),
 )
 # Neither control characters nor what is no UTF-8: binary data is full of what is nearly an address.
 _USER_INFO_MEMBER = "[^\\x00-\\x20\\x7f\\xc0\\xc1\\xf5-\\xff/?#@\"'<>]"
@@ -215,6 +222,48 @@ class _Kind:
         return re.compile("|".join(map(_beginning, self._shapes)).encode())
 
 
+class _WebTokens(_Kind):
+    """What seems to begin one may stand every few bytes, and each may be the end of thousands.
+
+    So they are looked for from where their first segment ends: that is the same for all in a row.
+    """
+
+    def places(self, data: bytes, start: int) -> Iterable[int]:
+        if not self._sign.may_stand(data, start):
+            return ()
+        return [
+            place
+            for end in _occurrences(data, start, _NEXT_SEGMENT)
+            if self._goes_on(data, end + len(_NEXT_SEGMENT))
+            for place in self._heads_before(data, start, end, _LEAST_SEGMENT_BYTES)
+        ]
+
+    def first_begun(self, data: bytes, start: int) -> Optional[int]:
+        """Where the first one has begun that later bytes may complete.
+
+        `start`: from there on `data` has only bytes of words.
+        """
+        size = len(data)
+        found = [next(self._heads_before(data, start, size, 0), None)]
+        for end in range(max(start, size - len(_NEXT_SEGMENT) - _LEAST_REST_BYTES + 1), size):
+            if _NEXT_SEGMENT.startswith(data[end : end + len(_NEXT_SEGMENT)]):
+                found.append(next(self._heads_before(data, start, end, _LEAST_SEGMENT_BYTES), None))
+        return min((place for place in found if place is not None), default=None)
+
+    def _goes_on(self, data: bytes, at: int) -> bool:
+        rest = data[at : at + _LEAST_REST_BYTES]
+        return len(rest) == _LEAST_REST_BYTES and not rest.translate(None, _WORD_BYTES)
+
+    def _heads_before(self, data: bytes, start: int, end: int, least: int) -> Iterator[int]:
+        """Where at or after `start` a token may begin whose first segment ends there."""
+        (head,) = self.heads
+        begin = max(start, end - _SEGMENT_BYTES - len(head))
+        begin += len(data[begin:end].rstrip(_SEGMENT_MEMBERS))
+        for at in _occurrences(data[begin : max(0, end - least)], 0, head):
+            if self.may_stand(data, begin + at):
+                yield begin + at
+
+
 def _occurrences(data: bytes, start: int, wanted: bytes) -> Iterator[int]:
     at = data.find(wanted, start)
     while at >= 0:
@@ -228,6 +277,7 @@ def _continued(shape: _Shape) -> Optional[Pattern[bytes]]:
     return None if run.most is not None else re.compile(f"{run.member}*".encode())
 
 
+_WEB_TOKENS = _WebTokens((b"eyJ",), (_WEB_TOKEN,))
 _IN_ADDRESS = _Kind((b"://",), (_USER_INFO,), not_after=b"")
 _KINDS = (
     _Kind(
@@ -254,7 +304,7 @@ _KINDS = (
     _Kind((b"xox",), (_Shape((), ("xox", _Part("[a-z]"), "-", _Part("[A-Za-z0-9-]", 10, None))),)),
     _Kind((b"npm_",), (_Shape((), ("npm_", _Part("[A-Za-z0-9]", 36, None))),)),
     _Kind((b"AIza",), (_Shape((), ("AIza", _WORD._replace(least=35))),)),
-    _Kind((b"eyJ",), (_WEB_TOKEN,)),
+    _WEB_TOKENS,
     _Kind((b"authorization",), "authorization"),
     _Kind((b"Authorization",), "Authorization"),
     _Kind((b"AUTHORIZATION",), "AUTHORIZATION"),
@@ -326,8 +376,7 @@ def undecided(data: bytes, start: int) -> Optional[int]:
         found.append(_first_begun(data, size - len(tail)))
     elif word < size:
         found.append(_first_begun(data, max(word, size - _PREFIX_BYTES)))
-    web_tokens = _occurrences(data, word, b"eyJ")
-    found.append(next((place for place in web_tokens if _has_begun(data, place)), None))
+    found.append(_WEB_TOKENS.first_begun(data, word))
     links = [data.rfind(b"://", max(start, size - _USER_INFO_BYTES - 3))]
     if tail.endswith((b":", b":/")):
         links.append(data.rfind(b":", start))
@@ -341,7 +390,8 @@ def telling(data: bytes, start: int) -> Optional[int]:
     reach = max(start, size - 2 * _SEGMENT_BYTES)
     word = reach + len(data[reach:].rstrip(_WORD_BYTES))
     near = range(max(word, size - _PREFIX_BYTES), size - _TELLING_BYTES)
-    places = (*_occurrences(data, word, b"eyJ"), *near)
+    web_token = _WEB_TOKENS.first_begun(data, word)
+    places = near if web_token is None else (web_token, *near)
     return min((place for place in places if _is_telling(data, place)), default=None)
 
 

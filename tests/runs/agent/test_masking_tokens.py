@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from runs.agent.masking.known_values import SHORTEST_VALUE
@@ -48,6 +51,67 @@ def test_one_byte_less_is_no_token(head: str) -> None:
 def test_each_part_of_a_web_token_has_its_least_length() -> None:
     text = "TOKEN=eyJ" + "a-_0Z" + ".eyJa.-_ "
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("before", "size", "is_one"),
+    [("", 6, True), ("", 5, False), ("-", 4096, True), ("-", 4097, False), ("a", 6, False)],
+)
+@pytest.mark.parametrize("piece", [1, 7, 1000, 5000])
+def test_the_first_part_of_a_web_token_is_neither_too_short_nor_too_long(
+    before: str, size: int, is_one: bool, piece: int
+) -> None:
+    token = f"eyJ{'b' * size}.eyJa.-_"
+    expected = "*" * len(token) if is_one else token
+    assert in_pieces(f"{before}{token} ", piece) == f"{before}{expected} "
+
+
+@pytest.mark.parametrize("piece", [7, 1000, 10_000])
+def test_of_many_heads_in_a_row_a_web_token_begins_with_the_first_that_is_not_too_far_away(
+    piece: int,
+) -> None:
+    text = "-eyJ" * 1500 + ".eyJabcd "
+    first = 6000 - 4096 - 3
+    assert text.startswith("eyJ", first)
+    assert in_pieces(text, piece) == text[:first] + "*" * (len(text) - first - 1) + " "
+
+
+def in_pieces(text: str, size: int) -> str:
+    """Return a text as it is recorded when it comes in pieces."""
+    stream, content = Masker([]).stream(), text.encode()
+    shown = [stream.feed(content[at : at + size])[0] for at in range(0, len(content), size)]
+    return b"".join([*shown, stream.flush()[0]]).decode()
+
+
+def tried(action: Callable[[], object]) -> int:
+    """How often an expression is tried meanwhile at one place of a text."""
+    count = 0
+
+    def note(_frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "c_call" and getattr(argument, "__name__", "") == "match"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("end", ["", ".eyJ", ".eyJabc "])
+def test_however_many_web_tokens_seem_to_begin_few_are_tried(end: str) -> None:
+    text = ("-eyJ" * 1000 + end).encode() * 4
+    stream = Masker([]).stream()
+    shown: list[bytes] = []
+
+    def feed() -> None:
+        shown.extend(stream.feed(text[at : at + 1000])[0] for at in range(0, len(text), 1000))
+        shown.append(stream.flush()[0])
+
+    assert tried(feed) < 100
+    assert len(b"".join(shown)) == len(text)
 
 
 @pytest.mark.parametrize("head", BODIES)
