@@ -75,7 +75,7 @@ class KnownValues:
         forms |= {bytes(secret) for secret in secrets if isinstance(secret, Verbatim)}
         self.forms = sorted(forms, key=len)
         self._word_bytes, self._stride = _sampling(self.forms)
-        least = self._word_bytes * (self._stride + 1) - 1
+        least = _shortest_sampled(self._word_bytes, self._stride)
         sampled = [form for form in self.forms if self._stride and len(form) >= least]
         self._searched = [
             (form, Sign(form)) for form in self.forms[: len(self.forms) - len(sampled)]
@@ -140,10 +140,15 @@ def _sampling(forms: Sequence[bytes]) -> Tuple[int, int]:
     best = (len(forms) * _SEARCH_COST, 8, 0)
     for word_bytes, cost in _WORDS_COST.items():
         for stride in range(1, 9):
-            least = word_bytes * (stride + 1) - 1
+            least = _shortest_sampled(word_bytes, stride)
             shorter = sum(len(form) < least for form in forms)
             best = min(best, (shorter * _SEARCH_COST + cost // stride, word_bytes, stride))
     return best[1], best[2]
+
+
+def _shortest_sampled(word_bytes: int, stride: int) -> int:
+    """From which length on a form has a whole one of every `stride` aligned words."""
+    return word_bytes * (stride + 1) - 1
 
 
 def _rarity(byte: int) -> int:

@@ -23,16 +23,8 @@ from .acks import acknowledge, read_acknowledged, remove_spool
 from .frames import PREFIX
 from .repair import has_writer, is_of_a_boot, repair
 from .resting import KEEPALIVE, KEEPALIVE_SECONDS, Rest, offer, tell_of_a_write
-from .segments import (
-    IDENTITY,
-    Reader,
-    SpoolDamaged,
-    last_written,
-    list_segments,
-    open_folder,
-    read_json,
-)
-from .spool_folder import DiskFull, SpoolFailed
+from .segments import Reader, SpoolDamaged, last_written, list_segments, open_folder
+from .spool_folder import DiskFull, SpoolFailed, identity_of
 
 EXIT_MISSING = 4
 EXIT_DAMAGED = 5
@@ -214,7 +206,7 @@ class Pace:
     """
 
     def __init__(self, root: str, run_id: str, directory: int) -> None:
-        identity = read_json(directory, IDENTITY)
+        identity = identity_of(directory)
         self._folder = os.path.join(root, run_id)
         self._directory = directory
         self._segments = int(identity["spoolBytes"]) // int(identity["segmentBytes"]) // 2
@@ -334,14 +326,16 @@ class _Tail:
         return self._may_rest
 
     def _greet(self) -> None:
-        identity = read_json(self._directory, IDENTITY)
-        first = list_segments(self._directory)[0].first
+        identity = identity_of(self._directory)
+        segments = list_segments(self._directory)
+        if not segments:
+            raise SpoolDamaged("the spool has no segment")
         last, sealed = measure(self._directory)
         line = {
             "version": 1,
             "runId": self._run_id,
             "spoolId": identity["spoolId"],
-            "first": first,
+            "first": segments[0].first,
             "last": last,
             "sealed": sealed,
         }

@@ -72,6 +72,7 @@ class RecordedStream:
         self._drop_from = 0
         self._drop_reason = ""
         self._closing: Optional[str] = None
+        self._finished = False
         self._last_fed = 0.0
         self._gathers_until = 0.0
 
@@ -145,8 +146,9 @@ class RecordedStream:
         self._finish()
 
     def _finish(self) -> None:
-        if self._closing is None or self._size:
+        if self._closing is None or self._size or self._finished:
             return
+        self._finished = True
         self._report_drop()
         self._recording.event(
             Kind.PROCESS_STREAM_CLOSED,

@@ -171,7 +171,7 @@ class Recording:
         """Whether the pipes of programs may be read now. Looks for room when there was none."""
         if self.policy == "drop":
             return True
-        for stream in self._open:
+        for stream in list(self._open):
             if stream.stuck:
                 stream.write_out()
         if self.writer.room() and not any(stream.stuck for stream in self._open):
@@ -252,7 +252,7 @@ class Recording:
             masked = self.masker.mask(os.fsencode(argument))
             if len(masked) > left:
                 # A command line of megabytes is data, and a frame has an upper limit.
-                shown.append(text_of(masked[:left]))
+                shown.append(text_of(masked[: max(0, left)]))
                 return {"argv": shown, "argvTruncated": True}
             left -= len(masked) + 1
             shown.append(text_of(masked))

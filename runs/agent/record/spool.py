@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional
 from .acks import free, read_acknowledged
 from .frames import HEADER, PREFIX, Confidence, Kind, Method, decode
 from .recovery import read_left
-from .segments import DISK_FULL, IDENTITY, SpoolDamaged, open_folder, read_json
+from .segments import DISK_FULL, SpoolDamaged, open_folder
 from .spool_files import Reserve, SegmentFiles
 from .spool_folder import (
     DiskFull,
@@ -30,6 +30,7 @@ from .spool_folder import (
     SpoolMissing,
     discard,
     folder_of,
+    identity_of,
     limits_of,
     make_durable,
     new_folder,
@@ -133,11 +134,16 @@ class SpoolWriter:
             raise SpoolMissing(f"the run {run_id} has no spool") from error
         try:
             lock = take_lock(directory, timeout=timeout)
-            identity = read_json(directory, IDENTITY)
-            writer = cls(directory, lock, identity, limits or limits_of(identity))
         except BaseException:
             os.close(directory)
             raise
+        try:
+            identity = identity_of(directory)
+        except BaseException:
+            os.close(lock)
+            os.close(directory)
+            raise
+        writer = cls(directory, lock, identity, limits or limits_of(identity))
         try:
             writer._recover()
         except SpoolDamaged as error:
@@ -356,6 +362,8 @@ class SpoolWriter:
                 self._let_go_of_active()
             if self._disk_full:
                 self._look_at = now + _LOOK_AT_DISK_SECONDS
+                # Before the reserve is taken, which would take the room for it. That the disk has none
+                # for a new segment, which the flush notes, is no reason to refuse anything.
                 self.flush()
                 self._disk_full = bool(self._batch) or not self._reserve.take()
         if self._disk_full:

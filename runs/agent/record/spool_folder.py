@@ -13,6 +13,7 @@ from .acks import packed
 from .segments import ACKED, DONE, IDENTITY, LOCK, open_folder, read_json, sync_folder
 
 _VERSION = 1
+_MEMBERS = {"runId": str, "spoolId": str, "mode": str, "spoolBytes": int, "segmentBytes": int}
 _LOOK_SECONDS = 0.01
 
 
@@ -26,6 +27,14 @@ class SpoolLimits(NamedTuple):
 def limits_of(identity: Dict[str, Any]) -> SpoolLimits:
     """The limits that a spool was created with."""
     return SpoolLimits(identity["spoolBytes"], identity["segmentBytes"])
+
+
+def identity_of(directory: int) -> Dict[str, Any]:
+    """Whose spool it is, and its limits; raises SpoolFailed when the folder does not say so."""
+    identity = read_json(directory, IDENTITY)
+    if not all(isinstance(identity.get(name), kind) for name, kind in _MEMBERS.items()):
+        raise SpoolFailed(f"the spool is damaged: {IDENTITY} is missing or not whole")
+    return identity
 
 
 class SpoolExists(Exception):

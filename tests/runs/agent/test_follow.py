@@ -397,6 +397,14 @@ def test_damage_with_more_behind_it_is_told_after_what_is_sound(tmp_path: Path) 
         assert b"sequence" in tail.process.stderr.read()
 
 
+def test_a_folder_that_holds_nothing_is_told_as_damage(tmp_path: Path) -> None:
+    (tmp_path / "runs" / RUN).mkdir(parents=True)
+    with tail_of(tmp_path) as tail:
+        assert tail.process.wait(LONG_WAIT) == 5
+        assert tail.process.stderr
+        assert b"spool.json is missing" in tail.process.stderr.read()
+
+
 def test_a_run_without_a_spool_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     with tail_of(tmp_path) as tail:
         assert tail.process.wait(LONG_WAIT) == 4

@@ -281,6 +281,43 @@ def test_a_command_line_of_megabytes_is_cut_and_says_so(root: Path) -> None:
     assert sum(map(len, meta["argv"])) < 70_000
 
 
+def test_what_follows_the_last_argument_that_fits_is_left_out_as_a_whole(root: Path) -> None:
+    recorded = Recorded(root)
+    recorded.recording.process_started(
+        pid=7, argv=["y" * 65536, "z" * 100_000], cwd="/", leader=False, method=Method.POLL
+    )
+    meta = recorded.seal().metas(Kind.PROCESS_STARTED)[1]
+    assert meta["argv"] == ["y" * 65536, ""]
+    assert meta["argvTruncated"] is True
+
+
+def test_a_stream_that_is_closed_twice_has_one_end(root: Path) -> None:
+    recorded = Recorded(root)
+    stream = recorded.stream()
+    stream.feed(b"all")
+    for _ in range(2):
+        stream.close("eof")
+    record = recorded.seal()
+    assert record.closed(Stream.STDOUT) == (3, "eof")
+    assert len(record.of(Kind.PROCESS_STREAM_CLOSED)) == 1
+
+
+def test_all_streams_that_wait_for_room_go_on_at_once(root: Path) -> None:
+    recorded = Recorded(root, limits=SpoolLimits(1 << 20, 1 << 18))
+    streams = [recorded.stream(Stream.STDOUT), recorded.stream(Stream.STDERR)]
+    while recorded.recording.accepts():
+        streams[0].feed(b"x" * 50_000)
+    for stream in streams:
+        stream.feed(b"y" * 50_000)
+        stream.close("eof")
+    assert [stream.stuck for stream in streams] == [True, True]
+    recorded.make_room()
+    while not recorded.writer.room():
+        pass
+    assert recorded.recording.accepts()
+    assert [stream.stuck for stream in streams] == [False, False]
+
+
 def test_the_output_of_a_process_comes_before_its_end(root: Path) -> None:
     recorded = Recorded(root)
     recorded.stream().feed(b"last words")

@@ -14,7 +14,7 @@ import pytest
 from runs.agent.record import repair
 from runs.agent.record.frames import Kind, decode, frames
 from runs.agent.record.segments import Reader, open_folder
-from runs.agent.record.spool import SpoolLimits, SpoolWriter
+from runs.agent.record.spool import SpoolFailed, SpoolLimits, SpoolWriter
 from tests.support.waiting import LONG_WAIT
 
 RUN = str(uuid.uuid4())
@@ -108,6 +108,26 @@ def test_a_record_whose_writer_lives_is_left_alone(tmp_path: Path) -> None:
     assert repair.has_writer(str(tmp_path / RUN)) is False
     assert repair.open_runs(root) == []
     assert repair.seal_abandoned(root) == [RUN]
+
+
+@pytest.mark.parametrize("told", [None, b"", b"[]", b'{"runId": "x", "spoolBytes": 1}'])
+def test_a_folder_that_does_not_say_whose_it_is_is_left_and_others_are_sealed(
+    tmp_path: Path, told: bytes | None
+) -> None:
+    died(tmp_path, "one-shot", leader=True, exit_=None)
+    folder = tmp_path / "0"
+    folder.mkdir()
+    if told is not None:
+        (folder / "spool.json").write_bytes(told)
+    descriptors = Path("/proc/self/fd")
+    open_before = len(list(descriptors.iterdir()))
+
+    assert repair.seal_abandoned(str(tmp_path)) == [RUN]
+
+    assert end_of(tmp_path)["reason"] == "recorder-lost"
+    assert len(list(descriptors.iterdir())) == open_before
+    with pytest.raises(SpoolFailed, match="is missing or not whole"):
+        repair.repair(str(tmp_path), "0")
 
 
 def test_what_is_not_there_has_no_writer_and_no_runs(tmp_path: Path) -> None:
