@@ -23,14 +23,22 @@ def verify_run(run: Run, *, public_key: bytes | None = None) -> Verdict:
     """Compute the record of a run anew from its rows and say whether it is what was written.
 
     ``public_key`` has to have signed it; without one, this installation's key does when it has one.
-    Never raises for what the rows hold. Others may append meanwhile: what counts is where the head
-    stood at the beginning, and rows of the log do not change.
+    Never raises for what the rows hold. Others may append meanwhile: all is read as it was at one
+    moment, unless the caller has a transaction of its own.
     """
+    is_outermost = not connection.in_atomic_block
     try:
         with transaction.atomic():
+            if is_outermost:
+                _see_one_moment()
             return _verified(run, public_key or seal.public_key())
     except Fault as exc:
         return Verdict(False, exc.sequence, str(exc))
+
+
+def _see_one_moment() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 def _verified(run: Run, public_key: bytes | None) -> Verdict:

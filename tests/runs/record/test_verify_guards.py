@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import threading
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -164,6 +166,39 @@ def test_what_was_appended_since_the_head_was_read_does_not_count() -> None:
     RunLoss.objects.create(
         run_number=run.number, position=2, kind="early_close", reason="", detected_via="gap"
     )
+    assert found(run)[0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_processes_that_start_and_end_while_it_is_checked_are_no_faults() -> None:
+    run = make_run()
+    source = Source(run)
+    source.open()
+    source.started()
+    first = source.process()
+    source.append()
+    source.exited(first)
+    source.exited(source.process(), code=1)
+    appended: list[int] = []
+
+    def append() -> None:
+        try:
+            appended.append(source.append().events)
+        finally:
+            connection.close()
+
+    def append_before(execute: Any, sql: str, *rest: Any) -> Any:
+        if " FROM run_event " in sql and not appended:
+            other = threading.Thread(target=append)
+            other.start()
+            other.join()
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(append_before):
+        verdict = found(run)
+    assert appended == [3]
+    assert verdict[0], verdict[2]
+    assert "2 events are consistent" in verdict[2]
     assert found(run)[0]
 
 
