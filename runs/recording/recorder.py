@@ -143,7 +143,7 @@ class Recorder:
         except TailEndedError as exc:
             log.info("tail_ended", reason=str(exc))
             if exc.exit_code in UNREADABLE:
-                return self._unheard.give_up_after_a_while()
+                return self._unheard.give_up_after_a_while(exc.errors)
             return exc.exit_code == NO_SUCH_RUN and self._unheard.not_there()
         except StartUnknownError as exc:
             log.warning("start_unknown", reason=str(exc))

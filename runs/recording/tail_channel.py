@@ -27,11 +27,15 @@ _HELLO_LIMIT = 64 * 1024
 
 
 class TailEndedError(Exception):
-    """The channel ended, or says nothing any more. ``exit_code`` None: the connection was cut."""
+    """The channel ended, or says nothing any more. ``exit_code`` None: the connection was cut.
+
+    ``errors``: what the agent wrote to its standard error, as it came.
+    """
 
     def __init__(self, exit_code: int | None, errors: str = "") -> None:
         super().__init__(f"tail ended with {exit_code}: {errors[-500:]}")
         self.exit_code = exit_code
+        self.errors = errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import time
 import structlog
 
 from runs.models import Run
+from runs.record.ingest import meta as metas
 from runs.recording.collect import drain_container
 from runs.recording.control import RunControl
 from runs.recording.endings import NOT_RUNNING, Endings
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 MAX_DAMAGED = 5
 """So many connections in a row that bring nothing sound are no accident."""
 UNREADABLE_SECONDS = 15.0
+MAX_SAID = 300
+"""So many characters of what the agent says are kept."""
 
 _SPOOL_GONE = "The rest of the record is no longer in the workspace."
 _UNREADABLE = "The record in the workspace cannot be read."
@@ -117,15 +120,17 @@ class UnheardEnds:
         self._damaged += 1
         return self._damaged >= MAX_DAMAGED and self.end_unreadable(_UNREADABLE)
 
-    def give_up_after_a_while(self) -> bool:
+    def give_up_after_a_while(self, errors: str) -> bool:
         """End a record that the agent itself cannot read, unless that passes.
 
-        It also cannot while the workspace is out of memory or processes.
+        It also cannot while the workspace is out of memory or processes. The last line of its
+        ``errors`` says why.
         """
         now = time.monotonic()
         self._unreadable_since = self._unreadable_since or now
         lasted = now - self._unreadable_since >= UNREADABLE_SECONDS
-        return lasted and self.end_unreadable(_UNREADABLE)
+        said = metas.text(errors.strip().rpartition("\n")[2], MAX_SAID)
+        return lasted and self.end_unreadable(f"{_UNREADABLE} {said}".rstrip())
 
     def end_unreadable(self, detail: str) -> bool:
         """End a record of which no more can be stored; ``detail`` says why."""

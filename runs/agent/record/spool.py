@@ -362,8 +362,8 @@ class SpoolWriter:
                 self._let_go_of_active()
             if self._disk_full:
                 self._look_at = now + _LOOK_AT_DISK_SECONDS
-                # Before the reserve is taken, which would take the room for it. That the disk has none
-                # for a new segment, which the flush notes, is no reason to refuse anything.
+                # What waits comes before the reserve. When the flush only found no room for a new
+                # segment, it has noted that too: no reason to refuse anything once both fit.
                 self.flush()
                 self._disk_full = bool(self._batch) or not self._reserve.take()
         if self._disk_full:

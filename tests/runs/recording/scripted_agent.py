@@ -62,6 +62,8 @@ class ScriptedAgent:
     """Whoever is root in the workspace deletes each spool when its run has begun."""
     unreadable: list[int] = field(default_factory=list)
     """For the next tails: the exit code with which the agent says that it cannot read the spool."""
+    complaint: bytes = b""
+    """What it writes to its standard error then."""
     piece: int = 1 << 16
     calls: list[tuple[str, ...]] = field(default_factory=list)
     specs: list[dict[str, object]] = field(default_factory=list)
@@ -136,7 +138,7 @@ class ScriptedAgent:
         if spool is None:
             return Tailed(b"", 4)
         if self.unreadable:
-            return Tailed(b"", self.unreadable.pop(0))
+            return Tailed(b"", self.unreadable.pop(0), said=self.complaint)
         if spool.abandoned:
             spool.sealed = True
         hello = {

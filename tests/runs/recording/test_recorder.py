@@ -207,17 +207,28 @@ def test_the_spool_of_a_new_run_is_known_though_its_connection_ends_before_its_f
     assert [call[0] for call in agent.calls] == ["exec", "tail"]
 
 
-@pytest.mark.parametrize("exit_code", [1, 2, 5])
-def test_a_spool_that_the_agent_cannot_read_any_more_ends_the_run(
-    exit_code: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("exit_code", "complaint", "said"),
+    [
+        (1, b"", ""),
+        (2, b"Traceback:\n\0 at 0xA\n", " \N{REPLACEMENT CHARACTER} at 0xA"),
+        (5, b"agent: the spool is damaged\n", " agent: the spool is damaged"),
+        (5, b"x" * 10_000, f" {'x' * 299}…"),
+    ],
+)
+def test_a_spool_that_the_agent_cannot_read_any_more_ends_the_run_with_what_it_says(
+    exit_code: int, complaint: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runs.recording.unheard_ends.UNREADABLE_SECONDS", 0.0)
     run = make_executable()
-    agent = ScriptedAgent(to_execute={run.pk: whole(run)}, unreadable=[exit_code] * 1000)
+    agent = ScriptedAgent(
+        to_execute={run.pk: whole(run)}, unreadable=[exit_code] * 1000, complaint=complaint
+    )
 
     run = record(run, agent)
 
     assert (run.status, run.error_code) == (Run.Status.FAILED, "record-lost")
+    assert run.error_message == f"The record in the workspace cannot be read.{said}"
 
 
 def test_a_spool_that_the_agent_can_read_again_is_read_to_its_end() -> None:
