@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Optional, Protocol, Tuple
 from ..process.byte_queue import ByteQueue
 from ..process.gateway_client import Watch
 from ..record.frames import Kind, Method
+from ..record.resting import MOST_DESCRIPTORS
 from .channel import MAX_DATA, ToClient
 from .channel_set import Channel, Link
 from .session_requests import CONNECT_FAILED
@@ -69,7 +70,7 @@ class Forward(Channel):
         if known:
             self._connect(known)
         else:
-            self._lookup = _Lookup(host)
+            self._look_up()
 
     @property
     def is_over(self) -> bool:
@@ -134,6 +135,12 @@ class Forward(Channel):
     def _known_addresses(self) -> List[Address]:
         """Where to connect to; nothing when the name has to be looked up."""
         return _numeric(self.host)
+
+    def _look_up(self) -> None:
+        try:
+            self._lookup = _Lookup(self.host)
+        except OSError as error:
+            self._refuse(f"its address cannot be looked up: {error.strerror}")
 
     def _refusal(self, why: str) -> Dict[str, Any]:
         """What the client is told when there is no connection."""
@@ -284,13 +291,23 @@ class _Lookup:
     """A name's addresses, from a child process: a lookup may wait for seconds."""
 
     def __init__(self, host: str) -> None:
+        """Raises OSError when there is no room for a pipe or a process."""
         self.fd, answer = os.pipe()
         os.set_blocking(self.fd, False)
         self._answer = b""
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(self.fd)
+            os.close(answer)
+            raise
+        if pid == 0:
             try:
-                # Nobody waits for longer; until then it is not looked after.
                 signal.set_wakeup_fd(-1)
+                # Whoever reads a pipe sees its end only when nobody else has it open.
+                os.closerange(0, answer)
+                os.closerange(answer + 1, MOST_DESCRIPTORS)
+                # Nobody waits for longer; until then it is not looked after.
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(int(_CONNECT_SECONDS))
                 os.write(answer, _looked_up(host).encode()[:_MOST_ANSWER_BYTES])

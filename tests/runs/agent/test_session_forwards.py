@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from runs.agent.record.frames import Kind
+from runs.agent.session import forwards
 from runs.agent.session.channel import INITIAL_WINDOW, FromClient, ToClient
 from tests.runs.agent.booted import Workspace, eventually
 from tests.runs.agent.connected import PTY, Session
@@ -180,6 +186,75 @@ def test_where_nobody_listens_the_channel_is_refused(connect: Opener, host: str,
         assert "refused" in refused["message"]
     assert session.command("true").until(ToClient.EXIT)["code"] == 0
     assert not session.record().of(Kind.FORWARD_OPENED)
+
+
+def test_a_name_that_cannot_be_looked_up_now_is_refused_and_ends_nothing_else(
+    connect: Opener,
+) -> None:
+    session = connect()
+    copy = session.command("cat")
+    with no_more_descriptors(session.process.pid):
+        refused = session.open("forward", host="no.such.name.invalid", port=80)
+        told = refused.until(ToClient.REFUSED)
+    assert told["code"] == "connect-failed"
+    assert "no.such.name.invalid:80: its address cannot be looked up" in told["message"]
+    copy.write(b"still here")
+    copy.send(FromClient.EOF)
+    assert copy.until(ToClient.EXIT)["code"] == 0
+    assert copy.output() == b"still here"
+    assert session.record().seal["reason"] == "ended"
+
+
+@contextmanager
+def no_more_descriptors(pid: int) -> Iterator[None]:
+    """A process that has all the descriptors that it may have."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    free = next(number for number in range(len(taken) + 1) if number not in taken)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_a_lookup_without_room_for_a_process_leaves_no_descriptor_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(BlockingIOError):
+        forwards._Lookup("a.name")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_lookup_that_takes_long_holds_nothing_of_others_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child, go = tmp_path / "child", tmp_path / "go"
+
+    def slow(*_: object, **__: object) -> NoReturn:
+        child.write_text(str(os.getpid()))
+        while not go.exists():
+            time.sleep(0.01)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    reading, writing = os.pipe()
+    lookup = forwards._Lookup("a.name")
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    eventually(child.exists)
+    assert not lookup.read()
+    go.touch()
+    os.waitpid(int(child.read_text()), 0)
+    assert lookup.read()
+    assert lookup.addresses == []
+    lookup.close()
+    os.close(reading)
 
 
 @pytest.mark.parametrize(
