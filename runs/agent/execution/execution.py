@@ -183,7 +183,7 @@ class Execution:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         if self.is_ending:
             return
-        if self._runs() or not self.client.is_over():
+        if self._anything_runs() or not self.client.is_over():
             self._stop_reason = reason
             self._seal_reason = "runtime-ended" if reason == "stop" else "stopped"
         self._record_signal(signal.SIGTERM, reason)
@@ -197,9 +197,9 @@ class Execution:
         due = [self._watching_deadline()]
         for leader in self._leaders:
             due += leader.deadlines()
-        if self._may_kill():
+        if self.is_ending:
             due.append(self._kill_at)
-        if self._runs():
+        if self._anything_runs():
             due.append(self._time_limit)
         return _earliest(due)
 
@@ -210,9 +210,9 @@ class Execution:
     def _runs(self) -> bool:
         return any(leader.exit is None for leader in self._leaders)
 
-    def _may_kill(self) -> bool:
-        """An interactive run's background work survives its leader, unless all was to end."""
-        return self._runs() or self.is_ending
+    def _anything_runs(self) -> bool:
+        """Whether a leader runs, or something that one left behind whose output is still read."""
+        return self._runs() or bool(self._leaders and self._have_children)
 
     def _turn(self, deadline: Optional[float]) -> None:
         """Wait for something to happen or the deadline, and serve what has."""
@@ -272,13 +272,13 @@ class Execution:
                 # The container is being stopped: what it allows must suffice for the seal too.
                 grace = min(self.spec.grace_seconds, self._config.limits.grace_seconds / 2)
                 self.request_stop("stop", grace)
-        if self._time_limit is not None and now >= self._time_limit and self._runs():
+        if self._time_limit is not None and now >= self._time_limit and self._anything_runs():
             self._time_limit = None
             self.request_stop("timeout")
         accepts = self.recording.accepts()
         for leader in self._leaders:
             leader.supervise(now, accepts, self._stop_reason)
-        if self._kill_at is not None and now >= self._kill_at and self._may_kill():
+        if self._kill_at is not None and now >= self._kill_at and self.is_ending:
             self._kill(self._stop_reason or "stop")
             self._kill_at = now + KILL_AGAIN_SECONDS
             for leader in self._leaders:

@@ -180,11 +180,11 @@ class Leader:
         if self.exit is None and self._child is not None and self._child.exit is not None:
             self._ended(self._child.exit, accepts, stop_reason)
         if self.exit is not None:
-            if not accepts:
+            if not self._drained and accepts:
+                self._drain()
+            elif not self._drained:
                 # What lies in the pipes was written by the run and has no room yet: it waits.
                 self.abandon_at = now + _AFTER_LEADER_SECONDS
-            elif not self._drained:
-                self._drain()
             if self._kill_at is not None and now >= self._look_at:
                 self._clear_session(now, self._kill_at)
             return

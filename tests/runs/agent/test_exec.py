@@ -275,6 +275,66 @@ def test_a_full_spool_makes_the_program_wait_and_loses_nothing(runs: Runs) -> No
     assert (runs.workspace.directory / "written").exists()
 
 
+FLOOD = "trap '' TERM; cat /dev/zero & echo $! > pid; while [ ! -e go ]; do sleep 0.01; done"
+"""Leaves something behind that writes without an end and heeds no TERM."""
+
+SMALL = {"spoolBytes": 1 << 20, "segmentBytes": 1 << 18}
+FULL = 880_000
+"""A spool that is so small has no room for another chunk then."""
+
+
+def left_behind_a_flood(runs: Runs, **members: Any) -> str:
+    """A run whose program has ended with 0, while what it left behind keeps its spool full."""
+    (runs.workspace.directory / "go").unlink(missing_ok=True)
+    run_id = runs.start("sh", "-c", FLOOD, record=SMALL, graceSeconds=0.2, **members)
+    eventually(lambda: _bytes_in(runs, run_id) > FULL or runs.is_sealed(run_id))
+    runs.workspace.go()
+    eventually(lambda: runs.record(run_id).of(Kind.PROCESS_EXITED))
+    return run_id
+
+
+def stored_when_full(runs: Runs, run_id: str) -> Record:
+    """What is left of a record, once it has ended, that was stored whenever there was no room."""
+
+    def over() -> bool:
+        if _bytes_in(runs, run_id) > FULL:
+            runs.take_whole_segments(run_id)
+        return runs.is_sealed(run_id)
+
+    eventually(over)
+    return runs.record(run_id)
+
+
+def test_what_writes_faster_than_it_is_stored_is_given_up_after_the_program(runs: Runs) -> None:
+    run_id = left_behind_a_flood(runs)
+    record = stored_when_full(runs, run_id)
+    assert record.closed(Stream.STDOUT)[1] == "abandoned"
+    (seal,) = record.metas(Kind.RECORD_SEALED)
+    assert (seal["reason"], seal["exit"]["code"]) == ("ended", 0)
+    assert not is_alive(int(runs.workspace.read("pid")))
+
+
+def test_a_stop_ends_what_a_program_has_left_behind_in_a_full_spool(runs: Runs) -> None:
+    run_id = left_behind_a_flood(runs)
+    assert runs.stop(run_id) == 0
+    eventually(lambda: not is_alive(int(runs.workspace.read("pid"))))
+    (seal,) = stored_when_full(runs, run_id).metas(Kind.RECORD_SEALED)
+    assert seal["reason"] == "stopped"
+    assert seal["exit"] == {"code": 0, "signal": None, "reason": "exited"}
+
+
+def test_the_time_limit_ends_what_a_program_has_left_behind_in_a_full_spool(runs: Runs) -> None:
+    for seconds in (1, 10, 100):
+        run_id = left_behind_a_flood(runs, timeSeconds=seconds)
+        (ended,) = runs.record(run_id).metas(Kind.PROCESS_EXITED)
+        if ended["reason"] == "exited":
+            break
+    eventually(lambda: not is_alive(int(runs.workspace.read("pid"))))
+    record = stored_when_full(runs, run_id)
+    (seal,) = record.metas(Kind.RECORD_SEALED)
+    assert (seal["reason"], seal["exit"]["code"]) == ("stopped", 0)
+
+
 def test_a_full_spool_with_the_policy_drop_names_every_missing_byte(runs: Runs) -> None:
     room = {"spoolBytes": 1 << 20, "segmentBytes": 1 << 18, "policy": "drop"}
     record = runs.run("sh", "-c", "head -c 3000000 /dev/zero; echo end >&2", record=room)
