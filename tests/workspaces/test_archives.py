@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import os
 import tarfile
 from collections.abc import Callable
@@ -168,6 +170,26 @@ def test_an_archive_that_is_refused_half_way_is_taken_back(box: Box) -> None:
     refused = box.unpack("into", content, expect=403)
     assert refused.body["code"] == "file-permission-denied"
     assert box.run("find into | sort; cat into/*[0-9] into/theirs") == before
+    assert box.left_behind() == ""
+
+
+def test_the_end_of_the_workspace_takes_an_archive_back_that_was_coming(box: Box) -> None:
+    path = base64.b64encode(f"{box.home}/to".encode()).decode()
+    spec = json.dumps({"action": "unpack", "path": path}).encode()
+    begun = tar((member("large"), bytes(100_000)))[:50_000]
+    sent = b"".join(
+        kind + len(content).to_bytes(4, "big") + content
+        for kind, content in ((b"S", spec), (b"D", begun))
+    )
+    # PID 1 sends both to everything there is, the one behind the other.
+    box.run(
+        "mkfifo /tmp/frames; /usr/lib/svc/agent files </tmp/frames >/tmp/told & "
+        "exec 3>/tmp/frames; "
+        f"echo {base64.b64encode(sent).decode()} | base64 -d >&3; "
+        "until ls to/.svc-upload-*/large; do sleep 0.01; done; "
+        "kill -TERM $!; kill -HUP $!; wait $! || true; ! ls -d to",
+        user="root",
+    )
     assert box.left_behind() == ""
 
 

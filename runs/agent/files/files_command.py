@@ -24,6 +24,8 @@ def serve(config_path: str, state_directory: str) -> int:
     # Both are to end what was begun, and a handler of Python's own would not.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
+    # With the container's end it comes right behind TERM, and would cut short what TERM begins.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         spec = wire.spec()
         config = load(config_path)
