@@ -69,7 +69,7 @@ def boot(config_path: str, state_directory: str, serve: Serve) -> int:
     try:
         stopped_by = await_binding(config_path, status, supervisor)
         if stopped_by is not None:
-            status.write("stopped", message=f"stopped by {name_of(stopped_by)}")
+            _write_last(status, "stopped", message=f"stopped by {name_of(stopped_by)}")
             return 128 + stopped_by
         config = load(config_path)
         grace_seconds = config.limits.grace_seconds
@@ -130,15 +130,27 @@ def _report(
 ) -> None:
     safe = bounded_text(masker.mask(message.encode("utf-8", "replace")), _MESSAGE_BYTES)
     print(f"agent: {safe}", file=sys.stderr, flush=True)
-    try:
-        status.write("failed", step=step, message=safe, tail=tail)
-    except OSError as error:
-        print(f"agent: cannot write the status file: {error}", file=sys.stderr, flush=True)
+    _write_last(status, "failed", step=step, message=safe, tail=tail)
     if supervisor.record is not None:
         try:
             supervisor.record.state("failed", step=step, message=safe)
         except (SpoolFailed, OSError) as error:
             _stop_recording(supervisor, error)
+
+
+def _write_last(
+    status: StatusFile,
+    phase: str,
+    *,
+    step: Optional[StepStatus] = None,
+    message: str,
+    tail: str = "",
+) -> None:
+    """Say how it ends. Where that cannot be written, a full disk say, it ends all the same."""
+    try:
+        status.write(phase, step=step, message=message, tail=tail)
+    except OSError as error:
+        print(f"agent: cannot write the status file: {error}", file=sys.stderr, flush=True)
 
 
 def _end_record(supervisor: Supervisor, reason: str, ending: Optional[Ending]) -> None:
@@ -281,13 +293,13 @@ class _Boot:
         ended = running.child.exit
         message = f"the foreground {ended}"
         status = command.status(ended)
-        self._status.write("stopped", step=status, message=message, tail=running.tail)
+        _write_last(self._status, "stopped", step=status, message=message, tail=running.tail)
         self._end(stop.seconds_left(), message, stop.requested, ending_of(ended), status)
         return ended.status
 
     def _stop(self, number: int) -> int:
         message = f"stopped by {name_of(number)}"
-        self._status.write("stopped", message=message)
+        _write_last(self._status, "stopped", message=message)
         self._end(self._config.limits.grace_seconds, message, True, None)
         return 128 + number
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Event, decode, frames
 from runs.agent.record.spool import SpoolLimits, SpoolWriter
@@ -135,6 +138,32 @@ def test_a_process_is_recorded_with_its_command_and_its_exit(workspace: Workspac
         "ended",
         {"code": 3, "signal": None, "reason": "exited"},
     )
+
+
+@pytest.mark.parametrize(("ordered", "code"), [(False, 3), (True, 0)])
+def test_an_end_that_the_status_has_no_room_for_is_the_end_that_it_was(
+    workspace: Workspace, ordered: bool, code: int
+) -> None:
+    waits = f"trap 'exit 0' TERM; touch listening; {UNTIL_GO}; exit 3"
+    boot = workspace.boot(foreground=command(waits), record=ONCE)
+    boot.settle()
+    eventually((workspace.directory / "listening").exists)
+    (workspace.state / "status.json.new").mkdir()
+    if ordered:
+        boot.process.send_signal(signal.SIGTERM)
+    else:
+        workspace.go()
+    assert boot.wait() == code
+    (seal,) = recorded(workspace).metas("recordSealed")
+    assert seal["reason"] == ("stopped" if ordered else "ended")
+    assert seal["exit"] == {"code": code, "signal": None, "reason": "exited"}
+
+
+def test_a_stop_that_the_status_has_no_room_for_is_no_failure(workspace: Workspace) -> None:
+    boot = workspace.boot()
+    boot.settle()
+    (workspace.state / "status.json.new").mkdir()
+    assert boot.stop() == 128 + signal.SIGTERM
 
 
 def test_a_failed_step_seals_the_record_with_its_own_exit(workspace: Workspace) -> None:
