@@ -175,9 +175,12 @@ class Callers:
             # What the process writes comes behind it.
             connection.send(b"+")
             call = _Call(arguments, ending)
-            child = self._fork(call, connection, errors, lambda: self._serve(arguments))
             fds.remove(ending)
-            return child
+            try:
+                return self._fork(call, connection, errors, lambda: self._serve(arguments))
+            except OSError:
+                call.ended(128 + signal.SIGKILL)  # as one that the kernel has ended
+                return None
         except (OSError, TypeError):
             return None
         finally:
