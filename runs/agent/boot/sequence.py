@@ -39,6 +39,7 @@ EXIT_FAILED = 70
 # A command that cannot work (a typo, a missing library) ends within this time and is never called
 # ready.
 _SETTLE_SECONDS = 0.1
+_KILL_AGAIN_SECONDS = 0.1
 _READERS_SECONDS = 2.0
 _DEFAULT_GRACE_SECONDS = 10.0
 _CREDENTIALS = "credentials"
@@ -340,6 +341,8 @@ class _ForegroundStop:
         self._running = running
         self._grace_seconds = grace_seconds
         self.deadline: Optional[float] = None
+        """When everything is killed, or killed again."""
+        self._killed = False
 
     @property
     def requested(self) -> bool:
@@ -354,7 +357,13 @@ class _ForegroundStop:
                 # They need the time as much as the foreground does.
                 reaper.terminate_recorders()
         if self.deadline is not None and time.monotonic() >= self.deadline:
-            self._supervisor.kill_everything()
+            # The event of the first time says all; what takes long to die needs no more of them.
+            if self._killed:
+                reaper.signal_everything(signal.SIGKILL)
+            else:
+                self._supervisor.kill_everything()
+            self._killed = True
+            self.deadline = time.monotonic() + _KILL_AGAIN_SECONDS
 
     def deadline_before(self, other: float) -> float:
         return other if self.deadline is None else min(self.deadline, other)
@@ -362,4 +371,6 @@ class _ForegroundStop:
     def seconds_left(self) -> float:
         if self.deadline is None:
             return self._grace_seconds
+        if self._killed:
+            return 0.0
         return max(0.0, self.deadline - time.monotonic())

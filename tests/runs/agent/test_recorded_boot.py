@@ -13,7 +13,7 @@ import pytest
 
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Event, decode, frames
 from runs.agent.record.spool import SpoolLimits, SpoolWriter
-from tests.runs.agent.booted import RECORD, UNTIL_GO, Boot, Workspace, command, eventually, step
+from tests.runs.agent.booted import PYTHON, RECORD, UNTIL_GO, Boot, Workspace, command, eventually, step
 
 ONCE = RECORD | {"restart": False}
 
@@ -138,6 +138,25 @@ def test_a_process_is_recorded_with_its_command_and_its_exit(workspace: Workspac
         "ended",
         {"code": 3, "signal": None, "reason": "exited"},
     )
+
+
+def test_a_foreground_that_takes_long_to_die_is_killed_once_in_its_record(
+    workspace: Workspace,
+) -> None:
+    large = (
+        "import signal, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "held = b'x' * (200 << 20); pathlib.Path('ready').touch(); signal.pause()"
+    )
+    boot = workspace.boot(
+        foreground=command(f'exec {PYTHON} -c "{large}"'),
+        limits=workspace.limits(graceSeconds=0.1),
+        record=ONCE,
+    )
+    ready(boot)
+    eventually((workspace.directory / "ready").exists)
+    assert boot.stop() == 137
+    sent = [meta["signal"] for meta in recorded(workspace).metas("signalSent")]
+    assert sent.count("SIGKILL") == 1
 
 
 @pytest.mark.parametrize(("ordered", "code"), [(False, 3), (True, 0)])
