@@ -70,6 +70,7 @@ class Leader:
         """Why it could not be started."""
         self.input: Optional[InputPipe] = None
         self.abandon_at: Optional[float] = None
+        """When, after its end, nothing more is read of it and its background is not waited for."""
         self.started_at = time.monotonic()
         self._kills = kills()
         self._around = around
@@ -80,9 +81,12 @@ class Leader:
         self._child: Optional[Child] = None
         self._terminal = -1
         self._drained = False
+        # When what was hung up on is killed; None again once nothing of it is left.
         self._kill_at: Optional[float] = None
         self._killed = False
+        # When a program that was killed and has not ended is given up.
         self._lost_at: Optional[float] = None
+        # When, after its end, is looked again whether anything that was hung up on is left.
         self._look_at = 0.0
         self._start()
 
@@ -158,7 +162,8 @@ class Leader:
         """Descriptors to wait for, when its output may be read and its input written now."""
         found: List[Watch] = []
         for output in self._outputs:
-            if read and output.ready(now):
+            # Asked even when nothing is read: a moment that has passed must not wake the loop again.
+            if output.ready(now) and read:
                 found.append((output.fd, select.POLLIN, output.handle))
         given = self.input
         if write and given is not None and given.pending and not self._is_hung_up():
@@ -167,12 +172,10 @@ class Leader:
 
     def deadlines(self) -> List[Optional[float]]:
         """When `supervise` must be called (monotonic seconds), if nothing happens before."""
-        due = [self.abandon_at, *(output.retry_at for output in self._outputs)]
+        due = [output.retry_at for output in self._outputs]
         if self.exit is None:
-            due += [self._kill_at, self._lost_at]
-        elif self._kill_at is not None:
-            due.append(self._look_at)
-        return due
+            return [*due, self._kill_at, self._lost_at]
+        return [*due, self.abandon_at if self._kill_at is None else self._look_at]
 
     def supervise(self, now: float, accepts: bool, stop_reason: Optional[str]) -> None:
         """Do what is due. `accepts`: whether there is room in the record now."""
