@@ -114,6 +114,8 @@ def test_conditions_on_the_hash_decide_reads_writes_and_removals(box: Box) -> No
     assert box.get("file", headers={"If-None-Match": new}).content == b"old"
     box.get("file", headers={"If-Match": new}, expect=412)
     box.put("file", b"new", headers={"If-Match": f'"0", {old}'}, expect=200)
+    box.run("chmod 444 file")
+    box.put("file", b"newer", headers={"If-Match": new}, expect=403)
     box.delete("file", headers={"If-Match": old}, expect=412)
     box.delete("file", headers={"If-Match": new})
     senseless = box.get("file", headers={"If-Match": "sha256"}, expect=400)

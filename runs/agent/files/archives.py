@@ -53,7 +53,11 @@ def _walk(top: bytes) -> Iterator[Tuple[bytes, os.stat_result]]:
     folders = [top] if os.path.isdir(top) else []
     while folders:
         folder = folders.pop()
-        with os.scandir(folder) as found:
+        try:
+            found = os.scandir(folder)
+        except FileNotFoundError:
+            continue  # removed since
+        with found:
             for entry in found:
                 place: bytes = entry.path
                 try:
@@ -71,7 +75,7 @@ def _require_readable(place: bytes, status: os.stat_result) -> None:
         wanted |= os.X_OK
     elif not stat.S_ISREG(status.st_mode):
         return
-    if not os.access(place, wanted):
+    if not os.access(place, wanted) and os.path.lexists(place):
         shown = place.decode("utf-8", "replace")
         message = f"The workspace's user may not read {shown}."
         raise Refusal("file-permission-denied", message)

@@ -43,6 +43,7 @@ def write(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None
         raise Refusal("not-a-file", "A path that ends in a slash names a folder.")
     folder = os.path.dirname(target)
     present = _present(wire, target, conditions)
+    _require_writable(target)
     conditions.check(present)
     made = make_folders(folder)
     stored = False
@@ -54,6 +55,7 @@ def write(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None
             sha256 = upload.finish(_mode(spec, present))
             with FolderLock(folder):
                 now = _present(wire, target, conditions, known=present)
+                _require_writable(target)
                 conditions.check(now)
                 log.tell("write", target, size=upload.size, sha256=sha256)
                 upload.place(target, new=conditions.creates)
@@ -73,14 +75,18 @@ def _mode(spec: Dict[str, Any], present: Present) -> int:
     return _NEW_MODE if present.version is None else present.mode & 0o777
 
 
+def _require_writable(target: bytes) -> None:
+    """A file that nobody may write to is not replaced, although its folder would allow it."""
+    if not os.access(target, os.W_OK) and os.path.exists(target):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def _present(wire: Wire, target: bytes, conditions: Conditions, known: Present = ABSENT) -> Present:
     try:
         status = os.stat(target)
     except FileNotFoundError:
         return ABSENT
     require_regular(status)
-    if not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     version = version_of(status)
     if not conditions.needs_hash:
         return Present(version, status.st_mode, None)
