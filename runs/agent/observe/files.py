@@ -21,6 +21,7 @@ GATHER_SECONDS = 0.2
 MOST_GATHERED = 4096
 # As many buffers are read before other things get their turn.
 _READS = 4
+_LAST_READS_SECONDS = 1.0
 _TYPES = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symlink"))
 
 
@@ -83,16 +84,21 @@ class LiveFiles:
         if self.due is not None and time.monotonic() >= self.due:
             self.flush()
 
-    def finish(self) -> None:
-        """Take and give out everything, and stop watching."""
+    def finish(self) -> bool:
+        """Take and give out everything, and stop watching; False when it never came to an end.
+
+        Somebody else may go on changing files, and quicker than is read.
+        """
+        deadline = time.monotonic() + _LAST_READS_SECONDS
         while True:
             notices = self._watched.inotify.read()
-            if not notices:
-                break
             for notice in notices:
                 self._take(notice)
+            if not notices or time.monotonic() >= deadline:
+                break
         self.flush()
         self._watched.inotify.close()
+        return not notices
 
     def flush(self) -> None:
         """Give out what has been gathered."""

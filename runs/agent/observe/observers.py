@@ -31,6 +31,8 @@ _FILES_DETAIL = (
     "size and time; what was changed and restored is no change"
 )
 
+_TOO_QUICK = "live: files were changed quicker than could be read at the end"
+
 
 class Observers:
     """Watches one run. All calls are short but `before_start` and `finish`, which have a limit.
@@ -173,8 +175,8 @@ class Observers:
             self._network.finish()
         self._processes.finish()
         live, self._live = self._live, None
-        if live is not None:
-            live.finish()
+        if live is not None and not live.finish():
+            self._changed("files", "limited", _TOO_QUICK)
         changes, self._changes = self._changes, None
         if changes is None:
             return

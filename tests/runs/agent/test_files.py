@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runs.agent.observe import files
 from runs.agent.observe.files import LiveFiles
 from runs.agent.record.frames import Kind
 from tests.runs.agent.observed import Watching
@@ -94,6 +95,25 @@ def test_thousands_of_changes_are_all_told(live: Live) -> None:
     for number in range(5000):
         (live.root / str(number)).touch()
     assert len(live.told()) == 5000
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0])
+def test_the_end_does_not_wait_for_ever_for_whoever_goes_on_changing_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+) -> None:
+    if seconds is not None:
+        monkeypatch.setattr(files, "_LAST_READS_SECONDS", seconds)
+    root = tmp_path / "root"
+    root.mkdir()
+    watching = Watching(tmp_path, root, files=True)
+    watching.observers.before_start()
+    (root / "late").touch()
+    watching.observers.finish()
+    assert [meta["path"] for meta in watching.metas(Kind.FILE_CHANGE)] == ["late"]
+    told = [meta["reason"] for meta in watching.metas(Kind.COVERAGE_CHANGED)]
+    quick = "live: files were changed quicker than could be read at the end"
+    assert (quick in told) == (seconds is not None)
+    watching.close()
 
 
 def test_lost_notices_are_named_and_what_appeared_meanwhile_is_watched(live: Live) -> None:
