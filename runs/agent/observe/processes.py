@@ -46,12 +46,16 @@ class Stat(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A process of the run. `number`: its number in the record, 0 when it has none."""
+    """A process of the run. `number`: its number in the record, 0 when it has none.
+
+    `session`: that in which it was seen first.
+    """
 
     number: int
     start: int
     leader: bool
     since: float
+    session: int
 
 
 class Processes:
@@ -96,7 +100,8 @@ class Processes:
         """A process that the recorder started itself, and records itself."""
         found = _stat_of(pid)
         self._strangers.pop(pid, None)
-        self._members[pid] = Member(number, found.start if found else 0, True, time.monotonic())
+        start = found.start if found else 0
+        self._members[pid] = Member(number, start, True, time.monotonic(), pid)
         self._sessions.add(pid)
         # A look that is under way does not see what it starts.
         self._is_outdated = True
@@ -181,6 +186,8 @@ class Processes:
 
     def _polled(self) -> Iterator[None]:
         """One look at everything, in steps: what begins meanwhile is left for the next one."""
+        # What is in them all the same is found by this look.
+        left = self._empty_sessions()
         present = set(_pids())
         members = list(self._members.items())
         for pid in [pid for pid in self._strangers if pid not in present]:
@@ -199,6 +206,12 @@ class Processes:
         for pid in sorted(present - known):
             self._place(pid, set())
             yield
+        # The kernel may give their numbers to strangers.
+        self._sessions -= left & self._empty_sessions()
+
+    def _empty_sessions(self) -> Set[int]:
+        used = {member.session for member in self._members.values()}
+        return self._sessions - used - self._members.keys()
 
     def _look_again(self, pid: int) -> None:
         start = self._strangers.get(pid)
@@ -249,7 +262,7 @@ class Processes:
         now = time.monotonic()
         if not self._is_recorded or self._recorded >= MOST_RECORDED:
             self.full = self._is_recorded
-            self._members[pid] = Member(0, found.start, False, now)
+            self._members[pid] = Member(0, found.start, False, now, found.session)
             return
         argv, cwd, name = _described(pid)
         parent = self._members.get(found.parent)
@@ -264,7 +277,7 @@ class Processes:
             confidence=Confidence.INFERRED,
         )
         self._recorded += 1
-        self._members[pid] = Member(number, found.start, False, now)
+        self._members[pid] = Member(number, found.start, False, now, found.session)
 
     def _ended(self, pid: int, member: Member) -> None:
         del self._members[pid]

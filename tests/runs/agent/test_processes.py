@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from runs.agent.observe.files import GATHER_SECONDS
+from runs.agent.observe.processes import Processes
 from runs.agent.record.frames import Confidence, Kind, Method
+from runs.agent.record.unrecorded import Unrecorded
 from tests.runs.agent.booted import eventually
 from tests.runs.agent.observed import RUN, Watching
 
@@ -69,6 +72,28 @@ def test_an_orphan_is_known_by_its_environment_and_a_stranger_is_not(tmp_path: P
             orphan.kill()
         leader.kill()
     watching.close()
+
+
+def test_the_number_of_a_session_in_which_nothing_is_left_makes_nobody_a_process_of_the_run() -> (
+    None
+):
+    processes = Processes(Unrecorded(), "a run of its own")
+    processes.prepare()
+    script = "env -i sleep 1005 & echo $!"
+    with subprocess.Popen(
+        ["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE
+    ) as leader:
+        processes.leader_started(leader.pid, 1)
+        assert leader.stdout is not None
+        background = int(leader.stdout.readline())
+    processes.finish()
+    assert processes.pids() == [background]
+    assert processes._sessions == {leader.pid}
+    os.kill(background, signal.SIGKILL)
+    eventually(lambda: not processes.pids())
+    processes.finish()
+    processes.finish()
+    assert processes._sessions == set()
 
 
 def test_who_may_have_changed_a_file_is_looked_for_before_it_is_told_of(tmp_path: Path) -> None:
