@@ -93,7 +93,8 @@ def give(state_directory: str, run_id: str, read: Callable[[int], bytes]) -> int
         left = memoryview(read(0))
         while left:
             left = left[os.write(content, left) :]
-        send_request(os.path.join(state_directory, "runs"), run_id, b"{}", [content, answer_write])
+        # Without its descriptors, which may find no room there, it must not be a request to stop.
+        send_request(os.path.join(state_directory, "runs"), run_id, b"[]", [content, answer_write])
     except OSError as error:
         print(f"agent: the run {run_id} is not open: {error.strerror}", file=sys.stderr)
         return EXIT_UNKNOWN

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runs.agent.execution.run_input import WAITING_BYTES
-from runs.agent.record.frames import Stream
+from runs.agent.record.frames import Kind, Stream
 from tests.runs.agent.booted import PYTHON, Workspace, eventually
-from tests.runs.agent.recorded import Runs
+from tests.runs.agent.recorded import Runs, no_more_descriptors
 
 
 @pytest.fixture
@@ -69,6 +70,19 @@ def test_a_signal_is_sent_once_and_past_bytes_that_nobody_reads(runs: Runs) -> N
     tell(runs, run, given(1, whole, 0), told)
     tell(runs, run, {"position": 3, "kind": "signal", "signal": "TERM"})
     assert runs.sealed(run).stream(Stream.STDOUT) == b"begun\ntold\n"
+
+
+def test_input_for_which_there_is_no_descriptor_stops_nothing(runs: Runs) -> None:
+    run = opened(runs, "cat")
+    (started,) = runs.record(run).metas(Kind.PROCESS_STARTED)
+    status = Path(f"/proc/{started['pid']}/stat").read_text()
+    with no_more_descriptors(int(status.rpartition(")")[2].split()[1])):
+        assert tell(runs, run, given(1, b"lost", 0)) is None
+    end = {"position": 2, "kind": "end"}
+    assert tell(runs, run, given(1, b"kept", 0), end)["state"] == "taken"
+    record = runs.sealed(run)
+    assert record.stream(Stream.STDOUT) == b"kept"
+    assert record.seal["reason"] == "ended"
 
 
 def test_a_terminal_is_resized_and_typed_into(runs: Runs) -> None:

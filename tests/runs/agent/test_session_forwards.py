@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +19,7 @@ from runs.agent.session import forwards
 from runs.agent.session.channel import INITIAL_WINDOW, FromClient, ToClient
 from tests.runs.agent.booted import Workspace, eventually
 from tests.runs.agent.connected import PTY, Session
-from tests.runs.agent.recorded import Runs, listener
+from tests.runs.agent.recorded import Runs, listener, no_more_descriptors
 
 Opener = Callable[..., Session]
 
@@ -203,19 +201,6 @@ def test_a_name_that_cannot_be_looked_up_now_is_refused_and_ends_nothing_else(
     assert copy.until(ToClient.EXIT)["code"] == 0
     assert copy.output() == b"still here"
     assert session.record().seal["reason"] == "ended"
-
-
-@contextmanager
-def no_more_descriptors(pid: int) -> Iterator[None]:
-    """A process that has all the descriptors that it may have."""
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-    free = next(number for number in range(len(taken) + 1) if number not in taken)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def test_a_lookup_without_room_for_a_process_leaves_no_descriptor_behind(
