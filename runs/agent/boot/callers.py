@@ -198,7 +198,7 @@ class Callers:
         try:
             pid = os.fork()
             if pid == 0:
-                _become(connection, errors, call.arguments[0], serve)
+                _serve_in_child(connection, errors, call.arguments[0], serve)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         call.child = Child(pid)
@@ -242,7 +242,7 @@ class Callers:
         return [child for child in map(self._wake, numbers) if child is not None]
 
 
-def _become(
+def _serve_in_child(
     connection: socket.socket, errors: int, name: str, serve: Callable[[], int]
 ) -> NoReturn:
     """The child's side: a process as one that the engine starts, and then its end."""

@@ -154,7 +154,7 @@ def start(
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, account, cwd, env, stdio, report_write, prctl, parent)
+            _exec_in_child(argv, account, cwd, env, stdio, report_write, prctl, parent)
     except OSError as error:
         os.close(report_read)
         raise StartError(f"cannot start a process: {error.strerror}", 126) from None
@@ -186,7 +186,7 @@ def _shell_code(number: int) -> int:
     return 126 if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else 127
 
 
-def _become(
+def _exec_in_child(
     argv: Sequence[str],
     account: Account,
     cwd: str,
@@ -226,7 +226,8 @@ def _become(
         reason = repr(error)
         if isinstance(error, OSError):
             number = error.errno or errno.EIO
-            if number == errno.EACCES and not _exists(argv[0], env.get("PATH", os.defpath)):
+            path = env.get("PATH", os.defpath)
+            if doing.startswith("run") and number == errno.EACCES and not _exists(argv[0], path):
                 # Only a folder of the PATH is closed to the user.
                 number = errno.ENOENT
             reason = os.strerror(number)

@@ -9,7 +9,9 @@ import os
 import pwd
 import stat
 
+from runs.agent.record.frames import Kind
 from tests.runs.agent.booted import USER, Workspace, bash_step, step
+from tests.runs.agent.recorded import Runs
 
 
 def test_user_processes_are_the_users_in_every_respect(workspace: Workspace) -> None:
@@ -44,6 +46,18 @@ def test_the_working_directory_is_made_for_the_user(workspace: Workspace) -> Non
     for folder in (workspace.directory, workspace.directory.parent):
         assert folder.owner() == USER
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_a_working_directory_that_is_closed_to_the_user_is_what_the_message_says(
+    workspace: Workspace,
+) -> None:
+    closed = workspace.root / "closed"
+    closed.mkdir(mode=0o700)
+    record = Runs(workspace).run("no-such-program", cwd=str(closed))
+    (started,) = record.metas(Kind.PROCESS_STARTED)
+    told = f"cannot enter the working directory {closed}: Permission denied"
+    assert started["startFailed"] == told
+    assert record.exit == {"code": 126, "signal": None, "reason": "startFailed"}
 
 
 def test_an_existing_working_directory_keeps_its_owner(workspace: Workspace) -> None:
