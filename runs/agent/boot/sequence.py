@@ -287,7 +287,8 @@ class _Boot:
         elif not stop.requested:
             ended = running.child.exit
             status, ending = command.status(ended), ending_of(ended)
-            raise StepFailed(f"{ended} at once", status, ending, running.tail)
+            reason = f"{ended} right after its start; it has to go on running"
+            raise StepFailed(reason, status, ending, running.tail)
 
         while running.child.exit is None:
             stop.handle(self._supervisor.turn(stop.deadline))

@@ -94,7 +94,7 @@ class Forward(Channel):
     def expire(self, now: float) -> None:
         """Give up connecting when it is too late."""
         if self.deadline is not None and now >= self.deadline:
-            self._refuse("it takes too long to answer")
+            self._refuse(f"no answer within {_CONNECT_SECONDS:g} seconds")
 
     def give(self, data: bytes) -> None:
         if self._over or self._input_ended:

@@ -135,7 +135,8 @@ def test_a_foreground_that_ends_at_once_is_never_ready(workspace: Workspace) -> 
         "timedOut": False,
     }
     assert status["tail"] == "no such thing\n"
-    assert "exited with code 3 at once" in status["message"]
+    ended = "the foreground exited with code 3 right after its start; it has to go on running"
+    assert status["message"] == ended
     assert boot.wait() == 70
 
 
