@@ -51,7 +51,9 @@ class StepFailed(Exception):
     """A step did not succeed; carries what the status file says about it."""
 
     def __init__(self, reason: str, step: StepStatus, ending: Ending, tail: str = "") -> None:
-        subject = "the foreground" if step.kind == "foreground" else f'{step.kind} step "{step.name}"'
+        subject = (
+            "the foreground" if step.kind == "foreground" else f'{step.kind} step "{step.name}"'
+        )
         super().__init__(f"{subject} {reason}")
         self.step = step
         self.ending = ending

@@ -162,7 +162,7 @@ class Leader:
         """Descriptors to wait for, when its output may be read and its input written now."""
         found: List[Watch] = []
         for output in self._outputs:
-            # Asked even when nothing is read: a moment that has passed must not wake the loop again.
+            # Asked even when nothing is read: a moment that is past must not wake the loop again.
             if output.ready(now) and read:
                 found.append((output.fd, select.POLLIN, output.handle))
         given = self.input

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import resource
 import shutil
 import socket
@@ -200,7 +199,7 @@ def is_alive(pid: int) -> bool:
 def no_more_descriptors(pid: int) -> Iterator[None]:
     """A process that has all the descriptors that it may have."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    taken = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     free = next(number for number in range(len(taken) + 1) if number not in taken)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, before[1]))
     try:

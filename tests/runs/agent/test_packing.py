@@ -18,7 +18,8 @@ def test_a_folder_that_is_gone_before_its_turn_is_passed_over(tmp_path: Path) ->
     (tmp_path / "a").rmdir()
     rest = [os.fsdecode(place) for place, _ in found]
     assert {os.fsdecode(place) for place in listed} == {
-        str(tmp_path), *(str(tmp_path / name) for name in ("a", "b", "c"))
+        str(tmp_path),
+        *(str(tmp_path / name) for name in ("a", "b", "c")),
     }
     assert set(rest) == {str(tmp_path / name / "file") for name in ("b", "c")}
 

@@ -13,7 +13,16 @@ import pytest
 
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES, Event, decode, frames
 from runs.agent.record.spool import SpoolLimits, SpoolWriter
-from tests.runs.agent.booted import PYTHON, RECORD, UNTIL_GO, Boot, Workspace, command, eventually, step
+from tests.runs.agent.booted import (
+    PYTHON,
+    RECORD,
+    UNTIL_GO,
+    Boot,
+    Workspace,
+    command,
+    eventually,
+    step,
+)
 
 ONCE = RECORD | {"restart": False}
 

@@ -210,10 +210,10 @@ def test_a_lookup_without_room_for_a_process_leaves_no_descriptor_behind(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", refuse)
-    before = os.listdir("/proc/self/fd")
+    before = sorted(Path("/proc/self/fd").iterdir())
     with pytest.raises(BlockingIOError):
         forwards._Lookup("a.name")
-    assert os.listdir("/proc/self/fd") == before
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_lookup_that_takes_long_holds_nothing_of_others_open(
