@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -40,7 +41,12 @@ _RETRY_SECONDS = 1.0
 
 
 class Feed:
-    """One stream on its way from its source to its client. The puller's lock guards its state."""
+    """One stream on its way from its source to its client.
+
+    Its state is changed under the puller's lock alone. Whoever sets ``reading`` has the source, and
+    is the only one to take, read and send until the piece is sent; everybody else leaves word by
+    ``dirty`` and ``heard``, and it is queued again then.
+    """
 
     def __init__(self, source: Source, way: Outgoing, ended: Callable[[], None]) -> None:
         self.source = source
@@ -51,21 +57,30 @@ class Feed:
         self.since = time.monotonic()
         """When it was last told that there may be news."""
         self.spoke_at = self.since
+        """When its client was last sent something."""
         self.not_before = 0.0
+        """Until when it is not read, since the database was away; 0.0: it may be."""
         self.dirty = True
+        """Whether there may be news; until a thread goes to read them."""
         self.heard = False
-        """Whether its client has sent something, or left."""
+        """Whether its client has sent something, or left; until a thread goes to take that."""
         self.paused = False
         """Whether its client is not read from, because nothing more can be kept."""
         self.again_at = float("inf")
         """When to go on with what its client has sent."""
         self.queued = False
+        """Whether it stands in the queue of the threads; until one of them comes to it."""
         self.reading = False
+        """Whether somebody has its source: a thread, or the loop for a heartbeat; until the piece
+        is sent. For ever once a thread has taken the last words of a client that is gone."""
         self.full = False
+        """Whether its client has to take what was read before; until nothing of that is left."""
         self.whole = True
+        """Whether something may be said behind what was sent last; each piece says it anew."""
         self.last = False
-        """Whether it ends before its source does."""
+        """Whether it ends before its source does; for ever."""
         self.over = False
+        """Whether its source has ended, or its client is gone; for ever."""
 
 
 class Puller:
@@ -148,7 +163,8 @@ class Puller:
                 free = feed.whole and not (feed.full or feed.reading or feed.over)
                 if free and now - feed.spoke_at >= LOOK_SECONDS:
                     feed.spoke_at = now
-                    # Nobody reads it meanwhile, so that nothing comes in between.
+                    # Nobody reads it meanwhile, so that nothing comes in between. It may be queued:
+                    # threads that wait for the database hold up no heartbeat.
                     feed.reading = True
                     silent.append(feed)
         for feed in silent:
@@ -260,6 +276,8 @@ class Puller:
                     return None
                 feed = self._ready.popleft()
                 feed.queued = False
+                if feed.reading:
+                    continue  # a heartbeat is sent, and whoever sends it has it queued again
                 if feed.over or not self._stopped.is_set():
                     # What the client is to be answered waits until it has taken the rest.
                     feed.dirty = feed.full and (feed.dirty or feed.heard)
@@ -272,8 +290,8 @@ class Puller:
         if not isinstance(source, Duplex):
             return
         wait = source.take()
-        feed.again_at = time.monotonic() + wait if wait > AT_ONCE else float("inf")
         with self._work:
+            feed.again_at = time.monotonic() + wait if wait > AT_ONCE else float("inf")
             feed.heard = feed.heard or 0 < wait <= AT_ONCE
             reads_again = feed.paused and source.has_room
         if reads_again:
@@ -294,7 +312,7 @@ class Puller:
         full = feed.full
         try:
             self._take(feed)
-            return Piece() if full else feed.source.read(ROOM_BYTES, feed.since)
+            return Piece() if full else self._read_next(feed)
         except (OperationalError, InterfaceError) as error:
             log.warning("stream_waits_for_database", reason=database_trouble(error))
             close_old_connections()
@@ -310,6 +328,15 @@ class Puller:
             log.exception("stream_failed")
             told = ControlPlaneError("Something went wrong on our side; see the log.")
             return Piece(feed.source.farewell(told), ended=True)
+
+    def _read_next(self, feed: Feed) -> Piece:
+        """Return what follows, or a heartbeat when it is time for one and there is nothing."""
+        piece = feed.source.read(ROOM_BYTES, feed.since)
+        silent = feed.whole and not (piece.data or piece.ended)
+        if silent and time.monotonic() - feed.spoke_at >= LOOK_SECONDS:
+            # One that is always being read is never free when the clock is looked at.
+            return replace(piece, data=feed.source.heartbeat(), whole=True)
+        return piece
 
     def _deliver(self, feed: Feed, piece: Piece) -> None:
         """Send what was read, and settle how the stream goes on."""

@@ -1,16 +1,20 @@
-"""Streams whose clients send something, too, as the threads of a process take it."""
+"""Streams as the threads of a process read them, and what their clients send them."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from controlplane.errors import ControlPlaneError
-from controlplane.http.stream_answers import Duplex, Piece
+from controlplane.http.stream_answers import LOOK_SECONDS, Duplex, Piece, Source
 from controlplane.serving.connections import Outgoing
 from controlplane.serving.stream_threads import Feed, Puller
+from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,3 +71,186 @@ def test_a_client_is_read_from_again_whose_input_is_taken_while_the_loop_stops_r
         puller.remove(feed)
         puller.stop()
         puller.join(SECONDS)
+
+
+HALF = b"data: half of an event"
+BEAT = b": nothing new\n\n"
+FAREWELL = b"event: error\n\n"
+SILENT = LOOK_SECONDS + 1
+
+
+class Watched(Source):
+    """A source that says what it is told to, and notes how many threads are in it."""
+
+    def __init__(self, *pieces: Piece) -> None:
+        self.pieces = list(pieces)
+        self.inside = self.most = self.readers = self.reads = 0
+        self.reading = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.while_beating: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def read(self, room: int, since: float) -> Piece:
+        with self.entered():
+            self.reads += 1
+            self.readers += 1
+            self.reading.set()
+            if self.readers == 1:  # a second one is noted, and holds up nobody
+                assert self.go_on.wait(SECONDS)
+            self.readers -= 1
+            return self.pieces.pop(0) if self.pieces else Piece()
+
+    def heartbeat(self) -> bytes:
+        with self.entered():
+            self.while_beating()
+            return BEAT
+
+    def farewell(self, error: ControlPlaneError | None) -> bytes:
+        return FAREWELL
+
+
+class Streamed:
+    """One stream of a puller, and what its client has received of it."""
+
+    def __init__(self, puller: Puller, source: Watched) -> None:
+        ours, self.client = socket.socketpair()
+        ours.setblocking(False)
+        self.client.settimeout(SECONDS)
+        self.source, self.puller, self.ours = source, puller, ours
+        self.ended = threading.Event()
+        self.woken = threading.Event()
+        self.way = Outgoing(ours, self.woken.set)
+        self.feed = Feed(source, self.way, self.ended.set)
+        puller.add(self.feed)
+
+    def received(self, data: bytes) -> bool:
+        """Tell whether this is what comes next."""
+        return self.client.recv(len(data), socket.MSG_WAITALL) == data
+
+    @property
+    def said_nothing(self) -> bool:
+        self.client.setblocking(False)
+        try:
+            return not self.client.recv(1)
+        except BlockingIOError:
+            return True
+        finally:
+            self.client.settimeout(SECONDS)
+
+    def close(self) -> None:
+        self.puller.remove(self.feed)
+        self.client.close()
+        self.ours.close()
+
+
+@contextmanager
+def streams(*sources: Watched) -> Iterator[tuple[Puller, list[Streamed]]]:
+    """Read these sources."""
+    puller = Puller()
+    opened = [Streamed(puller, source) for source in sources]
+    try:
+        yield puller, opened
+    finally:
+        for each in opened:
+            each.close()
+        puller.stop()
+        puller.join(SECONDS)
+
+
+def is_read(puller: Puller, stream: Streamed) -> None:
+    """Have a stream read again, behind everything that is queued, and wait for that."""
+    stream.source.reading.clear()
+    puller.heard(stream.feed)
+    assert stream.source.reading.wait(SECONDS)
+
+
+def is_idle(stream: Streamed) -> None:
+    """Wait until nobody reads a stream, and none is to."""
+    feed = stream.feed
+    eventually(lambda: not (feed.queued or feed.reading), what="nobody reads it", every=0.002)
+
+
+def look_while_both_are_to_be_read(puller: Puller, silent: Streamed, begun: Streamed) -> None:
+    """Look at the clock; the heartbeat of the first takes until a thread has come by it.
+
+    They are queued in this order, and the second one, being in the middle of an event, has none.
+    """
+    assert begun.received(HALF)
+    is_idle(silent)
+    is_idle(begun)
+    begun.source.reading.clear()
+    silent.source.while_beating = lambda: begun.source.reading.wait(SECONDS)
+    puller.look(time.monotonic() + SILENT)
+
+
+def test_a_silent_stream_is_not_read_while_its_heartbeat_is_sent() -> None:
+    silent, begun = Watched(), Watched(Piece(HALF, whole=False))
+    with streams(silent, begun) as (puller, (first, second)):
+        look_while_both_are_to_be_read(puller, first, second)
+        assert first.received(BEAT)
+        # It is read all the same, after that.
+        is_idle(first)
+        assert (silent.reads, silent.most) == (2, 1)
+        is_idle(second)
+        assert second.said_nothing  # in the middle of an event
+
+
+def test_a_stream_is_read_by_one_thread_whatever_wakes_it_behind_a_heartbeat() -> None:
+    silent, begun = Watched(), Watched(Piece(HALF, whole=False))
+    with streams(silent, begun) as (puller, (first, second)):
+        is_idle(first)
+        silent.go_on.clear()
+        silent.reading.clear()
+        look_while_both_are_to_be_read(puller, first, second)
+        assert silent.reading.wait(SECONDS)
+        puller.heard(first.feed)
+        is_read(puller, second)
+        silent.go_on.set()
+        is_idle(first)
+        assert silent.most == 1
+
+
+def test_a_stream_that_is_read_whenever_the_clock_is_looked_at_has_its_heartbeats() -> None:
+    busy = Watched()
+    with streams(busy) as (puller, (stream,)):
+        is_idle(stream)
+        busy.go_on.clear()
+        is_read(puller, stream)
+        stream.feed.spoke_at -= SILENT
+        puller.look(time.monotonic())
+        assert stream.said_nothing
+        busy.go_on.set()
+        assert stream.received(BEAT)
+        # And not one for each time that it is read.
+        is_idle(stream)
+        is_read(puller, stream)
+        is_idle(stream)
+        assert stream.said_nothing
+        assert busy.most == 1
+
+
+def test_a_stream_has_heartbeats_while_all_threads_wait() -> None:
+    stuck, stuck_too, waits = Watched(), Watched(), Watched()
+    with streams(waits, stuck, stuck_too) as (puller, (stream, *others)):
+        is_idle(stream)
+        for each in others:
+            is_idle(each)
+            each.source.go_on.clear()
+            is_read(puller, each)
+        reads = waits.reads
+        puller.look(time.monotonic() + SILENT)
+        assert stream.received(BEAT)
+        assert waits.reads == reads
+        for each in others:
+            each.source.go_on.set()
+        is_idle(stream)
+        assert waits.reads == reads + 1
