@@ -57,8 +57,8 @@ class Outgoing:
         self.source: Source | None = None
         """What goes on behind the head that a thread has sent."""
 
-    def offer(self, data: bytes) -> bool:
-        """Send ``data``, or keep it for the loop; tell whether all of it is sent. Never waits.
+    def offer(self, data: bytes) -> None:
+        """Send ``data``, or keep it in ``pending`` for the loop. Never waits.
 
         Raises ``BrokenPipeError`` once the connection is given up.
         """
@@ -71,7 +71,6 @@ class Outgoing:
             self._send()
             if self.pending:
                 self.wake()
-            return not self.pending
 
     @property
     def broken(self) -> bool:

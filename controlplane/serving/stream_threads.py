@@ -143,7 +143,8 @@ class Puller:
     def drained(self, feed: Feed) -> None:
         """Go on with a stream whose client has taken everything."""
         with self._work:
-            feed.full = False
+            # The loop may have seen that before something more was read.
+            feed.full = bool(feed.way.pending)
             self._schedule(feed)
 
     def look(self, now: float) -> None:
@@ -343,13 +344,12 @@ class Puller:
         if piece.data:
             with self._work:
                 feed.full, feed.whole = True, piece.whole
-            sent = True
             with suppress(BrokenPipeError):  # the loop closes what is broken
-                sent = feed.way.offer(piece.data)
+                feed.way.offer(piece.data)
         with self._work:
             feed.reading = False
             if piece.data:
-                feed.full = feed.full and not sent
+                feed.full = bool(feed.way.pending)
                 feed.spoke_at = time.monotonic()
             if piece.more:
                 feed.dirty = True

@@ -254,3 +254,22 @@ def test_a_stream_has_heartbeats_while_all_threads_wait() -> None:
             each.source.go_on.set()
         is_idle(stream)
         assert waits.reads == reads + 1
+
+
+def test_nothing_more_is_read_while_a_client_has_to_take_what_was_read_before() -> None:
+    large = Piece(b"x" * (4 << 20), more=True)
+    source = Watched(large, Piece(b"end", ended=True))
+    with streams(source) as (puller, (stream,)):
+        assert stream.woken.wait(SECONDS)
+        is_idle(stream)
+        # The loop looked before the piece was there, and says so only now.
+        puller.drained(stream.feed)
+        is_idle(stream)
+        assert source.reads == 1
+        taken = 0
+        while stream.way.pending:
+            taken += len(stream.client.recv(1 << 20))
+            stream.way.flush()
+        puller.drained(stream.feed)
+        assert stream.ended.wait(SECONDS)
+        assert source.reads == 2
