@@ -324,11 +324,11 @@ class Puller:
                 self._schedule(feed)
             return None
         except ControlPlaneError as error:
-            return Piece(feed.source.farewell(error), ended=True)
+            return self._farewell(feed, error)
         except Exception:
             log.exception("stream_failed")
             told = ControlPlaneError("Something went wrong on our side; see the log.")
-            return Piece(feed.source.farewell(told), ended=True)
+            return self._farewell(feed, told)
 
     def _read_next(self, feed: Feed) -> Piece:
         """Return what follows, or a heartbeat when it is time for one and there is nothing."""
@@ -338,6 +338,10 @@ class Puller:
             # One that is always being read is never free when the clock is looked at.
             return replace(piece, data=feed.source.heartbeat(), whole=True)
         return piece
+
+    def _farewell(self, feed: Feed, error: ControlPlaneError) -> Piece:
+        """Return the end of a stream that failed; it says nothing in the middle of something."""
+        return Piece(feed.source.farewell(error) if feed.whole else b"", ended=True)
 
     def _deliver(self, feed: Feed, piece: Piece) -> None:
         """Send what was read, and settle how the stream goes on."""

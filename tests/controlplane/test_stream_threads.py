@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from controlplane.errors import ControlPlaneError
+from controlplane.errors import Conflict, ControlPlaneError
 from controlplane.http.stream_answers import LOOK_SECONDS, Duplex, Piece, Source
 from controlplane.serving.connections import Outgoing
 from controlplane.serving.stream_threads import Feed, Puller
@@ -273,3 +273,18 @@ def test_nothing_more_is_read_while_a_client_has_to_take_what_was_read_before() 
         puller.drained(stream.feed)
         assert stream.ended.wait(SECONDS)
         assert source.reads == 2
+
+
+def test_a_stream_that_fails_in_the_middle_of_an_event_says_nothing_more() -> None:
+    class Failing(Watched):
+        def read(self, room: int, since: float) -> Piece:
+            if not self.pieces:
+                raise Conflict("It ended.", code="run-ended")
+            return self.pieces.pop(0)
+
+    half, whole = Piece(HALF, whole=False, more=True), Piece(BEAT, more=True)
+    for piece, farewell in ((half, b""), (whole, FAREWELL)):
+        with streams(Failing(piece)) as (_, (stream,)):
+            assert stream.ended.wait(SECONDS)
+            assert stream.received(piece.data + farewell)
+            assert stream.said_nothing
