@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from typing import IO
 
 MEMORY_BYTES = 256 * 1024
@@ -42,8 +43,7 @@ class SpooledBody:
                 self._look_for_room()
                 self._file.write(data)
             except OSError:
-                self.failed = True
-                self._file.close()
+                self._fail()
 
     @property
     def held(self) -> int:
@@ -53,7 +53,10 @@ class SpooledBody:
     def opened(self) -> SpooledBody:
         """Return itself, to be read from the beginning."""
         if not self.failed:
-            self._file.seek(0)
+            try:
+                self._file.seek(0)  # writes what was not written yet
+            except OSError:
+                self._fail()
         return self
 
     def read(self, size: int = -1) -> bytes:
@@ -66,7 +69,12 @@ class SpooledBody:
 
     def close(self) -> None:
         """Forget it."""
-        self._file.close()
+        with suppress(OSError):  # it would write what was not written yet
+            self._file.close()
+
+    def _fail(self) -> None:
+        self.failed = True
+        self.close()
 
     def _look_for_room(self) -> None:
         if self._size - self._looked_at >= _LOOK_BYTES:
