@@ -159,7 +159,9 @@ class Outbound:
                 self.base_url + path,
                 headers={**headers, "Accept-Encoding": "identity"},
                 data=content,
-                timeout=(min(self._connect_timeout, left), min(self._read_timeout, left)),
+                timeout=urllib3.Timeout(  # type: ignore[arg-type]  # its stubs know no total
+                    connect=self._connect_timeout, read=self._read_timeout, total=left
+                ),
                 allow_redirects=False,
                 stream=True,
             ) as response:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -208,6 +210,31 @@ def test_the_deadline_ends_the_wait_for_an_answer(fake: FakeRegistry) -> None:
     assert error.reason == OutboundReason.TIMED_OUT
     eventually(lambda: fake.requests, what="it is noted")
     assert len(fake.requests) == 1
+
+
+def test_connecting_and_reading_share_one_deadline(tmp_path: Path) -> None:
+    """Each of them is done before the time of all is over, both together are not."""
+    path = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+
+    def serve() -> None:
+        with suppress(OSError):  # the client has gone
+            sock, _ = listener.accept()
+            time.sleep(0.6)
+            with context.wrap_socket(sock, server_side=True) as tls:
+                tls.recv(10_000)
+                time.sleep(0.6)
+                tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve)
+        server.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        client = outbound(url, extra_ca_file=str(path))
+        error = failed(lambda: send(client, until=time.monotonic() + 1))
+        server.join()
+    assert error.reason == OutboundReason.TIMED_OUT
 
 
 def test_an_answer_that_breaks_off_is_unreachable_and_not_asked_for_again(
