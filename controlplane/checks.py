@@ -35,10 +35,14 @@ OPEN_TO_PAGES = (
 )
 
 
+def read_by_all_pages() -> bool:
+    """Tell whether pages of everywhere may read what the API answers."""
+    return bool(settings.CORS_ALLOWED_ORIGINS_SETTING.strip() == "*")
+
+
 def open_to_pages() -> bool:
     """Tell whether pages of everywhere may read an API that is meant for this machine alone."""
-    anybody = settings.CORS_ALLOWED_ORIGINS_SETTING.strip() == "*"
-    return anybody and is_loopback(settings.SVC_BIND_HOST)
+    return read_by_all_pages() and is_loopback(settings.SVC_PUBLISHED_HOST)
 
 
 @register(Tags.security)

@@ -14,7 +14,7 @@ from django.db import Error as AnyDatabaseError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
-from controlplane.checks import OPEN_TO_PAGES, open_to_pages
+from controlplane.checks import OPEN_TO_PAGES, open_to_pages, read_by_all_pages
 from controlplane.errors import ControlPlaneError
 from controlplane.work.models import Heartbeat, heartbeat_stale
 
@@ -133,4 +133,9 @@ def _pages() -> Check:
     """Whether web pages of everywhere read what only this machine is meant to reach."""
     if open_to_pages():
         return Check("corsOrigins", False, OPEN_TO_PAGES, False)
-    return Check("corsOrigins", True, "Limited to the origins that were named.", False)
+    detail = (
+        "Pages of every origin may read answers."
+        if read_by_all_pages()
+        else "Limited to the origins that were named."
+    )
+    return Check("corsOrigins", True, detail, False)

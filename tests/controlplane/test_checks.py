@@ -44,9 +44,9 @@ def test_pages_of_everywhere_that_may_read_a_loopback_api_are_a_warning(
 ) -> None:
     settings.WEB_AUTH_SECRET = "x" * 32
     settings.CORS_ALLOWED_ORIGINS_SETTING = "*"
-    settings.SVC_BIND_HOST = bound
+    settings.SVC_PUBLISHED_HOST = bound
     assert found() == ["controlplane.W002"]
-    settings.SVC_BIND_HOST = "0.0.0.0"  # noqa: S104 - a setting, not bound
+    settings.SVC_PUBLISHED_HOST = "0.0.0.0"  # noqa: S104 - a setting, not bound
     assert found() == []
 
 

@@ -86,12 +86,30 @@ def test_pages_of_everywhere_that_may_read_a_loopback_api_are_reported(
     api: Api, settings: Settings
 ) -> None:
     settings.CORS_ALLOWED_ORIGINS_SETTING = "*"
-    settings.SVC_BIND_HOST = "127.0.0.1"
+    settings.SVC_BIND_HOST = "0.0.0.0"  # noqa: S104 - of a container, say
+    settings.SVC_PUBLISHED_HOST = "127.0.0.1"
     found = check(api.get("/readyz"), "corsOrigins")
     assert (found["ok"], found["required"]) == (False, False)
     assert "SVC_CORS_ALLOWED_ORIGINS" in str(found["detail"])
-    settings.SVC_BIND_HOST = "10.0.0.7"
-    assert check(api.get("/readyz"), "corsOrigins")["ok"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("origins", "detail"),
+    [
+        ("*", "Pages of every origin may read answers."),
+        ("http://localhost:4000", "Limited to the origins that were named."),
+        ("", "Limited to the origins that were named."),
+    ],
+)
+def test_readiness_says_whose_pages_may_read_an_api_that_others_reach(
+    api: Api, settings: Settings, origins: str, detail: str
+) -> None:
+    settings.CORS_ALLOWED_ORIGINS_SETTING = origins
+    settings.SVC_PUBLISHED_HOST = "10.0.0.7"
+    settings.SVC_NETWORK_GUARD = "external"  # others than this machine are let in
+    found = check(api.get("/readyz"), "corsOrigins")
+    assert (found["ok"], found["detail"]) == (True, detail)
 
 
 @pytest.mark.django_db
