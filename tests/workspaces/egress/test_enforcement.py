@@ -23,7 +23,7 @@ from workspaces.egress.decisions import BURST, Decision, DecisionLog
 from workspaces.egress.known_networks import KnownNetworks
 from workspaces.egress.open_networks import Network
 from workspaces.lifecycle.enforcement.isolation import IsolationTask, check_egress
-from workspaces.models import EgressNetwork, NetworkGuardReport, WorkspaceEvent
+from workspaces.models import EgressNetwork, Engine, NetworkGuardReport, WorkspaceEvent
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.configured import configured_adapter
 
@@ -97,6 +97,10 @@ def test_readiness_says_why_no_policy_is_kept(settings: Settings) -> None:
     )
     NetworkGuardReport.objects.report("one", enforced=True, detail="", egress="It is not there.")
     assert told() == (False, "It is not there.", False)
+    NetworkGuardReport.objects.report("two", enforced=True, detail="")
+    assert told() == (False, "Engine one: It is not there.", False)
+    Engine.objects.create(name="first", engine_id="one")
+    assert told() == (False, "Engine first: It is not there.", False)
     NetworkGuardReport.objects.report("one", enforced=True, detail="")
     assert told()[0]
 

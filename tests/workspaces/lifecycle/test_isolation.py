@@ -18,7 +18,7 @@ from tests.stack.worker_process import environment
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import BASE_IMAGE, Launcher
 from workspaces.lifecycle.enforcement.isolation import FRESH, IsolationTask, refuse_wide_bind
-from workspaces.models import NetworkGuardReport
+from workspaces.models import Engine, NetworkGuardReport
 
 pytestmark = pytest.mark.django_db
 
@@ -61,11 +61,22 @@ def test_every_engine_with_a_worker_has_to_isolate(api: Api) -> None:
     told("one")
     assert "engine two" in isolation(api.request("GET", "/readyz"))[2]
     told("two", enforced=False)
-    assert isolation(api.request("GET", "/readyz")) == (False, False, "The kernel is old.")
+    found = isolation(api.request("GET", "/readyz"))
+    assert found == (False, False, "Engine two: The kernel is old.")
     told("two")
     assert isolation(api.request("GET", "/readyz"))[0]
     NetworkGuardReport.objects.filter(pk="one").update(checked_at=Now() - FRESH)
     assert not isolation(api.request("GET", "/readyz"))[0]
+
+
+def test_an_engine_that_does_not_isolate_is_named_where_there_are_others(api: Api) -> None:
+    worker_of("one")
+    told("one", enforced=False)
+    Engine.objects.create(name="first", engine_id="one")
+    Engine.objects.create(name="not-seen-yet")
+    assert isolation(api.get("/readyz"))[2] == "The kernel is old."
+    Engine.objects.create(name="second", engine_id="two")
+    assert isolation(api.get("/readyz"))[2] == "Engine first: The kernel is old."
 
 
 def asked_on_a_machine_that_runs_for(seconds: int) -> str:

@@ -17,7 +17,7 @@ from django.db import DatabaseError, InterfaceError
 from controlplane.errors import ControlPlaneError
 from controlplane.settings_environment import is_loopback
 from controlplane.work.models import Heartbeat, heartbeat_stale
-from workspaces.models import NetworkGuardReport
+from workspaces.models import Engine, NetworkGuardReport
 from workspaces.runtimes.base import LaunchError
 
 if TYPE_CHECKING:  # every process registers the checks below; the Docker SDK is large
@@ -108,7 +108,8 @@ def check_egress() -> str:
         raise NotIsolatedError("No build worker reports whether egress policies are enforced.")
     for report in reports:
         if report.egress:
-            raise NotIsolatedError(report.egress)
+            engines = {each.pk for each in reports}
+            raise NotIsolatedError(_told_of(report.pk, report.egress, among=engines))
     return "The egress proxy runs beside every engine."
 
 
@@ -148,8 +149,17 @@ def check() -> str:
         if report is None:
             raise NotIsolatedError(f"No build worker of the engine {engine_id} has reported yet.")
         if not report.enforced:
-            raise NotIsolatedError(report.detail)
+            raise NotIsolatedError(_told_of(engine_id, report.detail, among=engines))
     return "Workspaces cannot reach the engines' machines or private addresses."
+
+
+def _told_of(engine_id: str, detail: str, *, among: set[str]) -> str:
+    """Return what was told of an engine, with its name where there are others."""
+    known = Engine.objects.known().exclude(engine_id="")
+    names = dict(known.values_list("engine_id", "name"))
+    if len(among | names.keys()) == 1:
+        return detail
+    return f"Engine {names.get(engine_id, engine_id)}: {detail}"
 
 
 def refuse_wide_bind(*, seconds: float) -> str:
