@@ -102,9 +102,10 @@ class SystemViewSet(ViewSet):
         responses={200: ReadinessSerializer, 503: ReadinessSerializer},
     )
     def readiness(self, request: Request) -> Response:
-        """Ask database, broker, registry and build workers, each with a line of its own.
+        """Ask every part, each with a line of its own.
 
-        503 when one of the first three is down.
+        503 when one that is `required` is not `ok`: the database, the broker, the registry, or,
+        where others than this machine reach the API, the isolation of workspaces.
         """
         checks = check_all()
         ready = all(check.ok for check in checks if check.required)

@@ -30,6 +30,14 @@ def _templates() -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(re.sub(r"\{[^/]+\}", "[^/]+", path) + r"\Z"), path) for path in paths]
 
 
+def codes_told(method: str, path: str) -> set[str]:
+    """Return the codes in the table of an operation, by which clients know what can go wrong."""
+    template = next(found for pattern, found in _templates() if pattern.match(path))
+    description = document()["paths"][template][method.lower()]["description"]
+    rows = re.findall(r"^\| \d{3} \| (.*?) \|", description, re.MULTILINE)
+    return {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
+
+
 def assert_media_described(method: str, path: str, status: int, content_type: str) -> None:
     """Fail unless the document has an answer of this type that is no JSON; "": of no content."""
     template = next(found for pattern, found in _templates() if pattern.match(path))

@@ -62,7 +62,11 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | 409 | `repository-taken` | another owner was the first to publish to the repository |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 409 | `workspace-active` | the workspace has not ended |
+| 409 | `workspace-stopping` | it is being stopped; start it when it has stopped |
+| 409 | `workspace-deleting` | it is being deleted |
+| 409 | `workspace-deleted` | it was deleted |
 | 429 | `owner-limit-reached` | the owner has reached a limit of the operator; `limits` names it |
+| 502 | `package-index-unavailable` | a package needs an index that has not been read yet |
 | 502 | `queue-publish-failed` | recorded as failed: the queue could not be reached |
 | 503 | `scm-app-unconfigured` | a selection was given, but no provider app is configured |
 """

@@ -39,8 +39,9 @@ class StartedExec:
 def start_exec(new_run: NewRun, *, key: str | None, request_hash: str) -> StartedExec:
     """Store the run of an exec, and have it executed.
 
-    Raises ``OwnerLimitReached`` and ``Conflict`` (``idempotency-key-reused``). A crash leaves a
-    queued run, which any run worker's sweeper finds.
+    Raises ``OwnerLimitReached``, ``Conflict`` (``idempotency-key-reused``) and
+    ``ServiceUnavailable`` (``record-signing-key-unset``). A crash leaves a queued run, which any
+    run worker's sweeper finds.
     """
     owner = new_run.owner_user_id
     if key is not None and (earlier := _earlier(owner, key, request_hash)) is not None:

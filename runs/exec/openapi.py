@@ -26,6 +26,7 @@ cancels it.
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 410 | `record-removed` | the request is a repetition, and retention has removed its run's record |
 | 429 | `owner-limit-reached` | the owner's records use all the space that the operator allows |
+| 503 | `record-signing-key-unset` | `env` or `stdin` was given, but there is no key to seal it |
 | 503 | `too-many-streams` | too many requests are waiting; nothing was started |
 """
 INPUT_DESCRIPTION = """\

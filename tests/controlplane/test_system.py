@@ -13,6 +13,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import DjangoAssertNumQueries
 from pytest_django.fixtures import Settings
 
+from tests.conformance import document
 from tests.conftest import Answer, Api
 from tests.factories import make_worker
 from tests.runs.executable import make_run_worker
@@ -110,6 +111,19 @@ def test_readiness_says_whose_pages_may_read_an_api_that_others_reach(
     settings.SVC_NETWORK_GUARD = "external"  # others than this machine are let in
     found = check(api.get("/readyz"), "corsOrigins")
     assert (found["ok"], found["detail"]) == (True, detail)
+
+
+@pytest.mark.django_db
+def test_the_description_of_readiness_names_what_the_api_is_not_ready_without(
+    api: Api, settings: Settings
+) -> None:
+    settings.SVC_PUBLISHED_HOST = "10.0.0.7"
+    settings.SVC_NETWORK_GUARD = "external"
+    checks = api.get("/readyz").body["checks"]
+    required = [each["name"] for each in checks if each["required"]]
+    description = document()["paths"]["/readyz"]["get"]["description"]
+    assert [name for name in required if name not in description] == []
+    assert "isolation" in required
 
 
 @pytest.mark.django_db

@@ -19,6 +19,7 @@ from controlplane.security.crypto import SealError
 from runs.input.sealed import StartInput, open_input, seal_input
 from runs.models import Run
 from runs.services import request_cancel
+from tests.conformance import codes_told
 from tests.conftest import OWNER, Api
 from tests.runs.executable import make_executable
 from tests.runs.ready import ready_attempt
@@ -167,9 +168,13 @@ def test_a_worker_with_another_key_starts_nothing(settings: Settings) -> None:
 def test_without_a_key_nothing_is_stored(api: Api, settings: Settings) -> None:
     settings.SVC_RECORD_SIGNING_KEY = ""
     wanted = body()
+    execs = f"/v1/workspaces/{wanted['workspaceId']}/exec"
+    command = {"command": ["cat"], "background": True}
     for given in ({"env": TOLD["env"]}, {"stdin": ""}):
-        answer = api.post("/v1/runs", {**wanted, **given}, expect=503)
-        assert answer.body["code"] == "record-signing-key-unset"
+        for path, values in (("/v1/runs", wanted), (execs, command)):
+            answer = api.post(path, {**values, **given}, expect=503)
+            assert answer.body["code"] == "record-signing-key-unset"
+            assert answer.body["code"] in codes_told("POST", path)
     assert not Run.objects.exclude(mode=Run.Mode.BOOT).exists()
     api.post("/v1/runs", wanted, expect=201)
 

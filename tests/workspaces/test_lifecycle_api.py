@@ -10,6 +10,7 @@ import pytest
 from django.db.models.functions import Now
 
 from runs.models import Run
+from tests.conformance import codes_told
 from tests.conftest import OWNER, Answer, Api
 from tests.factories import LEASE, claim, make_job, make_worker
 from tests.runs.ready import ready_attempt
@@ -236,11 +237,14 @@ def test_what_is_live_is_not_started_again(api: Api) -> None:
     ("kind", "code"), [(STOP, "workspace-stopping"), (DELETE, "workspace-deleting")]
 )
 def test_what_is_being_stopped_or_deleted_is_not_started(
-    api: Api, kind: Transition.Kind, code: str
+    api: Api, request_body: dict[str, Any], kind: Transition.Kind, code: str
 ) -> None:
     workspace_id = ready_attempt().workspace_id
     request_transition(TransitionRequest(workspace_id=workspace_id, kind=kind, owner_user_id=OWNER))
     assert start(api, workspace_id, expect=409).body["code"] == code
+    body = {**request_body, "workspaceId": str(workspace_id)}
+    assert api.post("/v1/sandboxes", body, expect=409).body["code"] == code
+    assert code in codes_told("POST", "/v1/sandboxes")
 
 
 def test_a_start_of_what_the_owner_does_not_have_is_not_found(api: Api) -> None:
@@ -335,6 +339,7 @@ def test_what_is_deleted_cannot_be_started_as_a_sandbox(
 ) -> None:
     body = {**request_body, "workspaceId": str(deleted_workspace())}
     assert api.post("/v1/sandboxes", body, expect=409).body["code"] == "workspace-deleted"
+    assert "workspace-deleted" in codes_told("POST", "/v1/sandboxes")
 
 
 def test_the_history_and_the_runs_of_what_is_deleted_stay_readable(api: Api) -> None:
