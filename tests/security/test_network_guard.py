@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from uuid import uuid4
 
 import pytest
+from docker.api.client import APIClient
 from docker.models.containers import Container
 from docker.models.networks import Network
 from docker.types import IPAMConfig, IPAMPool
@@ -370,6 +371,19 @@ def test_a_kernel_that_cannot_redirect_keeps_all_rules_but_enforces_no_egress_po
             guard.require_egress()
         assert caught.value.code == "egress-not-enforced"
         guard.require()
+    finally:
+        guard.remove()
+
+
+def test_what_the_sdk_loses_of_an_answer_is_not_lost_to_the_guard(
+    launcher: Launcher, listening: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where the engine is always quicker than this process.
+    monkeypatch.setattr(APIClient, "_read_from_socket", lambda *_, **__: b"")
+    guard = launcher.adapter.network_guard(base_image=BASE_IMAGE, egress_port=listening)
+    try:
+        guard.ensure()
+        guard.require_egress()
     finally:
         guard.remove()
 

@@ -44,7 +44,7 @@ def ask(
     connection = cast("socket.socket", getattr(stream, "_sock", stream))
     try:
         seconds = min(limit, STATUS_WAIT_SECONDS + EXEC_GRACE_SECONDS)
-        early = _read_along(connection, stream._response)
+        early = read_along(connection, stream._response)
         return boot.parse_status(_frames(connection, early, seconds, cancelled))
     finally:
         stream.close()
@@ -61,7 +61,7 @@ def last_status(container: Container) -> boot.BootStatus | None:
     return None if data is None else boot.parse_status(data)
 
 
-def _read_along(connection: socket.socket, response: Any) -> bytes:
+def read_along(connection: socket.socket, response: Any) -> bytes:
     """Return what the SDK has read of the output along with the head of the answer."""
     connection.settimeout(0)  # where that is nothing, the buffer would wait for more
     early: bytes = response.raw._fp.fp.peek()

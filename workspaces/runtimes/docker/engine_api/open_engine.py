@@ -7,7 +7,7 @@ import ipaddress
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from docker.utils import version_lt
 
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchError, ObservedRuntime
-from workspaces.runtimes.docker.engine_api import asking
+from workspaces.runtimes.docker.engine_api import asking, outputs
 from workspaces.runtimes.docker.engine_api.engine_failures import is_asked_again, refused
 from workspaces.runtimes.docker.engine_api.labels import (
     RUN_LABEL,
@@ -246,6 +246,10 @@ class Engine:
     ) -> boot.BootStatus | None:
         """Ask the agent how the boot is getting on; see :func:`.asking.ask`."""
         return asking.ask(self.client, container, cancelled, limit=limit)
+
+    def output_of(self, container: Container, command: Sequence[str]) -> bytes:
+        """Return what a command in a container prints; see :func:`.outputs.output_of`."""
+        return outputs.output_of(self.client, container, command, seconds=self.timeout)
 
     def last_status(self, container: Container) -> boot.BootStatus | None:
         """Read the status that the agent left in a container, running or not."""

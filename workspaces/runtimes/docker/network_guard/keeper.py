@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any, cast
+from typing import Any
 
 import structlog
 from docker.errors import APIError, BuildError, ContainerError, NotFound
@@ -126,7 +126,7 @@ class NetworkGuard:
             container = engine.named(self.container_name)
             if container is None:
                 raise _failed("the container that keeps the rules has gone")
-            listening = _read_file(container, "/proc/net/tcp")
+            listening = _read_file(engine, container, "/proc/net/tcp")
         if not _listens(listening, self._egress_port):
             raise LaunchError(
                 "egress-not-enforced",
@@ -158,10 +158,10 @@ class NetworkGuard:
                 self._asked = time.monotonic()
             rules = self._rules()
             container = self._running(engine, image, rules)
-            self._confirm(rules, container)
-            self._not_redirected = self._redirect_fault(rules, container)
+            self._confirm(engine, rules, container)
+            self._not_redirected = self._redirect_fault(engine, rules, container)
             # It sees what the machine reaches, so that no workspace gets such addresses.
-            engine.routes.read(_read_file(container, "/proc/net/route"))
+            engine.routes.read(_read_file(engine, container, "/proc/net/route"))
         except (APIError, BuildError, ContainerError) as error:
             raise _failed(str(error)) from error
         self._held = time.monotonic()
@@ -264,21 +264,23 @@ class NetworkGuard:
         log.info("network_guard_started", rules=rules.digest)
         return container
 
-    def _confirm(self, rules: GuardRules, container: Container) -> None:
+    def _confirm(self, engine: Engine, rules: GuardRules, container: Container) -> None:
         """Raise unless the kernel of the engine's machine has the rules."""
         deadline = time.monotonic() + READY_SECONDS
-        while not rules.are_in(said := self._listed(rules, container, "inet")):
+        while not rules.are_in(said := self._listed(engine, rules, container, "inet")):
             container.kill(signal="SIGHUP")
             if time.monotonic() > deadline:
                 raise _failed(container.logs(tail=20).decode(errors="replace") or said)
             time.sleep(TICK_SECONDS)
 
-    def _redirect_fault(self, rules: GuardRules, container: Container) -> str:
+    def _redirect_fault(
+        self, engine: Engine, rules: GuardRules, container: Container
+    ) -> str:
         """Return why networks with a policy do not reach the egress proxy; empty when they do."""
         if not self._egress_port:
             return ""
         deadline = time.monotonic() + REDIRECT_SECONDS
-        while not rules.redirect_in(said := self._listed(rules, container, "ip")):
+        while not rules.redirect_in(said := self._listed(engine, rules, container, "ip")):
             container.kill(signal="SIGHUP")
             if time.monotonic() > deadline:
                 told = container.logs(tail=20).decode(errors="replace") or said
@@ -286,12 +288,12 @@ class NetworkGuard:
             time.sleep(TICK_SECONDS)
         return ""
 
-    def _listed(self, rules: GuardRules, container: Container, family: str) -> str:
+    def _listed(
+        self, engine: Engine, rules: GuardRules, container: Container, family: str
+    ) -> str:
         """Return what the kernel has of a table; what nft says instead is no listing."""
-        _, output = container.exec_run(
-            ["nft", "-j", "list", "table", family, rules.table], demux=False
-        )
-        return cast("bytes", output or b"").decode(errors="replace")
+        command = ["nft", "-j", "list", "table", family, rules.table]
+        return engine.output_of(container, command).decode(errors="replace")
 
     def _told(self, engine: Engine) -> str:
         """Say what holds; raise when there are networks for which it does not."""
@@ -317,9 +319,8 @@ def _failed(reason: str) -> LaunchError:
     )
 
 
-def _read_file(container: Container, path: str) -> str:
-    _, output = container.exec_run(["cat", path], demux=False)
-    return cast("bytes", output or b"").decode(errors="replace")
+def _read_file(engine: Engine, container: Container, path: str) -> str:
+    return engine.output_of(container, ["cat", path]).decode(errors="replace")
 
 
 def _listens(sockets: str, port: int) -> bool:
