@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from ipaddress import IPv4Address, IPv4Network
 from uuid import uuid4
 
+import docker
 import pytest
 from docker.api.client import APIClient
 from docker.models.containers import Container
@@ -25,6 +26,7 @@ from tests.security.surroundings import (
     outside_world,
     reached,
 )
+from tests.stack.small_engine import small_engine
 from tests.stack.worker_process import eventually
 from tests.support.removal import remove_container
 from tests.support.waiting import LONG_WAIT
@@ -36,6 +38,7 @@ from tests.workspaces.conftest import publish as publish
 from tests.workspaces.conftest import workspace_image as workspace_image
 from tests.workspaces.runtimes.test_docker_adapter_isolation import own_address
 from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker import DockerAdapter
 from workspaces.runtimes.docker.engine_api import EngineConnections
 from workspaces.runtimes.docker.network_guard.keeper import NetworkGuard
 from workspaces.runtimes.docker.network_guard.rules import GuardRules, resolvers_in
@@ -386,6 +389,48 @@ def test_what_the_sdk_loses_of_an_answer_is_not_lost_to_the_guard(
         guard.require_egress()
     finally:
         guard.remove()
+
+
+@pytest.fixture
+def plain_engine(launcher: Launcher) -> Iterator[Launcher]:
+    """An engine without a default bridge that keeps no logs which the SDK reads by itself.
+
+    The launcher's image there is the guard's.
+    """
+    guard = launcher.adapter.network_guard(base_image=BASE_IMAGE)
+    try:
+        guard.ensure()
+        image = launcher.client.containers.get(guard.container_name).image
+        assert image is not None
+    finally:
+        guard.remove()
+    (name,) = image.tags
+    with (
+        small_engine(DOCKER_HOST, name, log_driver="local") as engine,
+        closing(docker.DockerClient(engine.url, timeout=round(LONG_WAIT))) as client,
+        closing(DockerAdapter(engine.url, launcher.instance_id)) as adapter,
+    ):
+        yield Launcher(adapter, client, name, launcher.instance_id)
+
+
+def test_an_engine_with_another_log_driver_and_no_bridge_is_guarded_and_keeps_nothing_of_it(
+    plain_engine: Launcher,
+) -> None:
+    guard = plain_engine.adapter.network_guard(image=plain_engine.image)
+    guard.ensure()
+    assert plain_engine.adapter.lift_kernel_limits(image=plain_engine.image) == ""
+    found = plain_engine.client.containers.list(all=True)
+    assert [each.name for each in found] == [guard.container_name]
+
+
+def test_why_the_guard_cannot_begin_is_told_without_the_engines_address(
+    launcher: Launcher,
+) -> None:
+    guard = launcher.adapter.network_guard(image=f"127.0.0.1:1/{uuid4()}")
+    with pytest.raises(LaunchError) as caught:
+        guard.ensure()
+    assert caught.value.code == "network-not-guarded"
+    assert "docker://" not in caught.value.message
 
 
 def test_a_network_that_is_not_under_the_rules_is_reported(

@@ -15,15 +15,29 @@ from tests.stack.disks import small_disk
 from tests.support.waiting import LONG_WAIT
 
 
+class _LoggingEngine(PrivateEngine):
+    def __init__(self, root: Path, log_driver: str) -> None:
+        super().__init__(root, networking=False)
+        self._log_driver = log_driver
+
+    def argv(self) -> list[str]:
+        return [*super().argv(), f"--log-driver={self._log_driver}"]
+
+
 @contextlib.contextmanager
-def small_engine(machines_engine: str, *images: str) -> Iterator[PrivateEngine]:
-    """Start an engine on a small disk of its own, with images of the machine's engine."""
+def small_engine(
+    machines_engine: str, *images: str, log_driver: str = "json-file"
+) -> Iterator[PrivateEngine]:
+    """Start an engine on a small disk of its own, with images of the machine's engine.
+
+    It has no default bridge. ``log_driver`` keeps what containers print that name no other one.
+    """
     # Below the shortest folder there is: addresses of sockets are short.
     with tempfile.TemporaryDirectory(prefix="svc-small-", dir="/tmp") as name:
         root = Path(name)
         root.chmod(0o755)
         with small_disk(root, "900m"):
-            engine = PrivateEngine(root, networking=False)
+            engine = _LoggingEngine(root, log_driver)
             try:
                 engine.start()
                 _carry(machines_engine, engine.url, images)

@@ -18,7 +18,12 @@ import structlog
 from docker.models.containers import Container
 from docker.types import LogConfig, Mount
 
-from workspaces.runtimes.docker.engine_api import Engine, container_name, is_of_a_launch
+from workspaces.runtimes.docker.engine_api import (
+    Engine,
+    container_name,
+    is_of_a_launch,
+    own_containers,
+)
 
 PURPOSE = "disks"
 OLDEST_SECONDS = 3600.0
@@ -124,11 +129,7 @@ def _counted(
 
 def remove_left(engine: Engine, *, oldest: float = OLDEST_SECONDS) -> None:
     """Remove what workers that were killed have left more than ``oldest`` seconds ago."""
-    labels = [f"svc.instance={engine.instance_id}", f"svc.purpose={PURPOSE}"]
-    for found in engine.client.api.containers(all=True, filters={"label": labels}):
-        left = engine.named(str(found["Id"]))
-        if left is not None and time.time() - int(found["Created"]) >= oldest:
-            engine.remove_container(left)
+    own_containers.remove_left(engine, PURPOSE, oldest=oldest)
 
 
 def _wait(container: Container, seconds: float, stopped: threading.Event) -> None:

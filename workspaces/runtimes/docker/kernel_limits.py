@@ -11,7 +11,9 @@ from docker.errors import ContainerError
 
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.docker.engine_api import Engine
+from workspaces.runtimes.docker.engine_api.own_containers import printed_by
 
+PURPOSE = "limits"
 WANTED = {
     "inotify/max_user_instances": 2**31 - 1,
     "inotify/max_user_watches": 2**31 - 1,
@@ -37,23 +39,21 @@ def lift(engine: Engine, image: str) -> str:
     if not engine.has_image(image):
         engine.client.images.pull(image)
     try:
-        output = engine.client.containers.run(
+        output = printed_by(
+            engine,
             image,
             ["-c", _PROGRAM],
+            purpose=PURPOSE,
             entrypoint="/bin/sh",
             user="0:0",
-            labels={"svc.instance": engine.instance_id, "svc.purpose": "limits"},
             environment={"WANTED": " ".join(f"{name}={value}" for name, value in WANTED.items())},
             volumes={"/proc/sys/fs": {"bind": "/limits", "mode": "rw"}},
             network_mode="none",
             userns_mode="host",
-            cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             read_only=True,
             mem_limit="64m",
             pids_limit=32,
-            remove=True,
-            use_config_proxy=False,
         )
     except ContainerError as error:
         raise LaunchError(

@@ -7,6 +7,7 @@ Every call has a time limit, and what goes wrong inside ``EngineConnections.conn
 - :mod:`.open_engine`  containers, images and networks that launches of this installation made;
   :mod:`.labels`  how those are known, and which run they are of
 - :mod:`.asking`  what the agent in a container answers; :mod:`.outputs`  what a command prints
+- :mod:`.own_containers`  containers that run one command for us
 - :mod:`.engine_failures`  what the engine refuses or fails to do
 """
 

@@ -24,10 +24,12 @@ from docker.models.containers import Container
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.boot import one_line
 from workspaces.runtimes.docker.engine_api import Engine
+from workspaces.runtimes.docker.engine_api.own_containers import printed_by
 from workspaces.runtimes.docker.network_guard.rules import GuardRules, resolvers_in
 from workspaces.runtimes.docker.networks import BRIDGE_NAME, bridge_prefix, egress_prefix
 
 GUARD_LABEL = "svc.network-guard"
+RESOLVERS_PURPOSE = "resolvers"
 ASK_RESOLVERS_SECONDS = 300.0
 READY_SECONDS = 10.0
 REDIRECT_SECONDS = 3.0
@@ -162,7 +164,10 @@ class NetworkGuard:
             self._not_redirected = self._redirect_fault(engine, rules, container)
             # It sees what the machine reaches, so that no workspace gets such addresses.
             engine.routes.read(_read_file(engine, container, "/proc/net/route"))
-        except (APIError, BuildError, ContainerError) as error:
+        except APIError as error:
+            # The rest of its text has the engine's address.
+            raise _failed(str(error.explanation or "")) from error
+        except (BuildError, ContainerError) as error:
             raise _failed(str(error)) from error
         self._held = time.monotonic()
 
@@ -203,14 +208,13 @@ class NetworkGuard:
         return resolvers_in(told)
 
     def _read_resolv_conf(self, engine: Engine, image: str, *, network: str) -> str:
-        output = engine.client.containers.run(
+        output = printed_by(
+            engine,
             image,
             ["/etc/resolv.conf"],
+            purpose=RESOLVERS_PURPOSE,
             entrypoint="cat",
             network_mode=network,
-            cap_drop=["ALL"],
-            remove=True,
-            use_config_proxy=False,
         )
         return output.decode(errors="replace")
 
@@ -273,9 +277,7 @@ class NetworkGuard:
                 raise _failed(container.logs(tail=20).decode(errors="replace") or said)
             time.sleep(TICK_SECONDS)
 
-    def _redirect_fault(
-        self, engine: Engine, rules: GuardRules, container: Container
-    ) -> str:
+    def _redirect_fault(self, engine: Engine, rules: GuardRules, container: Container) -> str:
         """Return why networks with a policy do not reach the egress proxy; empty when they do."""
         if not self._egress_port:
             return ""
@@ -288,9 +290,7 @@ class NetworkGuard:
             time.sleep(TICK_SECONDS)
         return ""
 
-    def _listed(
-        self, engine: Engine, rules: GuardRules, container: Container, family: str
-    ) -> str:
+    def _listed(self, engine: Engine, rules: GuardRules, container: Container, family: str) -> str:
         """Return what the kernel has of a table; what nft says instead is no listing."""
         command = ["nft", "-j", "list", "table", family, rules.table]
         return engine.output_of(container, command).decode(errors="replace")
@@ -305,8 +305,8 @@ class NetworkGuard:
         if outside:
             raise LaunchError(
                 "network-not-guarded",
-                f"{outside} workspaces were started by an earlier version, without isolation: "
-                "stop and start them again.",
+                "Workspaces that an earlier version started without isolation: "
+                f"{outside}. Stop and start them again.",
             )
         return "Workspaces cannot reach the engine's machine or private addresses."
 
