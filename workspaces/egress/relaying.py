@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -27,6 +30,7 @@ from workspaces.egress.tls_ending import (
 FIRST_BYTES_SECONDS = 15.0
 IDLE_SECONDS = 3600.0
 CHUNK = 64 * 1024
+TICK_SECONDS = 0.01
 _ORIGINAL_DESTINATION = 80  # SO_ORIGINAL_DST of linux/netfilter_ipv4.h
 
 
@@ -121,7 +125,8 @@ async def relay(
 ) -> None:
     """Pass on what both sides say until both have ended; of a request, until the answer has.
 
-    Raises ``Misplaced``.
+    Where one breaks off, so does the other one: what it has heard is not the whole. Raises
+    ``Misplaced``.
     """
     watch = Watch(connection.placeholders if connection.protocol not in ("tls", "ssh") else ())
 
@@ -154,8 +159,9 @@ async def relay(
 
     tasks = [asyncio.ensure_future(each()) for each in (send, receive)]
     watching = asyncio.ensure_future(idle())
+    broken = False
     try:
-        with contextlib.suppress(OSError, EOFError, TimeoutError, NotAccepted, web.BadRequest):
+        with contextlib.suppress(EOFError, NotAccepted, web.BadRequest):
             pending: set[asyncio.Future[None]] = {*tasks, watching}
             while not all(task.done() for task in tasks):
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -163,10 +169,18 @@ async def relay(
                     task.result()
                 if request is not None and tasks[1].done():
                     break  # an answer may come before the request has ended
+    except OSError:  # a time limit, too
+        broken = True
     finally:
         for task in (*tasks, watching):
             task.cancel()
         await asyncio.gather(*tasks, watching, return_exceptions=True)
+    if broken:
+        said, heard = (not task.cancelled() and task.exception() is None for task in tasks)
+        if not heard:
+            await _break_off(connection.writer)
+        if not said and not (heard and request is not None):
+            await _break_off(out)
 
 
 async def _as_it_comes(connection: Connection, watch: Watch) -> AsyncIterator[bytes]:
@@ -223,6 +237,24 @@ async def closed(writer: asyncio.StreamWriter) -> None:
         return
     finally:
         writer.transport.abort()
+
+
+async def _break_off(writer: asyncio.StreamWriter) -> None:
+    """Have the connection end with a reset, behind what was written; a peer that reads gets it."""
+    client = cast("socket.socket", writer.get_extra_info("socket"))
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(FIRST_BYTES_SECONDS):
+            while not writer.is_closing() and (
+                writer.transport.get_write_buffer_size() or _not_acknowledged(client)
+            ):
+                await asyncio.sleep(TICK_SECONDS)
+    reset(writer)
+
+
+def _not_acknowledged(connection: socket.socket) -> int:
+    """Return how many bytes the kernel has that the other side's has not."""
+    told = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(told, sys.byteorder)
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
