@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tests.workspaces.runtimes.small_api_server import Request, SmallApiServer, small_api_server
 from workspaces.runtimes.base import LaunchError, LaunchRequest, Volume
 from workspaces.runtimes.kubernetes import KubernetesAdapter, pod_removal, volume_claims
+from workspaces.runtimes.kubernetes.exec_wire import OUTPUT, STATUS
 from workspaces.runtimes.kubernetes.network_policies import sweep_probes
 from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership
 from workspaces.runtimes.kubernetes.pod_stream import PodStream
@@ -254,6 +256,53 @@ def test_probes_that_were_replaced_do_not_end_the_sweep(
     server.faults.append(replaced)
     sweep_probes(adapter.cluster)
     assert ("DELETE", f"{CORE}/pods/svc-probe-1") in server.calls
+
+
+# ----------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_files_that_were_sent_to_their_end_are_whole(
+    server: SmallApiServer, adapter: KubernetesAdapter, request_: LaunchRequest, code: int
+) -> None:
+    having_pod(server, request_, **RUNNING)
+    causes = [{"reason": "ExitCode", "message": str(code)}]
+    status = {"status": "Failure" if code else "Success", "details": {"causes": causes}}
+    server.faults.append(sending((OUTPUT, b"one"), (OUTPUT, b"two"), (STATUS, told(status))))
+    with adapter.read_files(request_.run_id, "/var/lib/svc/runs") as chunks:
+        assert b"".join(chunks or ()) == b"onetwo"
+
+
+def test_files_whose_connection_is_cut_are_not_taken_for_the_whole(
+    server: SmallApiServer, adapter: KubernetesAdapter, request_: LaunchRequest
+) -> None:
+    having_pod(server, request_, **RUNNING)
+    server.faults.append(sending((OUTPUT, b"one")))
+    with adapter.read_files(request_.run_id, "/var/lib/svc/runs") as chunks:
+        assert chunks is not None
+        assert next(chunks) == b"one"
+        with pytest.raises(LaunchError, match="not sent any more"):
+            next(chunks)
+
+
+def sending(*messages: tuple[int, bytes]) -> Callable[[Request], bool]:
+    """Answer an exec with these messages of channels, and nothing more."""
+
+    def send(call: Request) -> bool:
+        if "/exec?" not in call.path:
+            return False
+        call.accept_exec()
+        for channel, content in messages:
+            data = bytes((channel,)) + content
+            call.wfile.write(bytes((0x82, len(data))) + data)
+        call.hang_up()
+        return True
+
+    return send
+
+
+def told(status: dict[str, Any]) -> bytes:
+    return json.dumps(status).encode()
 
 
 # --------------------------------------------------------------------------------------- waiting

@@ -107,7 +107,8 @@ def _chunks(first: bytes, channel: ExecChannel) -> Iterator[bytes]:
     yield first
     while data := channel.read(FILE_SECONDS):
         yield data
-    if data is None:
+    # Without an exit code the connection was cut. With one it is whole: a file that changes is 1.
+    if data is None or channel.exit_code() is None:
         raise LaunchError("adapter-unavailable", "The Pod's files are not sent any more.")
 
 
