@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
 
-from workspaces.runtimes.docker.network_guard.rules import NEVER
+from workspaces.runtimes.never_reached import NEVER_REACHED
 
 NAME_ADDRESSES = IPv4Network("198.18.0.0/15")
 """Set aside for tests of networks (RFC 2544): nobody is reached there."""
@@ -76,7 +76,7 @@ class ReachableAddresses:
 
     def __init__(self, allowed: Iterable[IPv4Network], pool: IPv4Network) -> None:
         self._allowed = tuple(allowed)
-        self._never = tuple(ipaddress.collapse_addresses([*NEVER, pool]))
+        self._never = tuple(ipaddress.collapse_addresses([*NEVER_REACHED, pool]))
         self._pool = pool
 
     def may_reach(self, address: IPv4Address) -> bool:

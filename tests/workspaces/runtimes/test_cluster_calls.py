@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,7 +18,7 @@ from tests.workspaces.runtimes.small_api_server import Request, SmallApiServer, 
 from workspaces.runtimes.base import LaunchError, LaunchRequest, Volume
 from workspaces.runtimes.kubernetes import KubernetesAdapter, pod_removal, volume_claims
 from workspaces.runtimes.kubernetes.exec_wire import OUTPUT, STATUS
-from workspaces.runtimes.kubernetes.network_policies import sweep_probes
+from workspaces.runtimes.kubernetes.network_policies import policy_for, sweep_probes
 from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership
 from workspaces.runtimes.kubernetes.pod_stream import PodStream
 from workspaces.runtimes.kubernetes.pods import PodOptions, claim_name, pod_for, pod_name
@@ -256,6 +257,30 @@ def test_probes_that_were_replaced_do_not_end_the_sweep(
     server.faults.append(replaced)
     sweep_probes(adapter.cluster)
     assert ("DELETE", f"{CORE}/pods/svc-probe-1") in server.calls
+
+
+# -------------------------------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [
+        ("168.63.129.16", False),
+        ("169.254.169.254", False),
+        ("10.0.0.1", False),
+        ("255.255.255.255", False),
+        ("1.1.1.1", True),
+        ("168.63.129.17", True),
+    ],
+)
+def test_the_outside_is_what_is_public_and_tells_no_machine_about_itself(
+    request_: LaunchRequest, address: str, reached: bool
+) -> None:
+    (outside, _) = policy_for(request_)["spec"]["egress"]
+    block = outside["to"][0]["ipBlock"]
+    assert block["cidr"] == "0.0.0.0/0"
+    kept_away = any(IPv4Address(address) in IPv4Network(each) for each in block["except"])
+    assert kept_away is not reached
 
 
 # ----------------------------------------------------------------------------------------- files

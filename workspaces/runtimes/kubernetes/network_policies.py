@@ -30,21 +30,8 @@ from workspaces.runtimes.kubernetes.cluster import (
 )
 from workspaces.runtimes.kubernetes.pod_placement import ANYWHERE, PodPlacement
 from workspaces.runtimes.kubernetes.pods import WORKSPACE, labels_for, pod_name
+from workspaces.runtimes.never_reached import NEVER_REACHED
 
-PRIVATE = (
-    "0.0.0.0/8",
-    "10.0.0.0/8",
-    "100.64.0.0/10",
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "172.16.0.0/12",
-    "192.0.0.0/24",
-    "192.168.0.0/16",
-    "198.18.0.0/15",
-    "224.0.0.0/4",
-    "240.0.0.0/4",
-)
-"""What no workspace reaches: addresses that are not public (IANA's registry of special ones)."""
 PROBE_LABEL = "svc.probe"
 VALID_SECONDS = 900.0
 AGAIN_SECONDS = 60.0
@@ -89,7 +76,7 @@ def policy_for(request: LaunchRequest) -> Document:
     """Return the policy of a run's Pod."""
     rules: list[Document] = []
     if request.outbound:
-        public = {"cidr": "0.0.0.0/0", "except": list(PRIVATE)}
+        public = {"cidr": "0.0.0.0/0", "except": list(map(str, NEVER_REACHED))}
         names = {
             "to": [
                 {

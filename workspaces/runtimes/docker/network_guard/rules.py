@@ -19,24 +19,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 from workspaces.runtimes.docker.networks import bridge_prefix, egress_prefix
-
-NEVER = tuple(
-    IPv4Network(text)
-    for text in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "168.63.129.16/32",  # what a virtual machine asks of Azure about itself
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "224.0.0.0/3",
-    )
-)
-"""What is private, local to a link, shared, or where clouds tell a machine about itself."""
+from workspaces.runtimes.never_reached import NEVER_REACHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +163,7 @@ class GuardRules:
         ]
 
     def _rules(self) -> list[str]:
-        blocked = ipaddress.collapse_addresses([*NEVER, self.pool])
+        blocked = ipaddress.collapse_addresses([*NEVER_REACHED, self.pool])
         single = [each for each in self.allowed if each.num_addresses == 1]
         wider = [each for each in self.allowed if each.num_addresses > 1]
         return [
