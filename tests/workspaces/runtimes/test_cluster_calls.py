@@ -22,6 +22,7 @@ from workspaces.runtimes.kubernetes.network_policies import policy_for, sweep_pr
 from workspaces.runtimes.kubernetes.pod_ownership import PodOwnership
 from workspaces.runtimes.kubernetes.pod_stream import PodStream
 from workspaces.runtimes.kubernetes.pods import PodOptions, claim_name, pod_for, pod_name
+from workspaces.runtimes.kubernetes.preflight import MEMORY_MB, Preflight
 
 CORE = "/api/v1/namespaces/ns"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/ns/networkpolicies"
@@ -308,6 +309,23 @@ def test_files_whose_connection_is_cut_are_not_taken_for_the_whole(
         assert next(chunks) == b"one"
         with pytest.raises(LaunchError, match="not sent any more"):
             next(chunks)
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [(f"{MEMORY_MB << 20}\n", "processes to ?,"), ("", "limit is ?"), ("1\n", "limit is 1")],
+)
+def test_a_node_that_does_not_tell_all_limits_is_a_finding(
+    server: SmallApiServer,
+    adapter: KubernetesAdapter,
+    request_: LaunchRequest,
+    printed: str,
+    found: str,
+) -> None:
+    server.faults.append(sending((OUTPUT, printed.encode()), (STATUS, told({"status": "Success"}))))
+    preflight = Preflight(adapter, "registry/image")
+    finding = preflight._tried("limits", lambda: preflight._limits(request_), "")
+    assert found in finding.seen
 
 
 def sending(*messages: tuple[int, bytes]) -> Callable[[Request], bool]:

@@ -159,7 +159,8 @@ class Preflight:
         command = ["/bin/sh", "-c", _LIMITS]
         with contextlib.closing(self._channel(request, command)) as channel:
             answer = channel.answer(b"", EXEC_SECONDS)
-        memory, processes = (answer.stdout.decode().split() if answer else []) or ("?", "?")
+        told = answer.stdout.decode(errors="replace").split() if answer else []
+        memory, processes = [*told, "?", "?"][:2]
         if memory != str(MEMORY_MB << 20):
             raise LaunchError(
                 "launch-refused", f"The memory limit is {memory} instead of {MEMORY_MB << 20}."
