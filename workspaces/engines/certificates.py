@@ -31,6 +31,7 @@ from workspaces.runtimes.docker.remote.tls_tunnel import CA_FILE, CERTIFICATE_FI
 VALID_FOR = timedelta(days=3650)
 FILES = (CA_FILE, CERTIFICATE_FILE, KEY_FILE)
 ADDRESS_FILE = "address"
+_AS_WRITTEN = (KEY_FILE, CERTIFICATE_FILE, CA_FILE)
 _KEY_ID = 0
 _LARGEST_FILE = 64 * 1024
 
@@ -166,15 +167,12 @@ def unpacked(engine: Engine) -> Path:
                 "--replace)."
             ) from error
         certificates = json.loads(opened)
-    # The CA after what it has signed: a gateway that sees another one reads the others with it, and
-    # never again (`docker_host_of`). The address last: whoever sees a new one sees all.
-    wanted = {name: certificates[name].encode() for name in sorted(certificates, key=_ca_last)}
+    # The key before its certificate, and that before the CA: a gateway that sees another one of
+    # these reads the others with it, and never again (`docker_host_of`). The address last: whoever
+    # sees a new one sees all.
+    wanted = {name: certificates[name].encode() for name in _AS_WRITTEN if name in certificates}
     _write(folder, {**wanted, ADDRESS_FILE: engine.url.encode()})
     return folder
-
-
-def _ca_last(name: str) -> bool:
-    return name == CA_FILE
 
 
 def engine_folder(name: str) -> Path:

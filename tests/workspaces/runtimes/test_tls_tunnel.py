@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 import socket
 import ssl
 import threading
@@ -15,6 +16,8 @@ import pytest
 from tests.support.waiting import LONG_WAIT
 from workspaces.engines.certificates import CertificatesError, make_certificates
 from workspaces.runtimes.base import LaunchError
+from workspaces.runtimes.docker.remote import engine_folders
+from workspaces.runtimes.docker.remote.engine_folders import docker_host_of
 from workspaces.runtimes.docker.remote.tls_tunnel import EngineAddress, TlsTunnel
 
 MIB = 1024**2
@@ -171,3 +174,22 @@ def test_addresses_and_certificates_that_cannot_be_used_are_told(tmp_path: Path)
             EngineAddress.of(url, tmp_path)
     with pytest.raises(LaunchError, match="certificates"):
         TlsTunnel(EngineAddress.of("tcp://127.0.0.1:1", tmp_path))
+
+
+def test_a_certificate_that_was_renewed_under_the_same_ca_is_used_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[tuple[int, str, bytes, bytes], TlsTunnel] = {}
+    monkeypatch.setattr(engine_folders, "_tunnels", made)
+    folder = certificates(tmp_path / "made")
+    client = folder / "client"
+    (client / "address").write_text("tcp://127.0.0.1:1")
+    first = docker_host_of(client)
+    try:
+        assert docker_host_of(client) == first
+        for name in ("key.pem", "cert.pem"):
+            shutil.copy(folder / "server" / name, client / name)
+        assert docker_host_of(client) not in (first, "tcp://127.0.0.1:1")
+    finally:
+        for each in made.values():
+            each.close()

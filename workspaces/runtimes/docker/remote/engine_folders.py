@@ -12,12 +12,20 @@ import threading
 from pathlib import Path
 
 from workspaces.runtimes.base import LaunchError
-from workspaces.runtimes.docker.remote.tls_tunnel import CA_FILE, EngineAddress, TlsTunnel
+from workspaces.runtimes.docker.remote.tls_tunnel import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    EngineAddress,
+    TlsTunnel,
+)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _lock = threading.Lock()
-_tunnels: dict[tuple[int, str, bytes], TlsTunnel] = {}
-"""By process, address and certificates: a process that was forked has no thread of its parent's."""
+_tunnels: dict[tuple[int, str, bytes, bytes], TlsTunnel] = {}
+"""By process, address and certificates: a process that was forked has no thread of its parent's.
+
+One whose certificates were replaced stays for the connections that go over it.
+"""
 
 
 def docker_host_of(folder: Path) -> str:
@@ -27,14 +35,18 @@ def docker_host_of(folder: Path) -> str:
     """
     try:
         url = (folder / "address").read_text("ascii").strip()
-        ca = (folder / CA_FILE).read_bytes() if (folder / CA_FILE).exists() else b""
+        # The CA first: it is written last.
+        ca, shown = (
+            (folder / name).read_bytes() if (folder / name).exists() else b""
+            for name in (CA_FILE, CERTIFICATE_FILE)
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(
             "adapter-unavailable", "This process does not know the workspace's engine."
         ) from error
     if not ca:
         return url
-    key = (os.getpid(), url, ca)
+    key = (os.getpid(), url, ca, shown)
     with _lock:
         if key not in _tunnels:
             _tunnels[key] = TlsTunnel(EngineAddress.of(url, folder))
