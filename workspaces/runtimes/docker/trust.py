@@ -15,6 +15,8 @@ from cryptography import x509
 from docker.errors import NotFound
 from docker.models.containers import Container
 
+from workspaces.runtimes.base import LaunchError
+
 LIST = "/etc/ssl/certs/ca-certificates.crt"
 """Where it is when the image does not say in ``SSL_CERT_FILE``."""
 ANCHOR = "/usr/local/share/ca-certificates/svc-egress.crt"
@@ -27,15 +29,21 @@ MAX_LINKS = 4
 
 
 def trust(container: Container, authority: bytes) -> None:
-    """Add an authority, in PEM, to what a container that was not started trusts."""
+    """Add an authority, in PEM, to what a container that was not started trusts.
+
+    Raises ``egress-not-enforced`` when what the image trusts cannot be read.
+    """
     place = _list_of(container)
-    known = b""
     for _ in range(MAX_LINKS):
         found = _read(container, place)
+        if found is None:
+            raise _refusal(f"has more than {MAX_LIST_BYTES >> 20} MiB")
         if isinstance(found, bytes):
             known = found
             break
         place = posixpath.normpath(posixpath.join(posixpath.dirname(place), found))
+    else:
+        raise _refusal(f"is behind more than {MAX_LINKS} links")
     files = {
         place: known.rstrip(b"\n") + b"\n" + authority,
         ANCHOR: authority,
@@ -59,8 +67,11 @@ def _list_of(container: Container) -> str:
     return path if path.startswith("/") else LIST
 
 
-def _read(container: Container, path: str) -> bytes | str:
-    """Return a file's content, or where a link leads; nothing where there is neither."""
+def _read(container: Container, path: str) -> bytes | str | None:
+    """Return a file's content, or where a link leads; nothing where there is neither.
+
+    None for one that is too long.
+    """
     try:
         chunks, _ = container.get_archive(path)
     except NotFound:
@@ -69,13 +80,20 @@ def _read(container: Container, path: str) -> bytes | str:
     for chunk in chunks:
         collected += chunk
         if len(collected) > MAX_LIST_BYTES:
-            return b""
+            return None
     with tarfile.open(fileobj=io.BytesIO(collected)) as archive:
         member = archive.next()
         if member is not None and member.issym():
             return member.linkname
         stream = archive.extractfile(member) if member is not None and member.isreg() else None
         return stream.read() if stream is not None else b""
+
+
+def _refusal(why: str) -> LaunchError:
+    return LaunchError(
+        "egress-not-enforced",
+        f"The image's list of authorities {why}, so the workspace's own cannot be added to it.",
+    )
 
 
 def _archive(files: dict[str, bytes]) -> bytes:
