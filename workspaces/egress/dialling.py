@@ -110,6 +110,14 @@ class Dialler:
             )
         except dns.exception.DNSException as error:
             raise Unreachable(
-                "not-resolved", f"{host} could not be looked up: {type(error).__name__}."
+                "not-resolved", f"{host} could not be looked up: {_in_words(error)}."
             ) from error
         return [IPv4Address(record.address) for record in answer]
+
+
+def _in_words(error: dns.exception.DNSException) -> str:
+    if isinstance(error, dns.resolver.NXDOMAIN):
+        return "there is no such name"
+    if isinstance(error, dns.resolver.NoAnswer):
+        return "it has no IPv4 address"
+    return "the name servers did not answer"

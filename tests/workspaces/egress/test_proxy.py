@@ -9,6 +9,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from uuid import uuid4
 
+import dns.message
+import dns.rcode
 import pytest
 
 from tests.support.waiting import LONG_WAIT
@@ -144,3 +146,39 @@ def test_a_host_that_never_answers_is_not_reached_in_bounded_time(
 
     with pytest.raises(dialling.Unreachable, match="did not answer in time"):
         asyncio.run(asyncio.wait_for(dialled(), LONG_WAIT))
+
+
+class NoNames(Names):
+    """Says that no name is anywhere, and how so."""
+
+    def __init__(self, rcode: dns.rcode.Rcode) -> None:
+        self._rcode = rcode
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        reply = dns.message.make_response(dns.message.from_wire(data))
+        reply.set_rcode(self._rcode)
+        self.transport.sendto(reply.to_wire(), addr)
+
+
+@pytest.mark.parametrize(
+    ("rcode", "said"),
+    [
+        (dns.rcode.NXDOMAIN, "there is no such name"),
+        (dns.rcode.NOERROR, "it has no IPv4 address"),
+        (dns.rcode.SERVFAIL, "the name servers did not answer"),
+    ],
+)
+def test_why_a_name_is_not_found_is_said_in_words(rcode: dns.rcode.Rcode, said: str) -> None:
+    async def dialled() -> None:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(lambda: NoNames(rcode), (HERE, 0))
+        resolver = "{}:{}".format(*transport.get_extra_info("sockname"))
+        reachable = ReachableAddresses([], IPv4Network("10.213.0.0/16"))
+        try:
+            await Dialler(reachable, [resolver]).dial("a.test", 443)
+        finally:
+            transport.close()
+
+    with pytest.raises(dialling.Unreachable) as caught:
+        asyncio.run(asyncio.wait_for(dialled(), LONG_WAIT))
+    assert str(caught.value) == f"a.test could not be looked up: {said}."

@@ -104,7 +104,7 @@ class TestWhenAReadingFails:
 
     def test_a_base_image_that_does_not_exist_is_told(self, settings: Settings) -> None:
         settings.SVC_BASE_IMAGES = {**settings.SVC_BASE_IMAGES, "debian": "127.0.0.1:1/no:such"}
-        with pytest.raises(CommandError, match="not read: debian"):
+        with pytest.raises(CommandError, match=r"Not read: debian\. The previous"):
             call_command("syncpackages", "--family", "debian")
         assert "could not make the container" in PackageIndex.objects.get(pk="debian").error
 

@@ -430,7 +430,8 @@ def test_requests_and_answers_are_written_in_one_way() -> None:
         (400, b"Bad Request"),
         (403, b"Forbidden"),
         (404, b"Not Found"),
-        (502, b"Answer"),
+        (503, b"Service Unavailable"),
+        (599, b"Answer"),
     ):
         head = b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n" % (status, reason)
         end = b"Content-Length: 2\r\n\r\n{}"

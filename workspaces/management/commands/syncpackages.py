@@ -47,4 +47,4 @@ class Command(BaseCommand):
             else:
                 self.stdout.write(f"{FAMILIES[family].title}: {packages} packages")
         if failed:
-            raise CommandError(f"not read: {', '.join(failed)}; the previous index stays in use")
+            raise CommandError(f"Not read: {', '.join(failed)}. The previous index stays in use.")

@@ -1,6 +1,6 @@
 """An exec in a container for asyncio: its streams as they come, without a thread and without limit.
 
-What ``channel`` is for threads. The exec is created and started over one connection, which the
+What ``exec_channel`` is for threads. The exec is created and started over one connection, which the
 engine then hands over; its output arrives as frames: stream number, three zero bytes, length (big
 endian), payload. A container's process decides how much that is, so nothing is collected here:
 output is passed on piece by piece, of its standard error the end is kept for the log.

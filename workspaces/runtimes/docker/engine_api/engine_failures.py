@@ -37,9 +37,7 @@ def is_asked_again(error: APIError) -> bool:
 def refused(error: APIError) -> LaunchError:
     """Return the error for something the engine would not create or start, in its own words."""
     reason = boot.one_line(str(error.explanation or "no reason given"))
-    return LaunchError(
-        "launch-refused", f"The Docker Engine refused to start the workspace: {reason}"
-    )
+    return LaunchError("launch-refused", f"The Docker Engine refused: {reason}")
 
 
 @contextlib.contextmanager

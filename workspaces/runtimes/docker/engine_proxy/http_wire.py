@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 BUFFER_BYTES = 256 * 1024
@@ -15,7 +16,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.1\Z")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)\Z")
 _ANSWER = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\Z")
-_REASONS = {200: "OK", 201: "Created", 400: "Bad Request", 403: "Forbidden", 404: "Not Found"}
+_REASONS = {each.value: each.phrase for each in HTTPStatus}
 
 
 class MalformedError(Exception):
