@@ -30,8 +30,8 @@ def check_signing_secret(**kwargs: Any) -> list[CheckMessage]:
 
 
 OPEN_TO_PAGES = (
-    "SVC_CORS_ALLOWED_ORIGINS is * while the API listens on loopback: any web page open on this "
-    "machine can read its answers."
+    "SVC_CORS_ALLOWED_ORIGINS is * while the API is reached on loopback only: any web page open on "
+    "this machine can read its answers."
 )
 
 

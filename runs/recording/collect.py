@@ -22,7 +22,7 @@ from controlplane.database.retries import retry_database
 from runs.agent.record.frames import HEADER, FrameError, Kind, next_frame
 from runs.models import Run
 from runs.record import egress_endings, store
-from workspaces.runtimes.base import FileReader, RuntimeAdapter
+from workspaces.runtimes.base import FileReader, LaunchError, RuntimeAdapter
 
 log = structlog.get_logger(__name__)
 
@@ -123,9 +123,13 @@ class _Drain:
                 lambda: store.open_source(number, spool_id), timeout=DATABASE_SECONDS
             )
             folder = f"{RUNS_DIRECTORY}/{self._run.pk}"
-            for name in sorted(self._store_in_turn(read, folder)):
-                if not self._over():
-                    self._store_one(read, folder, name)
+            try:
+                for name in sorted(self._store_in_turn(read, folder)):
+                    if not self._over():
+                        self._store_one(read, folder, name)
+            except LaunchError:
+                self._flush()  # what has come is sound
+                raise
             self._flush()
         except store.SourceRefused as exc:
             detail = str(exc)

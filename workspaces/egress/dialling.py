@@ -120,4 +120,6 @@ def _in_words(error: dns.exception.DNSException) -> str:
         return "there is no such name"
     if isinstance(error, dns.resolver.NoAnswer):
         return "it has no IPv4 address"
-    return "the name servers did not answer"
+    if isinstance(error, dns.exception.Timeout):
+        return "the name servers did not answer"
+    return "the name servers gave no usable answer"

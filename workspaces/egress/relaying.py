@@ -241,11 +241,13 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 async def _break_off(writer: asyncio.StreamWriter) -> None:
     """Have the connection end with a reset, behind what was written; a peer that reads gets it."""
-    client = cast("socket.socket", writer.get_extra_info("socket"))
+    client = _socket_of(writer)
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(FIRST_BYTES_SECONDS):
-            while not writer.is_closing() and (
-                writer.transport.get_write_buffer_size() or _not_acknowledged(client)
+            while (
+                client is not None
+                and not writer.is_closing()
+                and (writer.transport.get_write_buffer_size() or _not_acknowledged(client))
             ):
                 await asyncio.sleep(TICK_SECONDS)
     reset(writer)
@@ -259,7 +261,13 @@ def _not_acknowledged(connection: socket.socket) -> int:
 
 def reset(writer: asyncio.StreamWriter) -> None:
     """Have the connection end with a reset."""
-    client = cast("socket.socket", writer.get_extra_info("socket"))
-    with contextlib.suppress(OSError):
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client = _socket_of(writer)
+    if client is not None:
+        with contextlib.suppress(OSError):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+def _socket_of(writer: asyncio.StreamWriter) -> socket.socket | None:
+    """Return its socket; a TLS connection that was reset has none any more."""
+    return cast("socket.socket | None", writer.get_extra_info("socket"))

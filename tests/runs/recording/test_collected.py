@@ -23,7 +23,7 @@ from runs.recording import collect as collect
 from runs.recording.collect import RUNS_DIRECTORY, drain
 from tests.factories import make_job
 from tests.runs.record_factory import make_run
-from workspaces.runtimes.base import FileReader
+from workspaces.runtimes.base import FileReader, LaunchError
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -281,8 +281,9 @@ def test_an_endless_file_beside_the_segments_ends_the_drain_in_its_time(
     assert served == 6, "nothing is read once the time is over"
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["silently", "with an error"])
 def test_an_archive_that_is_cut_off_gives_what_it_held(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     monkeypatch.setattr(collect, "READ_BYTES", 1000)
     writer = spool_of(tmp_path, run)
@@ -295,9 +296,15 @@ def test_an_archive_that_is_cut_off_gives_what_it_held(
         with whole(path) as chunks:
             assert chunks is not None
             data = b"".join(chunks)
-            yield chunked(data if path.endswith("spool.json") else data[:30_000])
+            yield chunked(data) if path.endswith("spool.json") else beginning(data)
 
-    drain(cut, run.pk)
+    def beginning(data: bytes) -> Iterator[bytes]:
+        yield from chunked(data[:30_000])
+        if told:
+            raise LaunchError("adapter-unavailable", "It was cut.")
+
+    with pytest.raises(LaunchError) if told else contextlib.nullcontext():
+        drain(cut, run.pk)
     assert 10 < len(stored(run)) < 51
 
 

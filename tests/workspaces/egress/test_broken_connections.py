@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from ipaddress import IPv4Network
 from typing import Any
@@ -15,6 +16,7 @@ from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.loopback import HERE, Names, names_of_this_machine
 from workspaces.blueprint import Egress
 from workspaces.egress import relaying
+from workspaces.egress.bound.authorities import Authority, new_authority
 from workspaces.egress.dialling import Dialler
 from workspaces.egress.host_policy import Policy
 from workspaces.egress.name_addresses import ReachableAddresses, address_for
@@ -151,23 +153,23 @@ def test_nobody_takes_a_connection_that_was_idle_for_too_long_for_one_that_ended
     done(test())
 
 
-def test_what_the_host_has_said_to_its_end_is_whole_although_it_hears_no_more(host: str) -> None:
+def test_a_tls_connection_that_its_peer_has_reset_can_still_be_reset() -> None:
     async def test() -> None:
-        answered = asyncio.Event()
+        authority = Authority(*new_authority(uuid4()))
+        trusted = ssl.create_default_context(cadata=authority.certificate)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readexactly(len(OWN_PROTOCOL))
-            writer.write(b"all of it")
-            writer.write_eof()
-            await answered.wait()
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             reset(writer)
 
-        async with between(host, serve) as (reader, writer):
-            writer.write(OWN_PROTOCOL)
-            assert await reader.read() == b"all of it"
-            answered.set()
-            while not writer.is_closing():  # until the proxy has heard that, and let go
-                writer.write(b"more")
-                await asyncio.sleep(0.01)
+        server = await asyncio.start_server(serve, HERE, 0, ssl=authority.context_for("h.test"))
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection(
+            HERE, port, ssl=trusted, server_hostname="h.test"
+        )
+        assert await end_of(reader) == "reset"
+        while writer.get_extra_info("socket") is not None:
+            await asyncio.sleep(0.01)
+        reset(writer)
+        server.close()
 
     done(test())

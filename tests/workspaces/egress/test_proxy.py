@@ -165,7 +165,7 @@ class NoNames(Names):
     [
         (dns.rcode.NXDOMAIN, "there is no such name"),
         (dns.rcode.NOERROR, "it has no IPv4 address"),
-        (dns.rcode.SERVFAIL, "the name servers did not answer"),
+        (dns.rcode.SERVFAIL, "the name servers gave no usable answer"),
     ],
 )
 def test_why_a_name_is_not_found_is_said_in_words(rcode: dns.rcode.Rcode, said: str) -> None:

@@ -22,7 +22,7 @@ from workspaces.lifecycle.teardown import DISK_LIMIT_EXCEEDED, TransitionExecuto
 from workspaces.models import Attempt, RuntimeInstance, Sandbox, Transition, Workspace
 from workspaces.runtimes.base import LaunchedRuntime, Volume
 from workspaces.runtimes.docker import disk_use
-from workspaces.runtimes.docker.engine_api import EngineConnections
+from workspaces.runtimes.docker.engine_api import EngineConnections, own_containers
 
 pytestmark = [pytest.mark.docker, pytest.mark.django_db(transaction=True)]
 MB = 1_000_000
@@ -164,9 +164,9 @@ def test_nothing_stays_of_what_counted_nor_of_a_worker_that_was_killed(disks: Di
     labels = {"svc.instance": launcher.instance_id, "svc.purpose": disk_use.PURPOSE}
     launcher.client.containers.create(BASE_IMAGE, labels=labels)
     with EngineConnections(DOCKER_HOST, launcher.instance_id).connect(60) as engine:
-        disk_use.remove_left(engine)
+        own_containers.remove_left(engine, disk_use.PURPOSE)
         assert len(launcher.containers()) == 2
-        disk_use.remove_left(engine, oldest=-60)
+        own_containers.remove_left(engine, disk_use.PURPOSE, oldest=-60)
     assert [one.name for one in launcher.containers()] == [f"svc-{attempt.run_id}"]
 
 

@@ -292,18 +292,17 @@ def test_files_that_were_sent_to_their_end_are_whole(
     server: SmallApiServer, adapter: KubernetesAdapter, request_: LaunchRequest, code: int
 ) -> None:
     having_pod(server, request_, **RUNNING)
-    causes = [{"reason": "ExitCode", "message": str(code)}]
-    status = {"status": "Failure" if code else "Success", "details": {"causes": causes}}
-    server.faults.append(sending((OUTPUT, b"one"), (OUTPUT, b"two"), (STATUS, told(status))))
+    server.faults.append(sending((OUTPUT, b"one"), (OUTPUT, b"two"), exited(code)))
     with adapter.read_files(request_.run_id, "/var/lib/svc/runs") as chunks:
         assert b"".join(chunks or ()) == b"onetwo"
 
 
-def test_files_whose_connection_is_cut_are_not_taken_for_the_whole(
-    server: SmallApiServer, adapter: KubernetesAdapter, request_: LaunchRequest
+@pytest.mark.parametrize("ends", [[], [137]], ids=["connection", "tar"])
+def test_files_that_are_cut_short_are_not_taken_for_the_whole(
+    server: SmallApiServer, adapter: KubernetesAdapter, request_: LaunchRequest, ends: list[int]
 ) -> None:
     having_pod(server, request_, **RUNNING)
-    server.faults.append(sending((OUTPUT, b"one")))
+    server.faults.append(sending((OUTPUT, b"one"), *(exited(code) for code in ends)))
     with adapter.read_files(request_.run_id, "/var/lib/svc/runs") as chunks:
         assert chunks is not None
         assert next(chunks) == b"one"
@@ -326,6 +325,13 @@ def test_a_node_that_does_not_tell_all_limits_is_a_finding(
     preflight = Preflight(adapter, "registry/image")
     finding = preflight._tried("limits", lambda: preflight._limits(request_), "")
     assert found in finding.seen
+
+
+def exited(code: int) -> tuple[int, bytes]:
+    """Return the message that says so."""
+    causes = [{"reason": "ExitCode", "message": str(code)}]
+    status = {"status": "Failure" if code else "Success", "details": {"causes": causes}}
+    return STATUS, told(status)
 
 
 def sending(*messages: tuple[int, bytes]) -> Callable[[Request], bool]:

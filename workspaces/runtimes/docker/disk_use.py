@@ -26,7 +26,6 @@ from workspaces.runtimes.docker.engine_api import (
 )
 
 PURPOSE = "disks"
-OLDEST_SECONDS = 3600.0
 """Longer than a container of ours counts."""
 TICK_SECONDS = 0.1
 _PROGRAM = """
@@ -94,7 +93,7 @@ def _counted(
     count: int,
     stopped: threading.Event,
 ) -> str:
-    remove_left(engine)
+    own_containers.remove_left(engine, PURPOSE)
     if not engine.has_image(image):
         engine.client.images.pull(image)
     container = engine.client.containers.create(
@@ -125,11 +124,6 @@ def _counted(
         return container.logs(stdout=True, stderr=False).decode("ascii", "replace")
     finally:
         engine.remove_container(container)
-
-
-def remove_left(engine: Engine, *, oldest: float = OLDEST_SECONDS) -> None:
-    """Remove what workers that were killed have left more than ``oldest`` seconds ago."""
-    own_containers.remove_left(engine, PURPOSE, oldest=oldest)
 
 
 def _wait(container: Container, seconds: float, stopped: threading.Event) -> None:

@@ -34,7 +34,7 @@ def trust(container: Container, authority: bytes) -> None:
     Raises ``egress-not-enforced`` when what the image trusts cannot be read.
     """
     place = _list_of(container)
-    for _ in range(MAX_LINKS):
+    for _ in range(MAX_LINKS + 1):
         found = _read(container, place)
         if found is None:
             raise _refusal(f"has more than {MAX_LIST_BYTES >> 20} MiB")

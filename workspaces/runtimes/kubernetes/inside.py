@@ -107,8 +107,10 @@ def _chunks(first: bytes, channel: ExecChannel) -> Iterator[bytes]:
     yield first
     while data := channel.read(FILE_SECONDS):
         yield data
-    # Without an exit code the connection was cut. With one it is whole: a file that changes is 1.
-    if data is None or channel.exit_code() is None:
+    # Without an exit code the connection was cut, and above 128 tar was killed. With another one it
+    # is whole: a file that changes is 1.
+    code = channel.exit_code()
+    if data is None or code is None or code > 128:
         raise LaunchError("adapter-unavailable", "The Pod's files are not sent any more.")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from docker.errors import ContainerError
+from docker.errors import APIError, ContainerError
 from docker.types import LogConfig
 
 from workspaces.runtimes.docker.engine_api.open_engine import Engine
@@ -22,7 +23,8 @@ def printed_by(
 
     Raises ``ContainerError`` when it fails, and what the engine raises.
     """
-    remove_left(engine, purpose)
+    with suppress(APIError):  # what cannot be removed is in nobody's way
+        remove_left(engine, purpose)
     container = engine.client.containers.create(
         image,
         list(command),
@@ -35,7 +37,7 @@ def printed_by(
     )
     try:
         container.start()
-        code = container.wait()["StatusCode"]
+        code = container.wait(timeout=engine.timeout)["StatusCode"]
         if code:
             said: Any = container.logs(stdout=False, stderr=True)
             raise ContainerError(container, code, list(command), image, said)

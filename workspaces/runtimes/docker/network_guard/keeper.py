@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 from docker.errors import APIError, BuildError, ContainerError, NotFound
 from docker.models.containers import Container
+from docker.types import LogConfig
 
 from workspaces.runtimes.base import LaunchError
 from workspaces.runtimes.boot import one_line
@@ -258,6 +259,8 @@ class NetworkGuard:
                 restart_policy={"Name": "always"},
                 stop_signal="SIGKILL",
                 detach=True,
+                # What others keep cannot be read back from every engine.
+                log_config=LogConfig(type=LogConfig.types.JSON),
                 use_config_proxy=False,
             )
         except APIError as error:
