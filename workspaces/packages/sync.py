@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 
 import structlog
@@ -45,11 +45,14 @@ class SyncTimes:
 
     ttl: timedelta
     backoff: timedelta
+    since: datetime = field(default_factory=timezone.now)
+    """When the worker started."""
 
     def is_due(self, index: PackageIndex | None, base_image: str) -> bool:
         """Tell whether a worker should read an index now; None is one that nobody ever tried.
 
-        One of another image than ``base_image`` may be another release of the distribution.
+        One of another image than ``base_image`` may be another release of the distribution. It is
+        due once in a worker's life, or workers with different images would read it in turns.
         """
         if index is None:
             return True
@@ -59,8 +62,10 @@ class SyncTimes:
             if now < index.tried_at + min(wait, max(self.ttl, self.backoff)):
                 return False
         expires_at = index.expires_at(self.ttl)
-        is_stale = expires_at is None or expires_at <= now or index.base_image != base_image
-        return is_stale or index.requested_at is not None
+        if expires_at is None or expires_at <= now or index.requested_at is not None:
+            return True
+        is_earlier = index.read_at is not None and index.read_at < self.since
+        return is_earlier and index.base_image != base_image
 
 
 def sync_family(family_name: str, *, engine: PackageEngine, cancelled: threading.Event) -> int:

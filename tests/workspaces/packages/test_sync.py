@@ -295,14 +295,18 @@ class TestWhenAnIndexIsDue:
         assert not TIMES.is_due(self.index(read_at=now - timedelta(hours=23)), BASE_IMAGE)
         assert TIMES.is_due(self.index(read_at=now - timedelta(hours=25)), BASE_IMAGE)
 
-    def test_a_fresh_one_of_another_base_image_is(self) -> None:
-        index = self.index(read_at=timezone.now())
+    def test_a_fresh_one_of_another_base_image_is_if_it_is_older_than_the_worker(self) -> None:
+        index = self.index(read_at=TIMES.since - timedelta(hours=1))
         assert not TIMES.is_due(index, BASE_IMAGE)
         assert TIMES.is_due(index, "debian:another-release")
 
+    def test_two_workers_with_different_base_images_do_not_read_it_in_turns(self) -> None:
+        index = self.index(read_at=TIMES.since + timedelta(seconds=1))
+        assert not TIMES.is_due(index, "debian:another-release")
+
     def test_one_of_another_base_image_waits_after_a_failure_like_any(self) -> None:
-        now = timezone.now()
-        index = self.index(read_at=now, failures=4, tried_at=now)
+        read_at = TIMES.since - timedelta(hours=1)
+        index = self.index(read_at=read_at, failures=4, tried_at=timezone.now())
         assert not TIMES.is_due(index, "debian:another-release")
 
     @pytest.mark.parametrize(
