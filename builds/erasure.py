@@ -11,7 +11,6 @@ import json
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,7 +243,11 @@ def _remove_records(owner: str, erased: Erased) -> None:
 
 
 def _remove_images(owner: str, erased: Erased) -> None:
-    """Remove the owner's images from the registry, but for those that others have as well."""
+    """Remove the owner's images from the registry, but for those that others have as well.
+
+    They are what jobs have published. What else is under a tag that a job asked for is named and
+    stays: no row tells whether the job pushed it or somebody else.
+    """
     wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     published = _published(owner).values_list("repository", "published_digest", "tag")
     for repository, digest, tag in published:
@@ -257,36 +260,41 @@ def _remove_images(owner: str, erased: Erased) -> None:
         return
     registry = configured_registry()
     try:
-        for repository in repositories:
-            for tag, digest in _tagged(registry, owner, repository):
-                wanted[repository, digest].add(tag)
         for (repository, digest), tags in sorted(wanted.items()):
             names = [f"{repository}:{tag}" for tag in sorted(tags)]
             _remove_image(registry, owner, repository, digest, names, erased)
+        for repository in repositories:
+            _name_what_is_left(registry, owner, repository, erased)
     except RegistryError as exc:
         raise StillThere(f"An image could not be removed: {exc}. Erase again.") from exc
     finally:
         registry.close()
 
 
-def _own_tags(owner: str, repository: str) -> set[str]:
-    """Return the tags of all jobs of the owner: one that failed may have written its tag before."""
-    jobs = BuildJob.objects.filter(
+def _jobs(owner: str, repository: str) -> QuerySet[BuildJob]:
+    return BuildJob.objects.filter(
         registry_id=settings.REGISTRY_NAME,
         repository=repository,
         attempt__workspace__owner_user_id=owner,
     )
-    return set(jobs.values_list("tag", flat=True))
 
 
-def _tagged(registry: RegistryClient, owner: str, repository: str) -> Iterator[tuple[str, str]]:
-    """Yield the tags of the owner's jobs that the registry has, and the digest that each names."""
-    for tag in sorted(
-        _own_tags(owner, repository).intersection(registry.list_tags(repository) or ())
-    ):
-        digest = registry.head_manifest(repository, tag)
-        if digest is not None:
-            yield tag, digest
+def _own_tags(owner: str, repository: str) -> set[str]:
+    """Return the tags that jobs of the owner have written, or failed to while they pushed."""
+    wrote = ~Q(published_digest="") | Q(error_code="push-failed")
+    return set(_jobs(owner, repository).filter(wrote).values_list("tag", flat=True))
+
+
+def _name_what_is_left(
+    registry: RegistryClient, owner: str, repository: str, erased: Erased
+) -> None:
+    """Name the tags that the registry has and a job that published nothing had asked for."""
+    asked = _jobs(owner, repository).filter(published_digest="").values_list("tag", flat=True)
+    for tag in sorted(set(asked).intersection(registry.list_tags(repository) or ())):
+        name = f"{repository}:{tag}"
+        told = any(kept.startswith(f"{name} ") for kept in erased.kept_tags)
+        if not told and registry.head_manifest(repository, tag) is not None:
+            erased.kept_tags.append(f"{name} (no job has published it, so it may be another's)")
 
 
 def _remove_image(

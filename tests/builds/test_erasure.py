@@ -69,14 +69,14 @@ def publish(attempt: Attempt, repository: str, tag: str, digest: str) -> None:
     )
 
 
-def fail(attempt: Attempt, repository: str, tag: str) -> None:
+def fail(attempt: Attempt, repository: str, tag: str, error_code: str = "push-failed") -> None:
     """Say that the attempt's job has failed and published nothing."""
     BuildJob.objects.filter(attempt=attempt).update(
         repository=repository,
         tag=tag,
         status="failed",
-        error_code="push-failed",
-        error_message="The registry restarted.",
+        error_code=error_code,
+        error_message="It failed.",
         published_digest="",
     )
 
@@ -192,21 +192,31 @@ def test_an_image_that_somebody_else_has_as_well_stays(place: Place, repository:
     assert holds(OWNER) == []
 
 
-def test_an_image_whose_job_failed_after_its_push_goes_as_well(
-    place: Place, repository: str
+@pytest.mark.parametrize("error_code", ["push-failed", "unsupported-package"])
+def test_an_image_that_no_job_published_stays_and_is_named(
+    place: Place, repository: str, error_code: str
 ) -> None:
-    digest = push_image(repository, "mine")
-    fail(Attempt.objects.get(pk=place.ids["attemptId"]), repository, "mine")
+    """Somebody may have pushed it by hand, under the tag that a job asked for."""
+    digest = push_image(repository, "base")
+    fail(Attempt.objects.get(pk=place.ids["attemptId"]), repository, "base", error_code)
     assert PublishedRepository.objects.claim("default", repository, owner_user_id=OWNER)
+    assert erasure.would_erase(OWNER).tags == []
     workers_are_done()
     erased = erase_owner(OWNER, wait_seconds=0)
-    assert (erased.tags, erased.kept_tags) == ([f"{repository}:mine"], [])
+    told = f"{repository}:base (no job has published it, so it may be another's)"
+    assert (erased.tags, erased.kept_tags) == ([], [told])
     client = configured_registry()
-    assert client.head_manifest(repository, digest) is None
+    assert client.head_manifest(repository, "base") == digest
     client.close()
+    assert holds(OWNER) == []
 
 
-def test_a_tag_of_a_job_that_failed_keeps_no_image(place: Place, repository: str) -> None:
+@pytest.mark.parametrize(
+    ("error_code", "goes"), [("push-failed", True), ("unsupported-package", False)]
+)
+def test_a_tag_keeps_an_image_unless_a_push_of_the_owners_wrote_it(
+    place: Place, repository: str, error_code: str, goes: bool
+) -> None:
     digest = push_image(repository, "good")
     attempt = Attempt.objects.get(pk=place.ids["attemptId"])
     publish(attempt, repository, "good", digest)
@@ -214,19 +224,21 @@ def test_a_tag_of_a_job_that_failed_keeps_no_image(place: Place, repository: str
         attempt=attempt,
         registry_id="default",
         repository=repository,
-        tag="failed",
+        tag="release",
         max_attempts=3,
         status="failed",
-        error_code="push-failed",
-        error_message="The registry restarted.",
+        error_code=error_code,
+        error_message="It failed.",
         finished_at=Now(),
     )
     client = configured_registry()
-    assert client.copy(repository, digest, repository, "failed")
+    assert client.copy(repository, digest, repository, "release")
+    assert erasure.would_erase(OWNER).tags == [f"{repository}:good"]
     workers_are_done()
     erased = erase_owner(OWNER, wait_seconds=0)
-    assert (erased.tags, erased.kept_tags) == ([f"{repository}:good"], [])
-    assert client.head_manifest(repository, digest) is None
+    kept = [f"{repository}:good (another owner or a foreign tag uses it)"]
+    assert (erased.tags, erased.kept_tags) == (([f"{repository}:good"], []) if goes else ([], kept))
+    assert (client.head_manifest(repository, digest) is None) is goes
     client.close()
 
 
