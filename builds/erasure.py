@@ -20,8 +20,8 @@ from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
+from django.db.models.functions import Length, Now, StrIndex, Substr
 
 from accounts.models import (
     ConnectedAccount,
@@ -61,6 +61,8 @@ log = structlog.get_logger(__name__)
 BATCH = 50
 """Runs or workspaces whose rows go in one transaction."""
 _LOOK_AGAIN_SECONDS = 1.0
+_HISTORY_LENGTH = 200
+"""So many characters Django's admin stores of what an object is called."""
 
 
 class StillThere(Exception):
@@ -135,12 +137,20 @@ def _rest(owner: str) -> list[QuerySet[Any]]:
 def _admin_history(owner: str) -> QuerySet[LogEntry]:
     """Return what the admin's history says of the owner's grants, profiles and repositories.
 
-    Also of those that are gone: their names tell whose they were.
+    Also of those that are gone: their names tell whose they were. Django cuts a line off; one that
+    ends within a name may be of another owner whose name begins alike, and goes as well.
     """
     called = ContentType.objects.get_for_models(Profile, PublishedRepository).values()
     of_grant = json.dumps({"object": owner})[1:-1]
-    return LogEntry.objects.filter(
+    lines = LogEntry.objects.alias(
+        size=Length("object_repr"),
+        whose=Substr("object_repr", StrIndex("object_repr", Value(" of ")) + 4),
+        wanted=Value(owner),
+    )
+    return lines.filter(
         Q(content_type__in=called, object_repr__regex=rf"^\S+ of {re.escape(owner)}$")
+        | Q(content_type__in=called, object_repr__regex=r"^\S+ of .")
+        & Q(size=_HISTORY_LENGTH, wanted__startswith=F("whose"))
         | Q(
             content_type=ContentType.objects.get_for_model(Installation),
             change_message__contains=of_grant,

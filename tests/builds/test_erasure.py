@@ -357,6 +357,21 @@ def test_the_admins_history_forgets_the_owner_and_no_other(
     assert list(kept) == [f"team of {OTHER}", str(installation), str(installation)]
 
 
+def test_the_admins_history_forgets_an_owner_whose_name_it_cut_off(
+    place: Place, operator: Client
+) -> None:
+    for name, owner in (("a" * 190, OWNER), ("a" * 192, f"other_{OWNER}")):
+        assert PublishedRepository.objects.claim("default", name, owner_user_id=owner)
+        row = PublishedRepository.objects.get(name=name)
+        freed = reverse("admin:workspaces_publishedrepository_delete", args=[row.pk])
+        assert operator.post(freed, {"post": "yes"}).status_code == 302
+    lines = LogEntry.objects.order_by("pk").values_list("object_repr", flat=True)
+    assert list(lines) == ["a" * 190 + f" of {OWNER[:6]}", "a" * 192 + " of othe"]
+    workers_are_done()
+    assert erase_owner(OWNER, wait_seconds=0).rows["log entry"] == 1
+    assert list(lines.all()) == ["a" * 192 + " of othe"]
+
+
 def test_the_page_shows_what_there_is_and_erases_when_the_name_is_repeated(
     place: Place, operator: Client
 ) -> None:
