@@ -10,7 +10,7 @@ from workspaces.blueprint import PackageRequest
 from workspaces.families import FAMILIES
 
 from .facts import Facts, gather, near_names
-from .names import MalformedQueryError, Query
+from .names import MalformedQueryError, Query, is_package_name
 from .resolver import Reason, Resolution, resolve, with_similar
 
 POINTER: Final = "/spec/tooling/packages"
@@ -86,7 +86,7 @@ def standardize(
         elif found.reason is not None:
             faults.append(_fault(found, found.reason, here))
         else:
-            faults += _take(found, versions, here)
+            faults += _take(found, os_family, versions, here)
     if faults:
         raise ValidationFailed(faults)
     if unread:
@@ -131,10 +131,19 @@ def _fault(found: Resolution, reason: Reason, here: str) -> Fault:
     return Fault(_CODES[reason], found.detail, pointer=f"{here}/{member}")
 
 
-def _take(found: Resolution, versions: dict[str, str | None], here: str) -> list[Fault]:
+def _take(
+    found: Resolution, os_family: str, versions: dict[str, str | None], here: str
+) -> list[Fault]:
     """Add the packages of one request to those of the earlier ones."""
     faults = []
+    family = FAMILIES[os_family]
     for package in found.packages:
+        if not is_package_name(package.name, family):
+            # Of an override or an index that was stored before such names were refused.
+            told = f"it stands for '{package.name}', which is no valid package name on"
+            text = f"This cannot be installed: {told} {family.title}."
+            faults.append(Fault(_CODES[Reason.NAME_INVALID], text, pointer=f"{here}/id"))
+            continue
         before = versions.get(package.name)
         if package.version is not None and before is not None and package.version != before:
             faults.append(

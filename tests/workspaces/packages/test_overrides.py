@@ -95,6 +95,16 @@ def test_what_no_package_manager_could_take_is_refused(package: str) -> None:
     assert set(caught.value.message_dict) == {"packages"}
 
 
+@pytest.mark.parametrize("package", ["a@b", "x" * 129])
+def test_one_of_an_earlier_version_that_no_blueprint_can_hold_is_a_fault(
+    api: Api, request_body: dict[str, Any], package: str
+) -> None:
+    PackageOverride.objects.bulk_create([PackageOverride(name="tool", packages=["jq", package])])
+    request_body["spec"]["target"] = {"os": {"family": "arch", "mode": "require"}}
+    told = post(api, request_body, "tool", expect=400)
+    assert told == {"/spec/tooling/packages/0/id": "package-name-invalid"}
+
+
 def test_names_that_nobody_could_ask_for_are_refused() -> None:
     for name in ("a b", "", "-x", "a=b", "é"):
         with pytest.raises(ValidationError) as caught:

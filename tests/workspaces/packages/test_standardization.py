@@ -17,7 +17,7 @@ from tests.conftest import Answer, Api
 from tests.workspaces.packages.package_index import write_index
 from workspaces.blueprint import Blueprint, PackageRequest
 from workspaces.families import FAMILIES
-from workspaces.models import Attempt, BuildJob, Sandbox, Workspace
+from workspaces.models import Attempt, BuildJob, Package, Sandbox, Workspace
 from workspaces.packages.aliases import aliases
 from workspaces.packages.facts import NOTHING
 from workspaces.packages.standardization import standardize, standardize_with_index
@@ -145,6 +145,14 @@ def test_a_version_of_a_snapshot_on_fedora_can_be_asked_for(api: Api) -> None:
     query = {"query": f"tool={version}", "targetOs": "fedora"}
     assert api.get(f"/v1/packages/resolve?{urlencode(query)}").body["status"] == "resolved"
     assert names("fedora", f"tool={version}") == [f"tool={version}"]
+
+
+@pytest.mark.django_db
+def test_a_name_of_an_earlier_index_that_no_blueprint_can_hold_is_a_fault() -> None:
+    write_index("arch", {"jq": ["1"]}, provides={"jq": ["json"]})
+    Package.objects.filter(name="jq").update(name="a@b", folded="a@b")
+    Package.objects.filter(name="json").update(providers=["a@b"])
+    assert faults("arch", "json") == {"/spec/tooling/packages/0/id": "package-name-invalid"}
 
 
 @pytest.mark.django_db
