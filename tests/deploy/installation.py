@@ -64,7 +64,9 @@ class Installation:
             start_new_session=True,
         )
 
-    def call(self, function: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, function: str, *, seconds: float = LONG_WAIT
+    ) -> subprocess.CompletedProcess[str]:
         """Call one function of install.sh, with everything before it done."""
         folder = SCRIPT.parent
         parts = [
@@ -89,7 +91,7 @@ class Installation:
             env={"PATH": os.environ["PATH"], "DOCKER_HOST": DOCKER_HOST},
             capture_output=True,
             text=True,
-            timeout=LONG_WAIT,
+            timeout=seconds,
             check=False,
         )
 

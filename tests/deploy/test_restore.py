@@ -8,21 +8,23 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.installation import Installation, made_installation
+from tests.support.waiting import BUILD_WAIT
+from tests.workspaces.conftest import BASE_IMAGE
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker]
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
 NAMES = "SELECT string_agg(datname, ' ' ORDER BY datname) FROM pg_database WHERE datname ~ '^svc'"
 
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    """One of which nothing runs but the database."""
-    made = made_installation(tmp_path)
+    """One of which nothing runs but the database; no public registry is asked for an image."""
+    made = made_installation(tmp_path, SVC_BASE_IMAGE=BASE_IMAGE)
     with made.env.open("a") as env:
         env.write(f"\nSVC_POSTGRES_IMAGE={made.settings['SVC_INSTANCE_ID']}/postgres:15-bookworm\n")
     try:
-        image = "service_image SVC_POSTGRES_IMAGE postgres any"
+        image = 'build_service_image postgres "$(setting SVC_POSTGRES_IMAGE)"'
         for function in ("settle", image, "start_postgres"):
-            done = made.call(f"find_docker; find_compose; {function}")
+            done = made.call(f"find_docker; find_compose; {function}", seconds=1.5 * BUILD_WAIT)
             assert done.returncode == 0, done.stderr
         yield made
     finally:
