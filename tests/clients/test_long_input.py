@@ -196,3 +196,22 @@ def test_standard_input_that_cannot_be_read_ends_svc_and_says_so(
     *hints, told = done.stderr.splitlines()
     assert told == "svc: Bad file descriptor"
     assert [f"svc cancel {goes_on}" in hint for hint in hints] == ([] if options else [True])
+
+
+def test_without_a_standard_input_nothing_is_started(
+    svc_environ: dict[str, str], workspace: Workspace
+) -> None:
+    before = next(workspace.runs(), None)
+    words = [*SVC, "exec", "-i", workspace.id, "cat"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *words],
+        env=svc_environ,
+        capture_output=True,
+        text=True,
+        timeout=LONG_WAIT,
+        check=False,
+    )
+    said = "Error: there is no standard input to pass\n"
+    assert (done.returncode, done.stdout, done.stderr) == (125, "", said)
+    after = next(workspace.runs(), None)
+    assert (after and after.id) == (before and before.id)

@@ -55,6 +55,9 @@ def execute(
         raise click.UsageError("Missing argument 'COMMAND...'.")
     if tty and session.json and not detach:
         raise click.UsageError("a terminal is for people: --json goes with -t only with -d")
+    # Python has none where descriptor 0 is closed.
+    if interactive and not detach and sys.stdin is None:
+        raise click.ClickException("there is no standard input to pass")
     run = session.workspace(workspace).spawn(
         command[0] if len(command) == 1 else command,
         cwd=workdir,
