@@ -253,6 +253,8 @@ class _Tail:
         self._send_at = 0.0
         self._gathering = Gathering()
         self._acked = read_acknowledged(directory)
+        # What somebody has committed; a full disk may have no room to remember it.
+        self._committed = self._acked
         self._claimed = 0
         self._ack_at = 0.0
         self._ack_bytes = b""
@@ -379,6 +381,8 @@ class _Tail:
             return repair(self._root, self._run_id)
         except DiskFull:
             # All that was written is sound. Each look tries again: what is freed may make the room.
+            if self._committed >= measure(self._directory)[0]:
+                raise  # nothing is left that could be freed, or that waiting could save
             return False
 
     def _is_gone(self) -> bool:
@@ -413,6 +417,7 @@ class _Tail:
                 # An end that is committed must not get lost and be written a second time.
                 self._reader.sync()
             self._acked = acknowledge(self._directory, acked)
+            self._committed = acked
 
 
 def measure(directory: int) -> Tuple[int, bool]:

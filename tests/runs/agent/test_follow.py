@@ -285,26 +285,32 @@ def test_a_dead_writers_record_is_repaired_and_sealed_as_lost(tmp_path: Path) ->
     assert told["streams"] == [{"process": 1, "stream": "stdout", "bytes": 10, "dropped": 0}]
 
 
-def test_a_dead_writers_record_is_sent_also_while_the_disk_has_no_room_for_its_end(
-    small_disk: Path,
-) -> None:
-    writer = spool(small_disk, segment=1 << 16)
+def without_room_for_its_end(disk: Path) -> Path:
+    """The spool of 100 events of a dead writer, on a disk that is full; what takes the room."""
+    writer = spool(disk, segment=1 << 16)
     # The end names each stream: that is more than what is left of a page of the disk.
     for process in range(1, 101):
         assert writer.append(Kind.IO_CHUNK, process=process, stream=2, body=b"x")
     writer.close()
-    folder = small_disk / "runs" / RUN
-    (segment,) = folder.glob("*.seg")
+    (disk / "runs" / RUN / "reserve").unlink()
+    return fill(disk)
+
+
+def test_a_dead_writers_record_is_sent_also_while_the_disk_has_no_room_for_its_end(
+    small_disk: Path,
+) -> None:
+    ballast = without_room_for_its_end(small_disk)
+    (segment,) = (small_disk / "runs" / RUN).glob("*.seg")
     whole = segment.read_bytes()
-    segment.write_bytes(whole + whole[:7])
-    (folder / "reserve").unlink()
-    ballast = fill(small_disk)
+    with segment.open("ab") as torn:
+        torn.write(whole[:7])
     with tail_of(small_disk) as tail:
         assert (tail.hello["last"], tail.hello["sealed"]) == (100, False)
         assert tail.sequences(100) == list(range(1, 101))
-        tail.acknowledge(100)
-        eventually(lambda: acknowledged(small_disk) == 100)
-        assert segment.read_bytes() == whole
+        tail.acknowledge(99)
+        eventually(lambda: acknowledged(small_disk) == 99)
+        # Each look writes what there is room for, and cuts it.
+        eventually(lambda: segment.read_bytes() == whole)
         ballast.unlink()
         last = tail.event()
         assert last is not None
@@ -313,6 +319,34 @@ def test_a_dead_writers_record_is_sent_also_while_the_disk_has_no_room_for_its_e
         tail.acknowledge(101)
         assert tail.event() is None
         assert tail.process.wait(LONG_WAIT) == 0
+
+
+@pytest.mark.parametrize("remembered", [True, False], ids=["remembered", "not remembered"])
+def test_only_the_end_of_a_record_that_the_disk_has_no_room_for_is_not_waited_for(
+    small_disk: Path, remembered: bool
+) -> None:
+    ballast = without_room_for_its_end(small_disk)
+    if not remembered:
+        # A disk that takes no acknowledgement either.
+        (small_disk / "runs" / RUN / "acked").unlink()
+        fill(small_disk)
+    with tail_of(small_disk) as tail:
+        assert tail.sequences(100) == list(range(1, 101))
+        tail.acknowledge(100)
+        assert tail.process.wait(LONG_WAIT) == 5
+        assert tail.event() is None
+        assert tail.process.stderr
+        assert b"the disk has no room for the end of the record" in tail.process.stderr.read()
+    assert acknowledged(small_disk) == (100 if remembered else 0)
+    with tail_of(small_disk, 101) as again:
+        assert bool(again.hello) is not remembered
+        if not remembered:
+            again.acknowledge(100)
+        assert again.process.wait(LONG_WAIT) == 5
+        assert again.event() is None
+    ballast.unlink()
+    with tail_of(small_disk, 101) as last:
+        assert last.sequences(1) == [101]
 
 
 def test_what_is_acknowledged_frees_room_for_the_end_of_a_dead_writers_record(
