@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+import uuid
 from pathlib import Path
 
 from runs.agent.execution.leader import Audience, Leader, Surroundings
 from runs.agent.execution.runspec import Program
 from runs.agent.process.program import Exit
 from runs.agent.process.reaper import Reaper
-from tests.runs.agent.observed import ACCOUNT, RUN, Watching
+from tests.runs.agent.booted import eventually
+from tests.runs.agent.observed import ACCOUNT, Watching
 
 
 def test_what_outlives_a_hangup_is_looked_at_now_and_then_and_not_all_the_time(
@@ -19,19 +21,20 @@ def test_what_outlives_a_hangup_is_looked_at_now_and_then_and_not_all_the_time(
 ) -> None:
     leader = started(tmp_path, "(trap : HUP; touch deaf; while :; do sleep 0.01; done) & read line")
     assert leader._child is not None
-    while not (tmp_path / "deaf").exists():
-        time.sleep(0.01)
-    leader.hang_up(60.0)
     session = leader._child.pid
-    leader._child.exit = Exit.from_wait_status(os.waitpid(session, 0)[1])
-    leader.supervise(time.monotonic(), True, None)
-    assert leader.exit is not None
-    # Its output has been given up then, and the grace is not over.
-    later = time.monotonic() + 10.0
-    leader.supervise(later, True, None)
-    assert not leader.is_over(later)
-    assert all(due > later for due in leader.deadlines() if due is not None)
-    os.killpg(session, signal.SIGKILL)
+    try:
+        eventually((tmp_path / "deaf").exists)
+        leader.hang_up(60.0)
+        leader._child.exit = Exit.from_wait_status(os.waitpid(session, 0)[1])
+        leader.supervise(time.monotonic(), True, None)
+        assert leader.exit is not None
+        # Its output has been given up then, and the grace is not over.
+        later = time.monotonic() + 10.0
+        leader.supervise(later, True, None)
+        assert not leader.is_over(later)
+        assert all(due > later for due in leader.deadlines() if due is not None)
+    finally:
+        os.killpg(session, signal.SIGKILL)
     leader.finish()
 
 
@@ -58,7 +61,7 @@ def started(folder: Path, script: str) -> Leader:
         observers=watching.observers,
         reaper=Reaper(),
         account=ACCOUNT,
-        env={"PATH": os.environ["PATH"], "SVC_RUN_ID": RUN},
+        env={"PATH": os.environ["PATH"], "SVC_RUN_ID": str(uuid.uuid4())},
         cwd=str(folder),
         input_policy="off",
     )
