@@ -232,7 +232,7 @@ def test_a_lookup_that_takes_long_holds_nothing_of_others_open(
     lookup = forwards._Lookup("a.name")
     os.close(writing)
     assert os.read(reading, 1) == b""
-    eventually(child.exists)
+    eventually(lambda: child.exists() and child.read_text())
     assert not lookup.read()
     go.touch()
     os.waitpid(int(child.read_text()), 0)
