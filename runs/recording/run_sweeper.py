@@ -113,8 +113,13 @@ def _stop(adapter: RuntimeAdapter, boot_run_id: uuid.UUID, run_id: uuid.UUID) ->
         )
         if answer.exit_code == NO_SUCH_RUN:
             # Nobody is there to be stopped: its writer is dead, and whoever reads a spool seals it.
-            TailChannel.open(adapter, boot_run_id, run_id, 1).close()
-            log.warning("unrecorded_spool_sealed", run_id=str(run_id))
+            tail = TailChannel.open(adapter, boot_run_id, run_id, 1)
+            tail.close()
+            if tail.hello.sealed:
+                log.warning("unrecorded_spool_sealed", run_id=str(run_id))
+            else:
+                reason = "its disk is full, or somebody writes it"
+                log.info("unrecorded_spool_not_sealed", run_id=str(run_id), reason=reason)
         else:
             log.warning("unrecorded_run_stopped", run_id=str(run_id))
     except LaunchError as exc:

@@ -44,6 +44,8 @@ class Spool:
     sealed: bool = True
     abandoned: bool = False
     """Nobody writes it any more: it cannot be stopped, and whoever reads it seals it."""
+    disk_full: bool = False
+    """Its disk has no room for that end."""
 
 
 @dataclass(slots=True)
@@ -139,7 +141,7 @@ class ScriptedAgent:
             return Tailed(b"", 4)
         if self.unreadable:
             return Tailed(b"", self.unreadable.pop(0), said=self.complaint)
-        if spool.abandoned:
+        if spool.abandoned and not spool.disk_full:
             spool.sealed = True
         hello = {
             "version": 1,

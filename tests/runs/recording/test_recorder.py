@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 from django.db.models.functions import Now
+from structlog.testing import capture_logs
 
 from controlplane.work.leases import LeaseLost
 from runs.agent.record.frames import Kind
@@ -764,6 +765,21 @@ def test_the_spool_of_a_dead_recorder_is_sealed_and_removed_when_its_run_has_end
     assert sweeper.acknowledge_leftovers(agent) == 1
 
     assert agent.spools == {}
+
+
+@pytest.mark.parametrize(
+    ("full", "told"), [(False, "unrecorded_spool_sealed"), (True, "unrecorded_spool_not_sealed")]
+)
+def test_the_log_says_that_a_spool_was_sealed_only_where_it_was(full: bool, told: str) -> None:
+    run = make_executable()
+    store.close_early(run.number, reason="record-lost", detail="Lost.")
+    spool = whole(run)
+    spool.sealed, spool.abandoned, spool.disk_full = False, True, full
+
+    with capture_logs() as logs:
+        sweeper.acknowledge_leftovers(ScriptedAgent(spools={run.pk: spool}))
+
+    assert [line["event"] for line in logs if line["event"].startswith("unrecorded")] == [told]
 
 
 @pytest.mark.parametrize("told", [b"[7]", b"{}", b'[{"runId":1}]', b"[" * 100_000, b"\xff"])
