@@ -206,8 +206,9 @@ class Processes:
         for pid in sorted(present - known):
             self._place(pid, set())
             yield
-        # The kernel may give their numbers to strangers.
-        self._sessions -= left & self._empty_sessions()
+        if present:
+            # The kernel may give their numbers to strangers.
+            self._sessions -= left & self._empty_sessions()
 
     def _empty_sessions(self) -> Set[int]:
         used = {member.session for member in self._members.values()}

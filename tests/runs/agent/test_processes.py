@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -94,6 +95,32 @@ def test_the_number_of_a_session_in_which_nothing_is_left_makes_nobody_a_process
     processes.finish()
     processes.finish()
     assert processes._sessions == set()
+
+
+def test_who_can_see_nothing_for_a_while_knows_the_processes_of_the_run_again() -> None:
+    processes = Processes(Unrecorded(), "a run of its own")
+    processes.prepare()
+    script = "env -i sleep 1006 & echo $!"
+    with subprocess.Popen(
+        ["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE
+    ) as leader:
+        processes.leader_started(leader.pid, 1)
+        assert leader.stdout is not None
+        background = int(leader.stdout.readline())
+    try:
+        processes.finish()
+        assert processes.pids() == [background]
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            processes.finish()
+            processes.finish()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        processes.finish()
+        assert processes.pids() == [background]
+    finally:
+        os.kill(background, signal.SIGKILL)
 
 
 def test_who_may_have_changed_a_file_is_looked_for_before_it_is_told_of(tmp_path: Path) -> None:
