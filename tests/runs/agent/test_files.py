@@ -11,6 +11,7 @@ from runs.agent.observe import files
 from runs.agent.observe.files import LiveFiles
 from runs.agent.record.frames import Kind
 from tests.runs.agent.observed import Watching
+from tests.support.waiting import LONG_WAIT
 
 
 class Live:
@@ -97,12 +98,11 @@ def test_thousands_of_changes_are_all_told(live: Live) -> None:
     assert len(live.told()) == 5000
 
 
-@pytest.mark.parametrize("seconds", [None, 0.0])
+@pytest.mark.parametrize("seconds", [LONG_WAIT, 0.0])
 def test_the_end_does_not_wait_for_ever_for_whoever_goes_on_changing_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    if seconds is not None:
-        monkeypatch.setattr(files, "_LAST_READS_SECONDS", seconds)
+    monkeypatch.setattr(files, "_LAST_READS_SECONDS", seconds)
     root = tmp_path / "root"
     root.mkdir()
     watching = Watching(tmp_path, root, files=True)
@@ -112,7 +112,7 @@ def test_the_end_does_not_wait_for_ever_for_whoever_goes_on_changing_files(
     assert [meta["path"] for meta in watching.metas(Kind.FILE_CHANGE)] == ["late"]
     told = [meta["reason"] for meta in watching.metas(Kind.COVERAGE_CHANGED)]
     quick = "live: files were changed quicker than could be read at the end"
-    assert (quick in told) == (seconds is not None)
+    assert (quick in told) == (seconds == 0.0)
     watching.close()
 
 
