@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import pytest
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher, step
@@ -83,6 +84,17 @@ def let_go(launcher: Launcher) -> None:
     """Let the step end that is held."""
     (container,) = launcher.containers()
     container.exec_run(["touch", "/tmp/go"])
+
+
+def let_all_go(launcher: Launcher, racer: Racer) -> bool:
+    """Let it end in all containers; whether the racer has ended.
+
+    Who adopts a container that is being discarded makes another one.
+    """
+    for container in launcher.containers():
+        with contextlib.suppress(APIError):  # it has ended meanwhile
+            container.exec_run(["touch", "/tmp/go"])
+    return not racer.thread.is_alive()
 
 
 def adopted_by(launcher: Launcher, attempt_count: int) -> bool:
@@ -178,8 +190,7 @@ def test_an_adopted_boot_that_fails_is_a_failure_of_both_and_leaves_nothing(
     until(lambda: running(launcher, request.run_id))
     newer = Racer(launcher, replace(request, attempt_count=2))
     until(lambda: adopted_by(launcher, 2))
-    let_go(launcher)
-    newer.join()
+    until(lambda: let_all_go(launcher, newer))
     older.join()
     assert newer.error is not None
     assert newer.error.code == "step-failed"
