@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
-from workspaces.blueprint.grammar import PACKAGE_ID_LENGTH, PACKAGE_ID_PATTERN
 from workspaces.families import OsFamily
 
 MAX_QUERY_LENGTH: Final = 255
 
 _FOLDED: Final = re.compile(r"[a-z0-9][a-z0-9@._+-]*")
-_PACKAGE_ID: Final = re.compile(PACKAGE_ID_PATTERN)
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+:~_^-]*")
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _UNLIKE: Final = re.compile(r"[^a-z0-9+]")
@@ -85,11 +84,21 @@ def is_folded_name(text: str) -> bool:
 
 def is_package_name(text: str, family: OsFamily) -> bool:
     """Tell whether a blueprint can hold ``text``, and the family's package manager takes it."""
+    length, package_id = _package_id()
     return (
-        len(text) <= PACKAGE_ID_LENGTH
-        and _PACKAGE_ID.fullmatch(text) is not None
+        len(text) <= length
+        and package_id.fullmatch(text) is not None
         and family.package_name.fullmatch(text) is not None
     )
+
+
+@cache
+def _package_id() -> tuple[int, re.Pattern[str]]:
+    """Return how long an id of a blueprint's package may be, and of what it is."""
+    # Blueprints come with pydantic, which most processes that know the models never need.
+    from workspaces.blueprint.grammar import PACKAGE_ID_LENGTH, PACKAGE_ID_PATTERN
+
+    return PACKAGE_ID_LENGTH, re.compile(PACKAGE_ID_PATTERN)
 
 
 def architecture_fits(wanted: str | None, native: str) -> bool:
