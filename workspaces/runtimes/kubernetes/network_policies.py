@@ -44,7 +44,7 @@ QUEUE_SECONDS = 0.5
 API_PORTS = (443, 6443)
 """Where API servers listen, for those who are inside the cluster and behind its service."""
 KEPT_AWAY_SECONDS = 6
-REACHED_SECONDS = 10
+REACHED_SECONDS = 20
 NO_IMAGE = (
     "Whether the cluster enforces network policies is not known: KUBERNETES_PROBE_IMAGE names no "
     "image to try it with."
