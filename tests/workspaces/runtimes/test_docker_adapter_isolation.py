@@ -162,16 +162,6 @@ def test_with_outbound_the_workspace_has_a_small_network_of_its_own(
     assert launcher.container(first).ports == {}
 
 
-def test_two_workspaces_cannot_reach_each_other(launcher: Launcher) -> None:
-    serve = "python3 -m http.server --bind 0.0.0.0 8123 >/dev/null 2>&1 &"
-    one = launcher.launch(launcher.request(outbound=True, boot={"startup": [step(serve)]}))
-    other = launcher.launch(launcher.request(outbound=True))
-    networks = launcher.container(one).attrs["NetworkSettings"]["Networks"]
-    address = next(iter(networks.values()))["IPAddress"]
-    eventually(lambda: connect(launcher, one, address, 8123) == "connected", what="it listens")
-    assert connect(launcher, other, address, 8123).startswith("failed")
-
-
 def test_the_memory_limit_is_seen_inside_and_what_exceeds_it_is_killed(launcher: Launcher) -> None:
     runtime = launcher.launch(launcher.request(memory_mb=192))
     read = "cat /sys/fs/cgroup/memory.max || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
