@@ -18,6 +18,7 @@ from django.db.models.functions import Coalesce, Now
 
 from accounts.providers import Provider
 from accounts.resolution import Reference
+from controlplane.database.columns import with_columns
 from controlplane.database.ids import uuid7
 from controlplane.database.retries import DATABASE_RETRY_SECONDS, retry_database
 from controlplane.errors import ControlPlaneError
@@ -89,7 +90,8 @@ def start_job(attempt: Attempt, fence: Fence) -> StartedJob:
     return StartedJob(run, references, owner)
 
 
-_START = """
+_START = with_columns(
+    """
 WITH job AS (
     SELECT attempt_id, registry_id, repository FROM workspaces_buildjob
     WHERE id = %(job)s AND worker_id = %(worker)s AND attempt_count = %(count)s
@@ -139,7 +141,10 @@ SELECT boot_run.*,
         WHERE known.registry_id = job.registry_id AND known.name = job.repository
     ) AS repository_owner
 FROM job LEFT JOIN boot_run ON true
-"""
+""",
+    boot_run=Run,
+    run=Run,
+)
 
 
 class BootRuns:

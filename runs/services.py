@@ -19,6 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Coalesce, Now
 from structlog.contextvars import bind_contextvars
 
+from controlplane.database.columns import ROWS_OF_A_STATEMENT
 from controlplane.database.ids import IdOrder, uuid7
 from controlplane.errors import BadGateway, Conflict, Fault, Gone, NotFound, ValidationFailed
 from controlplane.owner_limits import require_room
@@ -337,14 +338,17 @@ def update_reported(run: Run, report: Report) -> Run:
         moved = _move(run, report.status, **values)
         store.announce_end(moved)
         RunChange.objects.bulk_create(
-            RunChange(
-                run_number=run.number,
-                position=position,
-                path=entry["path"].encode(),
-                old_path=entry["old_path"].encode() if "old_path" in entry else None,
-                change=entry["change"],
-            )
-            for position, entry in enumerate(report.changed_files, start=1)
+            (
+                RunChange(
+                    run_number=run.number,
+                    position=position,
+                    path=entry["path"].encode(),
+                    old_path=entry["old_path"].encode() if "old_path" in entry else None,
+                    change=entry["change"],
+                )
+                for position, entry in enumerate(report.changed_files, start=1)
+            ),
+            batch_size=ROWS_OF_A_STATEMENT,
         )
     return moved
 

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from controlplane.database.columns import ROWS_OF_A_STATEMENT
 from controlplane.database.locks import lock_until_commit
 from controlplane.errors import Fault, Forbidden, NotFound
 from scm.app_connection import asking_for_a_client, open_provider, require_app
@@ -36,7 +37,6 @@ from scm.provider import (
 
 log = structlog.get_logger(__name__)
 
-_BATCH = 500
 _REPEATED = [
     "owner_login", "name", "full_name", "default_branch", "is_private", "is_archived",
     "pushed_at", "synced_at", "removed_at",
@@ -199,7 +199,7 @@ def store_repositories(
                 )
                 for facts in listed
             ],
-            batch_size=_BATCH,
+            batch_size=ROWS_OF_A_STATEMENT,
             update_conflicts=True,
             unique_fields=["installation", "repository"],
             update_fields=_REPEATED,
@@ -322,7 +322,7 @@ def _repository_ids(external_ids: list[int]) -> dict[int, uuid.UUID]:
     """Return our ids of the provider's repositories, made where there were none."""
     SourceRepository.objects.bulk_create(
         [SourceRepository(external_id=external_id) for external_id in external_ids],
-        batch_size=_BATCH,
+        batch_size=ROWS_OF_A_STATEMENT,
         ignore_conflicts=True,
     )
     rows = SourceRepository.objects.filter(external_id__in=external_ids)

@@ -18,6 +18,7 @@ from django.db.models.functions import Now
 
 from accounts.providers import Provider
 from accounts.resolution import Reference, Resolution
+from controlplane.database.columns import ROWS_OF_A_STATEMENT
 from controlplane.errors import NotFound
 from workspaces.models import (
     Attempt,
@@ -283,14 +284,17 @@ def end_runtimes(
     failed = status == RuntimeInstance.Status.FAILED
     types = WorkspaceEvent.Type
     WorkspaceEvent.objects.bulk_create(
-        WorkspaceEvent(
-            workspace_id=workspace_id,
-            attempt_id=attempt_id,
-            type=types.RUNTIME_FAILED if failed else types.RUNTIME_STOPPED,
-            message=message,
-            data={"errorCode": code},
-        )
-        for attempt_id, workspace_id in locked
+        (
+            WorkspaceEvent(
+                workspace_id=workspace_id,
+                attempt_id=attempt_id,
+                type=types.RUNTIME_FAILED if failed else types.RUNTIME_STOPPED,
+                message=message,
+                data={"errorCode": code},
+            )
+            for attempt_id, workspace_id in locked
+        ),
+        batch_size=ROWS_OF_A_STATEMENT,
     )
     _refresh_sandboxes(attempt_ids)
     return len(locked)

@@ -42,6 +42,9 @@ DATABASES: dict[str, Any] = {
 }
 _OPTIONS: dict[str, Any] = DATABASES["default"].setdefault("OPTIONS", {})
 _OPTIONS.setdefault("connect_timeout", 5)
+# Most statements are small and repeat: PostgreSQL takes longer to plan them than to carry them out.
+_OPTIONS.setdefault("server_side_binding", True)
+_OPTIONS.setdefault("prepare_threshold", 5)
 # A process that stands still, or whose machine is gone, must not keep its locks: the server ends
 # a transaction that waits for its client, and a connection whose other end is silent.
 _OPTIONS.setdefault(

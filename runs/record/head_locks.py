@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime
 
+from controlplane.database.columns import with_columns
 from controlplane.work.leases import Fence, lease_lost
 from runs.models import PARTITION_RUNS, RunHead
 
@@ -32,10 +33,13 @@ def locked_by_holder(run_number: int, fence: Fence) -> tuple[RunHead, datetime, 
 
 
 # The lease as `RunQuerySet.writable` has it.
-_LOCK_BY_HOLDER = """
+_LOCK_BY_HOLDER = with_columns(
+    """
     SELECT head.*, EXISTS (
         SELECT FROM runs_run WHERE id = %(row_id)s AND worker_id = %(worker_id)s
             AND claim_count = %(count)s AND lease_expires_at IS NOT NULL
     ) AS is_held, now() AS transaction_began, run_event_has_partition(%(part)s) AS has_partition
     FROM run_head AS head WHERE run_number = %(number)s FOR UPDATE OF head
-"""
+""",
+    head=RunHead,
+)

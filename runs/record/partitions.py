@@ -118,7 +118,7 @@ def _make_next() -> None:
 @contextmanager
 def _lock_timeout() -> Iterator[None]:
     with connection.cursor() as cursor:
-        cursor.execute("SET lock_timeout = %s", [LOCK_TIMEOUT_MS])
+        cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
     try:
         yield
     finally:

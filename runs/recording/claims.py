@@ -10,6 +10,7 @@ from django.db import connection
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Coalesce, Now
 
+from controlplane.database.columns import with_columns
 from controlplane.work.leases import Fence
 from runs.models import Run, RunHead, RunQuerySet
 from workspaces.models import Attempt, RuntimeInstance
@@ -99,7 +100,8 @@ def _claim_command(
 
 
 # As `to_be_recorded`, `of_engine` and `free` have it.
-_CLAIM_COMMAND = """
+_CLAIM_COMMAND = with_columns(
+    """
     WITH free AS (
         SELECT id FROM runs_run
         WHERE id = %(run)s AND mode = 'one-shot' AND command IS NOT NULL AND recorded
@@ -123,7 +125,9 @@ _CLAIM_COMMAND = """
     RETURNING run.*,
         (SELECT run_id FROM workspaces_attempt AS attempt WHERE attempt.id = run.attempt_id)
             AS boot_run_id
-"""
+""",
+    run=Run,
+)
 
 
 def cancel_requests(fences: Collection[Fence]) -> dict[uuid.UUID, bool]:

@@ -16,6 +16,7 @@ from django.db import connection
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields.json import KT
 
+from controlplane.database.columns import with_columns
 from controlplane.database.compiled_reads import compiled_rows
 from controlplane.errors import Conflict
 from controlplane.spelling import format_timestamp
@@ -239,7 +240,8 @@ def find_ready(workspace_id: uuid.UUID, *, owner_user_id: str | None) -> Attempt
     return attempt
 
 
-_FIND_READY = """
+_FIND_READY = with_columns(
+    """
     SELECT attempt.*, workspace.owner_user_id AS owner,
         (SELECT status FROM workspaces_buildjob AS job WHERE job.attempt_id = attempt.id
             ORDER BY job.id DESC LIMIT 1) AS job_status,
@@ -250,4 +252,6 @@ _FIND_READY = """
     WHERE workspace.id = %(workspace)s
         AND (%(owner)s::text IS NULL OR workspace.owner_user_id = %(owner)s)
     ORDER BY attempt.id DESC LIMIT 1
-"""
+""",
+    attempt=Attempt,
+)

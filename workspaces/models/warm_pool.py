@@ -13,6 +13,7 @@ from django.db.models import F, FloatField, Q, Value
 from django.db.models.expressions import ExpressionWrapper
 from django.db.models.functions import Extract, Least, Now, Power
 
+from controlplane.database.columns import with_columns
 from controlplane.database.ids import uuid7
 
 HALF_LIFE = timedelta(minutes=10)
@@ -21,16 +22,6 @@ MOST_HALVES = 100.0
 """How many half-lives count; after so many nothing is left of a demand."""
 FIRST_PAUSE = timedelta(seconds=5)
 LONGEST_PAUSE = timedelta(minutes=10)
-
-
-_CLAIM = """
-UPDATE workspaces_warmmember SET status = 'claimed', run_id = %s, claimed_at = statement_timestamp()
-WHERE id = (
-    SELECT id FROM workspaces_warmmember
-    WHERE plan_id = %s AND engine_id = %s AND status = 'ready'
-    ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
-)
-RETURNING *"""
 
 
 def _demand_now() -> models.Expression:
@@ -175,3 +166,17 @@ class WarmMember(models.Model):
 
     def __str__(self) -> str:
         return f"{self.id} ({self.status})"
+
+
+_CLAIM = with_columns(
+    """
+UPDATE workspaces_warmmember AS member
+SET status = 'claimed', run_id = %s, claimed_at = statement_timestamp()
+WHERE id = (
+    SELECT id FROM workspaces_warmmember
+    WHERE plan_id = %s AND engine_id = %s AND status = 'ready'
+    ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+RETURNING member.*""",
+    member=WarmMember,
+)

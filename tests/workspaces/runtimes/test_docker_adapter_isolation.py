@@ -12,9 +12,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
-from tests.workspaces.conftest import Launcher, step
+from tests.workspaces.conftest import Launcher
 from workspaces.runtimes.base import LaunchedRuntime
 
 pytestmark = pytest.mark.docker

@@ -21,6 +21,7 @@ from django.db import transaction
 
 from accounts import sealing
 from accounts.sealing import OtherPlace, Rotated, SealError
+from controlplane.database.columns import with_columns
 from workspaces.egress.allowance import Allowance
 from workspaces.egress.tls_ending import PROTOCOLS, TooManyCertificates
 from workspaces.models import EgressAuthority
@@ -59,12 +60,15 @@ def authority_of(workspace_id: UUID) -> bytes | None:
         row.delete()
 
 
-_FOUND_OR_MADE = """
+_FOUND_OR_MADE = with_columns(
+    """
 INSERT INTO workspaces_egressauthority AS kept (workspace_id, certificate, sealed_key, created_at)
 VALUES (%(workspace)s, %(certificate)s, %(sealed)s, statement_timestamp())
 ON CONFLICT (workspace_id) DO UPDATE SET created_at = kept.created_at
-RETURNING *
-"""
+RETURNING kept.*
+""",
+    kept=EgressAuthority,
+)
 """One statement: of two workers that make one at the same time, both get the one that is kept."""
 
 
