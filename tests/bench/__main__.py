@@ -1,9 +1,10 @@
 """``make bench``: run every benchmark, write its figures down, and name what became worse.
 
 Not a test. Each group is a process of its own, and is run again as long as its last run would fit
-in what is left of the time. A figure's line shows the run in the middle and how far the others were
-from it. ``docs/developers/figures.md`` is written only where its markers are; the text around them
-stays. Figures are read from the page before it is written, so what is committed is the comparison.
+in what is left of the time. A figure's line shows the run in the middle, of two the worse, and how
+far the others were from it. ``docs/developers/figures.md`` is written only where its markers are;
+the text around them stays. Figures are read from the page before it is written, so what is
+committed is the comparison.
 """
 
 from __future__ import annotations

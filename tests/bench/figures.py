@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -41,11 +41,19 @@ class Figure:
 Measure = Callable[[], Iterable[Figure]]
 
 
-def _p99(values: Sequence[float]) -> float:
-    return quantiles(values, n=100)[-1]
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value that so many percent do not exceed: never more than the largest one.
+
+    Without ``inclusive``, few values are taken for a part of many, and what lies beyond them all is
+    guessed.
+    """
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-PERCENTILES: Mapping[str, Callable[[Sequence[float]], float]] = {"p50": median, "p99": _p99}
+PERCENTILES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "p50": median,
+    "p99": partial(percentile, percent=99),
+}
 
 RESULTS = "SVC_BENCH_RESULTS"
 """Environment variable: a file that gets the figures of a run as JSON, beside the table."""

@@ -32,7 +32,10 @@ class Section:
 
     @cached_property
     def figures(self) -> list[tuple[Figure, str]]:
-        """The middle of each figure's runs, and its spread: lowest and highest, if it ran again."""
+        """The middle run of each figure, of two middle ones the worse, and the spread of all.
+
+        The spread is the lowest and the highest, and empty where it ran once.
+        """
         by_name: dict[tuple[str, int], list[Figure]] = {}
         for run in self.runs:
             # Some stand twice in a run: “the same, p99” is about the figure above it.
@@ -68,7 +71,9 @@ def _middle(figures: Sequence[Figure]) -> tuple[Figure, str]:
             for figure in (low, high)
         ]
         spread = f"{shown[0]} to {shown[1]}, {len(ordered)} runs"
-    return ordered[(len(ordered) - 1) // 2], spread
+    # Of two in the middle, the worse: the better one would be the best of two runs.
+    middle = len(ordered) // 2 if _less_is_better(low) else (len(ordered) - 1) // 2
+    return ordered[middle], spread
 
 
 def value_of(figure: Figure) -> float | None:
@@ -163,7 +168,10 @@ def _key(name: str) -> str:
 
 
 def _less_is_better(figure: Figure) -> bool:
-    return figure.target.startswith(("<", "≤"))
+    """Return what the target says; without one, only what is told by the second should be more."""
+    if figure.target:
+        return figure.target.startswith(("<", "≤"))
+    return "/s" not in figure.ours
 
 
 def machine() -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from django.conf import settings
@@ -25,7 +25,7 @@ from django.http import HttpRequest, JsonResponse
 from django.test import Client, override_settings
 from django.urls import path
 
-from tests.bench.figures import Figure
+from tests.bench.figures import Figure, percentile
 
 PACKAGES = 64_000
 VIRTUAL = 34_000
@@ -151,10 +151,10 @@ def _compare(
             for kind, query in kinds.items():
                 _timed(floor, names[position % len(names)], floor_times, keep=position >= 0)
                 _timed(ours, query(position % rounds), times[kind], keep=position >= 0)
-    bound = _p99(floor_times)
+    bound = percentile(floor_times, 99)
     figures = []
     for kind, measured in {**times, "all of these": list(chain(*times.values()))}.items():
-        p99 = _p99(measured)
+        p99 = percentile(measured, 99)
         ratio = p99 / bound
         figures.append(
             Figure(
@@ -187,10 +187,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _p99(times: list[float]) -> float:
-    return quantiles(times, n=100)[98]
 
 
 def _short(seconds: float) -> str:

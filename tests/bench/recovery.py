@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import django
 
@@ -36,7 +36,7 @@ from deploy.up.layout import Layout  # noqa: E402
 from deploy.up.own_processes import PROCESSES, OwnProcesses  # noqa: E402
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
-from tests.bench.figures import Figure, milliseconds, report  # noqa: E402
+from tests.bench.figures import Figure, milliseconds, percentile, report  # noqa: E402
 from tests.bench.served import remove_all  # noqa: E402
 from tests.stack.free_ports import free_port  # noqa: E402
 from tests.stack.worker_process import ROOT, environment  # noqa: E402
@@ -70,7 +70,7 @@ def measure(kills: int) -> list[Figure]:
                 if name not in {victim, *gone}
             )
     took = sorted(second for seconds in away.values() for second in seconds)
-    p99 = quantiles(took, n=100)[-1]
+    p99 = percentile(took, 99)
     slowest = max(away, key=lambda name: max(away[name]))
     return [
         Figure(

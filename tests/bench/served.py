@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, cast
 
 import docker
@@ -33,7 +33,7 @@ from builds.images.context import write_context
 from builds.planner import plan
 from controlplane.work.models import Heartbeat
 from runs.agent_archive import agent_archive
-from tests.bench.figures import Figure, log_folder, milliseconds
+from tests.bench.figures import Figure, log_folder, milliseconds, percentile
 from tests.registries.account import docker_config
 from tests.stack.free_ports import free_port
 from tests.stack.worker_process import (
@@ -227,7 +227,7 @@ def start_latency(api: Api) -> list[Figure]:
         assert claimed_at is not None
         if number >= 5:  # the first ones open connections
             took.append(claimed_at.timestamp() - sent)
-    p50, p95 = median(took), quantiles(took, n=20)[-1]
+    p50, p95 = median(took), percentile(took, 95)
     return [
         Figure(
             f"request to worker start, p50 of {REQUESTS}",

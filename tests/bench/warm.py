@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
-from statistics import median, quantiles
+from statistics import median
 
 import django
 
@@ -23,7 +23,7 @@ from django.conf import settings  # noqa: E402 - settings first
 from runs.run_messages import RUN_REQUESTED  # noqa: E402
 from tests.bench.by_hand import ByHand  # noqa: E402
 from tests.bench.database import in_own_database  # noqa: E402
-from tests.bench.figures import Figure, milliseconds, report  # noqa: E402
+from tests.bench.figures import Figure, milliseconds, percentile, report  # noqa: E402
 from tests.bench.served import OWNER, SHELL, Api, run_worker, served  # noqa: E402
 from tests.stack.worker_process import eventually  # noqa: E402
 from tests.support import queues  # noqa: E402
@@ -124,7 +124,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _figures(what: str, took: list[float], floor: list[float], *, target: bool) -> Iterator[Figure]:
-    p50, p99 = median(took), quantiles(took, n=100)[-1]
+    p50, p99 = median(took), percentile(took, 99)
     yield Figure(
         f"warm start, request to {what}, p50 of {len(took)}",
         milliseconds(p50),

@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.bench.beside import beside
+from tests.bench.figures import PERCENTILES, percentile
+from tests.bench.volume import against_first
 from tests.support.waiting import LONG_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,3 +103,38 @@ def test_without_any_figure_there_is_no_table(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[1:] == [
         "Could not measure it: ZeroDivisionError: division by zero"
     ]
+
+
+def test_a_percentile_is_never_above_the_largest_value() -> None:
+    few = [1.0, 2.0, 10.0]
+    assert percentile(few, 99) == pytest.approx(9.84)
+    assert all(of(few) <= 10.0 for of in PERCENTILES.values())
+    whole = [float(number) for number in range(101)]
+    assert [percentile(whole, percent) for percent in (1, 50, 95, 99)] == [1, 50, 95, 99]
+
+
+def test_a_later_page_may_take_so_many_times_what_the_first_one_takes() -> None:
+    met, missed = (against_first([later] * 3, [0.010] * 3) for later in (0.013, 0.0131))
+    assert met.cells[1:] == ("13.0 ms", "10.0 ms page 1", "1.30x", "<= 1.3x", "met")
+    assert missed.cells[-2:] == ("<= 1.3x", "missed")
+
+
+def test_a_measure_beside_builds_begins_once_all_run_and_is_void_when_one_ends_before_it() -> None:
+    asked = 0
+
+    def running() -> set[str]:
+        nonlocal asked
+        asked += 1
+        return {"one", "two", "three"} if asked >= 3 else {"one"}
+
+    with beside(running, 3, what="builds"):
+        assert asked >= 3
+    builds = {"one", "two", "three"}
+
+    def measure_while_one_is_replaced() -> None:
+        with beside(lambda: set(builds), 3, what="builds"):
+            builds.remove("two")
+            builds.add("another")
+
+    with pytest.raises(RuntimeError, match="1 of 3 builds ended while something was measured"):
+        measure_while_one_is_replaced()

@@ -51,6 +51,26 @@ def test_the_run_in_the_middle_is_shown_and_the_spread_tells_the_others() -> Non
     assert Section(runs[:1]).figures == [(figure("logins", 3.0), "")]
 
 
+@pytest.mark.parametrize(
+    ("target", "ours", "ratios", "worse"),
+    [
+        ("<= 2x", "3 ms", (1.0, 3.0), 3.0),
+        ("<= 2x", "3 ms", (4.0, 1.0, 3.0, 2.0), 3.0),
+        (">= 0.5x", "3 MB/s", (1.0, 3.0), 1.0),
+        (">= 0.5x", "3 MB/s", (4.0, 1.0, 3.0, 2.0), 2.0),
+        ("", "3 ms", (1.0, 3.0), 3.0),
+        ("", "3 MB/s", (1.0, 3.0), 1.0),
+    ],
+)
+def test_of_two_runs_in_the_middle_the_worse_is_shown(
+    target: str, ours: str, ratios: tuple[float, ...], worse: float
+) -> None:
+    for order in (ratios, ratios[::-1]):
+        runs = [[figure("logins", ratio, ours=ours, target=target)] for ratio in order]
+        ((shown, _),) = Section(runs).figures
+        assert shown.ratio == worse
+
+
 def test_a_line_belongs_to_the_figure_above_it_in_every_run() -> None:
     run = [figure("out", 1.0), figure("  off", 2.0), figure("in", 3.0), figure("  off", 4.0)]
     section = Section([run, run])
