@@ -109,7 +109,10 @@ not UTF-8 is also given as `nameBase64`.
     + "| 409 | `not-a-directory` | it is not a folder |\n"
 )
 MOVE_DESCRIPTION = (
-    "Moves or renames a file, link or folder on the same disk.\n"
+    """\
+Moves or renames a file, link or folder on the same disk. Without `overwrite` nothing is replaced,
+not even what a program of the workspace makes at the same moment, wherever the disk can do that.
+"""
     + _SHARED
     + _PATHS
     + "| 400 | `bad-path` | a folder cannot be moved into itself |\n"

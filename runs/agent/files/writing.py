@@ -23,6 +23,7 @@ from .entries import (
     version_of,
 )
 from .files_wire import END, HEAD, Refusal, Wire
+from .renaming import rename_new
 
 _NEW_MODE = 0o644
 _LOCK_SECONDS = 30.0
@@ -248,7 +249,10 @@ def move(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         log.tell("move", source, to=text_of(target))
         try:
-            os.replace(source, target)
+            if spec.get("overwrite"):
+                os.replace(source, target)
+            else:
+                rename_new(source, target)  # programs of the workspace ask for no lock
         except OSError as error:
             raise _of_move(error) from None
     wire.send_json(HEAD, {})
