@@ -220,6 +220,18 @@ def test_a_damaged_archive_is_not_taken_for_one_that_ends_there(box: Box) -> Non
     assert box.left_behind() == ""
 
 
+def test_an_archive_that_is_cut_off_between_two_members_changes_nothing(box: Box) -> None:
+    whole = tar((member("first"), b"1"), (member("second"), b"2"))
+    box.run("mkdir to && echo kept > to/first")
+    for cut in (whole[:1024], whole[:2048], b""):
+        assert box.unpack("to", cut, expect=400).body["code"] == "bad-archive"
+    assert box.run("ls -A to; cat to/first").split() == ["first", "kept"]
+    assert box.left_behind() == ""
+    # One block of zeros is an end, and so is an archive of nothing else.
+    assert box.unpack("to", whole[: 2048 + 512]).body["files"] == 2
+    assert box.unpack("to", bytes(512)).body["files"] == 0
+
+
 @pytest.mark.parametrize("mtime", [float("nan"), float("inf"), -1.0, 2.0**70])
 def test_a_time_that_cannot_be_is_left_out(box: Box, mtime: float) -> None:
     folder = member("folder", tarfile.DIRTYPE, mode=0o755)

@@ -143,7 +143,7 @@ or spans two disks, changes nothing. The files belong to the workspace's user.
 """
     + _SHARED
     + _PATHS
-    + "| 400 | `bad-archive` | it is not a tar, or contains something that is not accepted |\n"
+    + "| 400 | `bad-archive` | it is no whole tar, or contains something that is not accepted |\n"
     + "| 409 | `file-exists` | a file would replace a folder, or the reverse |\n"
     + "| 409 | `file-other-disk` | a target folder is on another disk, or a volume |\n"
     + "| 409 | `file-in-use` | another program has locked the folder |\n"

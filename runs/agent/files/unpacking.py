@@ -26,15 +26,22 @@ _DAMAGED: Any = (
     getattr(tarfile, "InvalidHeaderError"),  # noqa: B009
     getattr(tarfile, "TruncatedHeaderError"),  # noqa: B009
 )
+_NO_HEADER: Any = getattr(tarfile, "EmptyHeaderError")  # noqa: B009
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose damaged header is a fault; `tarfile` takes it for the end of the archive."""
+    """A member whose header is damaged or missing, which is a fault.
+
+    `tarfile` takes both for the end of the archive. That is a block of zeros: what was cut off
+    behind one of its members has none.
+    """
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> "_Member":
         try:
             return super().fromtarfile(archive)
+        except _NO_HEADER:
+            raise tarfile.ReadError("the block of zeros at its end is missing") from None
         except _DAMAGED as error:
             raise tarfile.ReadError(str(error)) from None
 
