@@ -128,18 +128,20 @@ MAKE_DESCRIPTION = (
 )
 PACK_DESCRIPTION = (
     """\
-Sends a folder, or a file, as a tar, with links as links and names as they are. Sockets and devices
-are left out. An archive that cannot be completed ends early, without the chunk that ends a body.
+Sends a folder, or a file, as a tar, with links as links and names as they are. FIFOs, sockets and
+devices are left out. An archive that cannot be completed ends early, without the chunk that ends a
+body.
 """
     + _SHARED
     + _PATHS
+    + "| 409 | `not-a-file` | it is a FIFO, socket or device |\n"
 )
 UNPACK_DESCRIPTION = (
     """\
 Unpacks a tar (not compressed) into a folder, which is created if needed; other files in it stay.
-Everything is put in place only when the whole archive has arrived: an archive that is broken,
-contains devices or names that lead out of the folder, goes to a place where the user may not write,
-or spans two disks, changes nothing. The files belong to the workspace's user.
+Everything is put in place only when the whole archive has arrived: an archive that is broken or cut
+off, contains devices, FIFOs or names that lead out of the folder, goes to a place where the user
+may not write, or spans two disks, changes nothing. The files belong to the workspace's user.
 """
     + _SHARED
     + _PATHS

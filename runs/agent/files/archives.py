@@ -12,7 +12,7 @@ import tarfile
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .access import AccessLog
-from .entries import open_regular
+from .entries import open_regular, require_regular
 from .files_wire import DATA, END, HEAD, CallerGone, Refusal, Wire
 from .unpacking import Unpacked
 from .writing import remove_made
@@ -23,17 +23,20 @@ _TYPES = (
     (stat.S_ISREG, tarfile.REGTYPE),
     (stat.S_ISDIR, tarfile.DIRTYPE),
     (stat.S_ISLNK, tarfile.SYMTYPE),
-    (stat.S_ISFIFO, tarfile.FIFOTYPE),
 )
 
 
 def pack(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     """Send a folder, or one file, as a tar: all of it, or the stream has no END.
 
-    Links are sent as links. Sockets and devices are left out.
+    Links are sent as links. FIFOs, sockets and devices are left out of a folder, as no archive may
+    bring them back, and refused alone. Raises Refusal or OSError.
     """
     top = path.rstrip(b"/") or b"/"
-    is_folder = stat.S_ISDIR(os.stat(top).st_mode)
+    status = os.stat(top)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if not is_folder:
+        require_regular(status)
     for place, status in _walk(top):
         _require_readable(place, status)
     log.tell("pack", top)
