@@ -125,7 +125,8 @@ Development and agent workspaces, built from a blueprint, published to your regi
 machines.
 
 **Owners.** Nobody is authenticated: callers name the owner they act for, with `ownerUserId` (or
-`userId`) in the body or the query. What belongs to another owner is answered as if it did not
+`userId`) in the body or the query, whatever the method; a `GET` or `DELETE` takes a body with the
+owner and nothing else. What belongs to another owner is answered as if it did not
 exist. Requests by id may leave the owner out, unless the installation requires it.
 
 **Problems.** Every failure has one body, `application/problem+json`: `code` is for programs,

@@ -51,6 +51,20 @@ PRINCIPAL = OpenApiParameter(
     description="The owner whose key the gateway has verified, in UTF-8.",
 )
 
+OWNER_BODY: dict[str, Any] = {
+    "description": "The owner, for who does not name it in the query.",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/OwnerRequest"}}},
+}
+OWNER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "Whose it is, and nothing else.",
+    "properties": {
+        "ownerUserId": {**_OWNER, "description": "The owner. Given here or in the query."},
+        "userId": {**_OWNER, "description": "A synonym of `ownerUserId`."},
+    },
+    "additionalProperties": False,
+}
+
 PROBLEM_WORDS = {
     "400": "The request is wrong; `errors` says where.",
     "409": "The request conflicts with the current state; see `code`.",
@@ -188,12 +202,16 @@ def add_shared_parts(
     result["servers"] = [{"url": "/", "description": "The installation that serves this page."}]
     schemas = result.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"], schemas["Fault"] = PROBLEM_SCHEMA, FAULT_SCHEMA
+    schemas["OwnerRequest"] = OWNER_SCHEMA
     result["components"]["schemas"] = dict(sorted(schemas.items()))
     result["paths"] = {
         re.sub(r"\{(\w+)\}", lambda match: f"{{{camel_case(match[1])}}}", path): operations
         for path, operations in result["paths"].items()
     }
     for operations in result["paths"].values():
+        if "delete" in operations:
+            # Of GET only the text at the top says it: browsers and many clients cannot send one.
+            operations["delete"]["requestBody"] = OWNER_BODY
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "path":

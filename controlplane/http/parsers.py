@@ -152,7 +152,8 @@ class StrictJSONParser(BaseParser):
     ) -> Any:
         """Return the body's JSON value; see :func:`parse_json` for what it raises."""
         try:
-            body: bytes = stream.read()
+            # Where files are written a body may be of any size, and this is not one of them.
+            body: bytes = stream.read(settings.SVC_MAX_BODY_BYTES + 1)
         except RawPostDataException:  # the body was read before, for the signature of a webhook
             body = stream.body  # type: ignore[attr-defined]
         return parse_json(body)

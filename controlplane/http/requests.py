@@ -1,7 +1,7 @@
 """Reading one request: owner, query and body, with every fault at once and placed where it is.
 
-The owner comes as ``ownerUserId`` or as its synonym ``userId``, in the body or the query. A route
-that creates or lists requires it; on a route by id it is optional unless ``SVC_REQUIRE_OWNER`` is
+The owner comes as ``ownerUserId`` or as its synonym ``userId``, in the body or the query, whatever
+the method: to pass over an owner would be to act for any. A route that creates or lists requires it; on a route by id it is optional unless ``SVC_REQUIRE_OWNER`` is
 set, and has to match when it is given. Behind a proxy that names the caller
 (``controlplane.http.identity``) it is the caller, need not be said, and can be nobody else.
 """
@@ -34,6 +34,10 @@ class NoQuery(QuerySerializer):
     """A query that takes nothing but the owner."""
 
 
+class OwnerOnly(InputSerializer):
+    """A body that takes nothing but the owner: that of all routes which have no other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a request says, and what is wrong with it."""
@@ -54,11 +58,13 @@ def read(
     request: Request,
     *,
     query: type[QuerySerializer] = NoQuery,
-    body: type[InputSerializer] | None = None,
+    body: type[InputSerializer] | None = OwnerOnly,
     owner_required: bool = False,
     by_id: bool = False,
 ) -> Reading:
     """Return what ``request`` says; raise ``ValidationFailed`` naming everything that is wrong.
+
+    ``body`` is None where the body is content, which the view reads.
 
     ``by_id`` is for routes that name one thing of an owner: there the operator decides whether the
     owner has to be said (``SVC_REQUIRE_OWNER``).
@@ -74,7 +80,7 @@ def examine(
     request: Request,
     *,
     query: type[QuerySerializer] = NoQuery,
-    body: type[InputSerializer] | None = None,
+    body: type[InputSerializer] | None = OwnerOnly,
     owner_required: bool = False,
 ) -> Reading:
     """Return what ``request`` says, with its faults, for a view that looks for more of them.
@@ -83,7 +89,7 @@ def examine(
     """
     caller = verified_owner(request)
     required = owner_required and caller is None
-    owner, faults = _read_owner(request, required=required, in_body=body is not None)
+    owner, faults = _read_owner(request, body, required=required)
     if caller is not None and not faults:
         # Told before anything is looked up: no answer depends on what the other owner has.
         if owner not in (None, caller):
@@ -155,7 +161,7 @@ def _read_body(
 
 
 def _read_owner(
-    request: Request, *, required: bool, in_body: bool
+    request: Request, serializer: type[InputSerializer] | None, *, required: bool
 ) -> tuple[str | None, list[Fault]]:
     """Return the owner the caller acts for, and what is wrong with how it was given.
 
@@ -164,7 +170,7 @@ def _read_owner(
     owner = OwnerField()
     found: dict[str, str] = {}
     faults: list[Fault] = []
-    body = request.data if in_body else None
+    body = request.data if serializer else None
     places: list[tuple[str, Any, bool]] = [
         (name, body[name], True)
         for name in OWNER_NAMES
@@ -180,7 +186,8 @@ def _read_owner(
             found[f"{name} in the {'body' if from_body else 'query'}"] = owner.run_validation(value)
         except serializers.ValidationError as exc:
             faults += [Fault(f.code, f.detail, **place) for f in faults_of(exc.detail)]
-    place = {"pointer": "/ownerUserId"} if in_body else {"parameter": "ownerUserId"}
+    usual_in_body = serializer not in (None, OwnerOnly)
+    place = {"pointer": "/ownerUserId"} if usual_in_body else {"parameter": "ownerUserId"}
     if len(set(found.values())) > 1:
         faults.append(Fault("owner-ambiguous", f"{' and '.join(found)} differ.", **place))
     if required and not found and not faults:

@@ -77,7 +77,7 @@ class FileViewSet(ViewSet):
     )
     def update(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Store a file."""
-        given = read(request, query=WriteQuery, by_id=True)
+        given = read(request, query=WriteQuery, body=None, by_id=True)
         wanted = conditions_of(request.headers)
         if mode := given.query.get("mode"):
             wanted["mode"] = int(mode, 8)
@@ -193,7 +193,7 @@ class FileViewSet(ViewSet):
     )
     def unpack(self, request: Request, workspace_id: uuid.UUID) -> Response:
         """Unpack a tar into a folder."""
-        given = read(request, query=FileQuery, by_id=True)
+        given = read(request, query=FileQuery, body=None, by_id=True)
         files = _files(request, workspace_id, given.owner)
         stored = files.unpack(path_of(given.query), _content(request))
         return Response(UnpackedSerializer(stored).data)
