@@ -17,6 +17,10 @@ _UPSTREAM = """\
 is followed), `status` (any other), `malformed` (an invalid answer) or `too-large`.
 """
 
+_OWN = """\
+Where a proxy names the caller, only repositories exist that the caller has published to.
+"""
+
 DETAIL_DESCRIPTION = f"""\
 The registry as this installation has it configured; the registry itself is not asked.
 
@@ -38,14 +42,18 @@ TAGS_DESCRIPTION = f"""\
 All tags of the repository, from all of the registry's pages, sorted, each once. For a repository
 that the registry does not have, the list is empty.
 
-{_FAILURES}{_UPSTREAM}"""
+{_OWN}
+{_FAILURES}\
+| 404 | `repository-not-found` | a proxy names the caller, who has no such repository |
+{_UPSTREAM}"""
 
 MANIFEST_DESCRIPTION = f"""\
 An image manifest, index or artifact of OCI, a manifest or manifest list of Docker (version 2), or
 whatever else the registry answers that is a JSON object, as it is stored: its digest is verified. A
 list is not resolved to one of its platforms.
 
+{_OWN}
 {_FAILURES}\
-| 404 | `repository-not-found` | the registry has no such repository |
+| 404 | `repository-not-found` | the registry, or the caller, has no such repository |
 | 404 | `manifest-not-found` | the repository has no such tag or digest |
 {_UPSTREAM}"""

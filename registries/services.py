@@ -12,6 +12,7 @@ from django.conf import settings
 
 from controlplane.errors import Fault, NotFound
 from registries.client import Manifest, RegistryClient, RegistryError
+from registries.own_repositories import repository_not_found
 
 log = structlog.get_logger(__name__)
 
@@ -91,11 +92,7 @@ def read_manifest(client: RegistryClient, *, repository: str, reference: str) ->
         return manifest
     # Registries answer both alike here; only the list of tags knows whether there is a repository.
     if client.list_tags(repository) is None:
-        raise NotFound(
-            "The registry has no such repository.",
-            code="repository-not-found",
-            errors=[Fault("unknown-repository", "It does not exist.", parameter="repository")],
-        )
+        raise repository_not_found()
     raise NotFound(
         "The repository has no such tag or digest.",
         code="manifest-not-found",

@@ -7,6 +7,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
+from controlplane.http.identity import verified_owner
 from controlplane.http.requests import read
 from registries.openapi import (
     DETAIL_DESCRIPTION,
@@ -15,6 +16,7 @@ from registries.openapi import (
     PING_DESCRIPTION,
     TAGS_DESCRIPTION,
 )
+from registries.own_repositories import require_own
 from registries.serializers import (
     ManifestQuery,
     RegistryExtensionsSerializer,
@@ -83,6 +85,7 @@ class RegistryViewSet(ViewSet):
         """Ask for all of them."""
         with open_registry(registry_id) as client:
             repository = read(request, query=TagListQuery).query["repository"]
+            require_own(registry_id, repository, caller=verified_owner(request))
             tags = client.list_tags(repository) or []
         return Response(RegistryTagsSerializer({"repository": repository, "tags": tags}).data)
 
@@ -98,6 +101,7 @@ class RegistryViewSet(ViewSet):
         """Ask for it by tag or digest."""
         with open_registry(registry_id) as client:
             given = read(request, query=ManifestQuery).query
+            require_own(registry_id, given["repository"], caller=verified_owner(request))
             manifest = read_manifest(client, **given)
             shown = {
                 **given,

@@ -17,17 +17,20 @@ class WorkspacesConfig(AppConfig):
     verbose_name = "Workspaces"
 
     def ready(self) -> None:
-        """Add gauges of queue, transitions and workspaces, the charts', and what readiness asks."""
+        """Add gauges of queue, transitions and workspaces, the charts', and what others ask."""
         # Models cannot be imported before the apps are loaded.
         from accounts.sealing import rotated_too
         from controlplane import readiness
         from controlplane.metrics import gauges, samples
+        from registries import own_repositories
         from workspaces import minute_counts
         from workspaces.lifecycle.enforcement import isolation
+        from workspaces.models import PublishedRepository
         from workspaces.queue_metrics import measure
         from workspaces.warm_pool import pool_check
 
         rotated_too["authorities of workspaces"] = _rotate_authorities
+        own_repositories.register(PublishedRepository.objects.owner_of)
         gauges.register("builds", measure)
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)

@@ -27,7 +27,7 @@ from tests.accounts.keys import ed25519
 from tests.conftest import OWNER, Answer, Api
 from tests.runs.ready import ready_attempt
 from tests.runs.record_factory import make_run, record
-from workspaces.models import Attempt, EgressProposal, Sandbox
+from workspaces.models import Attempt, EgressProposal, PublishedRepository, Sandbox
 
 HEADER = "X-Forwarded-User"
 STRANGER = "usr_stranger"
@@ -61,6 +61,12 @@ class Place:
 def _ssh_key() -> uuid.UUID:
     key = parse_public_key(ed25519())
     return register_ssh_key(owner_user_id=OWNER, key=key, name=None).pk
+
+
+def _repository() -> str:
+    name = f"tests/owned-{uuid.uuid4().hex}"
+    assert PublishedRepository.objects.claim("default", name, owner_user_id=OWNER)
+    return name
 
 
 def refused_host(attempt: Attempt) -> uuid.UUID:
@@ -115,6 +121,7 @@ def fill() -> Place:
             "profileId": str(ensure_default_profile(OWNER).pk),
             "installationId": str(installation.pk),
             "registryId": "default",
+            "repository": _repository(),
         }
     )
 

@@ -12,6 +12,7 @@ from django.contrib.auth import get_user_model
 from django.db import connections
 from django.test import Client
 from django.urls import reverse
+from pytest_django.fixtures import Settings
 
 from builds.build_worker_setup import job_runner
 from builds.images.compiler import BuildError
@@ -22,6 +23,8 @@ from registries.client import RegistryClient
 from registries.services import configured_registry
 from tests.conftest import OWNER, Api
 from tests.factories import claim, make_job
+from tests.registries.images import push_image
+from tests.security.owned import STRANGER, call, require_identity
 from workspaces.models import BuildJob, LeaseLost, PublishedRepository, Sandbox, Workspace
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -137,3 +140,23 @@ def test_an_operator_hands_a_repository_over_and_frees_it(
     assert staff.post(delete, {"post": "yes"}).status_code == 302
     other = {**request_body, "ownerUserId": "usr_other"}
     api.post("/v1/sandboxes", other, expect=202)
+
+
+def test_behind_a_proxy_only_ones_own_repositories_are_read(api: Api, settings: Settings) -> None:
+    require_identity(settings)
+    name = f"tests/own-{uuid.uuid4().hex}"
+    push_image(name, "one")
+    routes = [f"/v1/registries/default/{each}" for each in ("tags?", "manifest?reference=one&")]
+    # In the registry, but published by nobody here.
+    assert read_by(api, routes, name, OWNER) == ["repository-not-found"] * 2
+    assert claimed_by(OWNER, name)
+    assert read_by(api, routes, name, OWNER) == ["", ""]
+    assert read_by(api, routes, name, STRANGER) == ["repository-not-found"] * 2
+    settings.SVC_TRUSTED_OWNER_HEADER = ""
+    assert read_by(api, routes, name, STRANGER) == ["", ""]
+
+
+def read_by(api: Api, routes: list[str], name: str, caller: str) -> list[str]:
+    """Return the code with which each route answers a caller; "" where there is none."""
+    answers = [call(api, "GET", f"{route}repository={name}", caller=caller) for route in routes]
+    return [answer.body.get("code", "") for answer in answers]
