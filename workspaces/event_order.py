@@ -29,6 +29,10 @@ _PLACE = """
     FROM placed WHERE event.id = placed.id
 """
 
+_LAST_GIVEN = """
+    SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM workspace_event_position_seq
+"""
+
 
 def place_events() -> bool:
     """Give positions to events that have none; tell whether there are some left.
@@ -48,6 +52,17 @@ def last_position() -> int:
     """Return the highest position that there is; 0 for none."""
     found = WorkspaceEvent.objects.aggregate(last=Max("position"))["last"]
     return int(found or 0)
+
+
+def last_given_position() -> int:
+    """Return the highest position that was ever given, also to events that are gone; 0 for none.
+
+    Whoever says a higher one has it from another database, as before a restore.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_LAST_GIVEN)
+        (last,) = cursor.fetchone()
+    return int(last)
 
 
 def events_behind(

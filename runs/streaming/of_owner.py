@@ -16,7 +16,7 @@ from controlplane.http.server_sent_events import (
 from controlplane.http.stream_answers import Piece, StreamAnswer, Topic
 from runs.streaming.event_frames import json_frame, shown_workspaces
 from runs.streaming.of_run import LATEST
-from runs.streaming.of_workspace import WORKSPACE_EVENTS, event_frame
+from runs.streaming.of_workspace import WORKSPACE_EVENTS, event_frame, require_given
 from workspaces.event_order import events_behind, last_position, place_events
 from workspaces.models import Workspace
 
@@ -35,6 +35,7 @@ def stream_owner(request: Request, owner_user_id: str, after: str | None) -> Str
         sound = cursor.isascii() and cursor.isdecimal() and len(cursor) <= MAX_POSITION_DIGITS
         if not sound:
             raise invalid_cursor(request, "The id of an event of an owner is a decimal number.")
+        require_given(request, int(cursor))
         return stream_answer(request, OwnerSource(owner_user_id, int(cursor), all_first=False))
     while place_events():
         pass

@@ -25,7 +25,12 @@ from runs.models import Run, RunHead
 from runs.streaming.event_frames import Statuses, json_frame, removed_frame, shown_workspaces
 from runs.streaming.event_pages import PAGES, Page, cut
 from runs.streaming.of_run import LATEST, RUN_EVENTS
-from workspaces.event_order import events_behind, last_position, place_events
+from workspaces.event_order import (
+    events_behind,
+    last_given_position,
+    last_position,
+    place_events,
+)
 from workspaces.models import EVENTS_CHANNEL, WorkspaceEvent
 from workspaces.presentation import present_events
 from workspaces.queries import get_workspace_with_latest
@@ -92,8 +97,19 @@ def _place(request: Request, workspace_id: uuid.UUID, cursor: str | None) -> Pla
         position, number, sequence, end = found.groups()
         place = Place(int(position), int(number), int(sequence), end is not None)
         if place.run == 0 or boots.filter(number=place.run).exists():
+            _require_reached(request, place)
             return place
     raise invalid_cursor(request, "This is not an id of this workspace's stream.")
+
+
+def _require_reached(request: Request, place: Place) -> None:
+    """Raise ``ValidationFailed`` for a place behind what there is: events would be passed over."""
+    require_given(request, place.position)
+    head = RunHead.objects.filter(pk=place.run).only("last_sequence").first()
+    last = 0 if head is None else head.last_sequence
+    if place.run and place.sequence > last:
+        detail = f"The record of this boot has no event {place.sequence}; its last is {last}."
+        raise invalid_cursor(request, detail)
 
 
 class WorkspaceSource(EventSource):
@@ -225,6 +241,13 @@ class WorkspaceSource(EventSource):
         if self._sent == len(output):
             self._place, self._sent = replace(self._place, sequence=page.through), 0
         return Piece(data, more=True, whole=data.endswith(b"\n\n"))
+
+
+def require_given(request: Request, position: int) -> None:
+    """Raise ``ValidationFailed`` for a position that no event can have had yet."""
+    last = last_given_position()
+    if position > last:
+        raise invalid_cursor(request, f"There is no event at {position}; the last is at {last}.")
 
 
 def event_frame(event: WorkspaceEvent, place: str) -> bytes:

@@ -170,6 +170,37 @@ def test_a_place_of_another_stream_is_refused(api: Api, place: str) -> None:
     }
 
 
+def test_a_place_that_no_event_has_had_is_refused(api: Api) -> None:
+    workspace = make_workspace()
+    run = make_run(mode=Run.Mode.BOOT, workspace=workspace)
+    record(run, [b"a"])
+    delete(workspace)
+    *_, last, end = whole(api, workspace)
+    position, number, sequence = map(int, end.id.removesuffix("-end").split("-"))
+    assert without_status(whole(api, workspace, last.id)) == without_status([end])
+    # As after a restore of the database: a client that went on there would miss what comes first.
+    for place in (f"{position + 1}-0-0", f"{position}-{number}-{sequence + 1}"):
+        for ended in ("", "-end"):
+            refused = api.get(path(workspace, f"?after={place}{ended}"), expect=400)
+            assert refused.codes == {"after": "invalid-cursor"}
+    owner = f"/v1/stream?ownerUserId={OWNER}"
+    refused = api.get(owner, headers={"last-event-id": str(position + 1)}, expect=400)
+    assert refused.codes == {"Last-Event-ID": "invalid-cursor"}
+
+
+def test_a_place_stays_sound_when_its_event_is_gone(server: ApiProcess) -> None:
+    workspace, other = make_workspace(), make_workspace("other")
+    with Follower(server.port, path(other)) as follower:
+        place = until(follower, named("event"))[-1].id
+    WorkspaceEvent.objects.filter(workspace=other).delete()
+    with Follower(server.port, path(other), last_id=place) as follower:
+        assert until(follower, named("status"))
+    owner = f"/v1/stream?ownerUserId={OWNER}"
+    with Follower(server.port, owner, last_id=place.split("-")[0]) as follower:
+        tell(workspace, "later")
+        assert messages(until(follower, named("event"))) == ["later"]
+
+
 def test_a_foreign_workspace_is_absent(api: Api) -> None:
     workspace = make_workspace()
     answer = api.get(path(workspace, "?ownerUserId=somebody"), expect=404)
