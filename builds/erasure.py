@@ -108,9 +108,11 @@ def erase_owner(owner: str, *, wait_seconds: float, erased: Erased | None = None
         pass
     if _runs(owner).exists() or Workspace.objects.owned_by(owner).exists():
         raise StillThere("New work began in the meantime. Erase again.")
-    for rows in _rest(owner):
-        _delete(rows, erased)
-    Installation.objects.filter(holder_user_id=owner).update(holder_user_id="")
+    with transaction.atomic():
+        # Keys and profiles again: the owner could still make some while workspaces were ending.
+        for rows in (*_secrets(owner), *_rest(owner)):
+            _delete(rows, erased)
+        Installation.objects.filter(holder_user_id=owner).update(holder_user_id="")
     log.info("owner_erased", rows=sum(erased.rows.values()), tags=len(erased.tags))
     return erased
 

@@ -16,7 +16,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django.fixtures import Settings
 
-from accounts.models import ConnectedAccount, RenewedSecret, SshKey
+from accounts.models import ConnectedAccount, Profile, RenewedSecret, SshKey
 from builds import erasure, erasure_page
 from builds.erasure import StillThere, erase_owner
 from registries.services import configured_registry
@@ -313,6 +313,25 @@ def test_what_begins_meanwhile_is_ended_before_it_is_erased(
         erase_owner(OWNER, wait_seconds=0)
     assert Run.objects.get().status == Run.Status.RUNNING
     assert Workspace.objects.get().name == "Late"
+
+
+def test_keys_and_profiles_that_come_meanwhile_go_as_well(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of both opens something, so nothing but the last step may be sure of them."""
+    remove_images = erasure._remove_images
+    key = SshKey.objects.get(owner_user_id=OWNER)
+
+    def slowly(owner: str, erased: erasure.Erased) -> None:
+        remove_images(owner, erased)
+        key.save(force_insert=True)
+        Profile.objects.create(owner_user_id=OWNER, slug="late", name="Late")
+
+    workers_are_done()
+    monkeypatch.setattr(erasure, "_remove_images", slowly)
+    erased = erase_owner(OWNER, wait_seconds=0)
+    assert holds(OWNER) == []
+    assert erased.rows["SSH key"] == 2
 
 
 @pytest.fixture
