@@ -24,6 +24,9 @@ from runs.services import request_cancel
 WHAT_SHOWN = 60
 """How many characters of a command or prompt a list shows."""
 
+PASSED_ON = frozenset({"timeline", "stream", "scrollback", "loss", "changes", "export"})
+"""What the page reads of a run. Nothing else: who may only view runs must not reach ``attach``."""
+
 # The player's terminal is compiled code (WebAssembly), which the pages' own policy forbids.
 RECORD_PAGE_SCRIPTS = "script-src 'self' 'wasm-unsafe-eval'"
 
@@ -100,13 +103,15 @@ class RunAdmin(HistoryAdmin):
         ]
 
     def api_view(self, request: HttpRequest, object_id: str, rest: str) -> HttpResponseBase:
-        """Answer as the API does what lies below a run, to who may view runs.
+        """Answer as the API does what the page reads of a run, to who may view runs.
 
         The API itself answers owners: where a proxy names the caller, an operator is another one.
         """
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD"])
         run = self._viewed(request, object_id)
+        if rest not in PASSED_ON:
+            raise Http404("The page of a run does not read this.")
         asked = resolve(f"/v1/runs/{run.pk}/{rest}")
         request.verified_owner = run.owner_user_id  # type: ignore[attr-defined]
         answer: HttpResponseBase = asked.func(request, *asked.args, **asked.kwargs)

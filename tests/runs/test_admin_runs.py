@@ -315,6 +315,25 @@ def test_operators_read_records_where_a_proxy_names_owners(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
+    "rest", ["attach", "events/1", "input", "timeline/", "../timeline", f"../{uuid.UUID(int=0)}"]
+)
+def test_who_may_only_view_runs_reaches_no_more_than_the_page_reads(rest: str) -> None:
+    run = make_run()
+    record(run)
+    viewer = Client()
+    user = get_user_model().objects.create_user("vera", password="x", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_run"))
+    viewer.force_login(user)
+    page = reverse("admin:runs_run_api", args=[run.pk, "-"]).removesuffix("-")
+    owner = f"?ownerUserId={run.owner_user_id}"
+    assert viewer.get(f"{page}{rest}{owner}").status_code == 404
+    for read in ("timeline", "stream", "scrollback", "loss", "changes", "export"):
+        more = {"scrollback": "&stream=stdout", "export": "&format=ndjson"}.get(read, "")
+        assert viewer.get(f"{page}{read}{owner}{more}").status_code == 200
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
     ("values", "shown"),
     [
         ({"prompt": "Mend the\ntest"}, "Mend the"),
