@@ -1,9 +1,10 @@
 """Reading one request: owner, query and body, with every fault at once and placed where it is.
 
 The owner comes as ``ownerUserId`` or as its synonym ``userId``, in the body or the query, whatever
-the method: to pass over an owner would be to act for any. A route that creates or lists requires it; on a route by id it is optional unless ``SVC_REQUIRE_OWNER`` is
-set, and has to match when it is given. Behind a proxy that names the caller
-(``controlplane.http.identity``) it is the caller, need not be said, and can be nobody else.
+the method: to pass over an owner would be to act for any. A route that creates or lists requires
+it; on a route by id it is optional unless ``SVC_REQUIRE_OWNER`` is set, and has to match when it is
+given. Behind a proxy that names the caller (``controlplane.http.identity``) it is the caller, need
+not be said, and can be nobody else.
 """
 
 from __future__ import annotations
