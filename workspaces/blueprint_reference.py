@@ -28,7 +28,8 @@ starts. Only `harness` is required. [`examples/`](../../examples) has whole ones
 
 It is strict. Members that are not known are refused, with a suggestion; nothing is converted (`"2"`
 is no number); all faults are reported at once, each with its JSON pointer and a
-[code](errors.md#faults). What was accepted is stored with every default filled in. Switches of
+[code](errors.md#faults). A member that is null counts as absent; only variables of `env` cannot be
+null. What was accepted is stored with every default filled in. Switches of
 other planners (`customization.enable…`) are ignored, and the answer lists them in `warnings`.
 """
 

@@ -147,7 +147,7 @@ class RunViewSet(ViewSet):
         given = read(request, body=RunUpdateSerializer, by_id=True)
         run = get_run(run_id, owner_user_id=given.owner)
         report = Report(**{**given.body, "status": Run.Status(given.body["status"])})
-        named = [name for name in request.data if name in REPORTED]
+        named = [name for name in REPORTED if request.data.get(name) is not None]
         run = update_run(run, report, named=named, from_gateway=from_gateway)
         return Response(present_run(run))
 

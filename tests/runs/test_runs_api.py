@@ -571,6 +571,25 @@ def test_a_wrong_report_is_refused(
     assert api.get(path).body["status"] == "queued"
 
 
+NOTHING_REPORTED = dict.fromkeys(["exitCode", "errorMessage", "diff", "changedFiles"])
+
+
+def test_a_run_begins_although_its_report_has_members_that_are_null(
+    api: Api, body: dict[str, Any]
+) -> None:
+    path = api.post(PATH, body, expect=201).headers["location"]
+    shown = api.patch(path, {"status": "running", **NOTHING_REPORTED}).body
+    assert shown["status"] == "running"
+
+
+def test_a_recorded_run_is_cancelled_although_a_report_has_members_that_are_null(
+    api: Api,
+) -> None:
+    run = make_run(status=Run.Status.QUEUED)
+    shown = api.patch(f"{PATH}/{run.pk}", {"status": "cancelled", **NOTHING_REPORTED}).body
+    assert shown["status"] == "cancelled"
+
+
 def test_a_queued_run_is_cancelled_at_once_and_its_record_ends(
     api: Api, body: dict[str, Any]
 ) -> None:

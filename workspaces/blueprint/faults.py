@@ -3,7 +3,7 @@
 ====================  =========================================================================
 Code                  Meaning
 ====================  =========================================================================
-required              the member is missing
+required              the member is missing, or null
 unknown-member        no such member; the detail suggests a near one
 auth-ref-refused      ``authRef`` is never accepted from a client
 server-owned          the member is filled in by the control plane
@@ -144,7 +144,7 @@ def _fault_of(details: ErrorDetails, model: type[BaseModel], pointer: str) -> Fa
     elif kind == "literal_error":
         code, detail = "not-allowed", f"must be {context['expected']}."
         detail += _suggestion(details["input"], _quoted(context["expected"]))
-    elif kind == "union_tag_not_found":
+    elif kind == "union_tag_not_found" or _is_null_tag(details):
         location.append(_quoted(context["discriminator"])[0])
         code, detail = "required", "is required."
     elif kind == "union_tag_invalid":
@@ -173,6 +173,13 @@ def _fault_of(details: ErrorDetails, model: type[BaseModel], pointer: str) -> Fa
         code, detail = "wrong-type", "must have a string as its name."
     shown = pointer + "".join(f"/{_token(name)}" for name in location)
     return Fault(code, detail, pointer=shown[:_SHOWN_POINTER])
+
+
+def _is_null_tag(details: ErrorDetails) -> bool:
+    """Whether the member that decides between alternatives is null, and so is absent."""
+    if details["type"] != "union_tag_invalid" or not isinstance(details["input"], dict):
+        return False
+    return details["input"].get(_quoted(details["ctx"]["discriminator"])[0]) is None
 
 
 def _members(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticKnownError
 
@@ -41,3 +41,14 @@ class Part(BaseModel):
         hide_input_in_errors=True,
         validate_default=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        """Leave out known members that are null, as everywhere in a body; no unknown ones."""
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        known = {field.alias for field in cls.model_fields.values()}
+        return {
+            name: value for name, value in data.items() if value is not None or name not in known
+        }

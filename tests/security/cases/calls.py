@@ -164,6 +164,8 @@ def _as_read() -> dict[str, Any]:
     schemas = read["components"]["schemas"]
     for name in names & set(schemas):
         _take_null(schemas[name])
+    for name in ("Blueprint", "EgressPolicy"):
+        _take_null_inside(schemas[name])
     return read
 
 
@@ -171,6 +173,15 @@ def _take_null(schema: dict[str, Any]) -> None:
     for name, member in schema.get("properties", {}).items():
         if name not in schema.get("required", []):
             schema["properties"][name] = {"anyOf": [member, {"type": "null"}]}
+
+
+def _take_null_inside(schema: Any) -> None:
+    """Take null for the members of every object below, too: these schemas have no references."""
+    below = schema.values() if isinstance(schema, dict) else schema
+    for part in below if isinstance(schema, dict | list) else ():
+        _take_null_inside(part)
+    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
+        _take_null(schema)
 
 
 def _rsa_key() -> str:

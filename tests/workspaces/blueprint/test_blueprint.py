@@ -60,6 +60,30 @@ class TestWhatIsAccepted:
         assert blueprint.sources.inputs[0].ref is None
         assert "ref" not in json.dumps(blueprint.to_wire()["sources"])
 
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("version", "1"),
+            ("access", {"ssh": {"enabled": False, "listenPort": 2222}}),
+            ("access/ssh/listenPort", 2222),
+            ("customization/sudo", True),
+            ("lifecycle/startup/foreground", {"kind": "harness"}),
+            ("lifecycle/startup/steps", []),
+            ("runtime/credentialRefs", []),
+            ("runtime/env", {}),
+            ("runtime/network", {"outbound": True}),
+            ("target/os/family", "auto"),
+            ("tooling", {"packages": []}),
+        ],
+    )
+    def test_null_means_absent_where_a_member_has_a_default(self, path: str, value: object) -> None:
+        assert Blueprint.parse(with_value(path, None)) == Blueprint.parse(with_value(path, value))
+
+    def test_null_means_absent_for_the_working_directory_that_follows_the_root(self) -> None:
+        runtime = {"workspaceRoot": "/srv/w", "workingDirectory": None}
+        blueprint = Blueprint.parse({**MINIMAL, "runtime": runtime})
+        assert blueprint.runtime.working_directory == "/srv/w/repo"
+
     def test_outer_white_space_is_removed(self) -> None:
         blueprint = Blueprint.parse(with_value("sources/inputs/0/ref", "  main\n"))
         assert blueprint.sources.inputs[0].ref == "main"
@@ -162,14 +186,31 @@ class TestWhatIsRefused:
             ("runtime/resources/cpus", "1"),
             ("tooling/packages/0/id", 7),
             ("tooling/packages", {"id": "jq"}),
-            ("tooling", None),
+            ("tooling/packages", [None]),
+            ("runtime/env/A", None),
             ("runtime/env", [["A", "b"]]),
             ("harness", "shell"),
             ("harness/command", "mine"),
         ],
     )
     def test_no_value_is_converted_to_another_type(self, path: str, value: object) -> None:
-        assert faults_of(with_value(path, value)) == {f"/spec/{path}": "wrong-type"}
+        entry = f"{path}/0" if value == [None] else path
+        assert faults_of(with_value(path, value)) == {f"/spec/{entry}": "wrong-type"}
+
+    @pytest.mark.parametrize(
+        "path",
+        ["harness", "harness/id", "lifecycle/startup/foreground/kind", "sources/inputs/0/id"],
+    )
+    def test_a_required_member_that_is_null_is_missing(self, path: str) -> None:
+        assert faults_of(with_value(path, None)) == {f"/spec/{path}": "required"}
+
+    def test_an_unknown_member_is_refused_although_it_is_null(self) -> None:
+        assert faults_of(with_value("sources/workspace/authRef", None)) == {
+            "/spec/sources/workspace/authRef": "auth-ref-refused"
+        }
+        assert faults_of(with_value("tooling/package", None)) == {
+            "/spec/tooling/package": "unknown-member"
+        }
 
     @pytest.mark.parametrize("value", ["shel", None, 3, [], {}])
     def test_a_wrong_kind_of_harness_is_named_at_its_member(self, value: object) -> None:
