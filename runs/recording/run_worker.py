@@ -139,9 +139,7 @@ class RunWorker(Worker):
                     steps={
                         "forget": Heartbeat.objects.forget,
                         "input": forget_left_input,
-                        "leftovers": lambda: run_sweeper.acknowledge_leftovers(
-                            adapter, engine=engine
-                        ),
+                        "leftovers": run_sweeper.Leftovers(adapter, engine=engine).acknowledge,
                     },
                 ),
             ],

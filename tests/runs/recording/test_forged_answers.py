@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_number_that_no_event_has_keeps_no_other_workspace_from_being_looked_a
         spool = {"runId": str(run.pk), "sealed": True, "lastSequence": number}
         agent.told[run.attempt.run_id] = [spool]
 
-    assert sweeper.acknowledge_leftovers(agent) == 1
+    assert sweeper.Leftovers(agent, committed=timedelta()).acknowledge() == 1
     assert set(agent.spools) == {forged.pk}
 
 
