@@ -119,7 +119,6 @@ class BuildWorker(Worker):
         report: Callable[[], str] = str,
     ) -> None:
         self._runner = runner
-        self._engine = engine
         self._report = report
         self._several_engines = False
         self._news = threading.Event()
@@ -142,6 +141,7 @@ class BuildWorker(Worker):
             capacity=builds,
             times=times,
             engine_id=runner.launcher.adapter.engine_id,
+            engine=engine,
             tasks=[*self._own_tasks(times), *tasks],
             max_done=max_jobs,
             worker_id=worker_id,

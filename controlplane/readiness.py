@@ -5,7 +5,7 @@ Apps register the parts that they know: :func:`register`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from django.conf import settings
@@ -16,7 +16,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from controlplane.checks import OPEN_TO_PAGES, open_to_pages, read_by_all_pages
 from controlplane.errors import ControlPlaneError
-from controlplane.work.models import Heartbeat, heartbeat_stale
+from controlplane.work.models import Heartbeat, heartbeat_stale, serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Check:
 
 
 _registered: dict[str, tuple[Callable[[], str], Callable[[], bool]]] = {}
+_engines: list[Callable[[], Collection[str]]] = []
 
 
 def register(
@@ -37,6 +38,11 @@ def register(
 ) -> None:
     """Add a part; ``ask`` says how it is, or raises ``ControlPlaneError``."""
     _registered[name] = (ask, required if callable(required) else lambda: required)
+
+
+def register_engines(names: Callable[[], Collection[str]]) -> None:
+    """Add engines each of which needs workers of its own; ``names`` is asked each time."""
+    _engines.append(names)
 
 
 def check_all() -> list[Check]:
@@ -99,12 +105,20 @@ def _broker() -> Check:
 def _workers(name: str, kind: Heartbeat.Kind) -> Check:
     def ask() -> str:
         stale = heartbeat_stale()
-        alive = Heartbeat.objects.filter(kind=kind).alive(stale=stale).count()
+        alive = Heartbeat.objects.filter(kind=kind).by_engine(stale=stale)
         if not alive:
             raise ControlPlaneError(
                 f"No {kind} worker is alive; start one (manage.py {kind}worker)."
             )
-        return f"{alive} alive."
+        wanted = sorted({name for names in _engines for name in names()})
+        lacking = [name for name in wanted if not any(serves(one, name) for one in alive)]
+        if lacking:
+            raise ControlPlaneError(
+                f"{alive.total()} alive, but no {kind} worker of {', '.join(lacking)}; start one "
+                f"(manage.py {kind}worker with SVC_ENGINE; for engines that were added manage.py "
+                "engineworkers does)."
+            )
+        return f"{alive.total()} alive."
 
     return _outcome(name, ask, required=False)
 

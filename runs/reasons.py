@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from controlplane.work.models import SlotUsage
+from controlplane.work.models import SlotsByEngine
 from runs.models import Run
 from runs.run_slots import run_slots
-from workspaces.lifecycle.reasons import Reason, lost_machines
+from workspaces.lifecycle.reasons import Reason, lost_machines, on_engine
+from workspaces.models import RuntimeInstance
 
 
 def reasons_of(runs: Sequence[Run]) -> dict[uuid.UUID, Reason]:
     """Return, by id, why queued runs have not begun, and which running ones are not heard.
 
-    One query for all that a worker is to execute, one for all in progress; none without any.
+    Two queries for all that a worker is to execute, one for all in progress; none without any.
     """
+    return _waiting(runs) | _on_lost_machines(runs)
+
+
+def _waiting(runs: Sequence[Run]) -> dict[uuid.UUID, Reason]:
     waiting = [run for run in runs if _waits_for_a_worker(run)]
-    slots = run_slots() if waiting else {}
-    return {run.pk: _reason(run, slots) for run in waiting} | _on_lost_machines(runs)
+    if not waiting:
+        return {}
+    slots = run_slots()
+    runtimes = RuntimeInstance.objects.filter(attempt_id__in={run.attempt_id for run in waiting})
+    engines: dict[uuid.UUID | None, str] = dict(runtimes.values_list("attempt_id", "engine_name"))
+    return {run.pk: _reason(run, slots, engines.get(run.attempt_id, "")) for run in waiting}
 
 
 def _on_lost_machines(runs: Sequence[Run]) -> dict[uuid.UUID, Reason]:
@@ -35,19 +44,20 @@ def _waits_for_a_worker(run: Run) -> bool:
     return run.status == Run.Status.QUEUED and run.recorded and run.mode == Run.Mode.ONE_SHOT
 
 
-def _reason(run: Run, slots: Mapping[str, SlotUsage]) -> Reason:
-    usage = slots.get(run.mode)
+def _reason(run: Run, slots: SlotsByEngine, engine: str) -> Reason:
+    usage = slots.of(engine, run.mode)
     if usage is None:
         return Reason(
             "no-worker",
-            "The run is waiting, and no run worker is alive.",
+            f"The run is waiting, and no run worker{on_engine(engine)} is alive.",
             run.queued_at,
             "It is claimed as soon as a run worker runs; start one (manage.py runworker).",
         )
     if usage["in_use"] >= usage["capacity"]:
         return Reason(
             "no-slot",
-            f"All {usage['capacity']} slots of the run workers for commands are in use.",
+            f"All {usage['capacity']} slots of the run workers{on_engine(engine)} for commands are "
+            "in use.",
             run.queued_at,
             "It is claimed when another command ends. Raise RUN_WORKER_CAPACITY or start another "
             "run worker if that is too slow.",

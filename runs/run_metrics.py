@@ -13,9 +13,10 @@ from django.db.models import Count, DurationField, ExpressionWrapper, F, Max, Q
 from django.db.models.functions import Now
 
 from controlplane.metrics.gauges import Gauge, single
-from controlplane.work.models import Heartbeat, SlotUsage
+from controlplane.work.models import Heartbeat
 from runs.models import Run
 from runs.recording import claims
+from workspaces.models import Engine
 
 _OPEN = """
 SELECT mode, status, count(*) FROM runs_run
@@ -34,9 +35,8 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         open_runs = {(mode, status): number for mode, status, number in cursor.fetchall()}
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = dict(cursor.fetchall())
-    unused = SlotUsage(capacity=0, in_use=0)
-    alive = Heartbeat.objects.run().slots_in_use(stale=stale)
-    slots = {mode: alive.get(mode, unused) for mode in Run.Mode.values}
+    alive = Heartbeat.objects.run().slots_by_engine(stale=stale)
+    slots = alive.labelled(Run.Mode.values, Engine.objects.served())
     unattended = claims.to_be_recorded().filter(
         Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=Now())
     )
@@ -65,13 +65,13 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         Gauge(
             "svc_run_slots",
             "Runs that live workers may record at once.",
-            ("mode",),
-            {(mode,): slots[mode]["capacity"] for mode in slots},
+            ("mode", "engine"),
+            {labels: usage["capacity"] for labels, usage in slots.items()},
         ),
         Gauge(
             "svc_run_slots_in_use",
             "Runs that live workers were recording at their last heartbeat.",
-            ("mode",),
-            {(mode,): slots[mode]["in_use"] for mode in slots},
+            ("mode", "engine"),
+            {labels: usage["in_use"] for labels, usage in slots.items()},
         ),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.errors import ControlPlaneError
-from controlplane.work.models import Heartbeat, SlotUsage, heartbeat_stale
+from controlplane.work.models import Heartbeat, SlotsByEngine, heartbeat_stale
 from runs.models import Run
 
 _KINDS = {
@@ -14,19 +14,22 @@ _KINDS = {
 """By mode of run: what the slots are for, and the setting with their number per worker."""
 
 
-def run_slots() -> dict[str, SlotUsage]:
-    """Return the slots of the run workers that are alive, by mode; empty: no worker is alive."""
+def run_slots() -> SlotsByEngine:
+    """Return the slots of the run workers that are alive, by engine and mode of run."""
     stale = heartbeat_stale()
-    return Heartbeat.objects.run().slots_in_use(stale=stale)
+    return Heartbeat.objects.run().slots_by_engine(stale=stale)
 
 
 def check() -> str:
     """Say for readiness that slots are free; raise ``ControlPlaneError`` when a kind has none."""
+    slots = run_slots()
+    engines = slots.engines()
     exhausted = [
-        f"All {usage['capacity']} slots for {_KINDS[mode][0]} are in use; raise {_KINDS[mode][1]} "
-        "or start another run worker."
-        for mode, usage in run_slots().items()
-        if usage["in_use"] >= usage["capacity"] and mode in _KINDS
+        f"All {usage['capacity']} slots for {kind}{f' on {engine}' if len(engines) > 1 else ''} "
+        f"are in use; raise {setting} or start another run worker."
+        for engine in engines
+        for mode, (kind, setting) in _KINDS.items()
+        if (usage := slots.of(engine, mode)) and usage["in_use"] >= usage["capacity"]
     ]
     if exhausted:
         raise ControlPlaneError(" ".join(exhausted))

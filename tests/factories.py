@@ -51,8 +51,11 @@ def claim(job: BuildJob, worker_id: str = "worker-a", lease: timedelta = LEASE) 
     return claimed
 
 
-def make_worker(worker_id: str, *, seen: timedelta = timedelta()) -> Heartbeat:
+def make_worker(worker_id: str, *, seen: timedelta = timedelta(), engine: str = "") -> Heartbeat:
     """Write the heartbeat of a worker that was last seen ``seen`` ago."""
-    Heartbeat.objects.beat(worker_id, kind=Heartbeat.Kind.BUILD, hostname="test", pid=1, capacity=1)
+    kind = Heartbeat.Kind.BUILD
+    Heartbeat.objects.beat(
+        worker_id, kind=kind, hostname="test", pid=1, capacity=1, engine_name=engine
+    )
     Heartbeat.objects.filter(pk=worker_id).update(seen_at=Now() - seen)
     return Heartbeat.objects.get(pk=worker_id)

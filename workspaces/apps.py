@@ -25,7 +25,7 @@ class WorkspacesConfig(AppConfig):
         from registries import own_repositories
         from workspaces import minute_counts
         from workspaces.lifecycle.enforcement import isolation
-        from workspaces.models import PublishedRepository
+        from workspaces.models import Engine, PublishedRepository
         from workspaces.queue_metrics import measure
         from workspaces.warm_pool import pool_check
 
@@ -34,6 +34,7 @@ class WorkspacesConfig(AppConfig):
         gauges.register("builds", measure)
         samples.register("start_seconds", minute_counts.start_seconds)
         samples.register("failures", minute_counts.failures)
+        readiness.register_engines(Engine.objects.served)
         readiness.register("isolation", isolation.check, required=isolation.bound_wide)
         readiness.register("egress", isolation.check_egress, required=False)
         readiness.register("warmPool", pool_check.check, required=False)

@@ -11,8 +11,8 @@ from datetime import timedelta
 from django.db import connection
 
 from controlplane.metrics.gauges import Gauge, single
-from controlplane.work.models import Heartbeat, SlotUsage
-from workspaces.models import BuildJob, Transition, WarmMember
+from controlplane.work.models import Heartbeat
+from workspaces.models import BuildJob, Engine, Transition, WarmMember
 
 _QUEUED = """
 SELECT count(*), coalesce(extract(epoch FROM statement_timestamp() - min(queued_at)), 0)
@@ -54,9 +54,8 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         disk_bytes, largest_disk = cursor.fetchone() or (0, 0)
         cursor.execute(_WORKERS, [stale.total_seconds()])
         workers = dict(cursor.fetchall())
-    unused = SlotUsage(capacity=0, in_use=0)
-    alive = Heartbeat.objects.build().slots_in_use(stale=stale)
-    slots = {lane: alive.get(lane, unused) for lane in BuildJob.Lane.values}
+    alive = Heartbeat.objects.build().slots_by_engine(stale=stale)
+    slots = alive.labelled(BuildJob.Lane.values, Engine.objects.served())
     phases = {"queued": queued, "building": building, "launching": launching}
     return [
         Gauge(
@@ -102,14 +101,14 @@ def measure(*, stale: timedelta) -> list[Gauge]:
         Gauge(
             "svc_build_slots",
             "Builds and starts that live workers may do at once.",
-            ("lane",),
-            {(lane,): slots[lane]["capacity"] for lane in slots},
+            ("lane", "engine"),
+            {labels: usage["capacity"] for labels, usage in slots.items()},
         ),
         Gauge(
             "svc_build_slots_in_use",
             "Builds and starts that they were doing at their last heartbeat.",
-            ("lane",),
-            {(lane,): slots[lane]["in_use"] for lane in slots},
+            ("lane", "engine"),
+            {labels: usage["in_use"] for labels, usage in slots.items()},
         ),
         Gauge(
             "svc_warm_members",

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connection
 
-from controlplane.metrics.gauges import measured
+from controlplane.metrics.gauges import Gauge, measured
 from controlplane.metrics.models import MinuteSample
 
 KEPT = timedelta(hours=25)
@@ -28,7 +28,7 @@ GAUGES = (
     "svc_run_slots",
     "svc_run_slots_in_use",
 )
-"""The gauges of ``GET /metrics`` that are kept; one with a label is kept by its values."""
+"""The gauges of ``GET /metrics`` that are kept; those with labels as sums by the first one."""
 
 counted: dict[str, Callable[[datetime, datetime], Any]] = {}
 """What apps count of a minute, by the name of the value; see :func:`register`."""
@@ -59,16 +59,19 @@ def take(minute: datetime, *, stale: timedelta) -> bool:
     for measure in measured.values():
         for gauge in measure(stale=stale):
             if gauge.name in GAUGES:
-                values[gauge.name] = (
-                    {labels[0]: value for labels, value in gauge.values.items()}
-                    if gauge.labels
-                    else gauge.values[()]
-                )
+                values[gauge.name] = _by_first_label(gauge) if gauge.labels else gauge.values[()]
     for name, count in counted.items():
         values[name] = count(minute, minute + MINUTE)
     store(minute, "", values)
     MinuteSample.objects.filter(minute__lt=minute - KEPT).delete()
     return True
+
+
+def _by_first_label(gauge: Gauge) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for labels, value in gauge.values.items():
+        sums[labels[0]] = sums.get(labels[0], 0) + value
+    return sums
 
 
 def store(minute: datetime, source: str, values: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TypedDict
 
@@ -23,6 +24,52 @@ class SlotUsage(TypedDict):
 
     capacity: int
     in_use: int
+
+
+def serves(name: str, engine: str) -> bool:
+    """Whether a worker that serves the engine ``name`` claims what is on ``engine``.
+
+    One without a name serves all of them, and what is on none yet is anybody's.
+    """
+    return "" in (name, engine) or name == engine
+
+
+class SlotsByEngine(dict[str, dict[str, SlotUsage]]):
+    """The slots of workers by the name of their engine and by kind; "": of every engine."""
+
+    def add(self, engine: str, kind: str, usage: SlotUsage) -> None:
+        """Count the slots of one more worker."""
+        kept = self.setdefault(engine, {}).setdefault(kind, SlotUsage(capacity=0, in_use=0))
+        kept["capacity"] += usage["capacity"]
+        kept["in_use"] += usage["in_use"]
+
+    def of(self, engine: str, kind: str) -> SlotUsage | None:
+        """Return the slots for what is on ``engine``; None: no worker of it is alive."""
+        found = [slots[kind] for slots in self._serving(engine) if kind in slots]
+        if not found:
+            return None
+        return SlotUsage(
+            capacity=sum(usage["capacity"] for usage in found),
+            in_use=sum(usage["in_use"] for usage in found),
+        )
+
+    def engines(self, known: Collection[str] = ()) -> list[str]:
+        """Return the names of the engines, ``known`` ones too; one without a name when none has."""
+        return sorted({*known, *self} - {""}) or [""]
+
+    def labelled(
+        self, kinds: Collection[str], known: Collection[str]
+    ) -> dict[tuple[str, str], SlotUsage]:
+        """Return the slots by kind and engine, also those that no worker has."""
+        nothing = SlotUsage(capacity=0, in_use=0)
+        return {
+            (kind, engine): self.get(engine, {}).get(kind, nothing)
+            for engine in sorted({*known, *self}) or [""]
+            for kind in kinds
+        }
+
+    def _serving(self, engine: str) -> list[dict[str, SlotUsage]]:
+        return [slots for name, slots in self.items() if serves(name, engine)]
 
 
 class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
@@ -50,11 +97,13 @@ class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
         capacity: int,
         draining: bool = False,
         engine_id: str = "",
+        engine_name: str = "",
         slots: Mapping[str, SlotUsage] | None = None,
     ) -> None:
         """Write the heartbeat of a worker; the first one registers it.
 
-        ``engine_id`` is what the engine that it works with calls itself, as far as it has answered.
+        ``engine_id`` is what the engine that it works with calls itself, as far as it has answered;
+        ``engine_name`` is that of the engine whose rows alone it claims.
         """
         self.update_or_create(
             worker_id=worker_id,
@@ -62,6 +111,7 @@ class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
                 "seen_at": Now(),
                 "draining": draining,
                 "engine_id": engine_id,
+                "engine_name": engine_name,
                 "slots": dict(slots or {}),
             },
             create_defaults={
@@ -71,20 +121,24 @@ class HeartbeatQuerySet(models.QuerySet["Heartbeat"]):
                 "capacity": capacity,
                 "draining": draining,
                 "engine_id": engine_id,
+                "engine_name": engine_name,
                 "seen_at": Now(),
                 "slots": dict(slots or {}),
             },
         )
 
-    def slots_in_use(self, *, stale: timedelta) -> dict[str, SlotUsage]:
-        """Return the slots of all live workers that take new work, by kind of slot."""
-        total: dict[str, SlotUsage] = {}
-        for slots in self.alive(stale=stale).filter(draining=False).values_list("slots", flat=True):
+    def slots_by_engine(self, *, stale: timedelta) -> SlotsByEngine:
+        """Return the slots of all live workers that take new work, by engine and kind of slot."""
+        total = SlotsByEngine()
+        taking = self.alive(stale=stale).filter(draining=False)
+        for engine, slots in taking.values_list("engine_name", "slots"):
             for kind, usage in slots.items():
-                kept = total.setdefault(kind, SlotUsage(capacity=0, in_use=0))
-                kept["capacity"] += usage["capacity"]
-                kept["in_use"] += usage["in_use"]
+                total.add(engine, kind, usage)
         return total
+
+    def by_engine(self, *, stale: timedelta) -> Counter[str]:
+        """Return how many live workers there are, by the name of the engine that they serve."""
+        return Counter(self.alive(stale=stale).values_list("engine_name", flat=True))
 
     def forget(self) -> int:
         """Delete the rows of workers that died long ago; return how many."""
@@ -112,6 +166,13 @@ class Heartbeat(models.Model):
         default="",
         db_default="",
         help_text="The engine it works with; empty until that has answered once.",
+    )
+    engine_name = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The engine whose rows alone it claims; empty: those of all.",
     )
     draining = models.BooleanField(default=False)
     slots = models.JSONField(

@@ -71,6 +71,8 @@ class WorkerTimes:
 class Worker(ABC):
     """One worker process. :meth:`run` returns when it was told to stop or ``max_done`` are done.
 
+    ``engine`` is the name of the engine whose rows alone it claims; without one it claims all.
+
     A subclass gives ``kind`` and ``leased`` (the rows that it leases) and defines
     :meth:`on_delivery`, :meth:`fences`, :meth:`busy_with`, :meth:`lost` and :meth:`is_idle`.
     """
@@ -87,6 +89,7 @@ class Worker(ABC):
         capacity: int,
         times: WorkerTimes,
         engine_id: Callable[[], str],
+        engine: str = "",
         tasks: Sequence[PeriodicTask] = (),
         max_done: int | None = None,
         worker_id: str | None = None,
@@ -98,14 +101,15 @@ class Worker(ABC):
         self.stopped = StopEvent()
         self.failure_detector = failure_detector or FailureDetector(times.heartbeat)
         self._capacity = capacity
+        self._engine = engine
         # A task of its own: an engine that hangs must not keep anything else waiting.
-        engine = PeriodicTask(
+        look = PeriodicTask(
             name="engine",
             every=self.engine_every(times),
             first=timedelta(),
             steps={"engine": self._remember_engine},
         )
-        self._tasks = [engine, *tasks]
+        self._tasks = [look, *tasks]
         self._max_done = max_done
         self._ask_engine = engine_id
         self._engine_id = ""
@@ -292,6 +296,7 @@ class Worker(ABC):
                 capacity=self._capacity,
                 draining=self.draining.is_set(),
                 engine_id=self._engine_id,
+                engine_name=self._engine,
                 slots=self.slots(),
             )
         except (DatabaseError, InterfaceError) as exc:

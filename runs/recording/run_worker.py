@@ -83,7 +83,6 @@ class RunWorker(Worker):
         engine: str = "",
     ) -> None:
         self._adapter = adapter
-        self._engine = engine
         self._limits = limits
         self._claimers = ThreadPoolExecutor(CLAIM_THREADS, thread_name_prefix="claim")
         self._slots = Slots(
@@ -103,6 +102,7 @@ class RunWorker(Worker):
             capacity=capacity,
             times=times,
             engine_id=adapter.engine_id,
+            engine=engine,
             tasks=[
                 PeriodicTask(
                     name="requests",

@@ -22,8 +22,11 @@ from builds.charts import STEP_SECONDS, charts
 from builds.minute_samples import MachineUsage, MinuteSampler
 from controlplane.metrics import samples
 from controlplane.metrics.models import MinuteSample
+from controlplane.work.models import Heartbeat
 from tests.conftest import Api
+from tests.factories import make_worker
 from tests.stack.browser import browser
+from tests.support.engines import make_engine
 from workspaces import minute_counts
 from workspaces.models import Attempt, RuntimeInstance, WorkspaceEvent
 from workspaces.services import fail_attempt, fail_runtime
@@ -97,12 +100,16 @@ def test_a_minute_is_sampled_once_and_kept_for_a_day() -> None:
     minute = samples.last_minute()
     samples.store(minute - samples.KEPT - samples.MINUTE, "", {"start_seconds": [1]})
     samples.store(minute - samples.KEPT + samples.MINUTE, "", {"start_seconds": [1]})
+    for name in ("local", "second"):
+        make_engine(name)
+        slots = {"build": {"capacity": 2, "in_use": 1}}
+        Heartbeat.objects.filter(pk=make_worker(name, engine=name).pk).update(slots=slots)
     assert samples.take(minute, stale=STALE)
     assert not samples.take(minute, stale=STALE)
     assert MinuteSample.objects.count() == 2
     values = MinuteSample.objects.get(minute=minute).values
     assert set(values) == {*samples.GAUGES, "start_seconds", "failures"}
-    assert set(values["svc_build_slots_in_use"]) == {"start", "build"}
+    assert values["svc_build_slots_in_use"] == {"start": 0, "build": 2}
     assert set(values["svc_run_slots"]) == {"boot", "one-shot", "interactive"}
 
 

@@ -95,6 +95,10 @@ def test_elsewhere_workers_claim_what_is_placed_on_the_engine_that_they_serve(
 ) -> None:
     settings.SVC_ENGINE = "second"
     assert placement_engine() == "second"
+    make_engine("second")
+    for worker in (build_worker(), run_worker()):
+        worker._beat()
+    assert list(Heartbeat.objects.values_list("engine_name", flat=True)) == ["second", "second"]
 
 
 @pytest.mark.usefixtures("_on_kubernetes")

@@ -104,6 +104,26 @@ def test_the_place_of_a_job_is_how_many_were_queued_earlier_for_a_start() -> Non
     assert [ahead[job.pk] for job in (first, second, last, claimed)] == [0, 1, 2, None]
 
 
+def test_ahead_of_a_placed_job_are_those_of_its_engine_and_of_none_yet() -> None:
+    names = ("one", "two", "", "one", "two", "")
+    queued = [
+        make_job(engine_name=name, queued_at=Now() - timedelta(seconds=30 - place))
+        for place, name in enumerate(names)
+    ]
+    ahead = dict(jobs().with_jobs_ahead(at_most=9).values_list("pk", "jobs_ahead"))
+    assert [ahead[job.pk] for job in queued] == [0, 0, 2, 2, 2, 5]
+    ahead = dict(jobs().with_jobs_ahead(at_most=2).values_list("pk", "jobs_ahead"))
+    assert [ahead[job.pk] for job in queued] == [0, 0, 2, 2, 2, None]
+
+
+def test_the_places_of_any_number_of_jobs_are_read_once() -> None:
+    for name in ("one", "two", "two"):
+        make_job(engine_name=name)
+    plan = jobs().with_jobs_ahead(at_most=9).explain(analyze=True)
+    assert "InitPlan" in plan
+    assert "SubPlan" not in plan
+
+
 def test_a_place_behind_more_jobs_than_are_counted_is_not_told() -> None:
     queued = [make_job(queued_at=Now() - timedelta(seconds=ago)) for ago in (30, 20, 10)]
     ahead = dict(jobs().with_jobs_ahead(at_most=1).values_list("pk", "jobs_ahead"))

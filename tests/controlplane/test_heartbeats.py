@@ -68,10 +68,11 @@ def test_workers_are_kept_by_what_they_do() -> None:
 def test_the_first_heartbeat_registers_a_worker_with_everything_it_says() -> None:
     slots = {"start": {"capacity": 2, "in_use": 1}}
 
-    row = beat("worker", draining=True, engine_id="engine", slots=slots)
+    row = beat("worker", draining=True, engine_id="engine", engine_name="second", slots=slots)
 
     assert (row.kind, row.hostname, row.pid, row.capacity) == ("run", "host", 7, 3)
     assert (row.draining, row.engine_id, row.slots) == (True, "engine", slots)
+    assert row.engine_name == "second"
 
 
 @pytest.mark.django_db
@@ -83,25 +84,35 @@ def test_a_later_heartbeat_tells_what_changes_and_leaves_what_it_is() -> None:
     row = beat("worker", pid=8, hostname="x", draining=True, engine_id="engine", slots=slots)
 
     assert (row.draining, row.engine_id, row.slots) == (True, "engine", slots)
+    assert beat("worker", engine_name="second").engine_name == "second"
     assert (row.pid, row.hostname, row.started_at) == (7, "host", first.started_at)
     assert row.seen_at > first.seen_at
 
 
 @pytest.mark.django_db
-def test_the_slots_of_live_workers_that_are_not_draining_are_summed_by_kind() -> None:
+def test_the_slots_of_live_workers_that_are_not_draining_are_summed_by_engine_and_kind() -> None:
     def slots(capacity: int, in_use: int) -> dict[str, object]:
         return {"start": {"capacity": capacity, "in_use": in_use}}
 
     beat("first", slots={**slots(4, 1), "build": {"capacity": 1, "in_use": 0}})
     beat("second", slots=slots(8, 2))
+    beat("elsewhere", slots=slots(64, 5), engine_name="other")
     beat("draining", slots=slots(16, 3), draining=True)
     beat("dead", slots=slots(32, 4))
     Heartbeat.objects.filter(pk="dead").update(seen_at="2020-01-01T00:00:00Z")
 
-    assert Heartbeat.objects.slots_in_use(stale=STALE) == {
-        "start": {"capacity": 12, "in_use": 3},
-        "build": {"capacity": 1, "in_use": 0},
+    found = Heartbeat.objects.slots_by_engine(stale=STALE)
+    assert found == {
+        "": {
+            "start": {"capacity": 12, "in_use": 3},
+            "build": {"capacity": 1, "in_use": 0},
+        },
+        "other": {"start": {"capacity": 64, "in_use": 5}},
     }
+    # A worker without an engine serves them all; what is on none yet is anybody's.
+    assert found.of("other", "start") == found.of("", "start") == {"capacity": 76, "in_use": 8}
+    assert found.of("third", "start") == {"capacity": 12, "in_use": 3}
+    assert found.of("other", "boot") is None
 
 
 @pytest.mark.django_db

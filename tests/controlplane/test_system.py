@@ -17,6 +17,7 @@ from tests.conformance import document
 from tests.conftest import Answer, Api
 from tests.factories import make_worker
 from tests.runs.executable import make_run_worker
+from tests.support.engines import make_engine
 
 
 def check(answer: Answer, name: str) -> dict[str, object]:
@@ -71,6 +72,21 @@ def test_readiness_is_degraded_without_a_run_worker(api: Api, settings: Settings
     answer = api.get("/readyz")
     assert answer.body["status"] == "ok"
     assert check(answer, "runWorker")["detail"] == "1 alive."
+
+
+@pytest.mark.django_db
+def test_readiness_names_the_engine_that_lacks_a_worker(api: Api) -> None:
+    for name, state in (("local", "active"), ("second", "draining"), ("third", "leaving")):
+        make_engine(name, state=state)
+    for name in ("local", "second"):
+        make_worker(f"build-{name}", engine=name)
+    make_run_worker("run-local", engine="local")
+    answer = api.get("/readyz")
+    assert (check(answer, "buildWorker")["ok"], check(answer, "runWorker")["ok"]) == (True, False)
+    detail = str(check(answer, "runWorker")["detail"])
+    assert detail.startswith("1 alive, but no run worker of second;")
+    make_run_worker("run-of-all")
+    assert check(api.get("/readyz"), "runWorker")["detail"] == "2 alive."
 
 
 @pytest.mark.django_db

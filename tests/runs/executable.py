@@ -71,7 +71,10 @@ def claim(run: Run, worker_id: str = "worker-a", lease: timedelta = LEASE) -> Ru
     return claimed
 
 
-def make_run_worker(worker_id: str, *, seen: timedelta = timedelta()) -> None:
+def make_run_worker(worker_id: str, *, seen: timedelta = timedelta(), engine: str = "") -> None:
     """Write the heartbeat of a run worker that was last seen ``seen`` ago."""
-    Heartbeat.objects.beat(worker_id, kind=Heartbeat.Kind.RUN, hostname="test", pid=1, capacity=1)
+    kind = Heartbeat.Kind.RUN
+    Heartbeat.objects.beat(
+        worker_id, kind=kind, hostname="test", pid=1, capacity=1, engine_name=engine
+    )
     Heartbeat.objects.filter(pk=worker_id).update(seen_at=Now() - seen)

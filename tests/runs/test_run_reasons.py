@@ -27,15 +27,16 @@ def heard(settings: Settings) -> None:
     settings.WORKER_HEARTBEAT_STALE_MS = STALE.total_seconds() * 1000
 
 
-def worker_with(**in_use: int) -> None:
-    """Write the heartbeat of a run worker with two slots of each kind."""
+def worker_with(engine: str = "", **in_use: int) -> None:
+    """Write the heartbeat of the run worker of an engine, with two slots of each kind."""
     names = {"commands": "one-shot", "sessions": "interactive", "workspaces": "boot"}
     Heartbeat.objects.beat(
-        "worker-a",
+        f"worker-{engine}",
         kind=Heartbeat.Kind.RUN,
         hostname="test",
         pid=1,
         capacity=2,
+        engine_name=engine,
         slots={
             mode: {"capacity": 2, "in_use": in_use.get(name, 0)} for name, mode in names.items()
         },
@@ -69,6 +70,34 @@ def test_a_command_without_a_slot_says_so_in_lists_too(api: Api) -> None:
         if each["runId"] == str(run.pk)
     ]
     assert listed["reason"]["code"] == "no-slot"
+
+
+def test_slots_of_other_engines_are_not_what_a_command_waits_for(api: Api) -> None:
+    there, here, anywhere = make_executable(), make_executable(), make_executable()
+    for run, name in ((there, "second"), (here, "local"), (anywhere, "")):
+        RuntimeInstance.objects.filter(attempt=run.attempt).update(engine_name=name)
+    worker_with("local")
+    assert reason(api, there)["code"] == "no-worker"
+    assert "no run worker of the engine second is alive" in reason(api, there)["message"]
+    worker_with("second", commands=2)
+    assert reason(api, there)["code"] == "no-slot"
+    assert "All 2 slots of the run workers of the engine second" in reason(api, there)["message"]
+    assert reason(api, here)["code"] == reason(api, anywhere)["code"] == "queued"
+    worker_with("local", commands=2)
+    assert "All 4 slots" in reason(api, anywhere)["message"]
+    worker_with("")  # one of an earlier release, or that serves all engines
+    assert reason(api, there)["code"] == "queued"
+
+
+def test_reasons_of_waiting_commands_take_two_statements_for_any_number(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    worker_with("local")
+    waiting = [make_executable() for _ in range(3)]
+    for each in waiting:
+        RuntimeInstance.objects.filter(attempt=each.attempt).update(engine_name="local")
+    with django_assert_num_queries(2):
+        assert {found.code for found in reasons_of(waiting).values()} == {"queued"}
 
 
 def test_slots_of_other_kinds_are_not_what_a_command_waits_for(api: Api) -> None:
@@ -143,9 +172,26 @@ def test_readiness_names_the_kind_of_slot_that_is_exhausted(api: Api) -> None:
     assert "RUN_WORKER_WORKSPACES" in check["detail"]
 
 
-def test_metrics_count_slots_by_mode_of_run() -> None:
-    worker_with(sessions=1)
+def test_readiness_names_the_engine_whose_slots_are_exhausted(api: Api) -> None:
+    worker_with("local")
+    worker_with("second", commands=2)
+    check = slots_check(api)
+    assert not check["ok"]
+    assert check["detail"].startswith("All 2 slots for commands on second are in use;")
+    assert "local" not in check["detail"]
+
+
+def test_metrics_count_slots_by_mode_of_run_and_engine() -> None:
+    for name in ("local", "second", "third"):
+        make_engine(name)
+    worker_with("local", sessions=1)
+    worker_with("second", sessions=2)
     found = scrape()
-    assert found.value("svc_run_slots", mode="interactive") == 2
-    assert found.value("svc_run_slots_in_use", mode="interactive") == 1
-    assert found.value("svc_run_slots_in_use", mode="boot") == 0
+    in_use = {
+        name: found.value("svc_run_slots_in_use", mode="interactive", engine=name)
+        for name in ("local", "second", "third")
+    }
+    assert in_use == {"local": 1, "second": 2, "third": 0}
+    assert found.labels("svc_run_slots", "engine") == {"local", "second", "third"}
+    assert found.value("svc_run_slots", mode="interactive", engine="second") == 2
+    assert found.value("svc_run_slots_in_use", mode="boot", engine="local") == 0

@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from controlplane.http.pagination import encode_cursor
 from tests.conftest import Api
 from tests.factories import OWNER, make_job, make_worker
+from tests.support.engines import make_engine
 from workspaces import services as workspaces
 from workspaces.lifecycle.failures import fail_unclaimed_job
 from workspaces.models import Workspace
@@ -199,15 +200,22 @@ def test_an_owner_is_required_and_may_be_given_twice_alike(api: Api) -> None:
 
 
 def test_a_page_takes_as_many_queries_with_25_workspaces_as_with_one(api: Api) -> None:
-    make_worker("worker-a")
-    make_job()
+    for name in ("first", "second"):
+        make_engine(name)
+        make_worker(f"worker-{name}", engine=name)
+    make_job(engine_name="first")
     with CaptureQueriesContext(
         connection,
     ) as one:
         api.get(PATH)
-    for _ in range(24):
-        make_job()
+    for number in range(24):
+        make_job(engine_name="second" if number % 2 else "first")
     with CaptureQueriesContext(connection) as many:
-        assert len(api.get(PATH).body["items"]) == 25
+        items = api.get(PATH).body["items"]
+    assert len(items) == 25
+    assert [item["reason"]["message"].rpartition(", ")[2] for item in items[:2]] == [
+        "11 jobs ahead of it.",
+        "12 jobs ahead of it.",
+    ]
     assert len(many) == len(one)
-    assert len(one) <= 6
+    assert len(one) <= 8

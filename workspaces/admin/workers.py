@@ -27,10 +27,10 @@ class HeartbeatAdmin(HistoryAdmin):
     change_list_template = "admin/work/heartbeat/change_list.html"
     list_display = [
         *("worker_id", "kind", "hostname", "pid", "capacity", "draining"),
-        *("seen_at", "started_at", "engine_id"),
+        *("seen_at", "started_at", "engine_name", "engine_id"),
     ]
-    list_filter = ["kind", "draining"]
-    search_fields = ["worker_id", "hostname", "engine_id"]
+    list_filter = ["kind", "draining", "engine_name"]
+    search_fields = ["worker_id", "hostname", "engine_name", "engine_id"]
     search_help_text = "Worker, host or engine"
     ordering = ["-seen_at"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ from django.db.models import OuterRef, Q, QuerySet
 
 from controlplane.database.compiled_reads import compiled_rows
 from controlplane.spelling import format_timestamp
-from controlplane.work.models import Heartbeat, heartbeat_stale
+from controlplane.work.models import Heartbeat, heartbeat_stale, serves
 from workspaces.models import (
     Attempt,
     BuildJob,
@@ -43,17 +44,26 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What jobs wait for: the living workers that could claim one, and how the engines stand."""
+    """What jobs wait for: living workers by the engine they serve, and how the engines stand."""
 
-    workers: int
+    workers: Mapping[str, int]
     lost: Mapping[str, datetime]
     draining: Collection[str]
+
+    def workers_of(self, engine: str) -> int:
+        """Return how many living workers could claim a job of ``engine``; "": of none yet."""
+        return sum(number for name, number in self.workers.items() if serves(name, engine))
+
+
+def on_engine(name: str) -> str:
+    """Return what names an engine in a sentence about its workers; nothing when there is none."""
+    return f" of the engine {name}" if name else ""
 
 
 def surroundings_of(jobs: Collection[BuildJob]) -> Surroundings:
     """Return what these jobs wait for; asked for only when one of them does."""
     queued = [job for job in jobs if job.status == BuildJob.Status.QUEUED]
-    workers = _living_workers() if queued else 0
+    workers = _living_workers() if queued else {}
     if not any(job.engine_name for job in queued):
         return Surroundings(workers, {}, ())
     lost = compiled_rows(_lost_engines, heartbeat_stale())
@@ -65,13 +75,13 @@ def surroundings_of(jobs: Collection[BuildJob]) -> Surroundings:
     )
 
 
-def _living_workers() -> int:
-    return len(compiled_rows(_workers, heartbeat_stale()))
+def _living_workers() -> Counter[str]:
+    return Counter(name for (name,) in compiled_rows(_workers, heartbeat_stale()))
 
 
 def _workers(stale: timedelta) -> QuerySet[Heartbeat, tuple[str]]:
     alive = Heartbeat.objects.build().alive(stale=stale)
-    return alive.filter(draining=False).values_list("worker_id")
+    return alive.filter(draining=False).values_list("engine_name")
 
 
 def _lost_engines(stale: timedelta) -> QuerySet[Engine, tuple[str, datetime | None, datetime]]:
@@ -100,7 +110,8 @@ def reason_of(
     if status is SurfacedStatus.READY:
         return None
     if status is SurfacedStatus.QUEUED:
-        return _waiting(attempt, job, around.workers)
+        engine = job.engine_name if job else ""
+        return _waiting(attempt, job, around.workers_of(engine), on_engine(engine))
     if status is SurfacedStatus.RUNNING:
         return _working(attempt, job, runtime)
     return _ended(attempt, job, runtime, status)
@@ -194,12 +205,12 @@ def _ending(transition: Transition, lost: Reason | None) -> Reason:
     )
 
 
-def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
+def _waiting(attempt: Attempt, job: BuildJob | None, workers: int, of_engine: str) -> Reason:
     since = job.queued_at if job else attempt.queued_at
     if workers == 0:
         return Reason(
             "no-worker",
-            "The build job is waiting, and no build worker is alive.",
+            f"The build job is waiting, and no build worker{of_engine} is alive.",
             since,
             "It is claimed as soon as a build worker runs; start one (manage.py buildworker).",
         )
@@ -211,7 +222,7 @@ def _waiting(attempt: Attempt, job: BuildJob | None, workers: int) -> Reason:
     )
     return Reason(
         "queued",
-        f"The build job is waiting for a build worker ({workers} alive), {place}.",
+        f"The build job is waiting for a build worker{of_engine} ({workers} alive), {place}.",
         since,
         "A build worker claims it, builds the image, publishes it and launches the workspace.",
     )
@@ -247,7 +258,8 @@ def _working(attempt: Attempt, job: BuildJob | None, runtime: RuntimeInstance | 
     if job is not None and job.status == BuildJob.Status.QUEUED and job.lane == BuildJob.Lane.BUILD:
         return Reason(
             "waiting-for-build-slot",
-            "An image has to be built, and all build slots of the workers are in use.",
+            "An image has to be built, and all build slots of the workers"
+            f"{on_engine(job.engine_name)} are in use.",
             since,
             "It is built when another build ends, first for owners with the fewest builds under "
             "way. Raise WORKSPACE_BUILD_QUEUE_PREFETCH or start another build worker if that is "

@@ -6,7 +6,6 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.postgres.expressions import ArraySubquery
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import (
@@ -22,13 +21,31 @@ from django.db.models import (
     Value,
     When,
 )
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Cast, Coalesce, Now
 
 from controlplane.database.ids import OWNER_MAX_LENGTH, uuid7
 from controlplane.work.leases import Fence, LeasedQuerySet, LeasedRow
 from controlplane.work.models import Heartbeat
 from workspaces.models.core import ERROR_CODE_MAX_LENGTH, RuntimeInstance, Sandbox
 from workspaces.models.known_engines import Engine, takes_no_start
+
+
+class _Places(Func):
+    """The places of all jobs that wait for a start, by id: read once, however many are asked for.
+
+    Those behind more jobs than given are left out.
+    """
+
+    template = """(
+        SELECT jsonb_object_agg(id, place) FROM (
+            SELECT id, CASE WHEN engine_name = '' THEN row_number() OVER earlier
+                ELSE row_number() OVER of_engine
+                    + count(*) FILTER (WHERE engine_name = '') OVER earlier END AS place
+            FROM workspaces_buildjob WHERE status = 'queued' AND lane = 'start'
+            WINDOW earlier AS (ORDER BY queued_at, id),
+                of_engine AS (PARTITION BY engine_name ORDER BY queued_at, id)
+        ) AS waiting WHERE place <= %(expressions)s)"""
+    output_field = models.JSONField()
 
 
 class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
@@ -74,16 +91,15 @@ class BuildJobQuerySet(LeasedQuerySet["BuildJob"]):
     def with_jobs_ahead(self, *, at_most: int) -> BuildJobQuerySet:
         """Add ``jobs_ahead`` to queued jobs: None for those with more than ``at_most``.
 
+        Ahead of a job that is placed are those of its engine and of none yet, of any other job all.
         Place and status are of one statement: a job that is claimed meanwhile is not queued with
         no place.
         """
-        queued = BuildJob.objects.filter(
-            status=BuildJob.Status.QUEUED, lane=BuildJob.Lane.START
-        ).order_by("queued_at")
         place = Func(
-            ArraySubquery(queued.values("pk")[: at_most + 1]),
-            F("pk"),
-            function="array_position",
+            _Places(Value(at_most + 1)),
+            Cast("pk", models.TextField()),
+            template="(%(expressions)s)::integer",
+            arg_joiner=" ->> ",
             output_field=IntegerField(),
         )
         ahead = {"jobs_ahead": Case(When(status=BuildJob.Status.QUEUED, then=place - 1))}

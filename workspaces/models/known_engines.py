@@ -25,6 +25,10 @@ class EngineQuerySet(models.QuerySet["Engine"]):
         """Keep the engines that were not declared gone."""
         return self.exclude(state=Engine.State.GONE)
 
+    def served(self) -> list[str]:
+        """Return the names of the engines that have workers of their own."""
+        return list(self.filter(state__in=Engine.SERVED).values_list("name", flat=True))
+
     def answering(self, *, stale: timedelta) -> EngineQuerySet:
         """Keep the engines that a build worker has heard within ``stale``."""
         return self.filter(seen_at__gt=Now() - stale)

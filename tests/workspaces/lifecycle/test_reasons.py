@@ -16,6 +16,7 @@ from controlplane.errors import JobError
 from tests.conftest import Api
 from tests.factories import claim, make_job, make_worker
 from tests.support import attempt_steps
+from tests.support.engines import make_engine
 from workspaces import services as workspaces
 from workspaces.lifecycle import attempt_states, reasons
 from workspaces.lifecycle.failures import fail_unclaimed_job
@@ -66,6 +67,21 @@ def test_a_draining_worker_does_not_count(api: Api) -> None:
     worker.draining = True
     worker.save()
     assert read(api, make_job())["reason"]["code"] == "no-worker"
+
+
+def test_workers_of_another_engine_are_not_what_a_placed_job_waits_for(api: Api) -> None:
+    make_engine("first")
+    make_engine("second")
+    make_worker("worker-a", engine="first")
+    waiting = read(api, make_job(engine_name="second"))["reason"]
+    assert waiting["code"] == "no-worker"
+    assert "no build worker of the engine second is alive" in waiting["message"]
+    make_worker("worker-b", engine="second")
+    placed, free = make_job(engine_name="first"), make_job()
+    for job, alive in ((placed, "of the engine first (1 alive)"), (free, "worker (2 alive)")):
+        reason = api.get(f"/v1/sandboxes/{job.attempt.sandbox_id}").body["reason"]
+        assert reason["code"] == "queued"
+        assert alive in reason["message"]
 
 
 def test_a_queued_job_knows_its_place(api: Api) -> None:
