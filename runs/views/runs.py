@@ -18,6 +18,7 @@ from controlplane.http.pagination import page
 from controlplane.http.requests import read
 from controlplane.http.serializers import page_of
 from controlplane.http.server_sent_events import LAST_EVENT_ID, STREAM_RESPONSES, StreamParameters
+from controlplane.spelling import camel_case
 from runs.commands import new_run
 from runs.models import Run
 from runs.openapi import (
@@ -147,7 +148,7 @@ class RunViewSet(ViewSet):
         given = read(request, body=RunUpdateSerializer, by_id=True)
         run = get_run(run_id, owner_user_id=given.owner)
         report = Report(**{**given.body, "status": Run.Status(given.body["status"])})
-        named = [name for name in REPORTED if request.data.get(name) is not None]
+        named = [name for name in map(camel_case, given.body) if name in REPORTED]
         run = update_run(run, report, named=named, from_gateway=from_gateway)
         return Response(present_run(run))
 
