@@ -23,6 +23,9 @@ from workspaces.files.transfer import archive_answer, file_answer
 from workspaces.runtimes.docker import DockerAdapter
 from workspaces.runtimes.docker.agent_socket import SocketChannel
 
+# To close an answer ends Django's request, which looks after an open connection.
+pytestmark = pytest.mark.django_db
+
 SHA256 = "0" * 64
 HEAD = {"size": 8, "sha256": SHA256, "from": 0, "to": 8, "partial": False, "modifiedNs": 0}
 
