@@ -27,7 +27,7 @@ class HeartbeatAdmin(HistoryAdmin):
     change_list_template = "admin/work/heartbeat/change_list.html"
     list_display = [
         *("worker_id", "kind", "hostname", "pid", "capacity", "draining"),
-        *("seen_at", "started_at", "engine_name", "engine_id"),
+        *("seen_at", "started_at", "engine_id"),
     ]
     list_filter = ["kind", "draining", "engine_name"]
     search_fields = ["worker_id", "hostname", "engine_name", "engine_id"]
