@@ -125,7 +125,8 @@ class ClientLoop(ThreadWorker, ABC):  # type: ignore[misc]  # gunicorn has no ty
             data = connection.socket.recv(_RECEIVED_OF_LARGE_BYTES if large else _RECEIVED_BYTES)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
+            connection.sock.timed_out |= error.errno == errno.ETIMEDOUT
             data = b""
         if not data:
             self.close_connection(connection)
@@ -238,6 +239,9 @@ class ClientLoop(ThreadWorker, ABC):  # type: ignore[misc]  # gunicorn has no ty
     def close_connection(self, connection: Connection) -> None:
         if connection.open:
             connection.open = False
+            if connection.sock.timed_out:
+                # The kernel was quicker than the loop, which would have said so.
+                self.limits.closed["slow_reader"] += 1
             if connection.phase is Phase.QUEUED:
                 self.leave_queue(connection)
             if connection.phase is not Phase.SERVING:  # a thread may read its body

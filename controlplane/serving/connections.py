@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -48,6 +49,8 @@ class Outgoing:
         self.progressed_at = time.monotonic()
         self._taken = 0
         self._broken = False
+        self.timed_out = False
+        """Whether the kernel has given the client up: it has taken nothing for too long."""
         self._sock = sock
         self.wake = wake
         """Has the loop look at the connection."""
@@ -161,7 +164,8 @@ class Outgoing:
                 self._taken += count
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
+            self.timed_out = error.errno == errno.ETIMEDOUT
             self._broken = True
             self.pending.clear()
         if self._taken >= PROGRESS_BYTES or not self.pending:
