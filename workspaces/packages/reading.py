@@ -35,6 +35,7 @@ _CLEANUP_SECONDS: Final = 30.0
 _TOLD_BYTES: Final = 4 * 1024
 _LABEL: Final = "svc.packages"
 _PLACE: Final = "/usr/share/svc"
+_NOT_MADE: Final = "The engine could not make the container"
 
 
 class PackageReadingError(Exception):
@@ -62,6 +63,8 @@ class PackageEngine:
         with tempfile.TemporaryFile() as output:
             container = self._create(family, cancelled)
             try:
+                if cancelled.is_set():
+                    raise PackageReadingError("The reading was stopped before it began.")
                 self._give(container, family)
                 self._read(container, output, cancelled)
             finally:
@@ -94,24 +97,38 @@ class PackageEngine:
     # ------------------------------------------------------------ steps
 
     def _create(self, family: OsFamily, cancelled: threading.Event) -> str:
+        image = self.base_images[family.name]
+        self._have(image, cancelled)
+        if cancelled.is_set():
+            raise PackageReadingError(f"{_NOT_MADE}: it was stopped.")
         name = f"svc-packages-{family.name}-{uuid.uuid4().hex}"
+        # To the end, as an engine that nobody waits for may make the container after its removal.
         made = self._run(
-            *("create", "--rm", "--name", name, "--user", "0:0", "--workdir", "/"),
+            *("create", "--pull", "never", "--rm", "--name", name),
+            *("--user", "0:0", "--workdir", "/"),
             *("--label", f"svc.instance={self.instance_id}", "--label", f"{_LABEL}={family.name}"),
             *("--security-opt", "no-new-privileges", "--pids-limit", "1024"),
             *("--log-driver", "none", "--entrypoint", "/bin/sh"),
             *("--env", "LC_ALL=C.UTF-8", "--env", "DEBIAN_FRONTEND=noninteractive"),
-            *(self.base_images[family.name], "-c"),
+            *(image, "-c"),
             f'/bin/sh {_PLACE}/install/trust.sh "$1" "$2" >&2 && exec /bin/sh {_PLACE}/packages.sh',
             *("sh", family.anchors, family.certificates),
             seconds=self.timeout,
-            cancelled=cancelled,
         )
         if not made.ok:
             # The engine may have made it before we gave up.
             self._remove(name)
-            raise _failure("The engine could not make the container", made)
+            raise _failure(_NOT_MADE, made)
         return name
+
+    def _have(self, image: str, cancelled: threading.Event) -> None:
+        """Pull an image that the engine lacks."""
+        looked_up = ("image", "inspect", "--format", "{{.Id}}", image)
+        if self._run(*looked_up, seconds=_CLEANUP_SECONDS).ok or cancelled.is_set():
+            return
+        pulled = self._run("pull", "--quiet", image, seconds=self.timeout, cancelled=cancelled)
+        if not pulled.ok:
+            raise _failure(_NOT_MADE, pulled)
 
     def _give(self, container: str, family: OsFamily) -> None:
         """Put the script, and the operator's certificates, into the container."""

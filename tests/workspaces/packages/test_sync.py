@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -55,6 +56,20 @@ def docker(*arguments: str) -> str:
 def containers_of(instance_id: str) -> list[str]:
     labels = ("--filter", f"label=svc.instance={instance_id}", "--filter", "label=svc.packages")
     return docker("ps", "--all", "--quiet", *labels).split()
+
+
+_SLOW_TO_CREATE = """
+case "$1" in
+create)
+    touch {at}/asked
+    # Whoever gives up meanwhile has the container removed before it is there.
+    setsid sh -c 'for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e {at}/removed ] || sleep 0.2; done
+        {cli} "$@" && touch {at}/made' sh "$@" > /dev/null 2>&1 &
+    until [ -e {at}/made ]; do sleep 0.05; done ;;
+rm) {cli} "$@"; touch {at}/removed ;;
+*) exec {cli} "$@" ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -116,6 +131,26 @@ class TestWhenAReadingFails:
         assert containers_of(settings.SVC_INSTANCE_ID) == []
         # Being told to stop is nobody's failure.
         assert not PackageIndex.objects.filter(failures__gt=0).exists()
+
+    def test_a_reading_that_is_stopped_while_its_container_is_made_removes_it(
+        self, settings: Settings, tmp_path: Path
+    ) -> None:
+        """The engine takes a moment, also when the command that asked it is gone."""
+        program = write_program(tmp_path / "docker", _SLOW_TO_CREATE.format(at=tmp_path, cli=settings.DOCKER_CLI))
+        settings.DOCKER_CLI, settings.SVC_INSTANCE_ID = program, f"test-{uuid.uuid4().hex[:12]}"
+        stopped = threading.Event()
+
+        def stop() -> None:
+            eventually((tmp_path / "asked").exists, what="the engine was asked for a container")
+            stopped.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(stop)
+            with pytest.raises(PackageSyncError, match="stopped"):
+                sync_family("debian", engine=configured_engine(), cancelled=stopped)
+            stopping.result(LONG_WAIT)
+        eventually((tmp_path / "made").exists, what="the engine has made it")
+        assert containers_of(settings.SVC_INSTANCE_ID) == []
 
     def test_what_a_killed_reading_left_is_removed_by_the_next_look(
         self, settings: Settings, engine: PackageEngine
