@@ -21,6 +21,7 @@ from controlplane_client import (
     AsyncWorkspace,
     ControlPlaneError,
     NotFound,
+    WaitTimeout,
     WorkspaceInfo,
     default_repository,
 )
@@ -34,7 +35,9 @@ ENVD_VERSION = "0.5.7"
 """What the SDKs take this for: newer ones would be asked for metadata of files."""
 DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS = 300, 10, 31_622_400
 PAGE = 100
-DELETE_SECONDS = 60.0
+STOP_SECONDS = 60.0
+DELETE_SECONDS = 5.0
+"""The SDKs give a call up after 30 or 60 seconds; usually it takes half a second."""
 TEMPLATE, METADATA, ON_TIMEOUT = "E2B_TEMPLATE_ID", "E2B_METADATA", "E2B_ON_TIMEOUT"
 _AT_ONCE = 8
 _PREFIX = "e2b/"
@@ -239,7 +242,9 @@ class Sandboxes:
     async def _kill(self, exchange: Exchange, sandbox_id: str) -> None:
         info = await self._existing(exchange, sandbox_id)
         workspace = self._callers.client_of(exchange).workspace(info.id)
-        await workspace.delete(timeout=DELETE_SECONDS)
+        with suppress(WaitTimeout):
+            # It is being deleted whatever happens, and is not to be found any more.
+            await workspace.delete(timeout=DELETE_SECONDS)
         await exchange.answer(204)
 
     async def _set_timeout(self, exchange: Exchange, sandbox_id: str, what: str) -> None:
@@ -281,7 +286,7 @@ class Sandboxes:
             raise Refused(409, "failed_precondition", f"Sandbox {info.id} is paused already")
         if info.raw.get("spec", {}).get("runtime", {}).get("persistence") != "persistent":
             raise _not_persistent(_env(info).get(TEMPLATE, "base"))
-        await self._callers.client_of(exchange).workspace(info.id).stop(timeout=DELETE_SECONDS)
+        await self._callers.client_of(exchange).workspace(info.id).stop(timeout=STOP_SECONDS)
         await exchange.answer(204)
 
     async def _metrics(self, exchange: Exchange, sandbox_id: str) -> None:
@@ -357,6 +362,8 @@ def _state(info: WorkspaceInfo) -> str:
 def _is_there(info: WorkspaceInfo) -> bool:
     """Tell whether E2B would say that it is there: made here, running or paused."""
     if TEMPLATE not in _env(info) or info.status not in {"ready", "running", "queued", "stopped"}:
+        return False
+    if info.reason is not None and info.reason.code == "deleting":
         return False
     return not (_has_expired(info) and _env(info).get(ON_TIMEOUT) != "pause")
 

@@ -35,7 +35,7 @@ CREATE, DELETE, MODIFY, FROM, TO, ATTRIB = 0x100, 0x200, 0x2, 0x40, 0x80, 0x4
 ISDIR, IGNORED, OVERFLOW = 0x40000000, 0x8000, 0x4000
 KINDS = ((CREATE, "CREATE"), (TO, "CREATE"), (MODIFY, "WRITE"), (DELETE, "REMOVE"),
          (FROM, "RENAME"), (ATTRIB, "CHMOD"))
-folders = {}
+folders, stored = {}, 0
 def tell(**what):
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
@@ -62,7 +62,7 @@ tell(ready=True)
 while folders:
     data, at = os.read(fd, 65536), 0
     while at < len(data):
-        number, mask, _, size = struct.unpack_from("iIII", data, at)
+        number, mask, cookie, size = struct.unpack_from("iIII", data, at)
         name = os.fsdecode(data[at + 16:at + 16 + size].rstrip(b"\0"))
         at += 16 + size
         if mask & OVERFLOW:
@@ -73,9 +73,17 @@ while folders:
         if number not in folders or not name:
             continue
         path = os.path.join(folders[number], name)
+        if name.startswith(".svc-upload-"):  # a file of the API before it has its name
+            stored = cookie if mask & FROM else stored
+            continue
+        if name[0] == "#" and mask & (MODIFY | ATTRIB):
+            if not os.path.lexists(os.path.join(top, path)):  # one without any name
+                continue
         for bit, kind in KINDS:
             if mask & bit:
                 tell(name=path, type="EVENT_TYPE_" + kind)
+        if mask & TO and cookie == stored:
+            tell(name=path, type="EVENT_TYPE_WRITE")
         if recursive and mask & ISDIR and mask & (CREATE | TO) and watch(path) >= 0:
             try:
                 tree(path)

@@ -107,13 +107,16 @@ async function files(sandbox) {
 }
 
 async function watches(sandbox) {
-  let seen
-  const created = new Promise((resolve) => { seen = resolve })
+  const seen = new Set()
+  let stored
+  const written = new Promise((resolve) => { stored = resolve })
   const handle = await sandbox.files.watchDir('deep', (event) => {
-    if (event.name === 'er/new' && event.type === 'create') seen(true)
+    seen.add(`${event.name} ${event.type}`)
+    if (seen.has('er/new write')) stored()
   }, { recursive: true })
   await sandbox.files.write('deep/er/new', 'x')
-  told('watch', await created)
+  await written
+  told('watch', [...seen].sort().join() === 'er/new create,er/new write')
   await handle.stop()
   told('watch nothing', (await fails(sandbox.files.watchDir('nothing', () => {}))) instanceof NotFoundError)
 }
