@@ -16,19 +16,15 @@ from controlplane.http.serializers import (
     NameField,
     OutputSerializer,
     OwnedInputSerializer,
+    StringField,
     TimestampField,
-    json_kind,
 )
 
 MAX_BINDINGS = 100
 
 
-class SecretField(serializers.CharField):
+class SecretField(StringField):
     """A secret as it was pasted: blanks around it are kept, and no error repeats it."""
-
-    default_error_messages = {
-        "wrong-type": "A string is expected here, not {kind}.",
-    }
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -37,11 +33,10 @@ class SecretField(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         """Return the text as it is."""
-        if not isinstance(data, str):
-            self.fail("wrong-type", kind=json_kind(data))
-        if not data.strip():
+        text = super().to_internal_value(data)
+        if not text.strip():
             self.fail("blank")
-        return data
+        return text
 
 
 @extend_schema_serializer(component_name="ConnectAccount")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_serializer
@@ -69,13 +70,31 @@ class SshKeySerializer(OutputSerializer):
     created_at = TimestampField()
 
 
+class KeyBlobField(TextField):
+    """The blob of a key in base64; stays text."""
+
+    default_error_messages = {"not-base64": "Base64 is expected here (RFC 4648, section 4)."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=MAX_KEY_LENGTH, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text, which is sound base64."""
+        text = super().to_internal_value(data)
+        try:
+            base64.b64decode(text, validate=True)
+        except ValueError:
+            self.fail("not-base64")
+        return text
+
+
 @extend_schema_serializer(component_name="ResolvePrincipal")
 class PrincipalRequestSerializer(InputSerializer):
     """The key that a client of the SSH gateway has shown."""
 
     algo = TextField(help_text="The algorithm as the client named it; the key itself decides.")
-    public_key_base64 = TextField(
-        max_length=MAX_KEY_LENGTH, help_text="The key's blob, as in a `.pub` file."
+    public_key_base64 = KeyBlobField(
+        help_text="The key's blob, in base64 with its padding, as `ssh-keygen` writes it."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import uuid
 
 import structlog
@@ -73,13 +72,9 @@ def delete_ssh_key(ssh_key_id: uuid.UUID, *, owner_user_id: str | None) -> SshKe
 def resolve_principal(public_key_base64: str) -> SshKey:
     """Return the active key with this blob; its owner is whom the gateway has before it.
 
-    Raises ``NotFound`` (``ssh-key-not-found``) for whatever is none, base64 or not.
+    The text has to be base64. Raises ``NotFound`` (``ssh-key-not-found``) for an unknown key.
     """
-    bare = "".join(public_key_base64.split()).rstrip("=")
-    try:
-        blob = base64.b64decode(bare + "=" * (-len(bare) % 4))
-    except (binascii.Error, ValueError):
-        blob = b""
+    blob = base64.b64decode(public_key_base64, validate=True)
     key = SshKey.objects.active().filter(fingerprint=fingerprint_of(blob)).first()
     if key is None:
         raise NotFound("There is no such active SSH key.", code="ssh-key-not-found")

@@ -11,9 +11,7 @@ from pydantic import ValidationError
 from rest_framework import serializers
 
 from controlplane.http.pagination import DecimalField
-from controlplane.http.serializers import (
-    json_kind,
-)
+from controlplane.http.serializers import StringField, WholeNumberField
 from controlplane.spelling import suggestion
 from runs.agent.record.frames import KIND_NAMES, STREAM_NAMES
 from workspaces.blueprint.faults import faults_of
@@ -25,11 +23,10 @@ KIND_NUMBERS = {name: number for number, name in KIND_NAMES.items()}
 STREAM_NUMBERS = {name: number for number, name in STREAM_NAMES.items()}
 
 
-class ExactTextField(serializers.CharField):
+class ExactTextField(StringField):
     """A string that is kept character for character, of at most ``max_bytes`` in UTF-8."""
 
     default_error_messages = {
-        "wrong-type": "A string is expected here, not {kind}.",
         "too-long": "At most {limit} bytes of UTF-8 are taken here.",
     }
 
@@ -39,23 +36,10 @@ class ExactTextField(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         """Return the text as it is."""
-        if not isinstance(data, str):
-            self.fail("wrong-type", kind=json_kind(data))
-        if len(data.encode()) > self.max_bytes:
+        text = super().to_internal_value(data)
+        if len(text.encode()) > self.max_bytes:
             self.fail("too-long", limit=self.max_bytes)
-        return data
-
-
-class WholeNumberField(serializers.IntegerField):
-    """A JSON number without a fraction; DRF alone would also read ``"5"`` and ``5.0``."""
-
-    default_error_messages = {"wrong-type": "A whole number is expected here, not {kind}."}
-
-    def to_internal_value(self, data: Any) -> int:
-        """Return the number; the base class checks its range."""
-        if isinstance(data, bool) or not isinstance(data, int):
-            self.fail("wrong-type", kind="a fraction" if type(data) is float else json_kind(data))
-        return data
+        return text
 
 
 class TimeLimitField(WholeNumberField):

@@ -16,6 +16,7 @@ from controlplane.http.serializers import (
     QuerySerializer,
     TextField,
     TimestampField,
+    WholeNumberField,
 )
 from runs.fields import (
     KIND_NUMBERS,
@@ -25,7 +26,6 @@ from runs.fields import (
     NamesField,
     OffsetField,
     TimeLimitField,
-    WholeNumberField,
 )
 from runs.models import Run, RunLoss
 from runs.record.reading.export import ASCIICAST_VERSIONS

@@ -5,7 +5,12 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.http.serializers import OutputSerializer, OwnedInputSerializer, TimestampField
+from controlplane.http.serializers import (
+    OutputSerializer,
+    OwnedInputSerializer,
+    TimestampField,
+    WholeNumberField,
+)
 
 MAX_APPROVED_PORTS = 16
 
@@ -53,7 +58,7 @@ class ApproveEgressProposalSerializer(OwnedInputSerializer):
 
     ports = serializers.ListField(
         required=False,
-        child=serializers.IntegerField(min_value=1, max_value=65535),
+        child=WholeNumberField(min_value=1, max_value=65535),
         min_length=1,
         max_length=MAX_APPROVED_PORTS,
         help_text="By default the port that was refused; 443 where only the name was.",

@@ -15,6 +15,7 @@ from controlplane.http.serializers import (
     PatternField,
     TextField,
     TimestampField,
+    WholeNumberField,
 )
 from controlplane.oci_names import REPOSITORY, TAG
 from workspaces.blueprint import MEMBER_IGNORED
@@ -93,7 +94,7 @@ class WorkspaceRequestSerializer(OwnedInputSerializer):
         help_text="By default the accounts of the owner's profile `default`; for a workspace that "
         "is started again, the accounts that it had before.",
     )
-    ttl_seconds = serializers.IntegerField(
+    ttl_seconds = WholeNumberField(
         required=False,
         min_value=MIN_TTL_SECONDS,
         max_value=MAX_TTL_SECONDS,
@@ -173,7 +174,7 @@ class RenameSerializer(OwnedInputSerializer):
 class TimeToLiveSerializer(OwnedInputSerializer):
     """When a workspace that is live is stopped by itself."""
 
-    ttl_seconds = serializers.IntegerField(
+    ttl_seconds = WholeNumberField(
         min_value=MIN_TTL_SECONDS,
         max_value=MAX_TTL_SECONDS,
         help_text="How long from now, and after each later start, the workspace is stopped, "

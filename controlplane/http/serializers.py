@@ -164,17 +164,54 @@ class QuerySerializer(CamelCaseMixin, serializers.Serializer[Any]):
     pass
 
 
-class TextField(serializers.CharField):
-    """A single-line string: trimmed, not empty, without control characters, of bounded length.
+class StringField(serializers.CharField):
+    """A JSON string; ``CharField`` alone would read ``5`` as ``"5"``."""
 
-    Only JSON strings are taken: ``CharField`` alone would read ``5`` as ``"5"``.
+    default_error_messages = {"wrong-type": "A string is expected here, not {kind}."}
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text; raise ``ValidationError`` for anything else."""
+        if not isinstance(data, str):
+            self.fail("wrong-type", kind=json_kind(data))
+        return super().to_internal_value(data)
+
+
+class WholeNumberField(serializers.IntegerField):
+    """A JSON number without a fraction; ``IntegerField`` alone would read ``"5"`` as ``5``.
+
+    ``60.0`` is ``60``: JSON has one type of number.
     """
+
+    default_error_messages = {"wrong-type": "A whole number is expected here, not {kind}."}
+
+    def to_internal_value(self, data: Any) -> int:
+        """Return the number; the base class checks its range."""
+        if isinstance(data, float) and data.is_integer():
+            return int(data)
+        if isinstance(data, bool) or not isinstance(data, int):
+            self.fail("wrong-type", kind="a fraction" if type(data) is float else json_kind(data))
+        return data
+
+
+class FlagField(serializers.BooleanField):
+    """A JSON boolean; ``BooleanField`` alone would read ``"yes"`` and ``1`` as true."""
+
+    default_error_messages = {"wrong-type": "true or false is expected here, not {kind}."}
+
+    def to_internal_value(self, data: Any) -> bool:
+        """Return the boolean; raise ``ValidationError`` for anything else."""
+        if not isinstance(data, bool):
+            self.fail("wrong-type", kind=json_kind(data))
+        return data
+
+
+class TextField(StringField):
+    """A single-line string: trimmed, not empty, without control characters, of bounded length."""
 
     invisible_allowed = ""
 
     default_error_messages = {
         "control-character": "Control characters are not allowed here.",
-        "wrong-type": "A string is expected here, not {kind}.",
     }
 
     def __init__(self, **kwargs: Any) -> None:
@@ -183,8 +220,6 @@ class TextField(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         """Return the trimmed text; raise ``ValidationError`` for anything else."""
-        if not isinstance(data, str):
-            self.fail("wrong-type", kind=json_kind(data))
         text = super().to_internal_value(data)
         if has_control_character(text, allowed=self.invisible_allowed):
             self.fail("control-character")

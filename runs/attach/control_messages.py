@@ -10,13 +10,9 @@ from rest_framework import serializers
 from controlplane.errors import Fault, ValidationFailed
 from controlplane.http.parsers import parse_json
 from controlplane.http.problems import faults_of
-from controlplane.http.serializers import (
-    InputSerializer,
-    json_kind,
-)
+from controlplane.http.serializers import InputSerializer, WholeNumberField, json_kind
 from controlplane.spelling import suggestion
 from runs.exec.serializers import SIGNALS, TerminalSerializer
-from runs.fields import WholeNumberField
 
 
 class SignalSerializer(InputSerializer):

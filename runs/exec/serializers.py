@@ -10,13 +10,16 @@ from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from controlplane.http.serializers import (
+    FlagField,
     InputSerializer,
     OutputSerializer,
+    StringField,
     TextField,
+    WholeNumberField,
     json_kind,
 )
 from controlplane.spelling import camel_case
-from runs.fields import EnvironmentField, ExactTextField, TimeLimitField, WholeNumberField
+from runs.fields import EnvironmentField, ExactTextField, TimeLimitField
 from runs.input.later import WAITING_BYTES
 from runs.models import Run
 from runs.serializers import ARGUMENT_MAX_BYTES, MAX_ARGUMENTS
@@ -67,7 +70,7 @@ class CommandLineField(serializers.Field[Any, Any, Any, Any]):
 
 
 @extend_schema_field({"type": "string", "contentEncoding": "base64"})
-class BytesField(serializers.CharField):
+class BytesField(StringField):
     """Bytes in base64, at most ``max_bytes`` of them; stays text."""
 
     default_error_messages = {
@@ -128,17 +131,17 @@ class ExecRequestSerializer(InputSerializer):
     time_limit_ms = TimeLimitField(
         required=False, help_text="Time until it is stopped; by default the installation's limit."
     )
-    changes = serializers.BooleanField(
+    changes = FlagField(
         default=False,
         help_text="Whether to compare the working tree before and after, as other runs do; this "
         "takes longer the more files there are. Otherwise the record states that the tree was not "
         "compared.",
     )
-    background = serializers.BooleanField(
+    background = FlagField(
         default=False, help_text="Answer 202 with the run at once, and do not wait for its end."
     )
 
-    open_stdin = serializers.BooleanField(
+    open_stdin = FlagField(
         default=False,
         help_text="More input comes with `POST /v1/runs/{runId}/input`. Needs `background`.",
     )
@@ -187,7 +190,7 @@ class InputRequestSerializer(InputSerializer):
         "accepted are "
         "not accepted again, so a request may be repeated.",
     )
-    end = serializers.BooleanField(required=False, help_text="Closes the input after that.")
+    end = FlagField(required=False, help_text="Closes the input after that.")
     signal = serializers.ChoiceField(
         choices=SIGNALS, required=False, help_text="A signal for the process group of the command."
     )

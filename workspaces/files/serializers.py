@@ -11,9 +11,11 @@ from rest_framework import serializers
 
 from controlplane.http.pagination import DecimalField
 from controlplane.http.serializers import (
+    FlagField,
     OutputSerializer,
     OwnedInputSerializer,
     QuerySerializer,
+    StringField,
     TimestampField,
 )
 from controlplane.spelling import camel_case
@@ -27,7 +29,7 @@ _PATH_HELP = "Absolute, or relative to the blueprint's working directory, where 
 _BASE64_HELP = "The bytes of a path that is not UTF-8, in base64; instead of the other parameter."
 
 
-class PathField(serializers.CharField):
+class PathField(StringField):
     """A path as it is: nothing is trimmed, and every character but NUL is allowed."""
 
     default_error_messages = {"max-bytes": f"A path may have at most {MAX_PATH_BYTES} bytes."}
@@ -52,7 +54,7 @@ class PathField(serializers.CharField):
 
 
 @extend_schema_field({"type": "string", "maxLength": 4 * MAX_PATH_BYTES})
-class PathBase64Field(serializers.CharField):
+class PathBase64Field(StringField):
     """The bytes of a path, in base64 of either alphabet."""
 
     default_error_messages = {"invalid-base64": "This is not base64 of a path."}
@@ -150,7 +152,7 @@ class MoveSerializer(OwnedInputSerializer):
     from_path_base64 = PathBase64Field()
     to_path = PathField(help_text=_PATH_HELP)
     to_path_base64 = PathBase64Field()
-    overwrite = serializers.BooleanField(
+    overwrite = FlagField(
         required=False, default=False, help_text="Replace an existing file of that name."
     )
 
@@ -165,7 +167,7 @@ class MakeDirectorySerializer(OwnedInputSerializer):
 
     path = PathField()
     path_base64 = PathBase64Field()
-    parents = serializers.BooleanField(
+    parents = FlagField(
         required=False,
         default=False,
         help_text="Also create missing parent folders, and accept a folder that already exists.",
@@ -223,11 +225,15 @@ class PortSerializer(OutputSerializer):
     process = serializers.CharField(required=False, help_text="The name of that process.")
 
 
+class LinkPathField(StringField, serializers.RegexField):
+    """A path on a port, optionally with a query."""
+
+
 @extend_schema_serializer(component_name="MakePortLink")
 class MakePortLinkSerializer(OwnedInputSerializer):
     """Where a link leads."""
 
-    path = serializers.RegexField(
+    path = LinkPathField(
         _LINK_PATH,
         required=False,
         default="/",
