@@ -57,6 +57,9 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
         return earlier
     check_registry(request.registry_id)
     blueprint = Blueprint.parse(request.spec)
+    # What the request alone decides comes before what others are asked about.
+    check_ceilings(blueprint)
+    check_egress(blueprint)
     selected = select_sources(
         blueprint,
         owner_user_id=request.owner_user_id,
@@ -65,8 +68,7 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
         workspace_id=request.workspace_id,
     )
     blueprint = selected.blueprint
-    check_ceilings(blueprint)
-    check_egress(blueprint)
+    spec = resolve_spec(blueprint)
     refuse_taken(request.registry_id, request.repository, owner_user_id=request.owner_user_id)
     credentials = choose_credentials(
         blueprint,
@@ -74,7 +76,6 @@ def start_sandbox(request: NewSandbox) -> StartedSandbox:
         workspace_id=request.workspace_id,
         owner_user_id=request.owner_user_id,
     )
-    spec = resolve_spec(blueprint)
     placeholders = placeholders_for(spec, credentials.references)
     name = request.name or infer_name(request, blueprint)
     try:
