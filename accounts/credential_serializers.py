@@ -16,6 +16,7 @@ from controlplane.http.serializers import (
     NameField,
     OutputSerializer,
     OwnedInputSerializer,
+    OwnerRequiredInputSerializer,
     StringField,
     TimestampField,
 )
@@ -40,7 +41,7 @@ class SecretField(StringField):
 
 
 @extend_schema_serializer(component_name="ConnectAccount")
-class AccountRequestSerializer(OwnedInputSerializer):
+class AccountRequestSerializer(OwnerRequiredInputSerializer):
     """A secret of a provider."""
 
     provider = serializers.ChoiceField(choices=Provider.choices)
@@ -108,7 +109,7 @@ class RenewalListSerializer(OutputSerializer):
 
 
 @extend_schema_serializer(component_name="ApproveRenewal")
-class ApprovalRequestSerializer(OwnedInputSerializer):
+class ApprovalRequestSerializer(OwnerRequiredInputSerializer):
     """Nothing but whose account it is."""
 
 
@@ -141,7 +142,7 @@ def _faults(names: Iterable[str], detail: str, code: str) -> serializers.Validat
 
 
 @extend_schema_serializer(component_name="ReplaceCredentialBindings")
-class BindingsRequestSerializer(OwnedInputSerializer):
+class BindingsRequestSerializer(OwnerRequiredInputSerializer):
     """All accounts that the profile is to give, or the account of one provider."""
 
     bindings = serializers.ListField(

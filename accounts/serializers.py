@@ -20,7 +20,7 @@ from controlplane.http.serializers import (
     InputSerializer,
     NameField,
     OutputSerializer,
-    OwnedInputSerializer,
+    OwnerRequiredInputSerializer,
     TextField,
     TimestampField,
 )
@@ -49,7 +49,7 @@ class PublicKeyField(TextField):
 
 
 @extend_schema_serializer(component_name="RegisterSshKey")
-class SshKeyRequestSerializer(OwnedInputSerializer):
+class SshKeyRequestSerializer(OwnerRequiredInputSerializer):
     """A public key to enter workspaces with."""
 
     public_key = PublicKeyField(

@@ -13,6 +13,7 @@ from controlplane.http.serializers import (
     InputSerializer,
     OutputSerializer,
     OwnedInputSerializer,
+    OwnerRequiredInputSerializer,
     QuerySerializer,
     TextField,
     TimestampField,
@@ -79,7 +80,7 @@ class CommandSerializer(InputSerializer):
 
 
 @extend_schema_serializer(component_name="CreateRun")
-class RunRequestSerializer(OwnedInputSerializer):
+class RunRequestSerializer(OwnerRequiredInputSerializer):
     """What is to be recorded in a workspace, and perhaps executed there."""
 
     workspace_id = IdField()

@@ -55,7 +55,7 @@ that began later counts.
 IMPORT_EXAMPLES = [
     OpenApiExample(
         "An installation",
-        value={"userId": "usr_local", "externalInstallationId": "48151623"},
+        value={"ownerUserId": "usr_local", "externalInstallationId": "48151623"},
         request_only=True,
     )
 ]

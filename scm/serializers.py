@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from controlplane.http.serializers import (
     OutputSerializer,
-    OwnedInputSerializer,
+    OwnerRequiredInputSerializer,
     PatternField,
     TextField,
     TimestampField,
@@ -21,7 +21,7 @@ _EXTERNAL_ID = re.compile(r"[1-9][0-9]{0,17}")
 
 
 @extend_schema_serializer(component_name="ImportInstallation")
-class ImportRequestSerializer(OwnedInputSerializer):
+class ImportRequestSerializer(OwnerRequiredInputSerializer):
     """Which installation of the app to take over."""
 
     external_installation_id = PatternField(
@@ -36,7 +36,7 @@ class ImportRequestSerializer(OwnedInputSerializer):
 
 
 @extend_schema_serializer(component_name="SyncInstallation")
-class SyncRequestSerializer(OwnedInputSerializer):
+class SyncRequestSerializer(OwnerRequiredInputSerializer):
     """Nothing but who asks."""
 
 

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.validators import validator_for
 
 ALWAYS_DESCRIBED = {400, 409}
 """Problems that an operation has to declare by their status."""
+FORMATS = FormatChecker(formats=["uuid"])
+"""Those of the description that jsonschema, or a function below, can check."""
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@FORMATS.checks("date-time", raises=ValueError)
+def _is_instant(value: object) -> bool:
+    """Tell whether a text is an instant of RFC 3339; what is no text has no format."""
+    if not isinstance(value, str):
+        return True
+    return bool(_INSTANT.fullmatch(value)) and datetime.fromisoformat(value).tzinfo is not None
 
 
 @cache
@@ -72,6 +84,6 @@ def assert_described(method: str, path: str, status: int, content_type: str, bod
     validator_class = validator_for(whole, default=Draft202012Validator)
     faults = [
         f"{'/'.join(map(str, error.absolute_path))}: {error.message[:300]}"
-        for error in validator_class(whole).iter_errors(body)
+        for error in validator_class(whole, format_checker=FORMATS).iter_errors(body)
     ]
     assert not faults, f"{method} {template or path} {status}: {faults}"

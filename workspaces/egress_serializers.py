@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from controlplane.http.serializers import (
     OutputSerializer,
-    OwnedInputSerializer,
+    OwnerRequiredInputSerializer,
     TimestampField,
     WholeNumberField,
 )
@@ -27,7 +27,7 @@ class EgressSerializer(OutputSerializer):
 
 
 @extend_schema_serializer(component_name="ReplaceEgress")
-class ReplaceEgressSerializer(OwnedInputSerializer):
+class ReplaceEgressSerializer(OwnerRequiredInputSerializer):
     """What a workspace may reach from now on."""
 
     policy = EgressPolicyField(help_text="The whole policy; it replaces the present one.")
@@ -53,7 +53,7 @@ class EgressProposalListSerializer(OutputSerializer):
 
 
 @extend_schema_serializer(component_name="ApproveEgressProposal")
-class ApproveEgressProposalSerializer(OwnedInputSerializer):
+class ApproveEgressProposalSerializer(OwnerRequiredInputSerializer):
     """At which ports the host may be reached."""
 
     ports = serializers.ListField(
@@ -66,5 +66,5 @@ class ApproveEgressProposalSerializer(OwnedInputSerializer):
 
 
 @extend_schema_serializer(component_name="DismissEgressProposal")
-class DismissEgressProposalSerializer(OwnedInputSerializer):
+class DismissEgressProposalSerializer(OwnerRequiredInputSerializer):
     """Nothing but whose workspace it is."""

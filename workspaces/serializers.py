@@ -12,6 +12,7 @@ from controlplane.http.serializers import (
     NameField,
     OutputSerializer,
     OwnedInputSerializer,
+    OwnerRequiredInputSerializer,
     PatternField,
     TextField,
     TimestampField,
@@ -71,7 +72,7 @@ class CredentialsSerializer(InputSerializer):
 
 
 @extend_schema_serializer(component_name="CreateWorkspace")
-class WorkspaceRequestSerializer(OwnedInputSerializer):
+class WorkspaceRequestSerializer(OwnerRequiredInputSerializer):
     """What to start: a blueprint, and where its image is published."""
 
     name = NameField(required=False, help_text="Inferred from repository and tag when absent.")

@@ -20,6 +20,7 @@ from controlplane.http.gateway_token import HEADER, PRINCIPAL_HEADER
 from controlplane.http.serializers import (
     InputSerializer,
     OutputSerializer,
+    OwnerRequiredInputSerializer,
     PatternField,
 )
 from controlplane.spelling import camel_case
@@ -174,6 +175,8 @@ class ControlPlaneSchema(AutoSchema):
             strict = serializer.child if hasattr(serializer, "child") else serializer
             if isinstance(strict, InputSerializer | OutputSerializer):
                 schema["additionalProperties"] = False
+            if isinstance(strict, OwnerRequiredInputSerializer):
+                schema["required"] = sorted({*schema.get("required", ()), "ownerUserId"})
             if isinstance(strict, OutputSerializer):
                 # DRF calls read-only members optional; ours are there unless they say otherwise.
                 required = [name for name, field in strict.fields.items() if field.required]
@@ -191,6 +194,14 @@ class ControlPlaneSchema(AutoSchema):
         if isinstance(field, PatternField):
             schema["pattern"] = f"^{field.pattern.pattern}$"
         return schema
+
+    def _get_request_for_media_type(self, serializer: Any, direction: str = "request") -> Any:
+        schema, required = super()._get_request_for_media_type(  # type: ignore[no-untyped-call]
+            serializer, direction
+        )
+        # What is no serializer is content: of a file, an archive, a delivery.
+        by_itself = getattr(serializer, "body_required", True)
+        return schema, required or by_itself
 
 
 def add_shared_parts(

@@ -121,6 +121,8 @@ class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
 
 class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
     # Reads a body: every member is known, with a suggestion for those that are not.
+    body_required = False  # to be true where a body is, though no member is alone
+
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, Mapping):
             raise serializers.ValidationError(
@@ -157,6 +159,11 @@ class OwnedInputSerializer(InputSerializer):
         )
         synonym = OwnerField(required=False, help_text="A synonym of `ownerUserId`.")
         return {"ownerUserId": owner, "userId": synonym, **super().get_fields()}
+
+
+class OwnerRequiredInputSerializer(OwnedInputSerializer):
+    # For views that read with ``owner_required``: the description calls the owner required.
+    pass
 
 
 class QuerySerializer(CamelCaseMixin, serializers.Serializer[Any]):

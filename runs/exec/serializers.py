@@ -13,6 +13,7 @@ from controlplane.http.serializers import (
     FlagField,
     InputSerializer,
     OutputSerializer,
+    OwnedInputSerializer,
     StringField,
     TextField,
     WholeNumberField,
@@ -102,7 +103,7 @@ class TerminalSerializer(InputSerializer):
 
 
 @extend_schema_serializer(component_name="Exec")
-class ExecRequestSerializer(InputSerializer):
+class ExecRequestSerializer(OwnedInputSerializer):
     """A command for a workspace."""
 
     command = CommandLineField(
@@ -170,7 +171,7 @@ def _refuse_both(attrs: Any, text: str, as_bytes: str) -> None:
 
 
 @extend_schema_serializer(component_name="RunInput")
-class InputRequestSerializer(InputSerializer):
+class InputRequestSerializer(OwnedInputSerializer):
     """Input for the program of a run; any of these, carried out in this order."""
 
     resize = TerminalSerializer(required=False, help_text="A new size for its terminal.")

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from django.test import Client
 from jsonschema import Draft202012Validator
+from pytest_django.fixtures import Settings
 
 from controlplane.http.error_tags import GROUPS
 from controlplane.http.openapi import PROBLEM_EXAMPLE
 from controlplane.http.openapi import document as generate
-from tests.conformance import document
+from tests.accounts.connected import KEY
+from tests.conformance import assert_described, document
 from tests.conftest import Api
 from workspaces.blueprint import Blueprint
 
@@ -134,6 +136,72 @@ def test_the_described_examples_are_accepted(api: Api) -> None:
     content = document()["paths"]["/v1/sandboxes"]["post"]["requestBody"]["content"]
     for example in content["application/json"]["examples"].values():
         api.post("/v1/sandboxes", example["value"])
+
+
+def bodies() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Give method, path and body of each operation that reads members, and their schema.
+
+    The path has ids that nothing has.
+    """
+    for path, method, operation in operations():
+        body = operation.get("requestBody", {})
+        name = body.get("content", {}).get("application/json", {}).get("schema", {}).get("$ref")
+        if name and method != "delete" and "resolve-principal" not in path:
+            path = path.replace("{port}", "8000")
+            path = re.sub(r"\{\w+\}", "019c0f5e-2b1a-7c44-9d2f-6f1f3a0b5c77", path)
+            schema = document()["components"]["schemas"][name.rpartition("/")[2]]
+            yield method.upper(), path, body, schema
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("body", [None, {}], ids=["none", "empty"])
+def test_owners_and_bodies_are_called_required_where_they_are(
+    api: Api, settings: Settings, body: dict[str, Any] | None
+) -> None:
+    settings.SVC_CREDENTIALS_KEY = KEY
+    required = set()
+    for method, path, described, schema in bodies():
+        answer = api.request(method, path, body)
+        refused = answer.codes if answer.status == 400 else {}
+        assert "ownerUserId" in schema["properties"], path
+        owner = "ownerUserId" in schema.get("required", ())
+        assert owner == (refused.get("/ownerUserId") == "required"), (path, answer)
+        assert described.get("required", False) == bool(refused), (path, answer)
+        required |= {owner, described.get("required", False)}
+    assert required == {True, False}
+
+
+def test_content_is_called_required() -> None:
+    for path in ("/v1/workspaces/{workspaceId}/files", "/v1/workspaces/{workspaceId}/archive"):
+        assert document()["paths"][path]["put"]["requestBody"]["required"] is True
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("createdAt", "2026-01-01"),
+        ("createdAt", "2026-13-01T00:00:00.000Z"),
+        ("createdAt", "2026-01-01T00:00:00.000"),
+        ("createdAt", "2026-01-01 00:00:00.000Z"),
+        ("sshKeyId", "019c0f5e2b1a7c449d2f6f1f3a0b5c77"),
+        ("sshKeyId", "default"),
+    ],
+)
+def test_an_answer_with_a_malformed_instant_or_id_is_not_as_described(
+    member: str, value: str
+) -> None:
+    shown = {
+        "sshKeyId": "019c0f5e-2b1a-7c44-9d2f-6f1f3a0b5c77",
+        "ownerUserId": "usr_test",
+        "name": "a key",
+        "algorithm": "ssh-ed25519",
+        "fingerprint": "SHA256:x",
+        "createdAt": "2026-01-01T00:00:00.000Z",
+    }
+    place = ("POST", "/v1/ssh-keys", 201, "application/json")
+    assert_described(*place, shown)
+    with pytest.raises(AssertionError, match=member):
+        assert_described(*place, {**shown, member: value})
 
 
 @pytest.mark.django_db  # closing an answer looks at the connection that another test has left

@@ -147,6 +147,7 @@ class FileListQuery(FileQuery):
 class MoveSerializer(OwnedInputSerializer):
     """What is to be called how."""
 
+    body_required = True
     # "from" is a word of Python's.
     from_path = PathField(help_text=_PATH_HELP)
     from_path_base64 = PathBase64Field()
@@ -165,6 +166,7 @@ class MoveSerializer(OwnedInputSerializer):
 class MakeDirectorySerializer(OwnedInputSerializer):
     """Which folder."""
 
+    body_required = True
     path = PathField()
     path_base64 = PathBase64Field()
     parents = FlagField(

@@ -45,9 +45,6 @@ GATEWAY_TOKEN = "gateway-token"
 _TOKEN_HEADER = "x-svc-gateway-token"
 OWNERS = ("ownerUserId", "userId")
 
-OWNED = {"connectedAccounts.create", "sandboxes.create", "sshKeys.create", "workspaces.create"}
-"""Operations whose body says whose something will be."""
-
 UPSTREAM_FAILURES = {"package-index-unavailable", "scm-provider-failed", "workspace-unreachable"}
 """No index has been read here, no source hosting answers, and no container runs."""
 SAID_BY_SCHEMAS = {"unknown-member", "unknown-parameter", "wrong-type", "max-length", "min-length",
@@ -108,12 +105,10 @@ class Calls:
             case.headers[_TOKEN_HEADER] = GATEWAY_TOKEN
 
     def _name_owner(self, case: Call) -> None:
-        """Say whose something is where no schema can require it: two members say the same."""
+        """Say whose something is where it need not be said."""
         operation = case.operation.definition.raw
         if any(each["name"] == OWNERS[0] for each in operation.get("parameters", ())):
             case.query = {**(case.query or {}), OWNERS[0]: OWNER}
-        elif operation["operationId"] in OWNED and isinstance(case.body, dict):
-            case.body[OWNERS[0]] = OWNER
 
     def _require_reason(self, answer: Response) -> None:
         problem = answer.json()
@@ -146,10 +141,11 @@ def description(*areas: str, method: str | None = None) -> BaseSchema:
 
 
 def _as_read() -> dict[str, Any]:
-    """Return the description as schemathesis reads it, which differs in two things.
+    """Return the description as schemathesis reads it, which differs in three things.
 
     It takes each event of a stream for what the schema is of. And what the description says in
-    words, that a member which is null counts as absent, it has to find in every schema.
+    words it has to find in every schema: that a member which is null counts as absent, and that the
+    owner may be named by either of two members.
     """
     read: dict[str, Any] = json.loads(json.dumps(document()))
     names = set()
@@ -164,6 +160,7 @@ def _as_read() -> dict[str, Any]:
     schemas = read["components"]["schemas"]
     for name in names & set(schemas):
         _take_null(schemas[name])
+        _take_synonym(schemas[name])
     for name in ("Blueprint", "EgressPolicy"):
         _take_null_inside(schemas[name])
     return read
@@ -173,6 +170,14 @@ def _take_null(schema: dict[str, Any]) -> None:
     for name, member in schema.get("properties", {}).items():
         if name not in schema.get("required", []):
             schema["properties"][name] = {"anyOf": [member, {"type": "null"}]}
+
+
+def _take_synonym(schema: dict[str, Any]) -> None:
+    """Require either name of the owner where the first one is required."""
+    required = schema.get("required", [])
+    if OWNERS[0] in required:
+        required.remove(OWNERS[0])
+        schema["anyOf"] = [{"required": [name]} for name in OWNERS]
 
 
 def _take_null_inside(schema: Any) -> None:
