@@ -75,6 +75,9 @@ EXEC_HEADERS = [
         response=[200, 202],
     ),
 ]
+INPUT_LOCATION = OpenApiParameter(
+    "Location", str, OpenApiParameter.HEADER, description="The run.", response=[202]
+)
 EXEC_EXAMPLES = [
     OpenApiExample("A shell command", value={"command": "npm test | tail -5"}, request_only=True),
     OpenApiExample(

@@ -26,6 +26,7 @@ from runs.exec.openapi import (
     EXEC_HEADERS,
     INPUT_DESCRIPTION,
     INPUT_EXAMPLES,
+    INPUT_LOCATION,
 )
 from runs.exec.serializers import (
     ExecRequestSerializer,
@@ -34,6 +35,7 @@ from runs.exec.serializers import (
     InputStateSerializer,
 )
 from runs.input.later import give_input
+from runs.models import Run
 from runs.presentation import present_run
 from runs.serializers import RunSerializer
 from runs.services import get_record, get_run
@@ -77,7 +79,7 @@ class ExecViewSet(ViewSet):
         tags=["Runs"],
         summary="Give the program of a run input or a signal",
         description=INPUT_DESCRIPTION,
-        parameters=[OWNER_QUERY],
+        parameters=[OWNER_QUERY, INPUT_LOCATION],
         examples=INPUT_EXAMPLES,
         request=InputRequestSerializer,
         responses={202: InputStateSerializer},
@@ -86,13 +88,14 @@ class ExecViewSet(ViewSet):
         """Take input; the program gets it as soon as it reads."""
         given = read(request, body=InputRequestSerializer, by_id=True)
         run = get_run(run_id, owner_user_id=given.owner)
-        return Response(InputStateSerializer(give_input(run, given.body)).data, status=202)
+        state = InputStateSerializer(give_input(run, given.body)).data
+        return Response(state, status=202, headers=_location(run))
 
 
 def _followed(request: Request, started: StartedExec) -> HttpResponseBase:
     """Answer with the events of the run as they are recorded."""
     answer = stream_answer(request, RunSource(started.run))
-    for name, value in {**_headers(started), **_location(started)}.items():
+    for name, value in {**_headers(started), **_location(started.run)}.items():
         answer[name] = value
     return answer
 
@@ -113,12 +116,12 @@ def _answer(started: StartedExec) -> HttpResponseBase:
 
 
 def _going_on(started: StartedExec) -> Response:
-    headers = {**_headers(started), **_location(started)}
+    headers = {**_headers(started), **_location(started.run)}
     return Response(present_run(started.run), status=202, headers=headers)
 
 
-def _location(started: StartedExec) -> dict[str, str]:
-    return {"Location": f"/v1/runs/{started.run.pk}"}
+def _location(run: Run) -> dict[str, str]:
+    return {"Location": f"/v1/runs/{run.pk}"}
 
 
 def _headers(started: StartedExec) -> dict[str, str]:

@@ -398,7 +398,9 @@ def waiting(run: Run) -> list[tuple[str, bytes]]:
 def test_input_is_kept_in_its_order_and_bytes_are_taken_once(api: Api, path: str) -> None:
     run = opened(api, path, stdin="ab")
     give = f"/v1/runs/{run.pk}/input"
-    assert api.post(give, {"stdin": "cd", "offset": 2}).body == {"offset": 4, "ended": False}
+    first = api.post(give, {"stdin": "cd", "offset": 2, "ownerUserId": OWNER})
+    assert first.body == {"offset": 4, "ended": False}
+    assert first.headers["Location"] == f"/v1/runs/{run.pk}"
     assert api.post(give, {"stdin": "bcde", "offset": 1}).body == {"offset": 5, "ended": False}
     assert api.post(give, {"stdin": "f"}).body == {"offset": 6, "ended": False}
     assert api.post(give, {"stdin": "ef", "offset": 4, "end": True}).body["ended"]

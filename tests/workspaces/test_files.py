@@ -32,6 +32,14 @@ def test_what_is_written_is_read_back_byte_for_byte(box: Box) -> None:
     assert box.left_behind() == ""
 
 
+def test_the_location_of_a_new_file_is_where_it_is_read(box: Box) -> None:
+    for path in ("file", f"{HOME}/a/b", "käse & wein?.txt", "100%", "two\nlines"):
+        made = box.put(path, path.encode())
+        assert made.headers["Location"].startswith(f"/v1/workspaces/{box.workspace_id}/files?path=")
+        assert box.api.get(made.headers["Location"]).content == path.encode()
+        assert "Location" not in box.put(path, b"", expect=200).headers
+
+
 @pytest.mark.slow
 def test_a_hundred_mebibytes_arrive_as_they_were(box: Box) -> None:
     content = os.urandom(1 << 20) * 100
@@ -218,6 +226,11 @@ def test_names_that_are_no_utf_8_are_told_and_reached_as_bytes(box: Box) -> None
     assert "nameBase64" not in found["käse \n"]
     assert base64.b64decode(found["link"]["targetBase64"]) == b"\xff\xfe"
     assert box.get("käse \n").content == b"even"
+    put = box.path(pathBase64=base64.b64encode(b"\xff\xfd").decode())
+    made = box.api.request(
+        "PUT", put, raw=b"other", content_type="application/octet-stream", expect=201
+    )
+    assert box.api.get(made.headers["Location"]).content == b"other"
     encoded = base64.urlsafe_b64encode(b"\xff\xfe").decode()
     assert box.get("", pathBase64=encoded).content == b"odd"
     (event,) = [each for each in box.accesses() if each["action"] == "read" and each["size"] == 3]

@@ -32,7 +32,12 @@ READ_HEADERS = [
     _header("Accept-Ranges", "`bytes`.", 200, 206),
     _header("Content-Range", "The bytes sent, and the size of the file.", 206),
 ]
-WRITE_HEADERS = [IF_MATCH, IF_NONE_MATCH, _header("ETag", "The SHA-256, in quotes.", 200, 201)]
+WRITE_HEADERS = [
+    IF_MATCH,
+    IF_NONE_MATCH,
+    _header("ETag", "The SHA-256, in quotes.", 200, 201),
+    _header("Location", "Where the file can be read.", 201),
+]
 FILE_BODY = {FILE_TYPE: OpenApiTypes.BINARY}
 ARCHIVE_BODY = {ARCHIVE_TYPE: OpenApiTypes.BINARY}
 READ_RESPONSES = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from workspaces.files.call import FileCall
@@ -102,6 +103,13 @@ def path_of(values: Mapping[str, Any], name: str = "path") -> bytes:
     """Return the bytes of the path in the members of a request; one of the two forms is there."""
     encoded = values.get(f"{name}_base64")
     return encoded if isinstance(encoded, bytes) else str(values[name]).encode()
+
+
+def place_of(workspace_id: UUID, values: Mapping[str, Any]) -> str:
+    """Return the URL's path and query of a file, as a request has named it."""
+    encoded = values.get("path_base64")
+    named = {"pathBase64": _encoded(encoded)} if encoded else {"path": values["path"]}
+    return f"/v1/workspaces/{workspace_id}/files?{urlencode(named, safe='/')}"
 
 
 def _encoded(path: bytes) -> str:

@@ -36,7 +36,7 @@ from workspaces.files.serializers import (
     WriteQuery,
     WrittenSerializer,
 )
-from workspaces.files.services import WorkspaceFiles, path_of
+from workspaces.files.services import WorkspaceFiles, path_of, place_of
 from workspaces.files.transfer import archive_answer, file_answer
 from workspaces.lifecycle.attempt_states import require_ready
 from workspaces.models import RuntimeInstance
@@ -84,6 +84,8 @@ class FileViewSet(ViewSet):
         files = _files(request, workspace_id, given.owner)
         stored = files.write(path_of(given.query), _content(request), **wanted)
         headers = {"ETag": f'"{stored["sha256"]}"'}
+        if stored["created"]:
+            headers["Location"] = place_of(workspace_id, given.query)
         status = 201 if stored["created"] else 200
         return Response(WrittenSerializer(stored).data, status=status, headers=headers)
 
