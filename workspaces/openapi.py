@@ -62,6 +62,7 @@ then fails the job, with one of these as its `errorCode`: `connected-account-gon
 | 409 | `repository-taken` | another owner was the first to publish to the repository |
 | 409 | `idempotency-key-reused` | the key was used for another request |
 | 409 | `workspace-active` | the workspace has not ended |
+| 409 | `sandbox-superseded` | a request is repeated whose sandbox a newer one has replaced |
 | 409 | `workspace-stopping` | it is being stopped; start it when it has stopped |
 | 409 | `workspace-deleting` | it is being deleted |
 | 409 | `workspace-deleted` | it was deleted |

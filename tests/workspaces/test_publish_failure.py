@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,29 +13,10 @@ from pytest_django.fixtures import Settings
 
 from builds.job_sweeper import repair_attempts
 from tests.conftest import Api
+from tests.support.refused_writes import refused_writes
 from workspaces.models import Attempt, BuildJob, Sandbox, WorkspaceEvent
 
 IDS = ("sandboxId", "workspaceId", "attemptId", "runId", "jobId")
-
-
-@contextmanager
-def refused_writes(table: str, when: str = "NEW.status = 'failed'") -> Iterator[None]:
-    """Let the database refuse every update of ``table`` that fits ``when``."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'refused by a trigger'; END $$"
-        )
-        cursor.execute(
-            f"CREATE TRIGGER refuse BEFORE UPDATE ON {table} FOR EACH ROW "
-            f"WHEN ({when}) EXECUTE FUNCTION refuse()"
-        )
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP TRIGGER refuse ON {table}")
-            cursor.execute("DROP FUNCTION refuse()")
 
 
 def states() -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ from django.db import IntegrityError, transaction
 from accounts.resolution import Resolution
 from controlplane.errors import BadGateway, Conflict, OwnerLimitReached
 from controlplane.http.idempotency import key_reused
+from controlplane.owner_limits import lock_owner
 from workspaces import services as workspaces
 from workspaces.blueprint import Blueprint, warnings_of
 from workspaces.credentials.choice import choose_credentials, same_credentials
@@ -40,18 +41,23 @@ from workspaces.lifecycle.starting.start_request import (
     infer_name,
     resolve_spec,
 )
-from workspaces.lifecycle.starting.startable import startable_workspace
-from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest
+from workspaces.lifecycle.starting.startable import (
+    latest_sandbox,
+    startable_workspace,
+    workspace_at_rest,
+)
+from workspaces.models import Attempt, BuildJob, Sandbox, SandboxRequest, Workspace
+from workspaces.status import TERMINAL
 
 
 def start_sandbox(request: NewSandbox) -> StartedSandbox:
     """Store the request for a sandbox and queue its build job.
 
-    Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``, ``repository-taken``),
-    ``NotFound`` (``registry-not-found``, ``workspace-not-found``, ``credentials-not-found``),
-    ``ValidationFailed``, ``OwnerLimitReached``, what ``workspaces.lifecycle.sources`` and
-    ``accounts.resolution`` raise, or ``BadGateway`` (``queue-publish-failed``) after the failure
-    was written.
+    Raises ``Conflict`` (``idempotency-key-reused``, ``workspace-active``, ``repository-taken``,
+    for a repeated request ``sandbox-superseded``), ``NotFound`` (``registry-not-found``,
+    ``workspace-not-found``, ``credentials-not-found``), ``ValidationFailed``,
+    ``OwnerLimitReached``, what ``workspaces.lifecycle.sources`` and ``accounts.resolution`` raise,
+    or ``BadGateway`` (``queue-publish-failed``) after the failure was written.
     """
     if (earlier := _earlier_answer(request)) is not None:
         return earlier
@@ -96,7 +102,10 @@ def _published(job: BuildJob, answer: dict[str, Any]) -> StartedSandbox:
     try:
         publish_or_fail(job)
     except BadGateway:
-        remembered = SandboxRequest.objects.filter(sandbox=job.attempt.sandbox)
+        # Another caller may have started one more attempt since, and answered with that.
+        remembered = SandboxRequest.objects.filter(
+            sandbox=job.attempt.sandbox, answer__jobId=str(job.pk)
+        )
         attempt_all({"request": lambda: remembered.update(publish_failed=True)})
         raise
     return StartedSandbox(answer, replayed=False)
@@ -130,31 +139,48 @@ def _publish_failed(earlier: SandboxRequest) -> bool:
 def _start_again(earlier: SandboxRequest) -> StartedSandbox:
     """Start another attempt of the sandbox that could not be queued; one of several callers does.
 
-    Raises what :func:`retry_sandbox` raises, and ``BadGateway`` while the failure of the earlier
-    attempt is not written everywhere.
+    A live attempt that was started of it in the meantime answers this request too. Raises what
+    :func:`retry_sandbox` raises, and ``BadGateway`` while the failure of the earlier attempt is not
+    written everywhere, or a worker is at its job.
     """
-    try:
-        return _start_again_locked(earlier)
-    except Conflict as exc:
-        if exc.code == "workspace-active":
-            raise publish_failure(earlier.answer) from exc
-        raise
-
-
-def _start_again_locked(earlier: SandboxRequest) -> StartedSandbox:
     with transaction.atomic():
+        # The owner before the workspace, like every start.
+        lock_owner(earlier.owner_user_id)
         locked = SandboxRequest.objects.select_for_update().get(pk=earlier.pk)
         if not _publish_failed(locked):
             return StartedSandbox(locked.answer, replayed=True)
-        sandbox = locked.sandbox
-        require_room_to_start(sandbox.owner_user_id, new_workspace=False, spec=sandbox.spec)
-        job = _retry(
-            sandbox, requested_by=sandbox.owner_user_id, trigger_type=Attempt.TriggerType.API
-        )
+        present = _live_job(locked)
+        job = present or _next_job(locked.sandbox)
         warnings = {"warnings": locked.answer["warnings"]}
         locked.answer, locked.publish_failed = answer_of(job) | warnings, False
         locked.save(update_fields=["answer", "publish_failed"])
+    if present is not None:
+        return StartedSandbox(locked.answer, replayed=True)
     return _published(job, locked.answer)
+
+
+def _live_job(locked: SandboxRequest) -> BuildJob | None:
+    """Return the job of the sandbox's attempt while that is live; None: another one may begin."""
+    workspace = workspace_at_rest(locked.sandbox.workspace_id, locked.owner_user_id)
+    _refuse_superseded(locked.sandbox, workspace)
+    sandbox = latest_sandbox(workspace)
+    assert sandbox is not None
+    job = BuildJob.objects.filter(attempt=sandbox.latest_attempt_id).order_by("-pk").first()
+    assert job is not None
+    if sandbox.status in TERMINAL:
+        # The message may have arrived all the same, and the job's failure not have been written:
+        # a worker that had claimed it before the attempt ended may be building.
+        if job.lease_expires_at is not None:
+            raise publish_failure(locked.answer)
+        return None
+    if job.error_code == PUBLISH_FAILED:
+        raise publish_failure(locked.answer)
+    return job
+
+
+def _next_job(sandbox: Sandbox) -> BuildJob:
+    require_room_to_start(sandbox.owner_user_id, new_workspace=False, spec=sandbox.spec)
+    return _retry(sandbox, requested_by=sandbox.owner_user_id, trigger_type=Attempt.TriggerType.API)
 
 
 def _persist(
@@ -227,8 +253,7 @@ def retry_sandbox(sandbox: Sandbox, *, requested_by: str) -> BuildJob:
 
 def _retry(sandbox: Sandbox, *, requested_by: str, trigger_type: Attempt.TriggerType) -> BuildJob:
     workspace = startable_workspace(sandbox.workspace_id, sandbox.owner_user_id)
-    if workspace.latest_sandbox_id != sandbox.pk:
-        raise Conflict("A newer sandbox of this workspace exists.", code="sandbox-superseded")
+    _refuse_superseded(sandbox, workspace)
     credentials = same_credentials(sandbox.latest_attempt, sandbox.owner_user_id)
     attempt = workspaces.create_attempt(
         sandbox=sandbox,
@@ -240,3 +265,8 @@ def _retry(sandbox: Sandbox, *, requested_by: str, trigger_type: Attempt.Trigger
     )
     records().create_boot_run(attempt)
     return create_job(attempt)
+
+
+def _refuse_superseded(sandbox: Sandbox, workspace: Workspace) -> None:
+    if workspace.latest_sandbox_id != sandbox.pk:
+        raise Conflict("A newer sandbox of this workspace exists.", code="sandbox-superseded")

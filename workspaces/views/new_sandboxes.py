@@ -25,7 +25,8 @@ IDEMPOTENCY_KEY = OpenApiParameter(
     description=(
         "Repeating a request with the same key returns the first answer again, with the header "
         "`idempotency-replayed: true`. Keys belong to the owner. After a 502 because the build "
-        "queue could not be reached, a repeated request starts another attempt of the same sandbox."
+        "queue could not be reached, a repeated request starts another attempt of the same "
+        "sandbox, or returns the one that is live."
     ),
 )
 

@@ -15,6 +15,18 @@ def startable_workspace(workspace_id: uuid.UUID, owner_user_id: str | None) -> W
     ``workspace-deleted``, ``workspace-stopping`` and ``workspace-deleting`` while a transition
     is open, ``workspace-active`` while an earlier sandbox of it is live.
     """
+    workspace = workspace_at_rest(workspace_id, owner_user_id)
+    latest = latest_sandbox(workspace)
+    if latest is not None and latest.status not in TERMINAL:
+        raise Conflict(
+            f"The workspace is {latest.status}; only one that has ended can be started again.",
+            code="workspace-active",
+        )
+    return workspace
+
+
+def workspace_at_rest(workspace_id: uuid.UUID, owner_user_id: str | None) -> Workspace:
+    """Return the locked workspace, live or not; raise what :func:`refuse_unless_at_rest` raises."""
     workspace = (
         Workspace.objects.select_for_update(no_key=True)
         .owned_by(owner_user_id)
@@ -29,12 +41,6 @@ def startable_workspace(workspace_id: uuid.UUID, owner_user_id: str | None) -> W
         )
     assert isinstance(workspace, Workspace)
     refuse_unless_at_rest(workspace)
-    latest = latest_sandbox(workspace)
-    if latest is not None and latest.status not in TERMINAL:
-        raise Conflict(
-            f"The workspace is {latest.status}; only one that has ended can be started again.",
-            code="workspace-active",
-        )
     return workspace
 
 
