@@ -109,7 +109,8 @@ class SandboxRequestSerializer(WorkspaceRequestSerializer):
     """What to start, perhaps in a workspace that exists already."""
 
     workspace_id = IdField(
-        required=False, help_text="Start this workspace again instead of creating one."
+        required=False,
+        help_text="Start this workspace again instead of creating one. A `name` renames it.",
     )
     relation = serializers.ChoiceField(
         required=False,

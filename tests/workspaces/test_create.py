@@ -274,6 +274,22 @@ def test_a_workspace_that_ended_can_be_started_again(
     assert api.get(f"/v1/sandboxes/{first.body['sandboxId']}").body["status"] == "failed"
 
 
+def test_a_name_renames_the_workspace_that_is_started_again(
+    api: Api, request_body: dict[str, Any]
+) -> None:
+    first = api.post("/v1/workspaces", {**request_body, "name": "Before"})
+    path = f"/v1/workspaces/{first.body['workspaceId']}"
+    again = {**request_body, "workspaceId": first.body["workspaceId"]}
+    end(first)
+    second = api.post("/v1/sandboxes", again)
+    assert second.body["name"] == api.get(path).body["name"] == "Before"
+    end(second)
+    third = api.post("/v1/sandboxes", {**again, "name": "After"})
+    assert third.body["name"] == api.get(path).body["name"] == "After"
+    api.post("/v1/sandboxes", {**again, "name": "Too early"}, expect=409)
+    assert api.get(path).body["name"] == "After"
+
+
 def test_a_workspace_that_is_not_over_cannot_be_started_again(
     api: Api, request_body: dict[str, Any]
 ) -> None:

@@ -203,9 +203,10 @@ def _persist(
             )
         else:
             workspace = startable_workspace(request.workspace_id, request.owner_user_id)
+            workspace.name = request.name or workspace.name
             if request.ttl_seconds is not None:
                 workspace.ttl_seconds = request.ttl_seconds
-                workspace.save(update_fields=["ttl_seconds"])
+            workspace.save(update_fields=["name", "ttl_seconds"])
         sandbox = Sandbox.objects.create(
             workspace=workspace,
             owner_user_id=request.owner_user_id,
