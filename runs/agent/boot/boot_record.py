@@ -188,7 +188,8 @@ class BootRecord:
     def file_accessed(self, told: Dict[str, Any]) -> bool:
         """The control plane is about to access the workspace's files; False: that finds no room.
 
-        A change is durable when this returns.
+        A change is durable when this returns. That one which was begun has failed always is
+        recorded.
         """
         meta = {name: self._masked(value) for name, value in told.items()}
         taken = self._writer.append(
@@ -196,6 +197,7 @@ class BootRecord:
             method=Method.INTERNAL,
             confidence=Confidence.OBSERVED,
             meta=encode_meta(meta),
+            always="failed" in told,
         )
         if taken and told.get("action") not in ("read", "stat", "list", "pack"):
             self._writer.sync()

@@ -1,5 +1,6 @@
 """What the record of the workspace is told of a call, before the call has any effect.
 
+Of a change that then fails the record is told a second time, with the code of its failure.
 PID 1 writes the record. It takes accesses on its socket from root alone, so the connection is made
 before a call becomes the workspace's user; what PID 1 does not take is not done.
 """
@@ -10,12 +11,13 @@ import json
 import os
 import socket
 import struct
-from typing import Any, Dict
+from types import TracebackType
+from typing import Any, Dict, Optional, Type
 
 from ..boot.reports import GREETING
 from ..record.event_meta import text_of
 from ..record.resting import SOCKET_NAME
-from .files_wire import Refusal
+from .files_wire import Refusal, refusal_of
 
 _SECONDS = 30.0
 _PEER = struct.Struct("3i")
@@ -40,12 +42,16 @@ class AccessLog:
             raise _not_recorded() from None
 
     def tell(self, action: str, path: bytes, **members: Any) -> None:
-        """Record one access; raises Refusal when that cannot be done.
-
-        Of a change the event is durable when this returns.
-        """
-        if not self.report({"action": action, "path": text_of(path), **members}):
+        """Record one access; raises Refusal when that cannot be done."""
+        if not self.report(_access(action, path, members)):
             raise _not_recorded()
+
+    def change(self, action: str, path: bytes, **members: Any) -> Change:
+        """Record a change durably before the block that makes it, and its failure behind it.
+
+        Raises Refusal instead of entering the block when the change cannot be recorded.
+        """
+        return Change(self, _access(action, path, members))
 
     @property
     def is_closed(self) -> bool:
@@ -64,6 +70,32 @@ class AccessLog:
             # An answer that comes later would be taken for that to another line.
             self._connection.close()
         return answer == b"+"
+
+
+class Change:
+    """A change that is made in the block; made by `AccessLog.change`."""
+
+    def __init__(self, log: AccessLog, told: Dict[str, Any]) -> None:
+        self._log = log
+        self._told = told
+
+    def __enter__(self) -> None:
+        if not self._log.report(self._told):
+            raise _not_recorded()
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if error is not None:
+            # That it cannot be told is no reason for the client to hear of something else.
+            self._log.report({**self._told, "failed": refusal_of(error).code})
+
+
+def _access(action: str, path: bytes, members: Dict[str, Any]) -> Dict[str, Any]:
+    return {"action": action, "path": text_of(path), **members}
 
 
 def _not_recorded() -> Refusal:

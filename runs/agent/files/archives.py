@@ -155,8 +155,9 @@ def unpack(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> Non
         wire.send_json(HEAD, {})
         unpacked.take(wire)
         unpacked.require_room()
-        log.tell("unpack", target, size=unpacked.size, sha256=unpacked.sha256, files=unpacked.files)
-        unpacked.place()
+        told = {"size": unpacked.size, "sha256": unpacked.sha256, "files": unpacked.files}
+        with log.change("unpack", target, **told):
+            unpacked.place()
         made.clear()
     finally:
         if unpacked is not None:

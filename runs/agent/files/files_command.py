@@ -41,22 +41,13 @@ def serve(config_path: str, state_directory: str) -> int:
     except CallerGone:
         return EXIT_CUT_OFF
     except (Refusal, OSError, RecursionError) as error:
-        refused = _refusal(error)
+        refused = refusal_of(error)
         told = {"code": refused.code, "message": str(refused), **refused.members}
         try:
             wire.send_json(FAILED, told)
         except CallerGone:
             return EXIT_CUT_OFF
     return 0
-
-
-def _refusal(error: Exception) -> Refusal:
-    if isinstance(error, OSError):
-        return refusal_of(error)
-    if isinstance(error, RecursionError):
-        return Refusal("file-failed", "The folders are nested too deep.")
-    assert isinstance(error, Refusal)
-    return error
 
 
 def _end(number: int, frame: Optional[FrameType]) -> NoReturn:

@@ -50,13 +50,20 @@ _OF_ERRNO = {
 }
 
 
-def refusal_of(error: OSError) -> Refusal:
-    """What a client is told of a failed call of the system."""
-    code, message = _OF_ERRNO.get(
-        error.errno or 0,
-        ("file-failed", f"The workspace's operating system refused: {error.strerror}."),
-    )
-    return Refusal(code, message)
+def refusal_of(error: BaseException) -> Refusal:
+    """What a client is told of what ended its call."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, OSError):
+        code, message = _OF_ERRNO.get(
+            error.errno or 0,
+            ("file-failed", f"The workspace's operating system refused: {error.strerror}."),
+        )
+        return Refusal(code, message)
+    if isinstance(error, RecursionError):
+        return Refusal("file-failed", "The folders are nested too deep.")
+    # Of a call without an answer the service says this to the client.
+    return Refusal("workspace-unreachable", "The call was ended early.")
 
 
 class Wire:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import stat
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Dict, List, Optional, Type
 
@@ -54,14 +55,16 @@ def write(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None
             for piece in wire.data():
                 upload.write(piece)
             sha256 = upload.finish(_mode(spec, present))
-            with FolderLock(folder):
-                now = _present(wire, target, conditions, known=present)
-                _require_writable(target)
-                conditions.check(now)
-                log.tell("write", target, size=upload.size, sha256=sha256)
-                upload.place(target, new=conditions.creates)
-                stored = True
-            _sync_folder(folder)
+            change = log.change("write", target, size=upload.size, sha256=sha256)
+            with ExitStack() as changing:
+                with FolderLock(folder):
+                    now = _present(wire, target, conditions, known=present)
+                    _require_writable(target)
+                    conditions.check(now)
+                    changing.enter_context(change)
+                    upload.place(target, new=conditions.creates)
+                    stored = True
+                _sync_folder(folder)
     finally:
         if not stored:
             remove_made(made)
@@ -213,8 +216,8 @@ def remove(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> Non
         with FolderLock(os.path.dirname(place) or b"/"):
             if conditions.match is not None or conditions.none_match is not None:
                 conditions.check(_present(wire, place, conditions))
-            log.tell("remove", place, size=status.st_size)
-            os.unlink(place)
+            with log.change("remove", place, size=status.st_size):
+                os.unlink(place)
     wire.send_json(HEAD, {})
 
 
@@ -223,15 +226,15 @@ def _remove_folder(log: AccessLog, place: bytes, recursive: bool) -> None:
         raise Refusal("file-permission-denied", "The root folder cannot be removed.")
     if not recursive and _has_entries(place):
         raise Refusal("directory-not-empty", "The folder is not empty; use recursive=true.")
-    log.tell("remove", place, recursive=recursive)
-    if not recursive:
-        os.rmdir(place)
-        return
-    # Its import takes more memory than all else of a call.
-    import shutil
+    with log.change("remove", place, recursive=recursive):
+        if not recursive:
+            os.rmdir(place)
+            return
+        # Its import takes more memory than all else of a call.
+        import shutil
 
-    # Of a path in bytes it makes a mixture of both.
-    shutil.rmtree(os.fsdecode(place))
+        # Of a path in bytes it makes a mixture of both.
+        shutil.rmtree(os.fsdecode(place))
 
 
 def _has_entries(path: bytes) -> bool:
@@ -247,14 +250,14 @@ def move(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     with FolderLock(os.path.dirname(target) or b"/"):
         if os.path.lexists(target) and not spec.get("overwrite"):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        log.tell("move", source, to=text_of(target))
-        try:
-            if spec.get("overwrite"):
-                os.replace(source, target)
-            else:
-                rename_new(source, target)  # programs of the workspace ask for no lock
-        except OSError as error:
-            raise _of_move(error) from None
+        with log.change("move", source, to=text_of(target)):
+            try:
+                if spec.get("overwrite"):
+                    os.replace(source, target)
+                else:
+                    rename_new(source, target)  # programs of the workspace ask for no lock
+            except OSError as error:
+                raise _of_move(error) from None
     wire.send_json(HEAD, {})
 
 
@@ -268,11 +271,11 @@ def _of_move(error: OSError) -> Exception:
 
 def make_folder(wire: Wire, log: AccessLog, spec: Dict[str, Any], path: bytes) -> None:
     """Create a folder; with `parents` those above it too, and one that is there is fine."""
-    log.tell("mkdir", path)
-    if spec.get("parents"):
-        make_folders(path)
-    else:
-        os.mkdir(path)
+    with log.change("mkdir", path):
+        if spec.get("parents"):
+            make_folders(path)
+        else:
+            os.mkdir(path)
     wire.send_json(HEAD, {})
 
 

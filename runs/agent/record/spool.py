@@ -209,10 +209,12 @@ class SpoolWriter:
         body: bytes = b"",
         wall_us: Optional[int] = None,
         monotonic_ns: Optional[int] = None,
+        always: bool = False,
     ) -> bool:
         """Give an event its sequence; it is written soon after.
 
-        False, and nothing changed, when it is one of I/O, files or network and there is no room.
+        False, and nothing changed, when it is one of I/O, files or network and there is no room,
+        unless it has to find some (`always`).
         Raises SpoolFailed when the file cannot be written for another reason than a full disk.
         """
         if self.sealed or self._directory < 0:
@@ -221,6 +223,7 @@ class SpoolWriter:
         if (
             (self._used + size > self._io_limit or self._full or self._disk_full)
             and kind in DROPPABLE
+            and not always
             and not self._find_room(size)
         ):
             return False

@@ -242,10 +242,12 @@ class _Teller:
         files = {"file": _file(metas.text(told.get("path")), None)}
         if action == "move":
             files["file_result"] = _file(metas.text(told.get("to")), None)
+        failed = metas.text(told.get("failed"))
         yield {
             "class_uid": FILE,
             "activity_id": _ACCESSES.get(action, OTHER),
             "activity_name": action,
+            **({"status_id": 2, "status_detail": failed} if failed else {}),
             "actor": self._actor() | ({"user": {"uid": by}} if by else {}),
             **files,
         }

@@ -96,7 +96,9 @@ def _accessed(meta: Meta) -> str:
     to = f" → {text(meta['to'])}" if meta.get("action") == "move" else ""
     size = f", {text(meta['size'])} bytes" if meta.get("size") is not None else ""
     by = f", by {text(meta['by'])}" if meta.get("by") else ""
-    return f"files: {what}{to}{size}{by}"
+    # In front, as a long path would push it out of the line.
+    failed = f"failed ({text(meta['failed'])}): " if meta.get("failed") else ""
+    return f"files: {failed}{what}{to}{size}{by}"
 
 
 def _forward_closed(meta: Meta) -> str:

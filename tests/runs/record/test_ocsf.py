@@ -135,6 +135,20 @@ def test_a_rename_names_the_file_before_and_after(
     assert moved["actor"]["user"] == {"uid": "usr_x"}
 
 
+def test_a_change_of_files_that_fails_is_a_failed_activity(
+    api: Api, run: Run, source: Source, schema: OcsfJsonSchemaEmbedded
+) -> None:
+    access = {"action": "mkdir", "path": "/a", "by": "usr_x"}
+    source.event(Kind.FILE_ACCESSED, access)
+    source.event(Kind.FILE_ACCESSED, {**access, "failed": "file-exists"})
+    source.append()
+    begun, failed = told(api, run, schema)
+    assert types([begun, failed]) == [100101, 100101]
+    assert "status_id" not in begun
+    assert (failed["status_id"], failed["status_detail"]) == (2, "file-exists")
+    assert failed["message"] == "files: failed (file-exists): mkdir /a, by usr_x"
+
+
 def test_connections_and_forwards_are_network_activity(
     api: Api, run: Run, source: Source, schema: OcsfJsonSchemaEmbedded
 ) -> None:

@@ -415,6 +415,16 @@ SUMMARIES: list[tuple[int, dict[str, Any], str]] = [
         {"state": "setup", "step": {"name": "install"}},
         "setup: install",
     ),
+    (
+        Kind.FILE_ACCESSED,
+        {"action": "write", "path": "/a", "size": 2, "by": "usr_x"},
+        "files: write /a, 2 bytes, by usr_x",
+    ),
+    (
+        Kind.FILE_ACCESSED,
+        {"action": "move", "path": "/" + "x" * 500, "to": "/b", "failed": "file-in-use"},
+        f"files: failed (file-in-use): move /{'x' * 163}…",
+    ),
     (77, {"anything": 1}, "an event of an unknown kind"),
     (Kind.FILE_CHANGE, {"change": "added", "path": "x" * 500}, f"added: {'x' * 192}…"),
 ]
