@@ -55,8 +55,7 @@ def test_a_change_whose_object_goes_away_as_it_begins_is_told_as_failed(tmp_path
         if "failed" not in told:
             folder.rmdir()
 
-    with wire_with() as wire:
-        with recorded(gone) as (log, told), pytest.raises(FileNotFoundError):
-            writing.remove(wire, log, {}, os.fsencode(folder))
+    with wire_with() as wire, recorded(gone) as (log, told), pytest.raises(FileNotFoundError):
+        writing.remove(wire, log, {}, os.fsencode(folder))
     begun, failed = told
     assert failed == {**begun, "failed": "file-not-found"}

@@ -423,7 +423,7 @@ SUMMARIES: list[tuple[int, dict[str, Any], str]] = [
     (
         Kind.FILE_ACCESSED,
         {"action": "move", "path": "/" + "x" * 500, "to": "/b", "failed": "file-in-use"},
-        f"files: failed (file-in-use): move /{'x' * 163}…",
+        f"files: failed (file-in-use): move /{'x' * 164}…",
     ),
     (77, {"anything": 1}, "an event of an unknown kind"),
     (Kind.FILE_CHANGE, {"change": "added", "path": "x" * 500}, f"added: {'x' * 192}…"),
