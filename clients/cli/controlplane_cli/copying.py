@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
 from controlplane_cli.session import Session
 from controlplane_client import NotFound, Workspace
+
+_KEPT_BYTES = 1024 * 1024
+"""So much input is sent from memory; more of it goes through a temporary file."""
 
 
 def place(text: str) -> tuple[str | None, str]:
@@ -48,7 +53,7 @@ def _download(workspace: Workspace, path: str, local: str) -> None:
 
 def _upload(workspace: Workspace, local: str, path: str) -> None:
     if local == "-":
-        workspace.files.write(path, sys.stdin.buffer.read())
+        _upload_input(workspace, path)
         return
     source = Path(local)
     if not source.exists():
@@ -56,6 +61,20 @@ def _upload(workspace: Workspace, local: str, path: str) -> None:
     if path.endswith("/") or _is_folder(workspace, path):
         path = f"{path.rstrip('/')}/{source.resolve().name}"
     workspace.files.upload(source, path)
+
+
+def _upload_input(workspace: Workspace, path: str) -> None:
+    source = sys.stdin.buffer
+    beginning = source.read(_KEPT_BYTES)
+    if len(beginning) < _KEPT_BYTES:
+        workspace.files.write(path, beginning)
+        return
+    # Sent once all of it is there: then a try that breaks off can be repeated from its beginning.
+    with tempfile.TemporaryFile() as file:
+        file.write(beginning)
+        shutil.copyfileobj(source, file)
+        file.seek(0)
+        workspace.files.write(path, file)
 
 
 def _is_folder(workspace: Workspace, path: str) -> bool:

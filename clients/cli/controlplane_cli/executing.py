@@ -42,7 +42,7 @@ def follow(session: Session, run: Run, *, with_input: bool = False) -> int:
             run.signal("INT")
 
     outputs = {"stdout": sys.stdout.buffer, "pty": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-    kept = {"stdout": b"", "stderr": b""}
+    kept = {"stdout": bytearray(), "stderr": bytearray()}
     try:
         with first_for(interrupt):
             for event in _with_input(session, run) if with_input else run.follow():
@@ -73,7 +73,7 @@ def tell_failure(info: RunInfo) -> None:
         click.echo(f"svc: {info.error} ({info.error_code})", err=True)
 
 
-def _told(info: RunInfo, kept: dict[str, bytes]) -> dict[str, Any]:
+def _told(info: RunInfo, kept: dict[str, bytearray]) -> dict[str, Any]:
     return info.raw | {name: each.decode("utf-8", "replace") for name, each in kept.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 import json
+import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from controlplane_client._async.attachment import AsyncAttachment
 from controlplane_client._async.connection import AsyncConnection
 from controlplane_client._async.platform import blocking, sleep, tell
 from controlplane_client.errors import ControlPlaneError, Problem
+from controlplane_client.local_files import CHUNK_BYTES
 from controlplane_client.models import OutputPart, RunInfo, StreamEvent, Verified
 from controlplane_client.record_check import check_export
 from controlplane_client.retrying import seconds_before
@@ -237,14 +239,20 @@ class AsyncRun:
 
     async def _lines(self, format: str) -> AsyncIterator[bytes]:
         rest = b""
-        async with self._connection.answer(
-            "GET", f"{self._path}/export", repeatable=True, streamed=True, format=format
-        ) as answer:
-            async for content in answer.aiter_bytes():
+        async with aclosing(self._parts(format)) as parts:
+            async for content in parts:
                 *lines, rest = (rest + content).split(b"\n")
                 for line in lines:
                     yield line + b"\n"
-        if rest:
+
+    async def _parts(self, format: str) -> AsyncGenerator[bytes, None]:
+        part = b"\n"
+        async with self._connection.answer(
+            "GET", f"{self._path}/export", repeatable=True, streamed=True, format=format
+        ) as answer:
+            async for part in answer.aiter_bytes(CHUNK_BYTES):
+                yield part
+        if not part.endswith(b"\n"):
             raise ControlPlaneError("the export ended in the middle of a line")
 
     async def verify(self, public_key: str | None = None) -> Verified:
@@ -254,8 +262,13 @@ class AsyncRun:
         has not ended is not ok. Without it the record's own is taken, which shows damage but not
         who signed.
         """
-        lines = [line async for line in self.export()]
-        return await blocking(check_export, lines, public_key)
+        # The check goes through it line by line, and a record may be larger than the memory.
+        with tempfile.TemporaryFile() as file:
+            async with aclosing(self._parts("ndjson")) as parts:
+                async for part in parts:
+                    await blocking(file.write, part)
+            file.seek(0)
+            return await blocking(check_export, file, public_key)
 
     async def _read(self, what: str) -> Any:
         return await self._connection.json("GET", f"{self._path}/{what}", repeatable=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 import json
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ from controlplane_client._sync.attachment import Attachment
 from controlplane_client._sync.connection import Connection
 from controlplane_client._sync.platform import blocking, sleep, tell
 from controlplane_client.errors import ControlPlaneError, Problem
+from controlplane_client.local_files import CHUNK_BYTES
 from controlplane_client.models import OutputPart, RunInfo, StreamEvent, Verified
 from controlplane_client.record_check import check_export
 from controlplane_client.retrying import seconds_before
@@ -231,14 +233,20 @@ class Run:
 
     def _lines(self, format: str) -> Iterator[bytes]:
         rest = b""
-        with self._connection.answer(
-            "GET", f"{self._path}/export", repeatable=True, streamed=True, format=format
-        ) as answer:
-            for content in answer.iter_bytes():
+        with closing(self._parts(format)) as parts:
+            for content in parts:
                 *lines, rest = (rest + content).split(b"\n")
                 for line in lines:
                     yield line + b"\n"
-        if rest:
+
+    def _parts(self, format: str) -> Generator[bytes, None, None]:
+        part = b"\n"
+        with self._connection.answer(
+            "GET", f"{self._path}/export", repeatable=True, streamed=True, format=format
+        ) as answer:
+            for part in answer.iter_bytes(CHUNK_BYTES):
+                yield part
+        if not part.endswith(b"\n"):
             raise ControlPlaneError("the export ended in the middle of a line")
 
     def verify(self, public_key: str | None = None) -> Verified:
@@ -248,8 +256,13 @@ class Run:
         has not ended is not ok. Without it the record's own is taken, which shows damage but not
         who signed.
         """
-        lines = [line for line in self.export()]
-        return blocking(check_export, lines, public_key)
+        # The check goes through it line by line, and a record may be larger than the memory.
+        with tempfile.TemporaryFile() as file:
+            with closing(self._parts("ndjson")) as parts:
+                for part in parts:
+                    blocking(file.write, part)
+            file.seek(0)
+            return blocking(check_export, file, public_key)
 
     def _read(self, what: str) -> Any:
         return self._connection.json("GET", f"{self._path}/{what}", repeatable=True)
