@@ -171,6 +171,12 @@ GROUPS = {
         ),
         (
             "tests/workspaces/egress/decided/test_journal_waits.py",
+            "tests/workspaces/egress/decided/test_left_journals.py",
+            "tests/workspaces/egress/decided/test_settling_waits.py",
+            "tests/workspaces/egress/decided/test_journal_threads.py",
+            "tests/workspaces/egress/decided/test_journal_ends.py",
+            "tests/workspaces/egress/decided/test_stored_decisions.py",
+            "tests/workspaces/egress/decided/test_network_owners.py",
             "tests/workspaces/egress/decided/test_journal_files.py",
             "tests/workspaces/egress/decided/test_stored_once.py",
             "tests/workspaces/egress/decided/test_bounds.py",

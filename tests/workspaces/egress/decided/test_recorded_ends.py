@@ -21,7 +21,7 @@ from runs.recording.recorder import Recorder
 from tests.runs.executable import claim
 from tests.runs.record_factory import Source
 from tests.runs.recording.scripted_agent import ScriptedAgent, Spool, framed
-from tests.runs.recording.test_recorder import LIMITS
+from tests.runs.recording.whole_runs import LIMITS
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.egress.decided.decided_rows import (
     decision,
