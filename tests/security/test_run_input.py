@@ -24,7 +24,7 @@ from tests.conftest import OWNER, Api
 from tests.runs.executable import make_executable
 from tests.runs.ready import ready_attempt
 from tests.runs.recording.scripted_agent import ScriptedAgent
-from tests.runs.recording.test_recorder import AWAY, assert_whole, record, whole
+from tests.runs.recording.whole_runs import AWAY, assert_whole, record, whole
 from tests.runs.test_runs_api import run_queue as run_queue
 from workspaces.runtimes.base import AgentAnswer
 

@@ -19,7 +19,7 @@ from runs.recording.input_channel import InputChannel
 from runs.recording.thread_connections import Connections, Database
 from tests.runs.executable import make_executable
 from tests.runs.recording.scripted_agent import ScriptedAgent
-from tests.runs.recording.test_recorder import whole
+from tests.runs.recording.whole_runs import whole
 from workspaces.runtimes.base import AgentAnswer
 
 pytestmark = pytest.mark.django_db(transaction=True)

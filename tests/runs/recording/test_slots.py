@@ -21,7 +21,7 @@ from runs.recording.slots import Slots
 from runs.run_messages import RUN_REQUESTED
 from tests.runs.executable import boot_run, make_executable
 from tests.runs.recording.scripted_agent import ScriptedAgent, Spool
-from tests.runs.recording.test_recorder import LIMITS, whole
+from tests.runs.recording.whole_runs import LIMITS, whole
 from tests.stack.worker_process import eventually
 from tests.support.waiting import LONG_WAIT
 from workspaces.models import RuntimeInstance

@@ -11,7 +11,7 @@ import pytest
 from runs.models import Run
 from tests.runs.executable import boot_run
 from tests.runs.recording.scripted_agent import KEEPALIVE, ScriptedAgent, Tailed
-from tests.runs.recording.test_recorder import assert_whole, record, whole
+from tests.runs.recording.whole_runs import assert_whole, record, whole
 from workspaces.models import RuntimeInstance
 
 pytestmark = pytest.mark.django_db(transaction=True)
