@@ -78,7 +78,7 @@ def svc_environ(
         HOME=str(home),
         XDG_CONFIG_HOME=str(home / "config"),
         SVC_BASE_URL=api_process.url,
-        SVC_OWNER=OWNER,
+        SVC_OWNER_USER_ID=OWNER,
         LC_ALL="C.UTF-8",
     )
 

@@ -341,7 +341,7 @@ def ids(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def test_contexts_say_which_service_is_asked(svc: Svc, svc_environ: dict[str, str]) -> None:
     where = svc_environ["SVC_BASE_URL"]
-    none = {"SVC_BASE_URL": "", "SVC_OWNER": ""}
+    none = {"SVC_BASE_URL": "", "SVC_OWNER_USER_ID": ""}
     assert svc("config", **none).stdout.startswith("http://localhost:4000 for usr_local")
     svc("config", "set", "here", "--url", where, "--owner", OWNER, **none)
     svc("config", "set", "nowhere", "--url", "http://127.0.0.1:1", **none)
@@ -350,6 +350,21 @@ def test_contexts_say_which_service_is_asked(svc: Svc, svc_environ: dict[str, st
     assert svc("-c", "nowhere", "config", **none).stdout.startswith("http://127.0.0.1:1 ")
     svc("config", "rm", "here", **none)
     assert "nowhere" in svc("config", **none).stdout
+
+
+def test_the_owner_of_the_environment_may_have_its_older_name(svc: Svc) -> None:
+    assert f" for {OWNER} " in svc("config", SVC_OWNER="usr_older").stdout
+    older = svc("config", SVC_OWNER_USER_ID="", SVC_OWNER="usr_older").stdout
+    assert " for usr_older " in older
+
+
+def test_the_registry_of_the_environment_is_where_images_are_published(
+    svc: Svc, tmp_path: Path
+) -> None:
+    blueprint = tmp_path / "svc.json"
+    blueprint.write_text(json.dumps(HARNESS))
+    refused = svc("up", str(blueprint), SVC_REGISTRY_ID="elsewhere", code=1).stderr
+    assert "registry-not-found" in refused
 
 
 def test_an_address_without_its_protocol_is_said_to_lack_it(svc: Svc) -> None:

@@ -94,7 +94,7 @@ def test_it_passes_all_standard_tests_but_those_that_deepagents_itself_forbids(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
         PYTHONPATH=python_path(),
         SVC_BASE_URL=api_process.url,
-        SVC_OWNER=OWNER,
+        SVC_OWNER_USER_ID=OWNER,
     )
     cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314
     standard = [

@@ -94,7 +94,7 @@ def test_an_agent_edits_tests_and_serves_a_repository_in_a_workspace(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES[release]),
         PYTHONPATH=python_path(),
         SVC_BASE_URL=api_process.url,
-        SVC_OWNER=OWNER,
+        SVC_OWNER_USER_ID=OWNER,
     )
     assert " passed" in told
     assert "skipped" not in told

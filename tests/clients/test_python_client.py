@@ -435,6 +435,26 @@ def test_another_owners_workspace_is_not_there(
         other.connect(workspace.id)
 
 
+def test_owner_and_registry_are_those_of_the_environment_unless_given(
+    api_process: ApiProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SVC_OWNER_USER_ID", raising=False)
+    monkeypatch.delenv("SVC_OWNER", raising=False)
+    assert Client().owner == "usr_local"
+    monkeypatch.setenv("SVC_OWNER", "usr_older")
+    assert Client().owner == "usr_older"
+    monkeypatch.setenv("SVC_OWNER_USER_ID", OWNER)
+    monkeypatch.setenv("SVC_REGISTRY_ID", "elsewhere")
+    assert Client(owner="").owner == ""
+    with Client(api_process.url) as client:
+        assert client.owner == OWNER
+        with pytest.raises(NotFound) as caught:
+            client.create(HARNESS)
+        assert caught.value.code == "registry-not-found"
+        with pytest.raises(InvalidRequest):  # of the blueprint: this registry is there
+            client.create({"neither": 2}, registry=django_settings.REGISTRY_NAME)
+
+
 # ---------------------------------------------------------------- asyncio
 
 

@@ -7,7 +7,7 @@ The file is ``~/.config/svc/config.json`` (``SVC_CONFIG`` names another)::
       "contexts": {"work": {"baseUrl": "https://svc.example", "owner": "usr_ada"}}
     }
 
-``SVC_BASE_URL`` and ``SVC_OWNER`` go before it.
+``SVC_BASE_URL`` and ``SVC_OWNER_USER_ID`` (or its older name ``SVC_OWNER``) go before it.
 """
 
 from __future__ import annotations
@@ -74,5 +74,8 @@ def chosen(name: str | None) -> Context:
     return Context(
         wanted or "environment",
         os.environ.get("SVC_BASE_URL") or found.get("baseUrl") or DEFAULT_URL,
-        os.environ.get("SVC_OWNER") or found.get("owner") or DEFAULT_OWNER,
+        os.environ.get("SVC_OWNER_USER_ID")
+        or os.environ.get("SVC_OWNER")
+        or found.get("owner")
+        or DEFAULT_OWNER,
     )

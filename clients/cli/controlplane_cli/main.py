@@ -22,8 +22,8 @@ from controlplane_client import ControlPlaneError, Problem, __version__
 def cli(context: click.Context, name: str | None) -> None:
     """Workspaces: start them, work in them, read their records.
 
-    WORKSPACE is a name, an id, or the beginning or end of an id. SVC_BASE_URL and SVC_OWNER, or a
-    context of `svc config`, say which service is asked and for whom.
+    WORKSPACE is a name, an id, or the beginning or end of an id. SVC_BASE_URL and
+    SVC_OWNER_USER_ID, or a context of `svc config`, say which service is asked and for whom.
     """
     context.ensure_object(Session).use(name)
 

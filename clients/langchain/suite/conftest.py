@@ -1,6 +1,6 @@
 """The workspace that the suite works in, of a service that runs.
 
-``SVC_BASE_URL`` and ``SVC_OWNER`` say which.
+``SVC_BASE_URL`` and ``SVC_OWNER_USER_ID`` say which.
 """
 
 from __future__ import annotations

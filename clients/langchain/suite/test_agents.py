@@ -73,7 +73,7 @@ def test_the_agent_of_the_readme_works_in_a_workspace_and_leaves_its_record(
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     for written, here in (
         ("http://localhost:4000", os.environ["SVC_BASE_URL"]),
-        ("usr_local", os.environ["SVC_OWNER"]),
+        ("usr_local", os.environ["SVC_OWNER_USER_ID"]),
     ):
         assert written in example
         example = example.replace(written, here)

@@ -94,7 +94,7 @@ async def test_the_example_of_the_readme_works(capfd: pytest.CaptureFixture[str]
     steps = [patches(patch), executes("python3 sum.py"), [assistant_message("It printed 42.")]]
     for written, here in (
         ("http://localhost:4000", os.environ["SVC_BASE_URL"]),
-        ("usr_local", os.environ["SVC_OWNER"]),
+        ("usr_local", os.environ["SVC_OWNER_USER_ID"]),
     ):
         assert written in example
         example = example.replace(written, here)

@@ -22,7 +22,8 @@ class Client:
     """A client of one installation, for one owner. Close it, or use it in a ``with`` block.
 
     ``base_url`` is ``SVC_BASE_URL`` of the environment or ``http://localhost:4000`` unless told,
-    ``owner`` is ``SVC_OWNER`` or ``usr_local``; behind a proxy that says who asks give ``""``.
+    ``owner`` is ``SVC_OWNER_USER_ID`` or ``usr_local``; behind a proxy that says who asks give
+    ``""``. ``SVC_OWNER`` is the older name, and counts where the new one is not set.
     ``timeout`` is how many seconds may pass without a byte. A request that failed on its way is
     made again up to ``retries`` times, where that does nothing twice.
     """
@@ -38,7 +39,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.base_url = base_url or os.environ.get("SVC_BASE_URL") or "http://localhost:4000"
-        self.owner = os.environ.get("SVC_OWNER", "usr_local") if owner is None else owner
+        self.owner = owner_of_environment() if owner is None else owner
         self._connection = Connection(
             self.base_url,
             self.owner,
@@ -69,7 +70,7 @@ class Client:
         *,
         repository: str | None = None,
         tag: str = "latest",
-        registry: str = "default",
+        registry: str | None = None,
         name: str | None = None,
         ttl: int | None = None,
         members: Mapping[str, Any] | None = None,
@@ -82,13 +83,14 @@ class Client:
         """Create a workspace from a blueprint, and wait until it is ready unless told not to.
 
         Its image is published as ``repository``:``tag``; without a repository, in one of the
-        owner's own. ``ttl`` is after how many seconds it is stopped. ``members`` are added to the
+        owner's own. ``registry`` is a ``registryId``: ``SVC_REGISTRY_ID`` or ``default`` unless
+        given. ``ttl`` is after how many seconds it is stopped. ``members`` are added to the
         request, like ``credentials``. Under the same ``idempotency_key`` it is created once. What
         build and boot print meanwhile is told to ``on_output``.
         Raises ``NotReady`` when it fails, ``WaitTimeout`` after ``timeout`` seconds.
         """
         body: dict[str, Any] = {
-            "registryId": registry,
+            "registryId": registry or os.environ.get("SVC_REGISTRY_ID") or "default",
             "repository": repository or default_repository(self.owner),
             "tag": tag,
             "spec": dict(blueprint),
@@ -158,3 +160,9 @@ def default_repository(owner: str) -> str:
     if plain != owner:
         plain = f"{plain[:60]}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
     return f"workspaces/{plain}"
+
+
+def owner_of_environment() -> str:
+    """Return the owner of a client that was given none; ``""`` where the environment says so."""
+    older_name = os.environ.get("SVC_OWNER", "usr_local")
+    return os.environ.get("SVC_OWNER_USER_ID", older_name)
