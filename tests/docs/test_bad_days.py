@@ -32,8 +32,8 @@ SHOWN_BY = {
         f"{API}::test_a_delete_is_accepted_in_every_state_and_again",
         f"{API}::test_what_is_deleted_stays_deleted",
     ],
-    "starting what runs": [f"{API}::test_what_is_live_is_not_started_again"],
-    "starting what is being stopped, being deleted or deleted": [
+    "starting what is running": [f"{API}::test_what_is_live_is_not_started_again"],
+    "starting what is being stopped, is being deleted or is deleted": [
         f"{API}::test_what_is_being_stopped_or_deleted_is_not_started",
         f"{API}::test_what_is_deleted_stays_deleted",
     ],
@@ -50,7 +50,7 @@ SHOWN_BY = {
         f"{ENGINE}::test_a_build_from_which_the_engine_goes_away_says_so_and_leaves_nothing",
         f"{DISKS}::test_an_engine_that_is_down_is_called_by_its_name_and_builds_when_it_is_back",
     ],
-    "workspaces run there": [
+    "workspaces are running there": [
         f"{ENGINE}::test_workspaces_of_an_engine_that_is_down_are_not_taken_for_lost"
     ],
     "the build worker's, `SVC_DATA_DIR`": [
@@ -87,10 +87,10 @@ SHOWN_BY = {
     "the installation's, at `install.sh`": [
         f"{INSTALL}::test_a_full_disk_is_told_and_no_secret_is_lost_to_it"
     ],
-    "the one of `backups/`": [
+    "that of `backups/`": [
         f"{COMPOSE}::test_a_backup_for_which_there_is_no_room_leaves_the_service_as_it_was"
     ],
-    "the one of `.data`, at `make up`": [
+    "that of `.data`, at `make up`": [
         f"{UP}::test_a_full_disk_is_told_in_one_line_and_leaves_no_half_of_the_secrets"
     ],
     "`SVC_DATA_DIR`, when a build worker starts": [
@@ -123,7 +123,7 @@ SHOWN_BY = {
     "an image of the same plan": [
         "e2e/test_reuse.py::test_an_image_that_the_registry_lost_is_built_again"
     ],
-    "the image, between push and start, and the engine has none": [
+    "the image, between push and start, and the engine does not have it": [
         "workspaces/runtimes/runtime_suite.py::test_an_image_that_nobody_has_is_an_image_pull_failure"
     ],
     "the API's, which has `/metrics` too, or the web's": [
@@ -135,16 +135,16 @@ SHOWN_BY = {
     "one of `install.sh`": [
         f"{INSTALL}::test_every_port_that_is_taken_is_told_before_anything_is_started"
     ],
-    "one of `make up`, which nobody has named": [
+    "one of `make up` that you have not set": [
         "deploy/test_addresses.py::test_a_taken_port_is_replaced_by_a_free_one_that_is_kept"
     ],
-    "one of `make up`, which you have named": [
+    "one of `make up` that you have set": [
         "deploy/test_addresses.py::test_a_taken_port_that_was_asked_for_is_an_error"
     ],
     "others could read `deploy/.env`": [
         f"{INSTALL}::test_wrong_permissions_are_repaired_with_a_word"
     ],
-    "`deploy/.env` is somebody else's, or a link": [
+    "`deploy/.env` belongs to somebody else, or is a link": [
         f"{INSTALL}::test_secrets_of_another_account_are_refused",
         f"{INSTALL}::test_secrets_elsewhere_are_refused",
     ],
@@ -161,7 +161,7 @@ SHOWN_BY = {
     "a build is under way at an upgrade, and ends within `SVC_DRAIN_SECONDS`": [
         f"{COMPOSE}::test_a_build_under_way_is_not_lost_by_an_upgrade"
     ],
-    "a build is under way for longer than that": [
+    "a build takes longer than that": [
         f"{COMPOSE}::test_a_build_under_way_is_not_lost_by_an_upgrade"
     ],
     "an installation was removed with `--keep-data` and is installed again": [
