@@ -110,7 +110,7 @@ class ConnectedAccount(models.Model):
     status = models.CharField(max_length=16, choices=Status, default=Status.ACTIVE)
     sealed = models.BinaryField(null=True, editable=False)
     generation = models.PositiveIntegerField(
-        default=1, help_text="How often it was connected; a secret renewed since keeps it."
+        default=1, help_text="How often it was connected; renewing its secret does not count."
     )
     metadata = models.JSONField(default=dict, help_text="What may be shown of the account.")
     created_at = models.DateTimeField(auto_now_add=True)

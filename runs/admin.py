@@ -91,7 +91,7 @@ class RunAdmin(HistoryAdmin):
             except ControlPlaneError as exc:
                 self.message_user(request, f"{run.pk}: {exc.detail}", messages.ERROR)
             else:
-                self.message_user(request, f"{run.pk}: its end was asked for.")
+                self.message_user(request, f"{run.pk}: cancellation requested.")
 
     def get_urls(self) -> list[URLPattern]:
         """Add the page of the plain fields, and what the page of the record reads."""

@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
                 ('kind', models.CharField(choices=[('oauth-token', 'Oauth Token'), ('auth-json', 'Auth Json'), ('gh-cli-token', 'Gh Cli Token'), ('environment', 'Environment')], max_length=16)),
                 ('status', models.CharField(choices=[('active', 'Active'), ('invalid', 'Invalid'), ('archived', 'Archived')], default='active', max_length=16)),
                 ('sealed', models.BinaryField(null=True)),
-                ('generation', models.PositiveIntegerField(default=1, help_text='How often it was connected; a secret renewed since keeps it.')),
+                ('generation', models.PositiveIntegerField(default=1, help_text='How often it was connected; renewing its secret does not count.')),
                 ('metadata', models.JSONField(default=dict, help_text='What may be shown of the account.')),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('updated_at', models.DateTimeField(auto_now=True)),

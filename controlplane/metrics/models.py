@@ -19,7 +19,7 @@ class Count(models.Model):
         max_length=500, help_text="The labels' values in the order of the family, as JSON."
     )
     part = models.CharField(
-        max_length=16, help_text="Of a histogram the bucket's bound or `sum`, otherwise empty."
+        max_length=16, help_text="For a histogram the bucket's bound or `sum`, otherwise empty."
     )
     value = models.FloatField()
 

@@ -172,7 +172,7 @@ class Heartbeat(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text="The engine whose rows alone it claims; empty: those of all.",
+        help_text="The only engine whose rows it claims; empty: those of all.",
     )
     draining = models.BooleanField(default=False)
     slots = models.JSONField(

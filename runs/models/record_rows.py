@@ -26,24 +26,24 @@ class RunHead(models.Model):
     """
 
     run_number = models.BigIntegerField(primary_key=True)
-    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH, help_text="That of the run.")
+    owner_user_id = models.CharField(max_length=OWNER_MAX_LENGTH, help_text="The owner of the run.")
     source_id = models.CharField(max_length=64, blank=True)
     source_base = models.BigIntegerField(default=0)
     process_base = models.IntegerField(default=0)
     source_ended = models.BooleanField(
-        default=True, help_text="The present source has told its end in order."
+        default=True, help_text="The current source has reported its end."
     )
     past_sources = ArrayField(
         models.CharField(max_length=64),
         default=list,
-        help_text="Sources that others followed: what they still send is refused.",
+        help_text="Earlier sources: what they still send is refused.",
     )
     last_sequence = models.BigIntegerField(default=0)
     event_count = models.BigIntegerField(default=0)
     process_count = models.IntegerField(default=0)
     stream_bytes = models.JSONField(
         default=dict,
-        help_text='Where each stream ends as far as is known: {"process/stream": bytes}.',
+        help_text='Where each stream ends, as far as known: {"process/stream": bytes}.',
     )
     loss_count = models.IntegerField(default=0)
     coverage = models.JSONField(default=dict)
@@ -151,7 +151,7 @@ class RunProcess(models.Model):
     pid = models.BigIntegerField(null=True)
     argv = ArrayField(models.TextField(), default=list)
     cwd = models.TextField(blank=True)
-    name = models.TextField(blank=True, help_text="What it is in the run: a step's name, say.")
+    name = models.TextField(blank=True, help_text="What it is in the run, such as a step's name.")
     streams = ArrayField(models.SmallIntegerField(), default=list)
     started_us = models.BigIntegerField(null=True)
     ended_us = models.BigIntegerField(null=True)

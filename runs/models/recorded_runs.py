@@ -105,7 +105,7 @@ class Run(LeasedRow):
     exit_signal = models.CharField(max_length=16, blank=True)
     error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
     error_message = models.TextField(blank=True)
-    reported_diff = models.TextField(blank=True, help_text="Of a run that is not recorded.")
+    reported_diff = models.TextField(blank=True, help_text="For a run that is not recorded.")
     cancel_requested_at = models.DateTimeField(null=True)
     claim_count = models.PositiveIntegerField(default=0)
     queued_at = models.DateTimeField(db_default=Now())

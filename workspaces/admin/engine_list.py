@@ -44,7 +44,7 @@ class EngineAdmin(HistoryAdmin):
         """Take them out of placement; what runs there goes on."""
         self._each(request, chosen, _drained, "It takes nothing new.")
 
-    @admin.action(permissions=["operate"], description="End the draining")
+    @admin.action(permissions=["operate"], description="Undrain: place workspaces there again")
     def undrain(self, request: HttpRequest, chosen: QuerySet[Engine]) -> None:
         """Place workspaces there again."""
         self._each(request, chosen, _undrained, "It takes workspaces again.")

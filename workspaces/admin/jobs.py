@@ -169,7 +169,7 @@ class PackageIndexAdmin(HistoryAdmin):
     actions = ["sync"]
 
     @admin.action(
-        permissions=["operate"], description="Sync: have a build worker read the index anew"
+        permissions=["operate"], description="Sync: have a build worker read the index again"
     )
     def sync(self, request: HttpRequest, queryset: QuerySet[PackageIndex]) -> None:
         """Ask the workers; they do it within PACKAGE_SYNC_INTERVAL_MS."""

@@ -27,7 +27,7 @@ from workspaces.models.known_engines import CHANNEL, LOCAL_ENGINE
 
 log = structlog.get_logger(__name__)
 
-MESSAGE = "The engine that the workspace ran on is gone, and what was only there with it."
+MESSAGE = "The engine that the workspace ran on is gone, and with it what was stored only there."
 AT_ONCE = 200
 """How many runtimes end in one transaction."""
 LOOK_AGAIN_SECONDS = 0.5
@@ -252,8 +252,8 @@ def add_engine(name: str, *, url: str, certificates: bytes | None, engine_id: st
         twin = present.filter(engine_id=engine_id).values_list("name", flat=True).first()
         if twin is not None:
             raise EngineRefusedError(
-                f"This engine is known already: it is called {twin}. Where it is another machine "
-                "that was copied from that one, remove /etc/docker/key.json and the file engine-id "
+                f"This engine is already known: it is called {twin}. If it is another machine, "
+                "copied from that one, remove /etc/docker/key.json and the file engine-id "
                 "in its data folder, and restart it."
             )
         engine, _ = KnownEngine.objects.update_or_create(
@@ -298,7 +298,7 @@ def drain_engine(name: str, *, draining: bool) -> None:
             raise EngineRefusedError(f"The engine {name} was declared gone.")
         if draining and engine.state == states.LEAVING:
             raise EngineRefusedError(
-                f"The engine {name} is leaving already; manage.py engine undrain takes it back."
+                f"The engine {name} is already leaving; manage.py engine undrain takes it back."
             )
         KnownEngine.objects.filter(pk=name).update(state=state)
         announce(CHANNEL)

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='runtimeinstance',
             name='disk_bytes',
-            field=models.BigIntegerField(help_text='What its container and volumes took of the disk when measured last.', null=True),
+            field=models.BigIntegerField(help_text='Disk space of its container and volumes when last measured.', null=True),
         ),
         migrations.AddField(
             model_name='runtimeinstance',
@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='transition',
             name='detail',
-            field=models.TextField(blank=True, help_text='What its owner is told of the cause.'),
+            field=models.TextField(blank=True, help_text='What its owner is told about the cause.'),
         ),
         migrations.AlterField(
             model_name='transition',

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='networkguardreport',
             name='egress',
-            field=models.TextField(blank=True, help_text='Why no policy of hosts can be enforced; empty: they are.'),
+            field=models.TextField(blank=True, help_text='Why egress policies cannot be enforced; empty: they are.'),
         ),
         migrations.AlterField(
             model_name='workspaceevent',

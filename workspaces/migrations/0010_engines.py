@@ -43,8 +43,8 @@ class Migration(migrations.Migration):
                 ('engine_id', models.CharField(blank=True, help_text='What the engine calls itself, once it has answered.', max_length=128)),
                 ('memory_bytes', models.BigIntegerField(default=0)),
                 ('cpus', models.PositiveIntegerField(default=0)),
-                ('images', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=512), default=list, help_text='The repositories of which it has images of this installation.', size=None)),
-                ('seen_at', models.DateTimeField(help_text='When a build worker last had an answer of it.', null=True)),
+                ('images', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=512), default=list, help_text='The repositories of this installation of which it has images.', size=None)),
+                ('seen_at', models.DateTimeField(help_text='When it last answered a build worker.', null=True)),
                 ('added_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={

@@ -30,12 +30,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='egressnetwork',
             name='is_build',
-            field=models.BooleanField(db_default=False, default=False, help_text='Of a build: it keeps the policy that it began with.'),
+            field=models.BooleanField(db_default=False, default=False, help_text='For a build, which keeps the policy that it began with.'),
         ),
         migrations.AddField(
             model_name='egressnetwork',
             name='revision',
-            field=models.PositiveIntegerField(db_default=1, default=1, help_text='Counts the policies that it has had; proxies look for another one.'),
+            field=models.PositiveIntegerField(db_default=1, default=1, help_text='Counts its policies; proxies notice a new one by it.'),
         ),
         migrations.AlterField(
             model_name='workspaceevent',

@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='egressnetwork',
             name='settled_at',
-            field=models.DateTimeField(help_text='When its proxy has stored all that it has decided.', null=True),
+            field=models.DateTimeField(help_text='When its proxy had stored all its decisions.', null=True),
         ),
         migrations.AddIndex(
             model_name='egressnetwork',

@@ -282,7 +282,7 @@ class BuildJob(LeasedRow):
     max_attempts = models.PositiveIntegerField()
     queued_at = models.DateTimeField(db_default=Now())
     released_at = models.DateTimeField(
-        null=True, help_text="When the worker of a cancelled job had let go of all of it."
+        null=True, help_text="When the worker of a cancelled job had released all of it."
     )
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
@@ -292,7 +292,7 @@ class BuildJob(LeasedRow):
     published_digest_reference = models.CharField(max_length=1024, blank=True)
     published_digest = models.CharField(max_length=128, blank=True)
     image_removed_at = models.DateTimeField(
-        null=True, help_text="When the image was removed from the registry, as nobody needed it."
+        null=True, help_text="When the image was removed from the registry as no longer needed."
     )
     error_code = models.CharField(max_length=ERROR_CODE_MAX_LENGTH, blank=True)
     error_message = models.TextField(blank=True)

@@ -341,7 +341,7 @@ class RuntimeInstance(models.Model):
         help_text="The engine it was placed on (models.known_engines); of none when that is gone.",
     )
     disk_bytes = models.BigIntegerField(
-        null=True, help_text="What its container and volumes took of the disk when measured last."
+        null=True, help_text="Disk space of its container and volumes when last measured."
     )
     disk_looked_at = models.DateTimeField(
         null=True, help_text="When that was last tried, whether or not it could be measured."

@@ -47,12 +47,12 @@ class EgressNetwork(models.Model):
     is_build = models.BooleanField(
         default=False,
         db_default=False,
-        help_text="Of a build: it keeps the policy that it began with.",
+        help_text="For a build, which keeps the policy that it began with.",
     )
     revision = models.PositiveIntegerField(
         default=1,
         db_default=1,
-        help_text="Counts the policies that it has had; proxies look for another one.",
+        help_text="Counts its policies; proxies notice a new one by it.",
     )
     served_by = models.CharField(
         max_length=32,
@@ -65,7 +65,7 @@ class EgressNetwork(models.Model):
         null=True, help_text="Since when nothing may pass, as the record is about to end."
     )
     settled_at = models.DateTimeField(
-        null=True, help_text="When its proxy has stored all that it has decided."
+        null=True, help_text="When its proxy had stored all its decisions."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -28,7 +28,7 @@ class NetworkGuardReport(models.Model):
     enforced = models.BooleanField()
     detail = models.TextField()
     egress = models.TextField(
-        blank=True, help_text="Why no policy of hosts can be enforced; empty: they are."
+        blank=True, help_text="Why egress policies cannot be enforced; empty: they are."
     )
     checked_at = models.DateTimeField()
 

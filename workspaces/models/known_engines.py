@@ -133,11 +133,9 @@ class Engine(models.Model):
     images = ArrayField(
         models.CharField(max_length=512),
         default=list,
-        help_text="The repositories of which it has images of this installation.",
+        help_text="The repositories of this installation of which it has images.",
     )
-    seen_at = models.DateTimeField(
-        null=True, help_text="When a build worker last had an answer of it."
-    )
+    seen_at = models.DateTimeField(null=True, help_text="When it last answered a build worker.")
     added_at = models.DateTimeField(db_default=Now())
 
     objects = EngineQuerySet.as_manager()

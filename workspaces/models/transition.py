@@ -113,7 +113,7 @@ class Transition(LeasedRow):
     )
     kind = models.CharField(max_length=16, choices=Kind.choices)
     cause = models.CharField(max_length=16, choices=Cause.choices)
-    detail = models.TextField(blank=True, help_text="What its owner is told of the cause.")
+    detail = models.TextField(blank=True, help_text="What its owner is told about the cause.")
     requested_by = models.CharField(max_length=OWNER_MAX_LENGTH)
     requested_at = models.DateTimeField(db_default=Now())
     claim_count = models.PositiveIntegerField(default=0)

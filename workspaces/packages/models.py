@@ -33,15 +33,15 @@ class PackageIndex(models.Model):
     architecture = models.CharField(
         max_length=32, blank=True, help_text="As the distribution calls it, such as amd64."
     )
-    base_image = models.CharField(max_length=512, blank=True, help_text="Whose index was read.")
+    base_image = models.CharField(max_length=512, blank=True, help_text="The index's base image.")
     packages = models.PositiveIntegerField(default=0)
     read_at = models.DateTimeField(null=True, blank=True)
     requested_at = models.DateTimeField(
-        null=True, blank=True, help_text="An operator wants it read anew, whatever its age."
+        null=True, blank=True, help_text="An operator wants it read again, whatever its age."
     )
     tried_at = models.DateTimeField(null=True, blank=True)
-    failures = models.PositiveIntegerField(default=0, help_text="Since it was last read.")
-    error = models.TextField(blank=True, help_text="What the last try failed with.")
+    failures = models.PositiveIntegerField(default=0, help_text="Failures since it was last read.")
+    error = models.TextField(blank=True, help_text="Why the last attempt failed.")
 
     class Meta:
         verbose_name_plural = "package indexes"
@@ -70,7 +70,7 @@ class Package(models.Model):
     squeezed = models.CharField(
         max_length=NAME_MAX_LENGTH,
         db_collation="C",
-        help_text="The folded name without what people put differently: only a-z, 0-9 and +.",
+        help_text="The folded name with only a-z, 0-9 and + left.",
     )
     size = models.PositiveSmallIntegerField(help_text="Characters of the squeezed name.")
     stem = models.CharField(
@@ -132,7 +132,7 @@ class PackageOverride(models.Model):
         help_text="Empty: every family that has no override of its own for this name.",
     )
     name = models.CharField(
-        max_length=NAME_MAX_LENGTH, help_text="What people ask for; upper and lower case are one."
+        max_length=NAME_MAX_LENGTH, help_text="What people ask for; case is ignored."
     )
     packages = ArrayField(
         models.CharField(max_length=NAME_MAX_LENGTH),

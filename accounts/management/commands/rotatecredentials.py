@@ -44,17 +44,17 @@ class Command(BaseCommand):
                 lost.append(str(account_id))
         verb = "Would seal" if options["dry_run"] else "Sealed"
         self.stdout.write(
-            f"{verb} {resealed} accounts under the present key; {present} were already."
+            f"{verb} {resealed} accounts under the current key; {present} already were."
         )
         for what, rotate in rotated_too.items():
             done = rotate(options["dry_run"])
             if any(done):
                 self.stdout.write(
-                    f"{verb} {done.resealed} {what} under the present key; {done.present} were "
-                    f"already, {done.lost} open with no key that is known."
+                    f"{verb} {done.resealed} {what} under the current key; {done.present} "
+                    f"already were, {done.lost} cannot be opened with any known key."
                 )
         if lost:
             raise CommandError(
-                f"{len(lost)} accounts are sealed under a key that is not known, or damaged; their "
+                f"{len(lost)} accounts are sealed under an unknown key, or damaged; their "
                 f"owners have to connect them again: {', '.join(lost[:20])}"
             )

@@ -51,12 +51,12 @@ class Command(BaseCommand):
             self._tell("Erased so far", erased)
             raise CommandError(str(exc)) from exc
         except PruneUnderWay as exc:
-            raise CommandError("pruneruns is running; erase again when it has finished.") from exc
+            raise CommandError("pruneruns is running; try again when it has finished.") from exc
         self._tell("Erased", erased)
 
     def _ask(self, owner: str) -> None:
         if not sys.stdin.isatty():
-            raise CommandError("There is no terminal to ask at: add --yes.")
+            raise CommandError("There is no terminal to ask for confirmation on: add --yes.")
         if (
             input(
                 f"Everything that belongs to {owner} will be removed permanently. Repeat the name: "

@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
                 ('pk', models.CompositePrimaryKey('family', 'labels', 'part', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('family', models.CharField(max_length=80)),
                 ('labels', models.CharField(help_text="The labels' values in the order of the family, as JSON.", max_length=500)),
-                ('part', models.CharField(help_text="Of a histogram the bucket's bound or `sum`, otherwise empty.", max_length=16)),
+                ('part', models.CharField(help_text="For a histogram the bucket's bound or `sum`, otherwise empty.", max_length=16)),
                 ('value', models.FloatField()),
             ],
             options={

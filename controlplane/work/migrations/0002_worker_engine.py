@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='heartbeat',
             name='engine_name',
-            field=models.CharField(blank=True, db_default='', default='', help_text='The engine whose rows alone it claims; empty: those of all.', max_length=63),
+            field=models.CharField(blank=True, db_default='', default='', help_text='The only engine whose rows it claims; empty: those of all.', max_length=63),
         ),
     ]

@@ -20,20 +20,22 @@ from controlplane.settings_environment import is_loopback
 class Command(BaseCommand):
     """Runs the E2B facade; it needs the HTTP API, no database and no engine."""
 
-    help = "Serve E2B's SDKs. One signal lets calls end, two end at once."
+    help = "Serve E2B's SDKs. The first signal lets calls finish, a second stops it at once."
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until stopped."""
         if not settings.SVC_E2B_PORT:
-            raise CommandError("The E2B facade is off: SVC_E2B_PORT says on which port it listens.")
+            raise CommandError(
+                "The E2B facade is off: set SVC_E2B_PORT to the port that it should use."
+            )
         if not settings.WORKSPACE_SSH_GATEWAY_TOKEN:
             raise CommandError(
                 "WORKSPACE_SSH_GATEWAY_TOKEN is not set: no sandbox could be opened."
             )
         if not (is_loopback(settings.SVC_PUBLISHED_HOST) or settings.SVC_TRUSTED_OWNER_HEADER):
             raise CommandError(
-                f"{settings.SVC_PUBLISHED_HOST} is no loopback address, and E2B's API keys name "
+                f"{settings.SVC_PUBLISHED_HOST} is not a loopback address, and E2B's API keys name "
                 "nobody here: all who reach the port would act as the same owner. Put a proxy "
                 "before it that authenticates people, and set SVC_TRUSTED_OWNER_HEADER."
             )
@@ -42,7 +44,7 @@ class Command(BaseCommand):
             is_loopback(settings.SVC_BIND_HOST) or settings.SVC_TRUSTED_OWNER_HEADER or guarded
         ):
             raise CommandError(
-                f"{settings.SVC_BIND_HOST} is no loopback address, and nothing keeps workspaces "
+                f"{settings.SVC_BIND_HOST} is not a loopback address, and nothing keeps workspaces "
                 "from reaching it: they would act as the owner of all sandboxes. Set "
                 "SVC_BIND_HOST to a loopback address, SVC_NETWORK_GUARD, or "
                 "SVC_TRUSTED_OWNER_HEADER."

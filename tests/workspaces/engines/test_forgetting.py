@@ -138,7 +138,7 @@ def test_nothing_new_begins_on_an_engine_that_is_leaving(attempt: Attempt) -> No
     given = {"worker_id": "w", "lease": STALE, "engine": "second"}
     assert BuildJob.objects.claim(waiting.pk, **given) is None  # type: ignore[arg-type]
     assert not Engine.objects.take_starts("id-of-second")
-    with pytest.raises(EngineRefusedError, match="leaving already"):
+    with pytest.raises(EngineRefusedError, match="already leaving"):
         drain_engine("second", draining=True)
     assert "second: leaving" in typed("engine", "list")
 
@@ -332,7 +332,7 @@ def test_the_admin_ends_the_workers_of_one_of_several_engines(attempt: Attempt) 
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("ada", password="x"))
     page = client.get(PAGE, {"engine": "id-of-second"}).content.decode()
-    assert "Build workers that are ended first: worker-x" in page
+    assert "Build workers that are stopped first: worker-x" in page
     assert "Declare it gone" in page
     answer = client.post(PAGE, {"engine": "id-of-second"}, follow=True)
     assert "is leaving, and not gone yet" in str(next(iter(answer.context["messages"])))

@@ -14,8 +14,8 @@ class Command(BaseCommand):
     """Tells of each check what was seen, and what to do; exit code 1 when one has failed."""
 
     help = (
-        "Try what workspaces need of the Kubernetes cluster of KUBERNETES_NAMESPACE: permissions, "
-        "the pull of an image by digest, exec, limits, a volume and network policies."
+        "Check what workspaces need from the Kubernetes cluster of KUBERNETES_NAMESPACE: "
+        "permissions, the pull of an image by digest, exec, limits, a volume and network policies."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -38,7 +38,7 @@ class Command(BaseCommand):
     """Runs the egress proxy; it needs the network of the engine's machine, and the database."""
 
     help = (
-        "Answer the names and pass on the connections of workspaces that have an egress policy, "
+        "Resolve names and forward connections for workspaces that have an egress policy, "
         "as far as the policy allows. Runs on the engine's machine."
     )
     requires_system_checks = []
@@ -81,7 +81,7 @@ def _journal(folder: Path) -> Journal:
     except OSError as error:
         raise CommandError(
             f"The journal of decisions in {folder} cannot be written: {error.strerror or error}. "
-            "Nothing passes that is not written there first."
+            "Nothing passes unless it is written there first."
         ) from error
 
 

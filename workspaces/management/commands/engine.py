@@ -48,25 +48,25 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the subcommands."""
         commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-        commands.add_parser("list", help="show the engines and how they stand")
+        commands.add_parser("list", help="show the engines and their state")
         certificates = commands.add_parser(
-            "certificates", help="make the certificates for an engine of another machine"
+            "certificates", help="make the certificates for an engine on another machine"
         )
         certificates.add_argument("name", type=_name, metavar="NAME")
         certificates.add_argument(
             "--address", required=True, help="the IP address or host name at which it is reached"
         )
         certificates.add_argument(
-            "--folder", required=True, type=Path, help="where server and client are written"
+            "--folder", required=True, type=Path, help="gets the folders server and client"
         )
-        add = commands.add_parser("add", help="add an engine; it has to answer")
+        add = commands.add_parser("add", help="add an engine, which has to answer")
         add.add_argument("name", type=_name, metavar="NAME")
         add.add_argument("url", metavar="URL", help="tcp://host:port, or unix:///path")
         add.add_argument(
             "--certificates", type=Path, metavar="FOLDER", help="with ca.pem, cert.pem and key.pem"
         )
         add.add_argument(
-            "--replace", action="store_true", help="new address or certificates for a known engine"
+            "--replace", action="store_true", help="change how a known engine is reached"
         )
         for action, what in (
             ("drain", "place nothing new on an engine; what runs there goes on"),
@@ -130,8 +130,8 @@ class Command(BaseCommand):
         if options["replace"]:
             engines.replace_access(name, **given)
             self.stdout.write(
-                f"The engine {name} is reached so from now on. manage.py engineworkers starts "
-                "new workers; restart those that you have started yourself."
+                f"The engine {name} is reached this way from now on. manage.py engineworkers "
+                "starts new workers; restart those that you have started yourself."
             )
             return
         engines.add_engine(name, **given)
@@ -173,6 +173,6 @@ def _require_safe(url: str, *, secured: bool) -> None:
         raise CommandError("The address must be tcp://host:port or unix:///path.")
     if not secured and not is_loopback(parts.hostname):
         raise CommandError(
-            "An engine of another machine needs certificates: whoever reaches it without is root "
-            "there. Make them with manage.py engine certificates, and give --certificates."
+            "An engine on another machine needs certificates: without them, whoever reaches it is "
+            "root there. Make them with manage.py engine certificates, and give --certificates."
         )

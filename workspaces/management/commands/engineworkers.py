@@ -28,7 +28,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--only",
             choices=list(COMMANDS),
-            help="workers of this kind alone, where the two kinds have accounts of their own",
+            help="run only this kind of worker, if each kind has an account of its own",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -15,13 +15,13 @@ class Command(BaseCommand):
 
     help = (
         "List what the warm pool knows: plans that were started lately, and the containers that "
-        "wait for the next start. With a plan and a number: keep so many waiting."
+        "wait for the next start. With a plan and a number: keep that many waiting."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument(
-            "plan", nargs="?", metavar="PLAN", help="the plan, or how its digest begins"
+            "plan", nargs="?", metavar="PLAN", help="the plan, or the beginning of its digest"
         )
         parser.add_argument(
             "--keep",
