@@ -100,7 +100,7 @@ def open_accounts(
     if variables > MAX_ENVIRONMENT_BYTES:
         raise DeliveryError(
             TOO_LARGE,
-            f"The variables of the generic accounts have {variables} bytes together; a workspace "
+            f"The variables of the generic accounts have {variables} bytes in total; a workspace "
             f"gets at most {MAX_ENVIRONMENT_BYTES}.",
         )
     return opened
@@ -127,8 +127,8 @@ def _open(
     except sealing.SealError as exc:
         raise DeliveryError(
             UNOPENED,
-            f"{called} cannot be opened with the key of the build worker: connect it again, or "
-            "have the operator look at the key.",
+            f"{called} cannot be opened with the build worker's key: connect it again, or ask the "
+            "operator to check the key.",
         ) from exc
     return OpenedAccount(
         account.pk, Provider(account.provider), account.name, account.generation, secret
@@ -155,7 +155,7 @@ def document(opened: Sequence[OpenedAccount], *, github_host: str = "github.com"
     if len(content) > MAX_DOCUMENT_BYTES:
         raise DeliveryError(
             TOO_LARGE,
-            f"The secrets of all accounts have {len(content)} bytes together; a workspace gets "
+            f"The secrets of all accounts have {len(content)} bytes in total; a workspace gets "
             f"at most {MAX_DOCUMENT_BYTES}.",
         )
     return content

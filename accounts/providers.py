@@ -163,11 +163,11 @@ def _generic(name: str, given: str) -> Secret:
     if name.upper() in _RESERVED or name.upper().startswith(("SVC_", "LD_")):
         raise SecretRefused("This environment variable is reserved.", member="name")
     if any(ord(character) < 32 and character not in "\t\n\r" for character in given):
-        raise SecretRefused("A secret for the environment is text without control characters.")
+        raise SecretRefused("A secret for the environment must be text without control characters.")
     if len(given.strip().encode()) < SHORTEST_SECRET_BYTES:
         raise SecretRefused(
-            f"A secret for the environment has {SHORTEST_SECRET_BYTES} bytes or more: shorter ones "
-            "are part of ordinary words, so records could not be kept free of them."
+            f"A secret for the environment must have {SHORTEST_SECRET_BYTES} bytes or more: "
+            "shorter ones occur in ordinary text, so they could not be masked in records."
         )
     return Secret(Kind.ENVIRONMENT, given, {"environmentVariable": name})
 

@@ -94,7 +94,7 @@ def parse_public_key(text: str) -> PublicKey:
     reader = _Reader(blob)
     if reader.string() != algorithm.encode():
         raise PublicKeyRefused(
-            "key-algorithm-mismatch", "The key is not of the algorithm that the line names."
+            "key-algorithm-mismatch", "The key does not have the algorithm that the line names."
         )
     ALGORITHMS[algorithm](reader)
     reader.end()
@@ -175,8 +175,8 @@ def _read_rsa(reader: _Reader) -> None:
     if modulus.bit_length() < MIN_RSA_BITS:
         raise PublicKeyRefused(
             "key-too-short",
-            f"This RSA key has {modulus.bit_length()} bits; {MIN_RSA_BITS} are the least. "
-            "Make another one: ssh-keygen -t ed25519.",
+            f"This RSA key has {modulus.bit_length()} bits; at least {MIN_RSA_BITS} are "
+            "required. Make another one: ssh-keygen -t ed25519.",
         )
     if modulus.bit_length() > MAX_RSA_BITS:
         raise PublicKeyRefused(

@@ -59,7 +59,7 @@ async def messages(
             size = int.from_bytes(rest[1:5], "big")
             if size > MAX_JSON_BYTES:
                 raise Refused(
-                    413, "invalid_argument", f"A message may have {MAX_JSON_BYTES} bytes."
+                    413, "invalid_argument", f"A message may have at most {MAX_JSON_BYTES} bytes."
                 )
             if len(rest) < 5 + size:
                 break

@@ -120,7 +120,7 @@ class Filesystem:
             found += entries
             if len(found) > MAX_ENTRIES:
                 raise Refused(
-                    400, "resource_exhausted", f"That are more than {MAX_ENTRIES} entries."
+                    400, "resource_exhausted", f"There are more than {MAX_ENTRIES} entries."
                 )
             if depth < deepest:
                 folders += [
@@ -204,5 +204,5 @@ def _watched(body: dict[str, Any]) -> tuple[str, bool]:
 
 def _exists(problem: Conflict, path: str) -> Exception:
     if problem.code == "file-exists":
-        return Refused(409, "already_exists", f"{path} exists already.")
+        return Refused(409, "already_exists", f"{path} already exists.")
     return problem

@@ -53,7 +53,9 @@ class Exchange:
             try:
                 message = await asyncio.wait_for(self._receive(), silence)
             except TimeoutError:
-                raise Refused(408, "deadline_exceeded", "The body did not go on.") from None
+                raise Refused(
+                    408, "deadline_exceeded", "The rest of the body did not arrive."
+                ) from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             self._read_all = not message.get("more_body", False)
@@ -66,7 +68,7 @@ class Exchange:
         async for part in self.body():
             size += len(part)
             if size > limit:
-                raise Refused(413, "invalid_argument", f"A message may have {limit} bytes.")
+                raise Refused(413, "invalid_argument", f"A message may have at most {limit} bytes.")
             parts.append(part)
         return b"".join(parts)
 
@@ -142,9 +144,9 @@ def json_object(content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        raise Refused(400, "invalid_argument", "This is no JSON.") from None
+        raise Refused(400, "invalid_argument", "This is not JSON.") from None
     if not isinstance(value, dict):
-        raise Refused(400, "invalid_argument", "This is no JSON object.")
+        raise Refused(400, "invalid_argument", "This is not a JSON object.")
     return value
 
 

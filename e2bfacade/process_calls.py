@@ -94,7 +94,7 @@ class Processes:
         config = member(body, "process")
         args = config.get("args") or []
         if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
-            raise Refused(400, "invalid_argument", "args has to be a list of texts.")
+            raise Refused(400, "invalid_argument", "args has to be a list of strings.")
         size = member(member(body, "pty"), "size")
         terminal = (number(size, "cols", 80), number(size, "rows", 24)) if "pty" in body else None
         milliseconds = number(exchange.headers, "connect-timeout-ms")
@@ -229,7 +229,7 @@ async def check_user(
             name = base64.b64decode(encoded).decode().partition(":")[0]
         except ValueError:
             raise Refused(
-                400, "invalid_argument", "The user is not told as it should be."
+                400, "invalid_argument", "The user is given in an invalid form."
             ) from None
     if name in _USERS:
         return

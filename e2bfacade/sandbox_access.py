@@ -70,8 +70,8 @@ class Callers:
                 raise Refused(
                     401,
                     "unauthenticated",
-                    "Nobody said whose request this is: ask through the proxy that authenticates "
-                    "people. The API key names nobody here.",
+                    "The request names no owner: send it through the proxy that authenticates "
+                    "people. The API key identifies nobody here.",
                 )
         client = self._clients.get(owner)
         if client is None:
@@ -99,7 +99,7 @@ class Callers:
             raise Refused(
                 400,
                 "invalid_argument",
-                "This name is none of the service's; the operator adds it to SVC_ALLOWED_HOSTS.",
+                "The service does not answer to this name; SVC_ALLOWED_HOSTS lists those it knows.",
             )
         if "origin" in exchange.headers or "sec-fetch-site" in exchange.headers:
             raise Refused(403, "permission_denied", "Pages in browsers are not served here.")
@@ -126,7 +126,7 @@ class Callers:
         if not hmac.compare_digest(
             token.encode("utf-8", "replace"), self.token_of(client, sandbox_id).encode()
         ):
-            raise Refused(401, "unauthenticated", "The access token is none of this sandbox.")
+            raise Refused(401, "unauthenticated", "The access token is not that of this sandbox.")
         return client.workspace(sandbox_id)
 
     async def workspace_of_signature(
@@ -141,7 +141,7 @@ class Callers:
         ):
             raise Refused(401, "unauthenticated", "This address has expired; sign a new one.")
         client = self.client_of(exchange)
-        wrong = Refused(401, "unauthenticated", "The signature is none of a sandbox that runs.")
+        wrong = Refused(401, "unauthenticated", "The signature is not that of a running sandbox.")
         found = _SANDBOX_HOST.fullmatch(_name(exchange.headers.get("host", "")))
         if found is not None:
             if not signature.fits(self.token_of(client, found[2])):
@@ -164,7 +164,7 @@ class Callers:
         if _SANDBOX_ID.fullmatch(named) is None:
             raise not_running(named or "a sandbox that was not named")
         if port != ENVD_PORT:
-            raise Refused(501, "unimplemented", "Ports of sandboxes are reached over previews.")
+            raise Refused(501, "unimplemented", "Ports of sandboxes are reached through previews.")
         return named
 
 

@@ -296,7 +296,9 @@ class Sandboxes:
         workspace = self._callers.client_of(exchange).workspace(info.id)
         result = await workspace.exec(["python3", "-c", _METRICS], timeout=10)
         if not result.ok:
-            raise Refused(500, "internal", f"It could not be measured: {result.stderr[-200:]}")
+            raise Refused(
+                500, "internal", f"The sandbox could not be measured: {result.stderr[-200:]}"
+            )
         now = datetime.now(UTC)
         told = json.loads(result.stdout)
         times = {"timestamp": _moment(now), "timestampUnix": int(now.timestamp())}
@@ -431,8 +433,8 @@ def _not_persistent(template: str) -> Refused:
     return Refused(
         409,
         "failed_precondition",
-        f"A sandbox of the template {template} loses its files when it is paused. The operator "
-        'gives its blueprint "runtime": {"persistence": "persistent"} to allow that.',
+        f"A sandbox of the template {template} loses its files when it is paused. To allow "
+        'pausing, the operator gives its blueprint "runtime": {"persistence": "persistent"}.',
     )
 
 

@@ -55,7 +55,7 @@ class Transfers:
 
     async def _send(self, exchange: Exchange, workspace: AsyncWorkspace, path: str) -> None:
         if not path:
-            raise Refused(400, "invalid_argument", "path says which file.")
+            raise Refused(400, "invalid_argument", "path has to say which file.")
         try:
             info = await workspace.files.stat(path)
             if info.is_dir:
@@ -91,7 +91,7 @@ class Transfers:
             await self._receive(exchange, spool)
             if not kind.startswith("multipart/form-data"):
                 if not path:
-                    raise Refused(400, "invalid_argument", "path says which file.")
+                    raise Refused(400, "invalid_argument", "path has to say which file.")
                 stored = [await self._write(workspace, path, spool)]
             else:
                 stored = await self._store_parts(workspace, path, kind, spool)
@@ -102,7 +102,7 @@ class Transfers:
     ) -> list[dict[str, str]]:
         found = _BOUNDARY.search(kind)
         if found is None or not spool.tell():
-            raise Refused(400, "invalid_argument", "The form has no boundary, or nothing in it.")
+            raise Refused(400, "invalid_argument", "The form has no boundary, or is empty.")
         with mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ) as content:
             parts = list(parts_of(content, (found[1] or found[2]).encode("latin-1")))
             if not parts:
@@ -123,7 +123,7 @@ class Transfers:
         if encoding not in {"identity", "gzip"}:
             raise Refused(415, "invalid_argument", "The body may be compressed with gzip only.")
         unpack = zlib.decompressobj(31) if encoding == "gzip" else None
-        broken = Refused(400, "invalid_argument", "The body is no sound gzip.")
+        broken = Refused(400, "invalid_argument", "The body is not valid gzip.")
         size, begun = 0, False
         async for part in exchange.body():
             begun = True
@@ -139,7 +139,7 @@ class Transfers:
                 part = b"" if unpack is None else unpack.unconsumed_tail
                 size += len(piece)
                 if size > self._max_file_bytes:
-                    told = f"A file may have {self._max_file_bytes} bytes."
+                    told = f"A file may have at most {self._max_file_bytes} bytes."
                     raise Refused(413, "invalid_argument", told)
                 await asyncio.to_thread(spool.write, piece)
         if unpack is not None and begun and not unpack.eof:
@@ -166,7 +166,7 @@ class Part:
 
 def parts_of(content: mmap.mmap | bytes, boundary: bytes) -> Iterator[Part]:
     """Give the files of a form (RFC 7578). Raises ``Refused`` for what is no form."""
-    broken = Refused(400, "invalid_argument", "The form is broken.")
+    broken = Refused(400, "invalid_argument", "The form is malformed.")
     mark = b"--" + boundary
     if content[: len(mark)] != mark:
         raise broken
@@ -182,7 +182,7 @@ def parts_of(content: mmap.mmap | bytes, boundary: bytes) -> Iterator[Part]:
         if named is not None:
             yield Part(_plain(named[1]), start + 4, max(end, start + 4))
         at = end + 2 + len(mark)
-    raise Refused(400, "invalid_argument", f"A form may have {MAX_PARTS} files.")
+    raise Refused(400, "invalid_argument", f"A form may have at most {MAX_PARTS} files.")
 
 
 def _plain(name: bytes) -> str:

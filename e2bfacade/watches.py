@@ -124,7 +124,7 @@ class Watches:
             async with aclosing(_lines(run)) as lines:
                 async for line in lines:
                     yield {"start": {}} if line.get("ready") else {"filesystem": line}
-            raise Refused(404, "not_found", f"{path} is there no more.")
+            raise Refused(404, "not_found", f"{path} no longer exists.")
         finally:
             await asyncio.shield(_stop(run))
 
@@ -170,7 +170,7 @@ class Watches:
         watch = self._watches.get(watcher_id)
         whose = (workspace._connection.owner, workspace.id)
         if watch is None or (watch.owner, watch.workspace_id) != whose:
-            raise Refused(404, "not_found", "There is no such watch; begin it again.")
+            raise Refused(404, "not_found", "There is no such watch; start it again.")
         return watch
 
     async def _end(self, watch: Watch) -> None:
@@ -193,7 +193,7 @@ async def _collect(watch: Watch, path: str, ready: asyncio.Future[None]) -> None
                 watch.waiting_bytes += len(json.dumps(line))
                 if len(watch.events) > MAX_EVENTS or watch.waiting_bytes > MAX_EVENT_BYTES:
                     raise Refused(429, "resource_exhausted", "Nobody has fetched the events.")
-        raise Refused(404, "not_found", f"{path} is there no more.")
+        raise Refused(404, "not_found", f"{path} no longer exists.")
     except Exception as error:
         watch.ended = error if isinstance(error, Refused) else _strange()
         if not ready.done():
@@ -239,7 +239,9 @@ def _line(line: bytes) -> dict[str, Any]:
 
 def _strange() -> Refused:
     return Refused(
-        500, "internal", "It cannot be watched: python3 of the sandbox tells what is no event."
+        500,
+        "internal",
+        "It cannot be watched: the sandbox's python3 sent something else than events.",
     )
 
 

@@ -181,7 +181,7 @@ class RegistryClient:
     def delete_manifest(self, repository: str, digest: str) -> bool:
         """Delete a manifest and the tags that name it; ``False`` when there was none."""
         if not is_digest(digest):
-            raise InvalidReferenceError("A manifest is deleted by its digest.")
+            raise InvalidReferenceError("A manifest can be deleted only by its digest.")
         answer = self._send("DELETE", self._manifest_path(repository, digest))
         if answer.status == 404:
             return False

@@ -150,7 +150,7 @@ def _several(what: str, processes: Sequence[RunProcess]) -> ValidationFailed:
     shown = ", ".join(str(process.process_number) for process in processes[:SHOWN_PROCESSES])
     more = len(processes) - SHOWN_PROCESSES
     named = f"{shown} and {more} more" if more > 0 else shown
-    detail = f"The run has several {what}, say which one: {named}."
+    detail = f"The run has several {what}; choose one: {named}."
     return ValidationFailed([Fault("required", detail, parameter="processId")])
 
 

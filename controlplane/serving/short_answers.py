@@ -28,12 +28,12 @@ def refusal_of(error: Exception) -> ControlPlaneError:
         case LimitRequestLine() | LimitRequestHeaders():
             return HeadTooLarge("The request line and the headers are too large.")
         case ExpectedMore():
-            return ExpectationFailed("Only 100-continue can be expected.")
+            return ExpectationFailed("The only supported expectation is 100-continue.")
         case UnsupportedTransferCoding():
-            told = "Only the transfer coding chunked is read."
+            told = "The only supported transfer coding is chunked."
             return BadRequest(told, code="malformed-request")
         case ParseException():
-            return BadRequest("This is no sound HTTP request.", code="malformed-request")
+            return BadRequest("This is not a valid HTTP request.", code="malformed-request")
         case _:
             return ControlPlaneError("An unexpected error occurred.")
 

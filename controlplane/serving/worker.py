@@ -36,7 +36,7 @@ _QUEUED_SECONDS = 60.0
 _QUEUE_AGAIN_SECONDS = 5
 _HALF_CLOSED = BadRequest(
     "Nothing was done: the client ended its side of the connection while the call waited for its "
-    "turn. Keep it open until the answer is there.",
+    "turn. Keep it open until the answer arrives.",
     code="connection-half-closed",
 )
 

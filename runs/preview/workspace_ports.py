@@ -141,7 +141,7 @@ class WorkspacePorts:
             connection.close()
             slow = isinstance(error, TimeoutError)
             why = "it takes too long to answer" if slow else error.strerror or str(error)
-            detail = f"The server on port {port} does not take the connection: {why}."
+            detail = f"The server on port {port} does not accept the connection: {why}."
             raise PreviewRefused(502, "connect-failed", detail) from None
         except BaseException:
             connection.close()

@@ -114,7 +114,7 @@ def _judged_addresses(
         found = look_up(source.host, timeout=timeout, cancelled=cancelled)
     except ValueError:
         raise SourceError(
-            "source-url-forbidden", f"The host of {source} is an address in an unusual spelling."
+            "source-url-forbidden", f"The host of {source} is an address in an unusual notation."
         ) from None
     except LookupTimedOutError:
         raise SourceError(

@@ -35,7 +35,7 @@ def _host(text: str) -> str:
     below = name.startswith("*.")
     labels = name.removeprefix("*.").split(".")
     if _is_address(name):
-        raise PydanticCustomError("malformed", "must be a name: addresses have no rule.")
+        raise PydanticCustomError("malformed", "must be a name: rules cannot have addresses.")
     if not name.isascii():
         raise PydanticCustomError("malformed", "must be written in ASCII, as xn--… where needed.")
     if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):

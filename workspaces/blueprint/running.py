@@ -110,7 +110,7 @@ class Lifecycle(Part):
         if len(info.data.get("setup", ())) + len(startup.steps) > MAX_STEPS:
             raise PydanticCustomError(
                 "too-many",
-                "and setup must not hold more than {limit} steps together.",
+                "and setup must not hold more than {limit} steps in total.",
                 {"limit": MAX_STEPS, "at": ("steps",)},
             )
         return startup
@@ -132,7 +132,7 @@ class Network(Part):
     def _has_a_network(cls, egress: Egress | None, info: ValidationInfo) -> Egress | None:
         if egress is not None and info.data.get("outbound") is False:
             raise PydanticCustomError(
-                "not-allowed", "cannot be used with outbound false: nothing is reached then."
+                "not-allowed", "cannot be used with outbound false: nothing can be reached then."
             )
         return egress
 

@@ -112,8 +112,8 @@ def egress_of(
     if not settings.SVC_CREDENTIALS_KEY and any(map(_opens_tls, egress.rules)):
         raise LaunchError(
             "egress-not-enforced",
-            "Rules with methods, paths or a credential have TLS opened, which takes an authority "
-            "whose key is sealed: this installation has no SVC_CREDENTIALS_KEY.",
+            "Rules with methods, paths or a credential require TLS to be opened, by an authority "
+            "whose key is kept sealed: this installation has no SVC_CREDENTIALS_KEY.",
         )
     if is_build:
         policy = policy.without_credentials()
@@ -133,7 +133,7 @@ def policy_of(egress: Egress, references: Sequence[Reference]) -> Policy:
         raise LaunchError("egress-not-enforced", error.errors[0].detail) from error
     except UnknownPreset as error:
         raise LaunchError(
-            "egress-not-enforced", f"This installation has no preset {error} any more."
+            "egress-not-enforced", f"This installation no longer has the preset {error}."
         ) from error
     except PresetsError as error:
         log.error("egress_presets_not_read", reason=str(error))

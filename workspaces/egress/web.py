@@ -96,7 +96,7 @@ async def read_request(begun: bytes, reader: Input) -> Request:
     except h11.RemoteProtocolError as error:
         # What stands behind the colon is what the client has said, perhaps with a secret.
         what = str(error).partition(":")[0]
-        raise BadRequest(f"It is no HTTP request: {what}.") from error
+        raise BadRequest(f"This is not an HTTP request: {what}.") from error
     if not isinstance(event, h11.Request):
         raise EOFError
     headers = [(bytes(name), bytes(value)) for name, value in event.headers]
@@ -107,7 +107,7 @@ async def read_request(begun: bytes, reader: Input) -> Request:
     if method == "CONNECT" or not (target.startswith(b"/") or target == b"*"):
         raise BadRequest("Requests to a proxy are not passed on: connect to the host itself.")
     if b"content-length" in names and b"transfer-encoding" in names:
-        raise BadRequest("The request says in two ways how long its body is.")
+        raise BadRequest("The request gives the length of its body in two ways.")
     if len(hosts) != 1:
         raise BadRequest("The request has no Host.")
     if any(byte <= 0x20 for byte in hosts[0]):

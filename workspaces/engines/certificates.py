@@ -162,7 +162,7 @@ def unpacked(engine: Engine) -> Path:
             opened = crypto.unseal(sealed, keys={_KEY_ID: _key()}, context=_context(engine.name))
         except SealError as error:
             raise CertificatesError(
-                f"The certificates of the engine {engine.name} do not open: "
+                f"The certificates of the engine {engine.name} cannot be opened: "
                 "SVC_RECORD_SIGNING_KEY was changed. Give them again (manage.py engine add "
                 "--replace)."
             ) from error

@@ -62,7 +62,7 @@ def engine_id_at(url: str, certificates: Path | None) -> str:
         adapter.check()
         found = adapter.engine_id()
     if not found:
-        raise LaunchError("adapter-unavailable", "The engine does not say what it is called.")
+        raise LaunchError("adapter-unavailable", "The engine does not report its id.")
     return found
 
 

@@ -88,8 +88,8 @@ def approve_proposal(
         present = _present(sandbox.spec)
         if len(present.rules) >= MAX_RULES:
             raise Conflict(
-                f"The policy has {MAX_RULES} rules, which are all that it can have: replace some "
-                "of them by one.",
+                f"The policy has {MAX_RULES} rules, the most that it can have: replace some of "
+                "them with one.",
                 code="egress-rules-full",
             )
         wanted = tuple(ports or ((proposal.port,) if proposal.port else DEFAULT_PORTS))
@@ -129,7 +129,8 @@ def _waiting(workspace_id: uuid.UUID, proposal_id: uuid.UUID) -> EgressProposal:
     proposal = mine.select_for_update().filter(pk=proposal_id).first()
     if proposal is None:
         raise NotFound(
-            "There is no such proposal, or it was decided on.", code="egress-proposal-not-found"
+            "There is no such proposal, or it was already decided.",
+            code="egress-proposal-not-found",
         )
     return proposal
 

@@ -144,8 +144,8 @@ def _engine_lost(name: str, since: datetime, what: str) -> Reason:
         ENGINE_LOST,
         f"The engine {name} does not answer. {what}",
         since,
-        "All goes on when the engine answers again. An operator who knows that it is gone for good "
-        "says so (manage.py engine forget).",
+        "Everything continues when the engine answers again. If it is gone for good, an operator "
+        "has to declare that (manage.py engine forget).",
         engine=name,
     )
 
@@ -176,8 +176,8 @@ def _machine_lost(runtime: RuntimeInstance) -> Reason:
         NODE_LOST,
         runtime.error_message,
         runtime.finished_at or runtime.updated_at,
-        "It ends when the cluster has its Pod no more: the node is back, or an operator who knows "
-        "that it is gone for good removes the Pod (kubectl delete pod --force).",
+        "This ends when the cluster no longer has its Pod: when the node is back, or when an "
+        "operator who knows that it is gone for good removes the Pod (kubectl delete pod --force).",
     )
 
 
@@ -238,8 +238,8 @@ def _held_back(job: BuildJob | None, around: Surroundings) -> Reason | None:
             ENGINE_DRAINING,
             "No engine takes starts: each is being drained or was declared gone.",
             since,
-            "It starts when an operator ends a draining (manage.py engine undrain) or adds an "
-            "engine (manage.py engine add).",
+            "It starts when an operator undrains an engine (manage.py engine undrain) or adds "
+            "one (manage.py engine add).",
         )
     if engine_name not in around.draining:
         return None
@@ -247,7 +247,7 @@ def _held_back(job: BuildJob | None, around: Surroundings) -> Reason | None:
         ENGINE_DRAINING,
         f"The engine {engine_name} takes no starts: it is being drained.",
         since,
-        "It starts when an operator ends that (manage.py engine undrain); it does not start on "
+        "It starts when an operator undrains it (manage.py engine undrain); it does not start on "
         "another engine while its files are on this one.",
         engine=engine_name,
     )

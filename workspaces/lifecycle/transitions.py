@@ -274,6 +274,7 @@ def _relation(start: NewStart, sandbox: Sandbox) -> Sandbox.Relation:
         return Sandbox.Relation.RESUME if published else Sandbox.Relation.RETRY
     if start.relation == Sandbox.Relation.RESUME and not published:
         raise Conflict(
-            "No image of the workspace was published yet; retry instead.", code="nothing-published"
+            "No image of the workspace has been published yet; retry instead.",
+            code="nothing-published",
         )
     return start.relation

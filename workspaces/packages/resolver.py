@@ -179,7 +179,7 @@ def _in_index(query: Query, family: OsFamily, facts: Facts, *, known: bool) -> R
             Status.AMBIGUOUS,
             Source.INDEX,
             reason=Reason.SIMILAR_NAMES,
-            detail=f"{family.title} tells {_listed(names)} apart.",
+            detail=f"On {family.title}, {_listed(names)} are different packages.",
             alternatives=names,
         )
     if known:

@@ -140,7 +140,7 @@ def _take(
     for package in found.packages:
         if not is_package_name(package.name, family):
             # Of an override or an index that was stored before such names were refused.
-            told = f"it stands for '{package.name}', which is no valid package name on"
+            told = f"it stands for '{package.name}', which is not a valid package name on"
             text = f"This cannot be installed: {told} {family.title}."
             faults.append(Fault(_CODES[Reason.NAME_INVALID], text, pointer=f"{here}/id"))
             continue

@@ -137,7 +137,7 @@ def test_a_token_that_is_not_shared_is_told(hall: Hall) -> None:
 
 
 REFUSALS = [
-    (409, {"message": "container is not running"}, "container does not run"),
+    (409, {"message": "container is not running"}, "container is not running"),
     (409, {"message": "container is paused, unpause it"}, "container is paused"),
     (404, {"message": "no such container"}, "container is gone"),
     (500, {"message": "out of \x1b[31m order"}, r"out of"),

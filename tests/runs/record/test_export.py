@@ -202,7 +202,7 @@ def test_which_terminal_is_recorded_has_to_be_said_where_there_are_several(
 
     assert answer.codes == {"processId": "required"}
     detail = answer.body["errors"][0]["detail"]
-    assert detail.startswith("The run has several terminals, say which one: 1, 2, 3,")
+    assert detail.startswith("The run has several terminals; choose one: 1, 2, 3,")
     assert detail.endswith(", 50 and 10 more.")
     header, events = cast(api, run, "&processId=7")
     assert header["term"]["cols"] == 87

@@ -136,7 +136,7 @@ def test_the_leader_is_taken_that_has_such_a_stream(api: Api, run: Run, source: 
         assert api.get(f"{base}?stream={stream}").body["processId"] == str(shell)
     answer = api.get(f"{base}?stream=stdout", expect=400)
     assert answer.codes == {"processId": "required"}
-    assert "say which one: 2, 3." in answer.body["errors"][0]["detail"]
+    assert "choose one: 2, 3." in answer.body["errors"][0]["detail"]
 
 
 @pytest.mark.parametrize("number", ["0", "2", "2147483647", "2147483648", str(2**63 - 1)])

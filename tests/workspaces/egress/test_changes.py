@@ -307,4 +307,4 @@ def test_an_operator_decides_in_the_admin() -> None:
     assert hosts(attempt) == ["a.test", "b.test"]
     assert WorkspaceEvent.objects.get(type="egress.changed").data["requestedBy"] == "ada"
     (told,) = act(staff, EgressProposal, "approve", [wanted])
-    assert "was decided on" in told
+    assert "was already decided" in told

@@ -306,7 +306,7 @@ def test_files_that_are_cut_short_are_not_taken_for_the_whole(
     with adapter.read_files(request_.run_id, "/var/lib/svc/runs") as chunks:
         assert chunks is not None
         assert next(chunks) == b"one"
-        with pytest.raises(LaunchError, match="not sent any more"):
+        with pytest.raises(LaunchError, match="no longer being sent"):
             next(chunks)
 
 

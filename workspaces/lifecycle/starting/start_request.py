@@ -104,7 +104,9 @@ def check_egress(blueprint: Blueprint) -> None:
         presets = read_presets(settings.SVC_EGRESS_PRESETS)
     except PresetsError as error:
         log.error("egress_presets_not_read", reason=str(error))
-        detail = "The presets of this installation cannot be read; its operator has to mend them."
+        detail = (
+            "The presets of this installation cannot be read; its operator has to correct them."
+        )
         raise ValidationFailed(
             [Fault("unknown-preset", detail, pointer="/spec/runtime/network/egress/presets")]
         ) from error

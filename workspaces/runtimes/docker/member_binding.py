@@ -39,8 +39,10 @@ def bind(
         raise LaunchError("agent-silent", f"The agent gave no answer for {seconds:g} s.")
     if answer.exit_code != 0:
         said = boot.one_line(answer.stderr.decode("utf-8", "replace")) or "it gave no reason"
-        raise LaunchError("launch-refused", f"The agent did not accept what it is to be: {said}")
+        raise LaunchError("launch-refused", f"The agent did not accept its configuration: {said}")
     status = boot.parse_status(answer.stdout)
     if status is not None and status.phase == boot.UNBOUND:
-        raise LaunchError("agent-silent", "The agent was told what it is to be and did not go on.")
+        raise LaunchError(
+            "agent-silent", "The agent was given its configuration and did not continue."
+        )
     return status

@@ -127,7 +127,7 @@ def refusal(status: int, said: bytes) -> LaunchError:
     if status == 404:
         return LaunchError("runtime-gone", "The workspace's container is gone.")
     if status == 409:
-        return LaunchError("runtime-not-running", "The workspace's container does not run.")
+        return LaunchError("runtime-not-running", "The workspace's container is not running.")
     try:
         reason = str(json.loads(said)["message"])
     except (ValueError, KeyError, TypeError):

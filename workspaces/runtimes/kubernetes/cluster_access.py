@@ -108,5 +108,5 @@ class Access:
     def _unreadable(self) -> LaunchError:
         where = "the kubeconfig" if self._kubeconfig else "the Pod's service account"
         return LaunchError(
-            "adapter-unavailable", f"The way to the cluster cannot be read from {where}."
+            "adapter-unavailable", f"The cluster's address and account cannot be read from {where}."
         )

@@ -26,7 +26,7 @@ def refusal_of(status: int, content: bytes) -> LaunchError:
     except (ValueError, KeyError, TypeError):
         message = content.decode("utf-8", "replace")
     if any(each in message for each in _NOT_RUNNING):
-        return LaunchError("runtime-not-running", "The workspace's Pod does not run.")
+        return LaunchError("runtime-not-running", "The workspace's Pod is not running.")
     if status == 404:
         return LaunchError("runtime-gone", "The workspace has no Pod.")
     if status in (401, 403):

@@ -111,7 +111,7 @@ def _chunks(first: bytes, channel: ExecChannel) -> Iterator[bytes]:
     # is whole: a file that changes is 1.
     code = channel.exit_code()
     if data is None or code is None or code > 128:
-        raise LaunchError("adapter-unavailable", "The Pod's files are not sent any more.")
+        raise LaunchError("adapter-unavailable", "The Pod's files are no longer being sent.")
 
 
 def _run(

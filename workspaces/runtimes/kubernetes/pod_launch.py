@@ -108,7 +108,7 @@ class Launch:
             raise LaunchError(
                 "egress-not-enforced",
                 "Egress policies by host name are not enforced on Kubernetes: no egress proxy "
-                "stands beside the Pods.",
+                "runs beside the Pods.",
             )
         if self._guarded or not self._request.outbound:
             self._doing = "the cluster's network policies were being probed"

@@ -133,7 +133,7 @@ class NetworkGuard:
         if not _listens(listening, self._egress_port):
             raise LaunchError(
                 "egress-not-enforced",
-                "The egress proxy does not run on the engine's machine (manage.py egressproxy, "
+                "The egress proxy is not running on the engine's machine (manage.py egressproxy, "
                 f"port {self._egress_port}), so the workspace would reach nothing.",
             )
 
