@@ -143,7 +143,7 @@ def test_a_run_on_a_node_that_the_cluster_has_given_up_says_so_while_it_may_be_g
     run = on_lost_node()
     shown = reason(api, run)
     assert (shown["code"], shown["message"]) == ("node-lost", "The node n7 does not answer.")
-    assert "no more: the node is back" in shown["next"]
+    assert "no longer has its Pod: when the node is back" in shown["next"]
     Run.objects.filter(pk=run.pk).settle(Run.Status.FAILED)
     assert "reason" not in api.get(f"/v1/runs/{run.pk}").body
 

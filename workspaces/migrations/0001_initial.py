@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('family', models.CharField(max_length=16, primary_key=True, serialize=False)),
                 ('architecture', models.CharField(blank=True, help_text='As the distribution calls it, such as amd64.', max_length=32)),
-                ('base_image', models.CharField(blank=True, help_text='The index's base image.', max_length=512)),
+                ('base_image', models.CharField(blank=True, help_text='Base image of the index.', max_length=512)),
                 ('packages', models.PositiveIntegerField(default=0)),
                 ('read_at', models.DateTimeField(blank=True, null=True)),
                 ('requested_at', models.DateTimeField(blank=True, help_text='An operator wants it read again, whatever its age.', null=True)),

@@ -33,7 +33,7 @@ class PackageIndex(models.Model):
     architecture = models.CharField(
         max_length=32, blank=True, help_text="As the distribution calls it, such as amd64."
     )
-    base_image = models.CharField(max_length=512, blank=True, help_text="The index's base image.")
+    base_image = models.CharField(max_length=512, blank=True, help_text="Base image of the index.")
     packages = models.PositiveIntegerField(default=0)
     read_at = models.DateTimeField(null=True, blank=True)
     requested_at = models.DateTimeField(

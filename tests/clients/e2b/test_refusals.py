@@ -209,7 +209,7 @@ def test_an_owner_may_have_any_name(tmp_path: Path) -> None:
     [
         ({"SVC_E2B_PORT": "0"}, "The E2B facade is off"),
         ({"WORKSPACE_SSH_GATEWAY_TOKEN": ""}, "WORKSPACE_SSH_GATEWAY_TOKEN is not set"),
-        ({"SVC_PUBLISHED_HOST": "192.0.2.1"}, "is no loopback address"),
+        ({"SVC_PUBLISHED_HOST": "192.0.2.1"}, "is not a loopback address"),
         (
             {
                 "SVC_BIND_HOST": "192.0.2.1",

@@ -363,7 +363,7 @@ def test_certificates_are_kept_sealed_for_one_engine_and_unpacked_for_this_user(
         assert read_certificates(folder) == given
         assert (folder / "key.pem").stat().st_mode & 0o777 == 0o600
         row.name = "third"
-        with pytest.raises(CertificatesError, match="do not open"):
+        with pytest.raises(CertificatesError, match="cannot be opened"):
             unpacked(row)
     with override_settings(SVC_RECORD_SIGNING_KEY=""), pytest.raises(CertificatesError):
         seal_certificates(given, name="second")
