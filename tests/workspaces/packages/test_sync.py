@@ -136,7 +136,8 @@ class TestWhenAReadingFails:
         self, settings: Settings, tmp_path: Path
     ) -> None:
         """The engine takes a moment, also when the command that asked it is gone."""
-        program = write_program(tmp_path / "docker", _SLOW_TO_CREATE.format(at=tmp_path, cli=settings.DOCKER_CLI))
+        body = _SLOW_TO_CREATE.format(at=tmp_path, cli=settings.DOCKER_CLI)
+        program = write_program(tmp_path / "docker", body)
         settings.DOCKER_CLI, settings.SVC_INSTANCE_ID = program, f"test-{uuid.uuid4().hex[:12]}"
         stopped = threading.Event()
 

@@ -124,13 +124,17 @@ def test_a_launch_that_is_cancelled_at_the_delivery_leaves_nothing(launcher: Lau
 def test_a_container_that_stops_answering_at_the_delivery_is_given_up_at_the_deadline(
     launcher: Launcher,
 ) -> None:
+    paused = threading.Event()
+
     def make() -> bytes:
         (container,) = launcher.containers()
         pause_beside(container, "credentials deliver")
+        paused.set()
         return document(*ALL)
 
     with pytest.raises(LaunchError) as caught:
-        launcher.launch(wanting(launcher, credentials=make, timeout=4.0))
+        launcher.launch(wanting(launcher, credentials=make, timeout=30.0))
+    assert paused.is_set()
     assert caught.value.code == "launch-timed-out"
     assert launcher.left_over() == []
 
