@@ -172,17 +172,7 @@ class ControlPlaneSchema(AutoSchema):
             serializer, direction, bypass_extensions
         )
         if isinstance(schema, dict):
-            strict = serializer.child if hasattr(serializer, "child") else serializer
-            if isinstance(strict, InputSerializer | OutputSerializer):
-                schema["additionalProperties"] = False
-            if isinstance(strict, OwnerRequiredInputSerializer):
-                schema["required"] = sorted({*schema.get("required", ()), "ownerUserId"})
-            if isinstance(strict, OutputSerializer):
-                # DRF calls read-only members optional; ours are there unless they say otherwise.
-                required = [name for name, field in strict.fields.items() if field.required]
-                schema.pop("required", None)
-                if required:
-                    schema["required"] = sorted(required)
+            _add_strictness(schema, getattr(serializer, "child", serializer))
         return schema
 
     def _map_serializer_field(
@@ -202,6 +192,20 @@ class ControlPlaneSchema(AutoSchema):
         # What is no serializer is content: of a file, an archive, a delivery.
         by_itself = getattr(serializer, "body_required", True)
         return schema, required or by_itself
+
+
+def _add_strictness(schema: dict[str, Any], serializer: Any) -> None:
+    """Add what drf-spectacular does not know of our serializers."""
+    if isinstance(serializer, InputSerializer | OutputSerializer):
+        schema["additionalProperties"] = False
+    if isinstance(serializer, OwnerRequiredInputSerializer):
+        schema["required"] = sorted({*schema.get("required", ()), "ownerUserId"})
+    if isinstance(serializer, OutputSerializer):
+        # DRF calls read-only members optional; ours are there unless they say otherwise.
+        required = [name for name, field in serializer.fields.items() if field.required]
+        schema.pop("required", None)
+        if required:
+            schema["required"] = sorted(required)
 
 
 def add_shared_parts(

@@ -58,7 +58,7 @@ def leaves(name: str, field: Field) -> Iterator[tuple[str, Field]]:
     if isinstance(field, serializers.BaseSerializer):
         for inner, child in getattr(field, "fields", {}).items():
             yield from leaves(f"{name}/{inner}", child)
-        if isinstance(field, serializers.ListSerializer):
+        if isinstance(field, serializers.ListSerializer) and field.child is not None:
             yield from leaves(f"{name}/-", field.child)
     elif isinstance(field, serializers.ListField | serializers.DictField):
         yield from leaves(f"{name}/-", field.child)
@@ -124,12 +124,14 @@ def test_no_member_takes_another_type(field: Field) -> None:
 
 
 def test_a_command_is_made_of_strings() -> None:
-    for value in (5, True, {}, ["a", 5], ["a", True], [["a"]]):
+    values: list[Any] = [5, True, {}, ["a", 5], ["a", True], [["a"]]]
+    for value in values:
         assert not is_taken(CommandLineField(), value)
 
 
 def test_variables_are_strings() -> None:
-    for value in ({"A": 5}, {"A": True}, {"A": ["a"]}, {"A": {}}):
+    values: list[Any] = [{"A": 5}, {"A": True}, {"A": ["a"]}, {"A": {}}]
+    for value in values:
         assert not is_taken(EnvironmentField(), value)
 
 
