@@ -299,7 +299,7 @@ def test_launches_of_one_run_at_the_same_moment_end_with_one_that_runs(launcher:
     assert observed is not None, refused
     assert observed.running, (launched, refused)
     # An older one may have been done before the newest replaced its runtime.
-    assert launched[3] == observed.resource_id
+    assert launched.get(3) == observed.resource_id, (launched, refused)
     # Or it looks while its own is gone and the newer one's is not there yet.
     assert set(refused.values()) <= {"launch-superseded", "container-exited"}, refused
 

@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 import pytest
+from docker.api.client import APIClient
 from docker.errors import APIError, NotFound
 
 from tests.support.waiting import LONG_WAIT
@@ -272,6 +274,65 @@ def test_a_container_that_was_adopted_is_not_discarded(launcher: Launcher) -> No
     assert caught.value.code == "launch-cancelled"
     assert only_container(launcher) == adopted[0].resource_id
     assert launcher.container(adopted[0]).name == adopted[0].reference
+
+
+def test_a_name_that_the_engine_refuses_without_showing_whose_it_is_is_waited_for(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create: Any = APIClient.create_container_from_config
+    refused: list[int | None] = []
+
+    def beside_another(api: APIClient, config: Any, name: str, *more: Any) -> Any:
+        """Create while another launch, too early to be seen, has the name; twelve times."""
+        if len(refused) == 12:
+            return create(api, config, name, *more)
+        other = create(api, config, name, *more)
+        try:
+            return create(api, config, name, *more)
+        except APIError as error:
+            refused.append(error.status_code)
+            raise
+        finally:
+            api.remove_container(other["Id"])
+
+    monkeypatch.setattr(APIClient, "create_container_from_config", beside_another)
+    runtime = launcher.launch(launcher.request())
+    assert refused == [409] * 12
+    assert only_container(launcher) == runtime.resource_id
+
+
+def test_a_container_that_a_newer_launch_removes_as_it_is_created_was_displaced(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create: Any = APIClient.create_container_from_config
+
+    def and_remove(api: APIClient, *given: Any) -> Any:
+        made = create(api, *given)
+        api.remove_container(made["Id"])
+        return made
+
+    monkeypatch.setattr(APIClient, "create_container_from_config", and_remove)
+    with pytest.raises(LaunchError) as caught:
+        launcher.launch(launcher.request(outbound=True))
+    assert caught.value.code == "container-exited"
+    assert launcher.containers() == []
+    assert launcher.adapter.sweep_networks(()) == 0
+
+
+def test_of_many_launches_at_the_same_moment_the_newest_has_the_container(
+    launcher: Launcher,
+) -> None:
+    for _ in range(3):
+        request = launcher.request()
+        racers = [Racer(launcher, replace(request, attempt_count=1 + n)) for n in range(6)]
+        *older, newest = [racer.join() for racer in racers]
+        assert newest.runtime is not None, newest.error
+        observed = launcher.adapter.observe(request.run_id)
+        assert observed is not None
+        assert observed.resource_id == newest.runtime.resource_id
+        codes = {racer.error.code for racer in older if racer.error is not None}
+        assert codes <= {"launch-superseded", "container-exited"}
+        launcher.adapter.remove(request.run_id)
 
 
 @pytest.mark.slow

@@ -58,6 +58,9 @@ from workspaces.runtimes.docker.trust import trust
 ENGINES_OWN_RUNTIME = "runc"
 """Every engine has this one, so that the engine is looked at while the workspace boots."""
 UNSTARTED_SECONDS = 10.0
+NAME_SECONDS = 30.0
+"""An engine may refuse a name for so long without showing the container that has it: one launch is
+creating it, or another one is removing it."""
 ROUNDS = 8
 
 logger = structlog.get_logger(__name__)
@@ -115,10 +118,8 @@ class Launch:
         # Where nobody has launched it before, the engine's refusal of the name would say otherwise.
         may_be_there = self._request.attempt_count > 1
         for _ in range(ROUNDS):
-            container = taken or (self._adoptable() if may_be_there else None) or self._create()
+            container = taken or self._adopt_or_create(may_be_there=may_be_there)
             may_be_there = True
-            if container is None:
-                continue
             try:
                 with contextlib.suppress(NotFound):
                     ours = container.id in self._created
@@ -134,7 +135,19 @@ class Launch:
             # It was removed while we waited. If it was ours, by a newer launch or by a person.
             if container.id in self._created:
                 raise self._displaced()
-        raise LaunchError("launch-refused", "Other launches of the workspace kept taking its name.")
+        raise _name_refused()
+
+    def _adopt_or_create(self, *, may_be_there: bool) -> Container:
+        """Return a container to go on with, as soon as the engine gives its name to one."""
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            container = (self._adoptable() if may_be_there else None) or self._create()
+            if container is not None:
+                return container
+            may_be_there = True
+            if time.monotonic() >= until:
+                raise _name_refused()
+            time.sleep(TICK_SECONDS)
 
     # --------------------------------------------------------------------------- out of the pool
 
@@ -242,8 +255,10 @@ class Launch:
         marker = f"{self._request.attempt_count}-{self._token}"
         try:
             container.put_archive("/", boot.marker_archive(marker))
-        except NotFound:
-            return False
+        except APIError as error:
+            if isinstance(error, NotFound) or self._is_going(container):
+                return False
+            raise
         named = self._engine.named(self._name)
         return named is not None and named.id == container.id
 
@@ -251,9 +266,19 @@ class Launch:
         """Return attempt count and token of every launch that has adopted the container."""
         try:
             chunks, _ = container.get_archive(boot.MARKER_DIRECTORY)
-        except NotFound:
-            return []
+        except APIError as error:
+            if isinstance(error, NotFound) or self._is_going(container):
+                return []
+            raise
         return boot.archived_markers(chunks)
+
+    def _is_going(self, container: Container) -> bool:
+        """Tell whether it is being removed: its files cannot be reached, an error of the engine."""
+        try:
+            container.reload()
+        except NotFound:
+            return True
+        return container.status in ("removing", "dead")
 
     def _discard(
         self, container: Container, *, in_order: bool = False, empty: bool = False
@@ -347,6 +372,8 @@ class Launch:
             if isinstance(error, APIError):
                 if error.status_code == 409:
                     return None
+                if "no such container" in str(error.explanation).lower():
+                    raise self._displaced() from error
                 raise refused(error) from error
             raise
         self._created.add(str(container.id))
@@ -425,6 +452,10 @@ class Launch:
                 container.attrs["Names"] or ()
             ):
                 self._engine.remove_container(container)
+
+
+def _name_refused() -> LaunchError:
+    return LaunchError("launch-refused", "Other launches of the workspace kept taking its name.")
 
 
 def _superseded() -> LaunchError:
