@@ -1,16 +1,16 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of this package.
 
 ::
 
     ControlPlaneError
      ├─ Problem               the service refused: ``code``, ``title``, ``detail``, ``status``
-     │   ├─ InvalidRequest    400: ``errors`` names every single fault
+     │   ├─ InvalidRequest    400: ``errors`` lists every fault
      │   ├─ NotFound          404
      │   ├─ Conflict          409
      │   └─ PreconditionFailed  412: somebody else has changed the file
      ├─ Unreachable           no answer, or one that is not the service's, after all tries
      ├─ NotReady              a workspace ended instead of becoming ready
-     ├─ WaitTimeout           what was waited for did not happen in time
+     ├─ WaitTimeout           it did not happen in time
      ├─ RecordGone            a record, or part of it, was removed by retention
      └─ CommandFailed         ``exec(…, check=True)``: the command's exit code is not 0
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class ControlPlaneError(Exception):
-    """Whatever this package raises on purpose."""
+    """The base of all exceptions of this package."""
 
 
 INPUT_IS_OVER = frozenset({"run-ended", "input-ended"})
-"""Codes of a command that takes no more input."""
+"""Codes of a command that accepts no more input."""
 
 
 class Problem(ControlPlaneError):
-    """The service refused a request, or failed at it: its problem document (RFC 9457)."""
+    """The service refused a request, or failed to carry it out: its problem document (RFC 9457)."""
 
     def __init__(self, status: int, document: dict[str, Any]) -> None:
         self.status = status
@@ -41,10 +41,10 @@ class Problem(ControlPlaneError):
         self.title: str = str(document.get("title", ""))
         self.detail: str = str(document.get("detail", ""))
         self.errors: list[dict[str, Any]] = list(document.get("errors", ()))
-        """Every single fault with its place: ``pointer``, ``parameter`` or ``header``."""
+        """Every fault with its place: ``pointer``, ``parameter`` or ``header``."""
         self.request_id: str = str(document.get("requestId", ""))
         self.retry_after: float | None = None
-        """After so many seconds the service asks to try again, if it does."""
+        """After how many seconds to try again, if the service says so."""
         self.document = document
         """All of it, as it was sent."""
         super().__init__(self._sentence())
@@ -68,11 +68,11 @@ class NotFound(Problem):
 
 
 class Conflict(Problem):
-    """409: not in the state that it is in."""
+    """409: not possible in the current state."""
 
 
 class PreconditionFailed(Problem):
-    """412: the file has not the content that was asked for."""
+    """412: the file does not have the content that the request required."""
 
 
 class Unreachable(ControlPlaneError):
@@ -80,11 +80,11 @@ class Unreachable(ControlPlaneError):
 
 
 class WaitTimeout(ControlPlaneError):
-    """What was waited for did not happen in time; it goes on by itself."""
+    """It did not happen in time; the work goes on by itself."""
 
 
 class RecordGone(ControlPlaneError):
-    """What should have followed was removed by retention."""
+    """The record, or the part that comes next, was removed by retention."""
 
 
 class NotReady(ControlPlaneError):
@@ -98,7 +98,7 @@ class NotReady(ControlPlaneError):
 
 
 class CommandFailed(ControlPlaneError):
-    """A command ended with another exit code than 0; ``result`` has all of it."""
+    """A command ended with an exit code other than 0; ``result`` has the details."""
 
     def __init__(self, result: ExecResult) -> None:
         self.result = result

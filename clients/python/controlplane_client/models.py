@@ -1,4 +1,4 @@
-"""What the service tells, as plain values. ``raw`` is the JSON that each was made of."""
+"""What the service returns, as plain values. ``raw`` is the JSON that each was made from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def moment(told: str | None) -> datetime | None:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something is not ready: code, sentence, since when, what comes next."""
+    """Why something is not ready: code, message, since when, what comes next."""
 
     code: str
     message: str
@@ -31,7 +31,7 @@ def _reason(told: dict[str, Any] | None) -> Reason | None:
 
 @dataclass(frozen=True)
 class WorkspaceInfo:
-    """A workspace as it stood when it was read."""
+    """A workspace as it was when it was read."""
 
     id: str
     name: str
@@ -51,7 +51,7 @@ class WorkspaceInfo:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> WorkspaceInfo:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         error = told.get("error") or {}
         return cls(
             told["workspaceId"],
@@ -71,7 +71,7 @@ class WorkspaceInfo:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as it stood when it was read."""
+    """A run as it was when it was read."""
 
     id: str
     workspace_id: str
@@ -97,7 +97,7 @@ class RunInfo:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> RunInfo:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         command = told.get("command")
         return cls(
             told["runId"],
@@ -141,17 +141,17 @@ class ExecResult:
 
     @property
     def stdout(self) -> str:
-        """What it wrote to its output; what is no UTF-8 is replaced."""
+        """Its standard output; bytes that are not UTF-8 are replaced."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """What it wrote to its error output."""
+        """Its standard error."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> ExecResult:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         return cls(
             told["runId"],
             told["status"],
@@ -166,7 +166,7 @@ class ExecResult:
 
     @classmethod
     def of_run(cls, run: RunInfo, stdout: bytes, stderr: bytes, *, truncated: bool) -> ExecResult:
-        """Make it of a run that has ended, and what was read of its output."""
+        """Make it from a run that has ended, and the output that was read."""
         how = (run.exit_code, run.exit_signal, run.error, run.error_code)
         return cls(run.id, run.status, *how, stdout, stderr, truncated)
 
@@ -179,7 +179,7 @@ def _bytes(told: dict[str, Any], name: str) -> bytes:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What lies at a path. Bytes of ``name`` and ``target`` that are no UTF-8 are surrogates."""
+    """What is at a path. Bytes of ``name`` and ``target`` that are not UTF-8 are surrogates."""
 
     name: str
     type: str
@@ -199,7 +199,7 @@ class FileInfo:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> FileInfo:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         return cls(
             _name(told, "name") or "",
             told["type"],
@@ -230,7 +230,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Port:
-    """A port on which something listens, and whose process it is where that is known."""
+    """A port on which something listens, and its process if that is known."""
 
     port: int
     address: str
@@ -250,7 +250,7 @@ class PreviewLink:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> PreviewLink:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         return cls(told["url"], told["token"], moment(told["expiresAt"]))
 
 
@@ -262,17 +262,17 @@ class OutputPart:
     start: int
     """Where in the stream it begins."""
     next: int
-    """Where to go on."""
+    """Where to continue."""
     more: bool
     """Whether the record has more of it already."""
     complete: bool
-    """Whether the stream has ended, and nothing of it is missing behind ``start``."""
+    """Whether the stream has ended, and nothing of it is missing after ``start``."""
     missing: list[tuple[int, int]]
-    """Ranges of bytes (from, up to and not including) that the record lacks."""
+    """Ranges of bytes (from, up to and not including) that are missing from the record."""
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> OutputPart:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         start = int(told["fromOffset"])
         following = told.get("nextOffset")
         content = base64.b64decode(told["contentBase64"])
@@ -295,18 +295,18 @@ class StreamEvent:
     type: str
     """``event``, ``output``, ``status``, ``current``, ``resync`` or ``end``."""
     id: str | None
-    """Where to go on: give it as ``after``."""
+    """Where to continue: give it as ``after``."""
     data: dict[str, Any]
 
     @property
     def stream(self) -> str | None:
-        """Of an ``output``: ``stdout``, ``stderr``, ``pty``, ``stdin`` or ``ptyInput``."""
+        """For an ``output``: ``stdout``, ``stderr``, ``pty``, ``stdin`` or ``ptyInput``."""
         ref = self.data.get("ref")
         return str(ref["stream"]) if self.type == "output" and isinstance(ref, dict) else None
 
     @property
     def content(self) -> bytes:
-        """Of an ``output``: its bytes, which may end in the middle of a character."""
+        """For an ``output``: its bytes, which may end in the middle of a character."""
         return base64.b64decode(self.data.get("contentBase64", ""))
 
 
@@ -330,7 +330,7 @@ class RunEnd:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> RunEnd:
-        """Make it of the API's JSON."""
+        """Make it from the API's JSON."""
         return cls(
             told["status"],
             told.get("exitCode"),
@@ -348,6 +348,6 @@ class Verified:
     message: str
     events: int
     signed_by: str
-    """The id of the key whose signature fits; empty when nothing is signed."""
+    """The id of the key whose signature is valid; empty when nothing is signed."""
     key_was_known: bool
-    """Whether the key was given by whoever checks, and not only taken from the record itself."""
+    """Whether the key was given to the check, and not only taken from the record itself."""

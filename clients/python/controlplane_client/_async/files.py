@@ -25,7 +25,7 @@ Entries = list[FileInfo]
 class AsyncFiles:
     """Reads and changes files as the workspace's user.
 
-    Paths are absolute, or begin where commands do. Bytes of a path that are no UTF-8 are given as
+    Paths are absolute, or relative to where commands begin. Bytes that are not UTF-8 are
     surrogates, as ``os.fsdecode`` makes them.
     """
 
@@ -40,15 +40,15 @@ class AsyncFiles:
             return b"".join([part async for part in parts])
 
     async def read_text(self, path: str) -> str:
-        """Return the content of a file of UTF-8."""
+        """Return the text of a file in UTF-8."""
         return (await self.read(path)).decode()
 
     async def stream(
         self, path: str, *, start: int = 0, end: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Give the bytes of a file from ``start`` up to, not including, ``end``.
+        """Yield the bytes of a file from ``start`` up to, not including, ``end``.
 
-        A transfer that breaks off goes on where it was, as long as the file is still the same.
+        An interrupted transfer continues where it was, as long as the file has not changed.
         """
         position, tag, failures = start, None, 0
         while end is None or position < end:
@@ -84,10 +84,10 @@ class AsyncFiles:
         if_match: str | None = None,
         only_new: bool = False,
     ) -> Written:
-        """Store a file, whole or not at all; missing folders are made.
+        """Store a file, all or nothing; missing folders are created.
 
-        ``if_match`` is the SHA-256 that the file has to have, ``only_new`` says that there must be
-        none: else ``PreconditionFailed``.
+        ``if_match`` is the SHA-256 that the file must have; with ``only_new`` there must be none.
+        Otherwise it raises ``PreconditionFailed``.
         """
         headers = {"content-type": "application/octet-stream"}
         if if_match is not None:
@@ -120,7 +120,7 @@ class AsyncFiles:
     async def page(
         self, path: str = ".", *, cursor: str | None = None, limit: int = 100
     ) -> tuple[Entries, str | None]:
-        """Return the first ``limit`` names of a folder, or those behind a cursor, and the next."""
+        """Return ``limit`` names of a folder, the first or after a cursor, and the next cursor."""
         told = await self._connection.json(
             "GET",
             f"{self._path}/list",
@@ -132,7 +132,7 @@ class AsyncFiles:
         return [FileInfo.of(item) for item in told["items"]], told.get("nextCursor")
 
     async def stat(self, path: str, *, hash: bool = False) -> FileInfo:
-        """Look at a path, of a link at the link itself; ``hash`` tells a file's SHA-256 too."""
+        """Describe what is at a path; a link is not followed. ``hash`` adds a file's SHA-256."""
         return FileInfo.of(
             await self._connection.json(
                 "GET",
@@ -150,12 +150,12 @@ class AsyncFiles:
         )
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Give a file or folder another name."""
+        """Rename or move a file or folder."""
         body = {**_members("from", source), **_members("to", target), "overwrite": overwrite}
         await self._connection.json("POST", f"{self._path}/move", body)
 
     async def mkdir(self, path: str, *, parents: bool = True) -> None:
-        """Create a folder; with ``parents`` those above it too, and one that is there is fine."""
+        """Create a folder; with ``parents`` also those above it, and it may exist already."""
         body = {**_query(path), "parents": parents}
         await self._connection.json("POST", f"{self._path}/mkdir", body, repeatable=parents)
 
@@ -174,8 +174,8 @@ class AsyncFiles:
     async def download(self, path: str, local: str | Path) -> Names:
         """Copy a file, or what is in a folder, to ``local``.
 
-        A file is in place when all of it has come. Returns the names in a
-        folder that were left out, because they lead to places outside of it.
+        A file is put in place when all of it has arrived. Returns the names in a
+        folder that were left out because they lead outside it.
         """
         target = Path(local)
         try:
@@ -207,7 +207,7 @@ class AsyncFiles:
                 await blocking(file.write, part)
 
     async def pack(self, path: str = ".") -> AsyncGenerator[bytes, None]:
-        """Give a tar of a folder or file. One that cannot be completed raises ``Unreachable``."""
+        """Yield a tar of a folder or file. One that cannot be completed raises ``Unreachable``."""
         try:
             async with self._connection.answer(
                 "GET",
@@ -222,7 +222,7 @@ class AsyncFiles:
             raise Unreachable(f"the archive of {path} was interrupted") from error
 
     async def unpack(self, data: bytes | IO[bytes], path: str = ".") -> int:
-        """Unpack a tar into a folder, all of it or nothing; return how many files it held."""
+        """Unpack a tar into a folder, all or nothing; return how many files it had."""
         told = await self._connection.json(
             "PUT",
             f"{self._workspace}/archive",

@@ -33,8 +33,8 @@ _INPUT_END = {"type": "input-end"}
 class Attachment:
     """What a command writes, as it comes, and input for it. Use it in a ``with`` block.
 
-    A connection that breaks is made again: output goes on behind the last byte, and input that was
-    not taken is given again, once. Any number of clients may be attached to one command.
+    A broken connection is reopened: output continues after the last byte, and input that was not
+    accepted is sent again, once. Any number of clients may be attached to one command.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Attachment:
         self.terminal: tuple[int, int] | None = None
         """Columns and rows of its terminal; None when it has none."""
         self.input_open = False
-        """Whether it takes input."""
+        """Whether it accepts input."""
         self.end: RunEnd | None = None
-        """How it ended; None while it has not."""
+        """How it ended; None while it is running."""
 
     def __enter__(self) -> Attachment:
         self._left = False
@@ -75,7 +75,7 @@ class Attachment:
         self.close()
 
     def close(self) -> None:
-        """Leave; the command goes on."""
+        """Detach; the command goes on."""
         # Said first: a connection that is being made meanwhile is closed by who makes it.
         self._left = True
         socket, self._socket = self._socket, None
@@ -83,10 +83,10 @@ class Attachment:
             socket.close()
 
     def output(self) -> Generator[Output, None, None]:
-        """Give what it writes, until it ends; ``end`` says then how.
+        """Yield what it writes until it ends; ``end`` then says how it ended.
 
         Raises ``Problem`` for what the service refuses, ``Unreachable`` when it does not answer, or
-        when the connection broke with more input under way than is kept.
+        when the connection broke with more unconfirmed input than is kept.
         """
         failures = 0
         while self.end is None:

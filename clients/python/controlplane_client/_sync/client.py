@@ -21,11 +21,11 @@ from controlplane_client.models import RunInfo, WorkspaceInfo
 class Client:
     """A client of one installation, for one owner. Close it, or use it in a ``with`` block.
 
-    ``base_url`` is ``SVC_BASE_URL`` of the environment or ``http://localhost:4000`` unless told,
-    ``owner`` is ``SVC_OWNER_USER_ID`` or ``usr_local``; behind a proxy that says who asks give
-    ``""``. ``SVC_OWNER`` is the older name, and counts where the new one is not set.
+    ``base_url`` is by default ``SVC_BASE_URL`` of the environment or ``http://localhost:4000``,
+    ``owner`` is ``SVC_OWNER_USER_ID`` or ``usr_local``; behind a proxy that names the caller, give
+    ``""``. ``SVC_OWNER`` is the older name, and is used if the new one is not set.
     ``timeout`` is how many seconds may pass without a byte. A request that failed on its way is
-    made again up to ``retries`` times, where that does nothing twice.
+    repeated up to ``retries`` times, if that does nothing twice.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Client:
         on_output: Callable[[str], object] | None = None,
         on_status: Callable[[WorkspaceInfo], object] | None = None,
     ) -> Workspace:
-        """Create a workspace from a blueprint, and wait until it is ready unless told not to.
+        """Create a workspace from a blueprint, and wait until it is ready unless ``wait`` is False.
 
         Its image is published as ``repository``:``tag``; without a repository, in one of the
-        owner's own. ``registry`` is a ``registryId``: ``SVC_REGISTRY_ID`` or ``default`` unless
-        given. ``ttl`` is after how many seconds it is stopped. ``members`` are added to the
-        request, like ``credentials``. Under the same ``idempotency_key`` it is created once. What
-        build and boot print meanwhile is told to ``on_output``.
+        owner's own. ``registry`` is a ``registryId``: by default ``SVC_REGISTRY_ID``, or else
+        ``default``. It is stopped after ``ttl`` seconds. ``members``, such as ``credentials``, are
+        added to the request. With the same ``idempotency_key`` it is created only once.
+        ``on_output`` gets what build and boot print meanwhile.
         Raises ``NotReady`` when it fails, ``WaitTimeout`` after ``timeout`` seconds.
         """
         body: dict[str, Any] = {
@@ -111,33 +111,33 @@ class Client:
         return workspace
 
     def workspace(self, workspace_id: str) -> Workspace:
-        """Return a workspace without asking whether it is there."""
+        """Return a workspace without checking that it exists."""
         return Workspace(self._connection, workspace_id)
 
     def connect(self, workspace_id: str) -> Workspace:
-        """Return a workspace that exists; raises ``NotFound`` when the owner has none such."""
+        """Return an existing workspace; raises ``NotFound`` when the owner has no such one."""
         workspace = Workspace(self._connection, workspace_id)
         workspace.refresh()
         return workspace
 
     def workspaces(self, status: str | None = None) -> Iterator[WorkspaceInfo]:
-        """Give the owner's workspaces, newest first; deleted ones with ``status="deleted"``."""
+        """Yield the owner's workspaces, newest first; deleted ones with ``status="deleted"``."""
         for item in self._pages("/v1/workspaces", status=status, limit=100):
             yield WorkspaceInfo.of(item)
 
     def run(self, run_id: str) -> Run:
-        """Return a run that exists."""
+        """Return an existing run."""
         run = Run(self._connection, run_id)
         run.refresh()
         return run
 
     def runs(self, status: str | None = None, mode: str | None = None) -> Iterator[RunInfo]:
-        """Give the owner's runs, newest first."""
+        """Yield the owner's runs, newest first."""
         for item in self._pages("/v1/runs", status=status, mode=mode, limit=100):
             yield RunInfo.of(item)
 
     def setup(self) -> dict[str, Any]:
-        """Return what a first visit needs to know: ``sshGateway`` says where people enter."""
+        """Return what a new user needs to know: ``sshGateway`` is the address for SSH clients."""
         told: dict[str, Any] = self._connection.json(
             "GET", "/v1/system/setup-state", repeatable=True
         )
@@ -155,7 +155,7 @@ class Client:
 
 
 def default_repository(owner: str) -> str:
-    """Return the repository for an owner's images that were given none."""
+    """Return the default repository for an owner's images."""
     plain = re.sub(r"[^a-z0-9]+", "-", owner.lower()).strip("-") or "owner"
     if plain != owner:
         plain = f"{plain[:60]}-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
@@ -163,6 +163,6 @@ def default_repository(owner: str) -> str:
 
 
 def owner_of_environment() -> str:
-    """Return the owner of a client that was given none; ``""`` where the environment says so."""
+    """Return the default owner of a client; ``""`` if the environment says so."""
     older_name = os.environ.get("SVC_OWNER", "usr_local")
     return os.environ.get("SVC_OWNER_USER_ID", older_name)

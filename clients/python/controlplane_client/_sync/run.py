@@ -24,7 +24,7 @@ _INPUT_BYTES = 256 * 1024
 
 
 class Run:
-    """A run of a workspace, whether it goes on or has ended."""
+    """A run of a workspace, running or ended."""
 
     def __init__(self, connection: Connection, run_id: str, info: RunInfo | None = None) -> None:
         self._connection = connection
@@ -38,17 +38,17 @@ class Run:
         return f"<{type(self).__name__} {self.id}>"
 
     def refresh(self) -> RunInfo:
-        """Read how it stands."""
+        """Read its current state."""
         self.info = RunInfo.of(self._connection.json("GET", self._path, repeatable=True))
         return self.info
 
     def follow(
         self, after: str | None = None, *, timeout: float | None = None
     ) -> Generator[StreamEvent, None, None]:
-        """Give every event of its record, those that were and those to come, until its end.
+        """Yield every event of its record, past and future, until its end.
 
-        Connections that break are made again, and nothing is missing or comes twice. The last one
-        is ``end``. ``after`` is the ``id`` of an event that was seen, or ``latest``.
+        Broken connections are reopened, and nothing is missing or comes twice. The last event is
+        ``end``. ``after`` is the ``id`` of the last event that you have, or ``latest``.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with closing(
@@ -60,9 +60,9 @@ class Run:
                 yield event
 
     def attach(self, after: int | None = 0, *, after_stderr: int = 0) -> Attachment:
-        """Return what attaches to its command over a WebSocket, in a ``with`` block.
+        """Return an attachment to its command over a WebSocket, for a ``with`` block.
 
-        ``after`` is how many bytes of its output are known already, None for all until now. Needs
+        ``after`` is how many bytes of its output you have; None: only new output is sent. Needs
         ``controlplane-client[attach]``.
         """
         return Attachment(self._connection, self.id, after=after, after_stderr=after_stderr)
@@ -74,7 +74,7 @@ class Run:
         on_stderr: Callable[[str], object] | None = None,
         timeout: float | None = None,
     ) -> RunInfo:
-        """Wait for its end; text that it writes is told as it comes, from the beginning.
+        """Wait for its end; the callbacks get what it writes as it comes, from the beginning.
 
         Raises ``WaitTimeout`` after ``timeout`` seconds; the run goes on.
         """
@@ -97,11 +97,11 @@ class Run:
         return self.info
 
     def write(self, data: bytes | str, *, end: bool = False, timeout: float | None = None) -> None:
-        """Give it input; ``end`` tells it that there is no more. Needs ``stdin=True`` at its start.
+        """Give it input; ``end`` closes it. The run must be started with ``stdin=True``.
 
-        Waits while the command does not read what it was given, unless ``timeout`` seconds are
-        over: then it raises ``Problem`` with the code ``input-full``. Bytes are never given twice,
-        also when a request had to be repeated.
+        Waits while the command does not read its input, at most ``timeout`` seconds: then it
+        raises ``Problem`` with the code ``input-full``. Bytes are never sent to it twice, even if
+        a request had to be repeated.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         content = data.encode() if isinstance(data, str) else data
@@ -146,7 +146,7 @@ class Run:
         return self._connection.json("POST", f"{self._path}/input", body, repeatable=repeatable)
 
     def cancel(self) -> RunInfo:
-        """Have all of it ended: TERM, and KILL after a while. ``wait`` tells when it has."""
+        """End all its processes: TERM, then KILL. ``wait`` returns when they have ended."""
         body = {"status": "cancelled"}
         told = self._connection.json("PATCH", self._path, body, repeatable=True)
         self.info = RunInfo.of(told)
@@ -155,7 +155,7 @@ class Run:
     def timeline(
         self, *, kinds: Iterable[str] = (), start: int = 0, end: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Give the events of its record in order; ``kinds``, ``start`` and ``end`` choose."""
+        """Yield the events of its record in order; ``kinds``, ``start`` and ``end`` select."""
         names = ",".join(kinds) or None
         following: str | None = str(start)
         while following is not None:
@@ -181,7 +181,7 @@ class Run:
     ) -> OutputPart:
         """Return at most ``limit`` bytes of a stream from byte ``start``, as recorded so far.
 
-        ``next`` of the answer is where to go on. ``limit`` is 16 MiB at the most.
+        ``next`` of the answer is where to continue. ``limit`` is at most 16 MiB.
         """
         told = self._connection.json(
             "GET",
@@ -199,7 +199,7 @@ class Run:
         return told
 
     def loss(self) -> dict[str, Any]:
-        """Return what its record does not hold; ``complete`` when nothing is missing."""
+        """Return what is missing from its record; ``complete`` is true if nothing is."""
         told: dict[str, Any] = self._read("loss")
         return told
 
@@ -222,12 +222,12 @@ class Run:
         return told
 
     def ocsf(self) -> Iterator[dict[str, Any]]:
-        """Give its events as those of the Open Cybersecurity Schema Framework."""
+        """Yield its events in the Open Cybersecurity Schema Framework."""
         for line in self._lines("ocsf"):
             yield json.loads(line)
 
     def export(self) -> Iterator[bytes]:
-        """Give the whole record with its proof, as lines of NDJSON."""
+        """Yield the whole record with its proof, as lines of NDJSON."""
         for line in self._lines("ndjson"):
             yield line
 
@@ -250,10 +250,10 @@ class Run:
             raise ControlPlaneError("the export ended in the middle of a line")
 
     def verify(self, public_key: str | None = None) -> Verified:
-        """Take the record away and check it here: chain, losses, seal and signature.
+        """Download the record and check it here: chain, losses, seal and signature.
 
-        ``public_key`` is the installation's, in base64, and has to have signed it: a record that
-        has not ended is not ok. Without it the record's own is taken, which shows damage but not
+        ``public_key`` is the installation's, in base64, and must have signed it: a record that has
+        not ended is not ok. Without it, the key in the record is used, which shows damage but not
         who signed.
         """
         # The check goes through it line by line, and a record may be larger than the memory.

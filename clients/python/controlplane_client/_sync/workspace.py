@@ -49,7 +49,7 @@ class Workspace:
         return f"<{type(self).__name__} {self.id}>"
 
     def refresh(self) -> WorkspaceInfo:
-        """Read how it stands."""
+        """Read its current state."""
         told = self._connection.json("GET", self._path, repeatable=True)
         self.info = WorkspaceInfo.of(told)
         return self.info
@@ -69,11 +69,11 @@ class Workspace:
         changes: bool = False,
         check: bool = False,
     ) -> ExecResult:
-        """Execute a command and wait for its end. It is executed once, whatever happens on the way.
+        """Execute a command and wait for its end. It is executed once, even if a connection breaks.
 
-        A text is what ``bash -lc`` executes, a list a program and its arguments. After ``timeout``
-        seconds it is ended, and ``error_code`` is ``run-timeout``. Text that it writes is told to
-        ``on_stdout`` and ``on_stderr`` as it comes. With ``changes`` its record has what it changed
+        A string is executed by ``bash -lc``, a list is a program and its arguments. After
+        ``timeout`` seconds it is ended, and ``error_code`` is ``run-timeout``. ``on_stdout`` and
+        ``on_stderr`` get its output as it comes. With ``changes`` its record has what it changed
         in the working tree. With ``check``, raises ``CommandFailed`` unless the exit code is 0.
         """
         content = stdin.encode() if isinstance(stdin, str) else stdin
@@ -147,8 +147,8 @@ class Workspace:
     ) -> Run:
         """Start a command in the background and return its run at once.
 
-        With ``stdin`` it goes on reading what ``Run.write`` gives it. ``terminal`` is the size
-        (columns, rows) of a terminal for it, which implies ``stdin``.
+        With ``stdin`` it reads what ``Run.write`` sends. ``terminal`` is the size (columns, rows)
+        of a terminal for it, which implies ``stdin``.
         """
         body = _exec_body(command, cwd, env, timeout, changes=changes)
         if stdin or terminal is not None:
@@ -177,7 +177,7 @@ class Workspace:
         return Run(self._connection, info.id, info)
 
     def runs(self, *, status: str | None = None, mode: str | None = None) -> Iterator[RunInfo]:
-        """Give its runs, newest first; boot runs only with ``mode="boot"``."""
+        """Yield its runs, newest first; boot runs only with ``mode="boot"``."""
         cursor = None
         while True:
             page = self._connection.json(
@@ -207,7 +207,7 @@ class Workspace:
     def link(self, port: int, path: str = "/") -> PreviewLink:
         """Return a link that shows what listens on a port. Whoever has it can use it.
 
-        Nothing needs to listen there yet. ``path`` is where on that port it leads.
+        Nothing needs to listen there yet. ``path`` is the page that it opens.
         """
         told = self._connection.json(
             "POST", f"{self._path}/ports/{port}/links", {"path": path}, repeatable=True
@@ -219,7 +219,7 @@ class Workspace:
     def follow(
         self, after: str | None = None, *, timeout: float | None = None
     ) -> Generator[StreamEvent, None, None]:
-        """Give how it stands, what happens to it and what its builds and boots print, live.
+        """Yield its status, its events and the output of its builds and boots, live.
 
         It ends when the workspace is deleted. ``after`` is as with ``Run.follow``.
         """
@@ -241,8 +241,8 @@ class Workspace:
     ) -> WorkspaceInfo:
         """Wait until it is ready; raises ``NotReady`` when it ends instead.
 
-        ``on_output`` is told what build and boot print until then, as far as it is recorded by then
-        (``follow`` has all of it), ``on_status`` each change of how it stands.
+        ``on_output`` gets what build and boot print until then, as far as it is recorded by then
+        (``follow`` has all of it), ``on_status`` gets each change of status.
         """
         texts: defaultdict[str | None, codecs.IncrementalDecoder] = defaultdict(
             lambda: codecs.getincrementaldecoder("utf-8")("replace")
@@ -271,7 +271,7 @@ class Workspace:
         return self.refresh()
 
     def stop(self, *, wait: bool = True, timeout: float | None = None) -> WorkspaceInfo:
-        """Stop it: what runs is ended and recorded, its container is removed."""
+        """Stop it: its programs are ended, records completed, its container removed."""
         told = self._connection.json("POST", f"{self._path}/stop", {}, repeatable=True)
         self.info = WorkspaceInfo.of(told)
         if wait:
@@ -288,7 +288,7 @@ class Workspace:
         on_output: Callable[[str], object] | None = None,
         on_status: Callable[[WorkspaceInfo], object] | None = None,
     ) -> WorkspaceInfo:
-        """Start it again: ``resume`` (unless told), ``retry`` or ``rebuild``."""
+        """Start it again: ``resume`` (the default), ``retry`` or ``rebuild``."""
         body = {} if relation is None else {"relation": relation}
         self._connection.json("POST", f"{self._path}/start", body)
         if wait:
@@ -302,19 +302,19 @@ class Workspace:
         return self._wait_until("deleted", timeout=timeout) if wait else self.info
 
     def set_ttl(self, seconds: int) -> WorkspaceInfo:
-        """Have it stopped so many seconds from now, and after each later start."""
+        """Stop it that many seconds from now, and after each later start."""
         body = {"ttlSeconds": seconds}
         told = self._connection.json("PATCH", self._path, body, repeatable=True)
         self.info = WorkspaceInfo.of(told)
         return self.info
 
     def rename(self, name: str) -> None:
-        """Call it otherwise."""
+        """Change its name."""
         body = {"name": name}
         self._connection.json("PATCH", f"{self._path}/name", body, repeatable=True)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what happened to it, newest first, as the API has it."""
+        """Return its events, newest first, as the API has them."""
         found, cursor = [], None
         while True:
             page = self._connection.json(
