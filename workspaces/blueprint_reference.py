@@ -111,11 +111,11 @@ def _families() -> list[str]:
     lines += ["| `target.os.family` | | Packages | Versions | Shells |", "|---|---|---|---|---|"]
     for family in FAMILIES.values():
         shells = ", ".join(f"`{shell}`" for shell in family.shells)
-        versions = "may be pinned" if family.pin else "the present one only"
+        versions = "may be pinned" if family.pin else "only the current one"
         lines.append(
             f"| `{family.name}` | {family.title}, {family.libc} | {family.package_manager} "
             f"| {versions} | {shells} |"
         )
     lines += ["", "`auto` is the operator's default (`SVC_DEFAULT_OS_FAMILY`)."]
-    lines.append("What a package's name means in each: `GET /v1/packages/resolve`.")
+    lines.append("`GET /v1/packages/resolve` says which package a name stands for in each.")
     return [*lines, ""]

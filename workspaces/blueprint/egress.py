@@ -133,19 +133,20 @@ class EgressRule(Part):
         default=None,
         min_length=1,
         max_length=16,
-        description="HTTP methods. TLS to these hosts is then opened by the proxy.",
+        description="HTTP methods. The proxy then decrypts TLS to these hosts.",
     )
     paths: Many[PathPattern] | None = Field(
         default=None,
         min_length=1,
         max_length=64,
-        description="Paths, `*` at the end stands for anything. TLS is then opened, too.",
+        description="Paths; `*` at the end stands for anything. The proxy then decrypts TLS.",
     )
     credential: Line | None = Field(
         default=None,
-        description="A connected account of those that the workspace is given: `claude`, `github`, "
-        "an id, or the name of a `generic` one. The workspace gets a placeholder, which the proxy "
-        "replaces by the secret in requests to these hosts. Over TLS only, which it opens.",
+        description="One of the connected accounts that the workspace is given: `claude`, "
+        "`github`, an id, or the name of a `generic` one. The workspace gets a placeholder, which "
+        "the proxy replaces with the secret in requests to these hosts. Over TLS only, which it "
+        "decrypts.",
     )
     header: Header | None = Field(
         default=None,
@@ -187,8 +188,8 @@ class Egress(Part):
 
     default: Literal["deny", "allow"] = Field(
         default="deny",
-        description="What becomes of hosts that no rule and no preset names. `allow`: they may be "
-        "reached with HTTP, TLS and SSH at any port. Private addresses never.",
+        description="What happens with hosts that no rule or preset names. `allow`: they may be "
+        "reached with HTTP, TLS and SSH on any port, but never private addresses.",
     )
     presets: Many[PresetName] = Field(
         default=(),
