@@ -23,7 +23,7 @@ from e2bfacade.process_calls import Processes
 from e2bfacade.refused import Refused, not_running, refusal_of, unsupported
 from e2bfacade.releases import check_release
 from e2bfacade.sandbox_access import Callers
-from e2bfacade.sandbox_calls import Sandboxes
+from e2bfacade.sandbox_calls import Sandboxes, is_being_deleted
 from e2bfacade.transfers import Transfers
 from e2bfacade.watches import Watches
 
@@ -96,7 +96,7 @@ class Facade:
             info = await workspace.refresh()
         except NotFound:
             raise not_running(workspace.id) from None
-        if info.status != "ready":
+        if info.status != "ready" or is_being_deleted(info):
             raise not_running(workspace.id)
         await exchange.answer(204)
 

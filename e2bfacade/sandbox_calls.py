@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -21,7 +21,6 @@ from controlplane_client import (
     AsyncWorkspace,
     ControlPlaneError,
     NotFound,
-    WaitTimeout,
     WorkspaceInfo,
     default_repository,
 )
@@ -242,9 +241,10 @@ class Sandboxes:
     async def _kill(self, exchange: Exchange, sandbox_id: str) -> None:
         info = await self._existing(exchange, sandbox_id)
         workspace = self._callers.client_of(exchange).workspace(info.id)
-        with suppress(WaitTimeout):
+        await workspace.delete(wait=False)
+        with suppress(ControlPlaneError, TimeoutError):
             # It is being deleted whatever happens, and is not to be found any more.
-            await workspace.delete(timeout=DELETE_SECONDS)
+            await asyncio.wait_for(_until_deleted(workspace), DELETE_SECONDS)
         await exchange.answer(204)
 
     async def _set_timeout(self, exchange: Exchange, sandbox_id: str, what: str) -> None:
@@ -333,6 +333,13 @@ async def _deleted(workspace: AsyncWorkspace) -> None:
     await workspace.delete(wait=False)
 
 
+async def _until_deleted(workspace: AsyncWorkspace) -> None:
+    async with aclosing(workspace.follow("latest")) as events:
+        async for event in events:
+            if event.type == "end" or event.data.get("status") == "deleted":
+                return
+
+
 async def _with_details(client: AsyncClient, batch: list[WorkspaceInfo]) -> list[WorkspaceInfo]:
     async def read(info: WorkspaceInfo) -> WorkspaceInfo | None:
         with suppress(NotFound):
@@ -365,9 +372,14 @@ def _is_there(info: WorkspaceInfo) -> bool:
     """Tell whether E2B would say that it is there: made here, running or paused."""
     if TEMPLATE not in _env(info) or info.status not in {"ready", "running", "queued", "stopped"}:
         return False
-    if info.reason is not None and info.reason.code == "deleting":
+    if is_being_deleted(info):
         return False
     return not (_has_expired(info) and _env(info).get(ON_TIMEOUT) != "pause")
+
+
+def is_being_deleted(info: WorkspaceInfo) -> bool:
+    """Tell whether its deletion was asked for; its status is what it was until then."""
+    return info.reason is not None and info.reason.code == "deleting"
 
 
 def _has_expired(info: WorkspaceInfo) -> bool:

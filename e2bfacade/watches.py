@@ -48,7 +48,7 @@ def watch(folder):
 def tree(folder):
     with os.scandir(os.path.join(top, folder)) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".svc-upload-"):
                 inner = os.path.join(folder, entry.name)
                 if watch(inner) >= 0:
                     tree(inner)
@@ -76,7 +76,7 @@ while folders:
         if name.startswith(".svc-upload-"):  # a file of the API before it has its name
             stored = cookie if mask & FROM else stored
             continue
-        if name[0] == "#" and mask & (MODIFY | ATTRIB):
+        if name[0] == "#" and name[1:].isdigit() and mask & (MODIFY | ATTRIB):
             if not os.path.lexists(os.path.join(top, path)):  # one without any name
                 continue
         for bit, kind in KINDS:

@@ -244,7 +244,7 @@ def test_a_rotation_seals_everything_anew_and_may_be_repeated(api: Api, settings
     assert "Would seal 4" in rotate("--dry-run")
     assert bytes(stored(ids[0]).sealed or b"") == before
     assert "Sealed 4" in rotate()
-    assert "Sealed 0 accounts under the present key; 4 were already." in rotate()
+    assert "Sealed 0 accounts under the current key; 4 already were." in rotate()
     settings.SVC_CREDENTIALS_KEY_PREVIOUS = ""
     assert [reveal(stored(one)) for one in ids] == [f"secret {index}" for index in range(4)]
 

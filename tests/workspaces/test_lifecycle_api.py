@@ -392,9 +392,9 @@ CENTURY = 100 * 366 * 24 * 3600
         (9, "min-value"),
         (CENTURY, "max-value"),
         (2**63, "max-value"),
-        ("soon", "invalid"),
-        (1.5, "invalid"),
-        (True, "invalid"),
+        ("soon", "wrong-type"),
+        (1.5, "wrong-type"),
+        (True, "wrong-type"),
     ],
 )
 def test_a_time_to_live_that_makes_no_sense_is_refused(
@@ -492,7 +492,7 @@ def test_what_has_no_life_left_gets_no_other_time_to_live(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "code"), [(9, "min-value"), (CENTURY, "max-value"), ("soon", "invalid")]
+    ("given", "code"), [(9, "min-value"), (CENTURY, "max-value"), ("soon", "wrong-type")]
 )
 def test_another_time_to_live_is_bounded_like_the_first(api: Api, given: Any, code: str) -> None:
     workspace_id = ready_attempt().workspace_id

@@ -80,7 +80,13 @@ class Change:
         self._told = told
 
     def __enter__(self) -> None:
-        if not self._log.report(self._told):
+        try:
+            recorded = self._log.report(self._told)
+        except BaseException as error:
+            # It may have been recorded all the same.
+            self.__exit__(type(error), error, None)
+            raise
+        if not recorded:
             raise _not_recorded()
 
     def __exit__(

@@ -166,5 +166,6 @@ def default_repository(owner: str) -> str:
 
 def owner_of_environment() -> str:
     """Return the default owner of a client; ``""`` if the environment says so."""
-    older_name = os.environ.get("SVC_OWNER", "usr_local")
-    return os.environ.get("SVC_OWNER_USER_ID", older_name)
+    names = ("SVC_OWNER_USER_ID", "SVC_OWNER")  # the second one is older
+    given = [os.environ[name] for name in names if name in os.environ]
+    return next(filter(None, given), "" if given else "usr_local")
