@@ -125,8 +125,7 @@ class ClientLoop(ThreadWorker, ABC):  # type: ignore[misc]  # gunicorn has no ty
             data = connection.socket.recv(_RECEIVED_OF_LARGE_BYTES if large else _RECEIVED_BYTES)
         except BlockingIOError:
             return
-        except OSError as error:
-            connection.sock.timed_out |= error.errno == errno.ETIMEDOUT
+        except OSError:
             data = b""
         if not data:
             self.close_connection(connection)

@@ -50,7 +50,7 @@ class Outgoing:
         self._taken = 0
         self._broken = False
         self.timed_out = False
-        """Whether the kernel has given the client up: it has taken nothing for too long."""
+        """Whether the kernel has given up a client for whom something was left to be sent."""
         self._sock = sock
         self.wake = wake
         """Has the loop look at the connection."""

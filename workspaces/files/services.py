@@ -19,6 +19,8 @@ from workspaces.runtimes.base import LaunchError, RuntimeAdapter
 
 PORTS_SECONDS = 10.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_LOCATION_CHARACTERS = 2048
+"""A proxy that has little room for headers refuses the whole answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +107,12 @@ def path_of(values: Mapping[str, Any], name: str = "path") -> bytes:
     return encoded if isinstance(encoded, bytes) else str(values[name]).encode()
 
 
-def place_of(workspace_id: UUID, values: Mapping[str, Any]) -> str:
-    """Return the URL's path and query of a file, as a request has named it."""
+def place_of(workspace_id: UUID, values: Mapping[str, Any]) -> str | None:
+    """Return the URL's path and query of a file, as a request has named it; None: too long."""
     encoded = values.get("path_base64")
     named = {"pathBase64": _encoded(encoded)} if encoded else {"path": values["path"]}
-    return f"/v1/workspaces/{workspace_id}/files?{urlencode(named, safe='/')}"
+    place = f"/v1/workspaces/{workspace_id}/files?{urlencode(named, safe='/')}"
+    return place if len(place) <= _LOCATION_CHARACTERS else None
 
 
 def _encoded(path: bytes) -> str:

@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 MAX_LISTING_BYTES: Final = 512 * 1024**2
 _CLEANUP_SECONDS: Final = 30.0
+_CREATE_SECONDS: Final = 60.0
+"""A stop waits for it, which an engine that hangs must not make long."""
 _TOLD_BYTES: Final = 4 * 1024
 _LABEL: Final = "svc.packages"
 _PLACE: Final = "/usr/share/svc"
@@ -113,7 +115,7 @@ class PackageEngine:
             *(image, "-c"),
             f'/bin/sh {_PLACE}/install/trust.sh "$1" "$2" >&2 && exec /bin/sh {_PLACE}/packages.sh',
             *("sh", family.anchors, family.certificates),
-            seconds=self.timeout,
+            seconds=min(self.timeout, _CREATE_SECONDS),
         )
         if not made.ok:
             # The engine may have made it before we gave up.

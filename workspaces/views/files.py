@@ -84,8 +84,8 @@ class FileViewSet(ViewSet):
         files = _files(request, workspace_id, given.owner)
         stored = files.write(path_of(given.query), _content(request), **wanted)
         headers = {"ETag": f'"{stored["sha256"]}"'}
-        if stored["created"]:
-            headers["Location"] = place_of(workspace_id, given.query)
+        if stored["created"] and (place := place_of(workspace_id, given.query)):
+            headers["Location"] = place
         status = 201 if stored["created"] else 200
         return Response(WrittenSerializer(stored).data, status=status, headers=headers)
 

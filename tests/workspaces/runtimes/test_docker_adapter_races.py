@@ -14,9 +14,11 @@ from uuid import UUID
 import pytest
 from docker.api.client import APIClient
 from docker.errors import APIError, NotFound
+from docker.types import Mount
 
 from tests.support.waiting import LONG_WAIT
 from tests.workspaces.conftest import Launcher, step
+from tests.workspaces.runtimes.runtime_suite import HOME
 from workspaces.runtimes import boot
 from workspaces.runtimes.base import LaunchedRuntime, LaunchError, LaunchRequest
 from workspaces.runtimes.docker import launch as launching
@@ -298,6 +300,33 @@ def test_a_name_that_the_engine_refuses_without_showing_whose_it_is_is_waited_fo
     monkeypatch.setattr(APIClient, "create_container_from_config", beside_another)
     runtime = launcher.launch(launcher.request())
     assert refused == [409] * 12
+    assert only_container(launcher) == runtime.resource_id
+
+
+def test_volumes_that_another_launch_still_has_are_waited_for(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = launcher.request(volumes=(HOME,), fresh_volumes=True)
+    launcher.launch(request)
+    launcher.adapter.remove(request.run_id)
+    mine = {"label": f"svc.instance={launcher.instance_id}"}
+    (volume,) = launcher.client.volumes.list(filters=mine)
+    mounts = [Mount("/home", volume.name)]
+    other = launcher.client.containers.create(request.image, mounts=mounts)
+    remove: Any = APIClient.remove_volume
+    refused: list[int | None] = []
+
+    def while_it_is_used(api: APIClient, name: str) -> Any:
+        try:
+            return remove(api, name)
+        except APIError as error:
+            refused.append(error.status_code)
+            other.remove()
+            raise
+
+    monkeypatch.setattr(APIClient, "remove_volume", while_it_is_used)
+    runtime = launcher.launch(replace(request, attempt_count=2))
+    assert refused == [409]
     assert only_container(launcher) == runtime.resource_id
 
 

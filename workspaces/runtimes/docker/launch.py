@@ -59,8 +59,9 @@ ENGINES_OWN_RUNTIME = "runc"
 """Every engine has this one, so that the engine is looked at while the workspace boots."""
 UNSTARTED_SECONDS = 10.0
 NAME_SECONDS = 30.0
-"""An engine may refuse a name for so long without showing the container that has it: one launch is
-creating it, or another one is removing it."""
+"""An engine may refuse a name, or volumes, for so long without showing the container that has them:
+one launch is creating it, or another one is removing it."""
+MOST_BETWEEN = 2.0
 ROUNDS = 8
 
 logger = structlog.get_logger(__name__)
@@ -139,15 +140,24 @@ class Launch:
 
     def _adopt_or_create(self, *, may_be_there: bool) -> Container:
         """Return a container to go on with, as soon as the engine gives its name to one."""
-        until = time.monotonic() + NAME_SECONDS
+        until, pause = 0.0, TICK_SECONDS
         while True:
-            container = (self._adoptable() if may_be_there else None) or self._create()
-            if container is not None:
-                return container
+            refusal = _name_refused()
+            try:
+                container = (self._adoptable() if may_be_there else None) or self._create()
+                if container is not None:
+                    return container
+            except LaunchError as error:
+                if error.code != "volume-in-use":
+                    raise
+                refusal = error
             may_be_there = True
-            if time.monotonic() >= until:
-                raise _name_refused()
-            time.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            until = until or now + NAME_SECONDS
+            if now >= until:
+                raise refusal
+            time.sleep(pause)
+            pause = min(2 * pause, MOST_BETWEEN)
 
     # --------------------------------------------------------------------------- out of the pool
 
