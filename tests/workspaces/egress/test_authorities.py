@@ -128,7 +128,7 @@ def test_a_rotation_seals_authorities_too_so_that_what_runs_needs_no_start(
     assert "Would seal 1 authorities of workspaces" in rotate("--dry-run")
     assert bytes(EgressAuthority.objects.get(pk=one).sealed_key) == before
     assert "Sealed 1 authorities of workspaces" in rotate()
-    assert "1 were already, 1 open with no key" in rotate()
+    assert "1 already were, 1 cannot be opened with any known key" in rotate()
     settings.SVC_CREDENTIALS_KEY_PREVIOUS = ""
     assert open_authority(one).certificate.encode() == certificate
 
