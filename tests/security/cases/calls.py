@@ -45,6 +45,9 @@ GATEWAY_TOKEN = "gateway-token"
 _TOKEN_HEADER = "x-svc-gateway-token"
 OWNERS = ("ownerUserId", "userId")
 
+OWNED = {"connectedAccounts.create", "sandboxes.create", "sshKeys.create", "workspaces.create"}
+"""Operations whose body says whose something will be."""
+
 UPSTREAM_FAILURES = {"package-index-unavailable", "scm-provider-failed", "workspace-unreachable"}
 """No index has been read here, no source hosting answers, and no container runs."""
 SAID_BY_SCHEMAS = {"unknown-member", "unknown-parameter", "wrong-type", "max-length", "min-length",
@@ -105,10 +108,12 @@ class Calls:
             case.headers[_TOKEN_HEADER] = GATEWAY_TOKEN
 
     def _name_owner(self, case: Call) -> None:
-        """Say whose something is where it need not be said."""
+        """Say whose something is where no schema can require it: two members say the same."""
         operation = case.operation.definition.raw
         if any(each["name"] == OWNERS[0] for each in operation.get("parameters", ())):
             case.query = {**(case.query or {}), OWNERS[0]: OWNER}
+        elif operation["operationId"] in OWNED and isinstance(case.body, dict):
+            case.body[OWNERS[0]] = OWNER
 
     def _require_reason(self, answer: Response) -> None:
         problem = answer.json()
@@ -145,7 +150,7 @@ def _as_read() -> dict[str, Any]:
 
     It takes each event of a stream for what the schema is of. And what the description says in
     words it has to find in every schema: that a member which is null counts as absent, and that the
-    owner may be named by either of two members.
+    owner may be named otherwise.
     """
     read: dict[str, Any] = json.loads(json.dumps(document()))
     names = set()
@@ -159,8 +164,9 @@ def _as_read() -> dict[str, Any]:
                 names.add(content["schema"].get("$ref", "").rpartition("/")[2])
     schemas = read["components"]["schemas"]
     for name in names & set(schemas):
+        if OWNERS[0] in schemas[name].get("required", ()):
+            schemas[name]["required"].remove(OWNERS[0])
         _take_null(schemas[name])
-        _take_synonym(schemas[name])
     for name in ("Blueprint", "EgressPolicy"):
         _take_null_inside(schemas[name])
     return read
@@ -170,14 +176,6 @@ def _take_null(schema: dict[str, Any]) -> None:
     for name, member in schema.get("properties", {}).items():
         if name not in schema.get("required", []):
             schema["properties"][name] = {"anyOf": [member, {"type": "null"}]}
-
-
-def _take_synonym(schema: dict[str, Any]) -> None:
-    """Require either name of the owner where the first one is required."""
-    required = schema.get("required", [])
-    if OWNERS[0] in required:
-        required.remove(OWNERS[0])
-        schema["anyOf"] = [{"required": [name]} for name in OWNERS]
 
 
 def _take_null_inside(schema: Any) -> None:
