@@ -121,7 +121,7 @@ class OutputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
 
 class InputSerializer(CamelCaseMixin, serializers.Serializer[Any]):
     # Reads a body: every member is known, with a suggestion for those that are not.
-    body_required = False  # to be true where a body is, though no member is alone
+    body_required = False  # true where one of several members has to be given
 
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, Mapping):

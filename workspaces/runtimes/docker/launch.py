@@ -283,7 +283,7 @@ class Launch:
         return boot.archived_markers(chunks)
 
     def _is_going(self, container: Container) -> bool:
-        """Tell whether it is being removed: its files cannot be reached, an error of the engine."""
+        """Tell whether it is being removed; the engine then fails to reach its files."""
         try:
             container.reload()
         except NotFound:
